@@ -1,0 +1,28 @@
+.PHONY: environment test lint demo clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+environment: $(VENV)/.complete
+
+$(VENV)/.complete: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+lint: environment
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+demo: environment
+	$(BIN)/p2p-dtfm demo
+
+clean:
+	rm -rf $(VENV)

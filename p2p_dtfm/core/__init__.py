@@ -1,0 +1,1 @@
+"""Pure and deterministic: records, agreement, planning, steps. Events in, actions out."""

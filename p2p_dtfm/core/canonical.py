@@ -1,0 +1,58 @@
+"""Canonical bytes: equal values give equal bytes on any machine, and only equal bytes are hashed.
+
+Maps are sorted, structs keep the order of their definition, and floats are refused: two machines
+may disagree about the last bit of one.
+"""
+
+import hashlib
+from typing import Any, TypeVar
+
+import msgspec
+
+from p2p_dtfm.core.errors import PeerFault
+
+Value = TypeVar("Value")
+
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+_DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def encode(value: object) -> bytes:
+    """Deterministic msgpack. Floats may pass through here on the wire; `digest` refuses them."""
+    return _ENCODER.encode(value)
+
+
+def decode(payload: bytes, expected: type[Value], limit_bytes: int = 1 << 20) -> Value:
+    """Decode bytes from a stranger into exactly `expected`; anything else is `PeerFault`."""
+    if len(payload) > limit_bytes:
+        raise PeerFault(f"message of {len(payload)} bytes, more than the limit of {limit_bytes}")
+    decoder = _DECODERS.get(expected)
+    if decoder is None:
+        decoder = _DECODERS[expected] = msgspec.msgpack.Decoder(expected)
+    try:
+        value: Value = decoder.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise PeerFault(f"message that is not a valid {expected.__name__}: {error}") from error
+    return value
+
+
+def digest_bytes(payload: bytes) -> str:
+    """Hexadecimal BLAKE2b-256."""
+    return hashlib.blake2b(payload, digest_size=32).hexdigest()
+
+
+def digest(value: object) -> str:
+    """Digest of the canonical bytes of `value`, in which no float may occur."""
+    _refuse_floats(msgspec.to_builtins(value, builtin_types=(bytes,)))
+    return digest_bytes(encode(value))
+
+
+def _refuse_floats(value: object) -> None:
+    assert not isinstance(value, float), f"a float must not reach hashed bytes: {value!r}"
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_floats(key)
+            _refuse_floats(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_floats(item)

@@ -1,0 +1,33 @@
+"""Whose fault it is: the user's, another peer's, or ours.
+
+Our own mistakes are `AssertionError`s; they are never caught. The other two are exceptions that
+carry their cause and, where somebody can act on it, the fix.
+"""
+
+
+class UserError(Exception):
+    """Something a person gave us cannot be used. Shown without a traceback."""
+
+    def __init__(self, cause: str, fixes: tuple[str, ...] | str = (), exit_code: int = 2) -> None:
+        self.cause = cause
+        self.fixes = (fixes,) if isinstance(fixes, str) else tuple(fixes)
+        self.exit_code = exit_code
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        """The cause, then the numbered fixes."""
+        lines = [self.cause]
+        if len(self.fixes) == 1:
+            lines.append(f"fix: {self.fixes[0]}")
+        else:
+            lines += [f"fix {number}: {fix}" for number, fix in enumerate(self.fixes, 1)]
+        return "\n".join(lines)
+
+
+class PeerFault(Exception):
+    """Another peer sent what no correct peer sends. It costs that peer its connection."""
+
+    def __init__(self, cause: str, peer_id: str = "") -> None:
+        self.cause = cause
+        self.peer_id = peer_id
+        super().__init__(f"{peer_id or 'a peer'}: {cause}")

@@ -1,0 +1,73 @@
+"""The snapshot: the roster frozen for one view, with everything else that the plan depends on."""
+
+import msgspec
+
+from p2p_dtfm.core.canonical import digest, encode
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.records import PeerRecord
+from p2p_dtfm.core.workload import Workload
+
+
+class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
+    """A peer in one of its lives."""
+
+    peer_id: str
+    life: int
+
+
+class ViewId(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
+    """Names a view. Two halves of a split swarm may share a number, never an id."""
+
+    number: int
+    snapshot: str
+
+    def __str__(self) -> str:
+        return f"{self.number}:{self.snapshot[:12]}"
+
+
+GENESIS = ViewId(0, "")
+"""The view before the first one."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Equal snapshots have equal bytes, and equal bytes have equal plans.
+
+    `records` holds the members of the new view, sorted by peer id. `step` is the lowest step that
+    any contributor had reached. `present` is the plan that is in force, from which planning starts.
+    """
+
+    run_digest: str
+    workload: Workload
+    number: int
+    previous: ViewId
+    planned: bool
+    records: tuple[PeerRecord, ...]
+    contributors: tuple[Member, ...]
+    absent: tuple[Member, ...]
+    step: int
+    present: Plan | None
+
+    def digest(self) -> str:
+        return digest(self)
+
+    def canonical_bytes(self) -> bytes:
+        return encode(self)
+
+    @property
+    def view_id(self) -> ViewId:
+        return ViewId(self.number, self.digest())
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return tuple(Member(record.peer_id, record.life) for record in self.records)
+
+    def record(self, peer_id: str) -> PeerRecord:
+        for record in self.records:
+            if record.peer_id == peer_id:
+                return record
+        raise KeyError(peer_id)
+
+
+def sorted_records(records: list[PeerRecord]) -> tuple[PeerRecord, ...]:
+    """Canonical order of records in a snapshot."""
+    return tuple(sorted(records, key=lambda record: record.peer_id))

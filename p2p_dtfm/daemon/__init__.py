@@ -1,0 +1,1 @@
+"""The interpreter: turns actions of core into calls on net and train, and back into events."""

@@ -1,0 +1,1 @@
+"""The only home of torch: model, pipeline arithmetic, data, optimizer, checkpoints."""

@@ -129,7 +129,11 @@ class _Attempt:
 
 
 class Agreement:
-    """One peer's part in agreeing on views. `step` is the number of its committed steps."""
+    """One peer's part in agreeing on views.
+
+    `step` is the number of its committed steps, `held` the version of each layer whose state it
+    has; the caller keeps `held` up to date.
+    """
 
     def __init__(
         self,
@@ -144,6 +148,7 @@ class Agreement:
         self.view: View | None = None
         self.next_view: View | None = None
         self.step = 0
+        self.held: dict[int, int] = {}
         self._run_digest = run_digest
         self._workload = workload
         self._signer = signer
@@ -320,6 +325,7 @@ class Agreement:
             record=self._record,
             present=self._present_view(),
             step=self.step,
+            held=dict(self.held),
             joiners=tuple(self._joiners[peer_id] for peer_id in sorted(self._joiners)),
         )
         attempt.opened[self.me] = mine
@@ -490,6 +496,7 @@ class Agreement:
             contributors=tuple(sorted(participants)),
             absent=tuple(sorted(attempt.absent)),
             step=max(c.step for c in opened),
+            held={c.member.peer_id: c.held for c in opened},
             present=max(present, key=lambda p: p.view).plan if present else None,
         )
 

@@ -27,6 +27,8 @@ class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     present: PresentView | None
     step: int
     """Committed steps."""
+    held: dict[int, int]
+    """The layers whose state this peer has, with their versions."""
     joiners: tuple[Signed, ...]
     """Records of newcomers that asked this peer to be let in."""
 

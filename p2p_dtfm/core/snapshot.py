@@ -32,8 +32,8 @@ GENESIS = ViewId(0, "")
 class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Equal snapshots have equal bytes, and equal bytes have equal plans.
 
-    `records` holds the members of the new view, sorted by peer id. `step` is the lowest step that
-    any contributor had reached. `present` is the plan that is in force, from which planning starts.
+    `records` holds the members of the new view, sorted by peer id. `step` is the highest step
+    that any contributor had reached. `present` is the plan that is in force, from which planning starts.
     """
 
     run_digest: str
@@ -45,6 +45,8 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contributors: tuple[Member, ...]
     absent: tuple[Member, ...]
     step: int
+    held: dict[str, dict[int, int]]
+    """By contributor: the layers whose state it had when it entered Gather, with their versions."""
     present: Plan | None
 
     def digest(self) -> str:

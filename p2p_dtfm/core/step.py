@@ -37,8 +37,9 @@ class StepOutcome(msgspec.Struct, frozen=True):
 
     step: int
     gradient_norm: float
-    loss: float
-    """Mean nats per token over the global batch, before the update."""
+    loss: float | None
+    """Mean nats per token over the global batch, before the update; None where nothing was
+    trained, as after the last step."""
     token_count: int
     held_out_loss: float | None
     """Of the parameters before the update."""
@@ -93,12 +94,11 @@ class StepTransaction:
         )
         token_count = sum(item.token_count for item in prepared)
         held_out_tokens = sum(item.held_out_token_count for item in prepared)
-        assert token_count > 0, "a step without tokens"
         ready_for = {item.ready_for for item in prepared}
         return StepOutcome(
             step=self.step,
             gradient_norm=math.sqrt(squared_norm),
-            loss=sum(item.loss_sum for item in prepared) / token_count,
+            loss=sum(item.loss_sum for item in prepared) / token_count if token_count else None,
             token_count=token_count,
             held_out_loss=sum(item.held_out_loss_sum for item in prepared) / held_out_tokens
             if held_out_tokens

@@ -32,8 +32,8 @@ GENESIS = ViewId(0, "")
 class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Equal snapshots have equal bytes, and equal bytes have equal plans.
 
-    `records` holds the members of the new view, sorted by peer id. `step` is the highest step
-    that any contributor had reached. `present` is the plan that is in force, from which planning starts.
+    `records` holds the members of the new view, sorted by peer id. `step` is the highest step that
+    any contributor had reached. `present` is the plan in force, from which planning starts.
     """
 
     run_digest: str

@@ -1,0 +1,319 @@
+"""This peer's libp2p daemon (p2pd): its start, its addresses, its connections and its end."""
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.net.addresses import (
+    check_listen_address,
+    is_loopback,
+    parse_address,
+    usable_addresses,
+)
+from p2p_dtfm.net.errors import Unreachable, one_line
+from p2p_dtfm.net.identity import Identity, is_peer_id
+from p2p_dtfm.net.libp2p import P2P, P2PDaemonError, P2PHandlerError, PeerID, p2pd_pb2
+from p2p_dtfm.net.stale import remove_stale_sockets
+
+Result = TypeVar("Result")
+StreamHandler = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]
+
+STARTUP_TIMEOUT_S = 60.0
+FIRST_CONNECT_DEADLINE_S = 10.0
+CLOSE_DEADLINE_S = 5.0
+ADDRESSES_LIMIT = 16
+
+# what hivemind and asyncio raise when p2pd or the connection is gone; uvloop adds RuntimeError
+CONNECTION_ERRORS = (
+    P2PDaemonError,
+    P2PHandlerError,
+    OSError,
+    EOFError,
+    RuntimeError,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Host:
+    """One p2pd, in this process's event loop. Made by `start`."""
+
+    def __init__(self, p2p: P2P, identity: Identity, listens_on_loopback: bool) -> None:
+        self.p2p = p2p
+        self.identity = identity
+        self.peer_id: str = identity.peer_id
+        self.lost = asyncio.Event()
+        """Set when p2pd has died by itself: nothing works any more, start a new Host."""
+        self._listens_on_loopback = listens_on_loopback
+        self._closing = False
+        self._peer_ids: dict[str, PeerID] = {}
+        self._watcher = asyncio.create_task(self._watch(), name="p2pd watcher")
+
+    @classmethod
+    async def start(
+        cls,
+        identity_path: Path,
+        listen_addresses: Sequence[str],
+        announce_addresses: Sequence[str] = (),
+        initial_peers: Sequence[str] = (),
+        trusted_relays: Sequence[str] = (),
+    ) -> "Host":
+        """Start p2pd and connect to at least one of `initial_peers`, if there are any.
+
+        Raises `UserError`: a malformed address or damaged identity (exit code 2), p2pd that does
+        not start, or no initial peer that answers within 10 s (exit code 6).
+        """
+        peers = [parse_address(address) for address in initial_peers]
+        listen = [check_listen_address(address) for address in listen_addresses]
+        announce = [check_listen_address(address) for address in announce_addresses]
+        relays = [parse_address(address) and address.strip() for address in trusted_relays]
+        identity = Identity.load_or_create(identity_path)
+        remove_stale_sockets()
+        p2p = await _start_p2pd(identity_path, listen, announce, relays)
+        host = cls(p2p, identity, any(is_loopback(address) for address in (*listen, *announce)))
+        try:
+            assert p2p.peer_id.to_base58() == identity.peer_id, "p2pd read another key"
+            if peers:
+                await host._connect_to_first_peers(peers)
+        except BaseException:
+            await host.close()
+            raise
+        return host
+
+    async def _connect_to_first_peers(self, peers: list[tuple[str, str]]) -> None:
+        others = [(peer_id, address) for peer_id, address in peers if peer_id != self.peer_id]
+        if not others:
+            raise UserError(
+                "every initial peer given is this peer itself",
+                "give the address of another daemon, or leave out --initial-peers to start a swarm",
+            )
+        results = await asyncio.gather(
+            *(self.connect(peer, [at], FIRST_CONNECT_DEADLINE_S) for peer, at in others),
+            return_exceptions=True,
+        )
+        causes = []
+        for (peer_id, address), result in zip(others, results, strict=True):
+            if isinstance(result, Unreachable):
+                causes.append(f"{address}/p2p/{peer_id} ({result.cause})")
+            elif isinstance(result, BaseException):
+                raise result
+        for cause in causes:
+            log.warning("initial peer not reached: %s", cause)
+        if len(causes) == len(others):
+            raise UserError(
+                "no initial peer could be reached: " + "; ".join(causes),
+                (
+                    "see that the other daemon is running, and prints this very address",
+                    "see that its port is open: no firewall or router in between may drop it",
+                    "copy the address whole, up to its last character",
+                ),
+                exit_code=6,
+            )
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs at which others reach this peer, to be pasted as they are.
+
+        Loopback is left out unless this peer was told to listen there, or has nothing else.
+        """
+        visible = await self._ask(self.p2p.get_visible_maddrs(latest=True), CLOSE_DEADLINE_S)
+        texts = [str(address) for address in visible]
+        if not self._listens_on_loopback:
+            texts = [text for text in texts if not is_loopback(text)] or texts
+        return tuple(texts[:ADDRESSES_LIMIT])
+
+    async def connect(self, peer_id: str, addresses: Sequence[str], deadline_s: float) -> None:
+        """Connect to a peer at any of its addresses. Raises `Unreachable`."""
+        own_suffix = f"/p2p/{peer_id}"
+        usable = usable_addresses(address.removesuffix(own_suffix) for address in addresses)
+        if addresses and not usable:
+            raise Unreachable(peer_id, "none of its addresses is well formed")
+        await self._reach(
+            peer_id, self.p2p._client.connect(self._peer(peer_id), usable), deadline_s
+        )
+
+    async def disconnect(self, peer_id: str) -> None:
+        """Close the connections to a peer, if there are any."""
+        with contextlib.suppress(Unreachable):
+            request = self.p2p._client.disconnect(self._peer(peer_id))
+            await self._reach(peer_id, request, CLOSE_DEADLINE_S)
+
+    async def connected_peers(self) -> tuple[str, ...]:
+        """Ids of the peers to which p2pd has a connection."""
+        peers = await self._ask(self.p2p.list_peers(), CLOSE_DEADLINE_S)
+        return tuple(sorted({info.peer_id.to_base58() for info in peers}))
+
+    async def open_stream(
+        self, peer_id: str, name: str, deadline_s: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A new stream to the handler `name` of a peer. Raises `Unreachable`."""
+        opening = self.p2p.call_binary_stream_handler(self._peer(peer_id), name)
+        _, reader, writer = await self._reach(peer_id, opening, deadline_s)
+        return reader, writer
+
+    async def serve_streams(self, name: str, handler: StreamHandler) -> None:
+        """Call `handler(sender, reader, writer)` for each stream that others open to `name`."""
+
+        async def serve(
+            info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            try:
+                await handler(info.peer_id.to_base58(), reader, writer)
+            except Exception:
+                log.exception("bug in the stream handler %s", name)
+            finally:
+                writer.close()
+
+        await self._ask(self.p2p.add_binary_stream_handler(name, serve), CLOSE_DEADLINE_S)
+
+    async def serve_calls(self, name: str, handler: UnaryHandler) -> None:
+        """Answer unary calls to `name` with `handler(sender, body)`."""
+
+        async def serve(request: bytes, sender: PeerID) -> bytes:
+            try:
+                return await handler(sender.to_base58(), request)
+            except asyncio.CancelledError:
+                self._forget_cancelled_handler()
+                raise
+
+        await self._ask(self.p2p._client.add_unary_handler(name, serve), CLOSE_DEADLINE_S)
+
+    def _forget_cancelled_handler(self) -> None:
+        """hivemind keeps the task of each call whose caller gave up: a leak for us to stop."""
+        tasks = self.p2p._client.control._handler_tasks
+        current = asyncio.current_task()
+        for call_id in [call_id for call_id, task in tasks.items() if task is current]:
+            del tasks[call_id]
+
+    async def call(self, peer_id: str, name: str, body: bytes, deadline_s: float) -> bytes:
+        """One unary call. Raises `Unreachable`.
+
+        hivemind's own `call_unary_handler` cancels its future at a timeout; a reply that arrives
+        in the same turn of the loop then ends hivemind's reader, and with it every later call.
+        So the call is made here, with a future that is only ever forgotten.
+        """
+        self._require_alive(peer_id)
+        control = self.p2p._client.control
+        call_id = uuid.uuid4()
+        message = p2pd_pb2.CallUnaryRequest(
+            peer=self._peer(peer_id).to_bytes(), proto=name, data=body
+        )
+        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        control._pending_calls[call_id] = reply
+        try:
+            control._pending_messages.put_nowait(
+                p2pd_pb2.PersistentConnectionRequest(callId=call_id.bytes, callUnary=message)
+            )
+            await asyncio.wait({reply}, timeout=deadline_s)
+        finally:
+            control._pending_calls.pop(call_id, None)
+            if not reply.done():
+                cancel = p2pd_pb2.PersistentConnectionRequest(
+                    callId=call_id.bytes, cancel=p2pd_pb2.Cancel()
+                )
+                control._pending_messages.put_nowait(cancel)
+        if not reply.done():
+            raise Unreachable(peer_id, f"no answer within {deadline_s:g} s")
+        try:
+            return reply.result()
+        except (P2PDaemonError, P2PHandlerError) as error:
+            raise Unreachable(peer_id, one_line(str(error))) from error
+
+    async def close(self) -> None:
+        """End p2pd and wait until it is gone. May be called twice."""
+        self._closing = True
+        self._watcher.cancel()
+        self._fail_pending("this host was closed")
+        child = self.p2p._child
+        try:
+            await asyncio.wait_for(self.p2p.shutdown(), CLOSE_DEADLINE_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+
+    async def _watch(self) -> None:
+        """p2pd's death, or the death of hivemind's reader of its replies, is the host's."""
+        child = asyncio.create_task(self.p2p._child.wait())
+        reader = self.p2p._client.control._read_task
+        try:
+            await asyncio.wait({child, reader}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            child.cancel()
+        if self._closing:
+            return
+        log.error("the libp2p daemon of this peer has ended unexpectedly")
+        self.lost.set()
+        self._fail_pending("the libp2p daemon of this peer has ended")
+
+    def _fail_pending(self, cause: str) -> None:
+        for future in list(self.p2p._client.control._pending_calls.values()):
+            if not future.done():
+                future.set_exception(P2PDaemonError(cause))
+
+    def _peer(self, peer_id: str) -> PeerID:
+        known = self._peer_ids.get(peer_id)
+        if known is None:
+            if not is_peer_id(peer_id):
+                raise Unreachable(one_line(peer_id), "this is no peer id")
+            if len(self._peer_ids) >= 4096:
+                self._peer_ids.clear()
+            known = self._peer_ids[peer_id] = PeerID.from_base58(peer_id)
+        return known
+
+    def _require_alive(self, peer_id: str) -> None:
+        if self.lost.is_set() or self._closing:
+            raise Unreachable(peer_id, "the libp2p daemon of this peer has ended")
+
+    async def _reach(self, peer_id: str, request: Awaitable[Result], deadline_s: float) -> Result:
+        try:
+            self._require_alive(peer_id)
+        except Unreachable:
+            if asyncio.iscoroutine(request):
+                request.close()
+            raise
+        try:
+            return await asyncio.wait_for(request, deadline_s)
+        except TimeoutError as error:
+            raise Unreachable(peer_id, f"no connection within {deadline_s:g} s") from error
+        except CONNECTION_ERRORS as error:
+            raise Unreachable(peer_id, one_line(str(error) or repr(error))) from error
+
+    async def _ask(self, request: Awaitable[Result], deadline_s: float) -> Result:
+        """A request to our own p2pd."""
+        return await self._reach(self.peer_id, request, deadline_s)
+
+
+async def _start_p2pd(
+    identity_path: Path, listen: list[str], announce: list[str], relays: list[str]
+) -> P2P:
+    local_only = bool(listen) and all(is_loopback(address) for address in listen)
+    try:
+        return await P2P.create(
+            host_maddrs=listen or None,
+            no_listen=not listen,
+            announce_maddrs=announce or None,
+            identity_path=str(identity_path),
+            # the check crashes on Ed25519 keys
+            check_if_identity_free=False,
+            startup_timeout=STARTUP_TIMEOUT_S,
+            # a swarm on loopback has no router to talk to
+            nat_port_map=not local_only,
+            auto_nat=not local_only,
+            use_auto_relay=bool(relays),
+            trusted_relays=relays or None,
+        )
+    except (P2PDaemonError, OSError, ValueError, EOFError) as error:
+        where = ", ".join(listen) or "no address"
+        raise UserError(
+            f"the libp2p daemon could not start, listening on {where}: {one_line(str(error))}",
+            (
+                "see whether another program uses the port: choose another one, or 0 for any",
+                "see whether the address is this machine's: /ip4/0.0.0.0/tcp/PORT always is",
+            ),
+        ) from error

@@ -64,15 +64,7 @@ class Dataset:
 
     def require_fits(self, spec: RunSpec) -> None:
         """Refuse a run whose model cannot read these tokens. Raises `UserError`."""
-        if self.manifest.vocabulary > spec.model.vocabulary:
-            raise UserError(
-                f"the data have a vocabulary of {self.manifest.vocabulary}, the model only "
-                f"{spec.model.vocabulary}",
-                (
-                    f"set model.vocabulary to {self.manifest.vocabulary}",
-                    f"prepare the data with a vocabulary of {spec.model.vocabulary}",
-                ),
-            )
+        self._require_vocabulary(spec)
         if spec.data.manifest and spec.data.manifest != self.manifest.digest():
             raise UserError(
                 f"the data are {self.manifest.digest()[:12]}, but the run wants "
@@ -123,11 +115,24 @@ class Dataset:
 
         Raises `ShardMissing`, and `UserError` for a shard that is corrupt.
         """
+        self._require_vocabulary(spec)
         return self._read(self._train, self.sample_indices(spec, step, microbatch))
 
     def held_out_microbatch(self, spec: RunSpec, index: int) -> tuple[np.ndarray, np.ndarray]:
         """The same for evaluation microbatch `index`."""
+        self._require_vocabulary(spec)
         return self._read(self._held_out, self.held_out_indices(spec, index))
+
+    def _require_vocabulary(self, spec: RunSpec) -> None:
+        if self.manifest.vocabulary > spec.model.vocabulary:
+            raise UserError(
+                f"the data have a vocabulary of {self.manifest.vocabulary}, the model only "
+                f"{spec.model.vocabulary}",
+                (
+                    f"set model.vocabulary to {self.manifest.vocabulary}",
+                    f"prepare the data with a vocabulary of {spec.model.vocabulary}",
+                ),
+            )
 
     def _read(self, windows: "_Windows", indices: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         length = self.context + 1

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from p2p_dtfm.core.canonical import digest_bytes
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.train.data.atomic_file import write_atomically
 from p2p_dtfm.train.data.blob_store import BlobStore
@@ -113,7 +112,7 @@ def prepare(
     """
     skipped = Skipped() if skipped is None else skipped
     _require_sane(vocabulary, shard_tokens, held_out_fraction, context, (name, licence, source))
-    old_blobs = _require_ours(out)
+    replaces = _require_ours(out)
     files = find_files(paths, out, skipped)
     survey = _survey(files, held_out_fraction, context, progress, skipped)
     if not survey.files:
@@ -132,8 +131,8 @@ def prepare(
         store.put_bytes(payload)
         write_atomically(out / TOKENIZER_NAME, tokenizer.to_bytes())
         write_atomically(out / MANIFEST_NAME, payload)
-        for digest in old_blobs - manifest.blobs().keys() - {manifest.digest()}:
-            store.remove(digest)
+        if replaces:
+            _remove_unused(store, manifest)
     except OSError as error:
         raise UserError(
             f"cannot write to {out}: {error.strerror}", "free disk space or choose another --out"
@@ -142,17 +141,28 @@ def prepare(
 
 
 def open_prepared(out: Path) -> Prepared:
-    """Open a directory that `prepare` made. Raises `UserError`."""
+    """Open a directory that `prepare` made; of its shards only the sizes are checked here.
+
+    Raises `UserError`.
+    """
+    fix = f"make the data anew: p2p-dtfm prepare PATH... --out {out}"
     if not out.is_dir():
         raise UserError(f"no prepared data in {out}", f"p2p-dtfm prepare PATH... --out {out}")
     manifest = load_manifest(out / MANIFEST_NAME)
-    tokenizer = load_tokenizer(out / TOKENIZER_NAME)
-    if digest_bytes((out / TOKENIZER_NAME).read_bytes()) != manifest.tokenizer.digest:
-        raise UserError(
-            f"{out / TOKENIZER_NAME} is not the tokenizer of {out / MANIFEST_NAME}",
-            f"make the data anew: p2p-dtfm prepare PATH... --out {out}",
-        )
-    return Prepared(manifest, tokenizer, BlobStore(out / BLOBS_NAME))
+    folder = out / BLOBS_NAME
+    if not folder.is_dir():
+        raise UserError(f"{folder} is missing", fix)
+    store = BlobStore(folder)
+    for digest, size_bytes in manifest.blobs().items():
+        path = store.path(digest)
+        if path is None or path.stat().st_size != size_bytes:
+            raise UserError(f"{folder / digest} is missing or has the wrong size", fix)
+    if not store.verify(manifest.tokenizer.digest):
+        raise UserError(f"the tokenizer in {folder} was corrupt and is now in quarantine", fix)
+    tokenizer = load_tokenizer(folder / manifest.tokenizer.digest)
+    if tokenizer.vocabulary != manifest.vocabulary:
+        raise UserError(f"tokenizer and manifest in {out} disagree about the vocabulary", fix)
+    return Prepared(manifest, tokenizer, store)
 
 
 def _require_sane(
@@ -180,8 +190,8 @@ def _require_sane(
         raise UserError("name, licence or source is longer than 2000 characters", "shorten it")
 
 
-def _require_ours(out: Path) -> set[str]:
-    """Refuse a directory with other people's files; the blobs of an earlier result in it."""
+def _require_ours(out: Path) -> bool:
+    """Refuse a directory with other people's files; whether an earlier result is in it."""
     try:
         names = {entry.name for entry in os.scandir(out)} if out.exists() else set()
     except OSError as error:
@@ -197,12 +207,21 @@ def _require_ours(out: Path) -> set[str]:
             "choose an empty or new directory for --out",
         )
     try:
-        previous = load_manifest(out / MANIFEST_NAME) if MANIFEST_NAME in names else None
+        if MANIFEST_NAME in names:
+            load_manifest(out / MANIFEST_NAME)
     except UserError as error:
         raise UserError(
             f"{out} is in the way: {error.cause}", "remove it or choose another --out directory"
         ) from error
-    return set() if previous is None else {*previous.blobs(), previous.digest()}
+    return MANIFEST_NAME in names
+
+
+def _remove_unused(store: BlobStore, manifest: Manifest) -> None:
+    """Remove what earlier results and interrupted runs left."""
+    used = {*manifest.blobs(), manifest.digest()}
+    for digest in store.digests():
+        if digest not in used:
+            store.remove(digest)
 
 
 def _survey(

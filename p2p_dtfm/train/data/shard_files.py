@@ -1,5 +1,6 @@
 """Token shards: raw little-endian unsigned integers in files named by their hash."""
 
+import contextlib
 import hashlib
 from pathlib import Path
 from typing import BinaryIO
@@ -52,7 +53,8 @@ class ShardWriter:
     def abandon(self) -> None:
         """Remove an unfinished shard."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what it could not write is not wanted any more
+                self._file.close()
             self._file = None
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
@@ -84,10 +86,14 @@ def open_shard(
 ) -> np.ndarray:
     """Memory-map a shard: tokens [t], read-only.
 
-    Its hash and the range of its tokens are checked unless they were before (`verified`). Raises `UserError` that says what to do about the file.
+    Its hash and the range of its tokens are checked unless they were before (`verified`).
+    Raises `UserError` that says what to do about the file.
     """
     expected_bytes = entry.tokens * TOKEN_BYTES[token_type]
-    fix = f"delete {path}; it will be fetched again"
+    fix = (
+        f"delete {path}; it will be fetched again from the swarm",
+        "if these data are your own, make them anew with p2p-dtfm prepare",
+    )
     try:
         size_bytes = path.stat().st_size
         if size_bytes != expected_bytes:

@@ -12,10 +12,13 @@ from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Plan, Segment, Stage
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.workload import Workload, workload_of
 from p2p_dtfm.net.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.reduction import shard_bounds
 
 STEPS_AHEAD_LIMIT = 2
+CHUNK_ELEMENTS = 1 << 20
+"""4 MiB of fp32: large enough for a fast link, small enough to overlap sending with summing."""
 
 
 class FrameKey(NamedTuple):
@@ -42,17 +45,24 @@ def cut_into_chunks(length: int, holders: tuple[str, ...], chunk_elements: int) 
     return Chunks(shard_bounds(length, rounds * len(holders)), holders)
 
 
-class Mailbox:
-    """`chunks` maps the first layer of each of this peer's segments to its cut."""
+def chunks_of(plan: Plan, me: str, workload: Workload) -> dict[int, Chunks]:
+    """The cut of each of a peer's segments, by the segment's first layer."""
+    chunks = {}
+    for segment in segments_of(plan, me).values():
+        length = sum(workload.cost(layer).parameter_count for layer in segment.layers)
+        chunks[segment.first_layer] = cut_into_chunks(length, segment.holders, CHUNK_ELEMENTS)
+    return chunks
 
-    def __init__(
-        self, view: ViewId, plan: Plan, me: str, spec: RunSpec, chunks: dict[int, Chunks]
-    ) -> None:
+
+class Mailbox:
+    """Can be made before the peer has the state of its layers: peers may take over at once."""
+
+    def __init__(self, view: ViewId, plan: Plan, me: str, spec: RunSpec) -> None:
         self.view = view
+        self.chunks = chunks_of(plan, me, workload_of(spec))
         self._plan = plan
         self._me = me
         self._spec = spec
-        self._chunks = chunks
         self._held: dict[FrameKey, bytearray] = {}
         self._seen: set[FrameKey] = set()
         self._waiting: dict[FrameKey, asyncio.Future[bytearray]] = {}
@@ -111,7 +121,7 @@ class Mailbox:
         if key.kind is FrameKind.ACTIVATION_GRADIENT and key.sender == self._next:
             due = key.index in self._microbatches and key.layer == self._layers.stop
             return self._boundary if due else None
-        chunks = self._chunks.get(key.layer)
+        chunks = self.chunks.get(key.layer)
         if chunks is None or key.sender not in chunks.holders:
             return None
         if not 0 <= key.index < len(chunks.bounds):

@@ -8,13 +8,11 @@ from typing import Any, Protocol
 from p2p_dtfm.core.pipeline_order import StageOrder, Tasklet, TaskletKind
 from p2p_dtfm.core.plan import Plan, Segment
 from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.mailbox import (
     Chunks,
     FrameKey,
     Mailbox,
-    cut_into_chunks,
     held_out_indices,
     segments_of,
 )
@@ -23,16 +21,12 @@ from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.optimizer import squared_norm
 from p2p_dtfm.train.reduction import (
     flatten_gradients,
-    gradient_count,
     sum_parts,
     tensor_from_bytes,
     tensor_to_bytes,
     unflatten_gradients,
 )
 from p2p_dtfm.train.stage import StageRunner
-
-CHUNK_ELEMENTS = 1 << 20
-"""4 MiB of fp32: large enough for a fast link, small enough to overlap sending with summing."""
 
 Tensor = Any
 Batch = tuple[Tensor, Tensor]
@@ -67,7 +61,7 @@ class StepEngine:
 
     def __init__(
         self,
-        view: ViewId,
+        mailbox: Mailbox,
         plan: Plan,
         me: str,
         spec: RunSpec,
@@ -78,7 +72,8 @@ class StepEngine:
     ) -> None:
         place = plan.place_of(me)
         assert place is not None, "a spare has no steps to compute"
-        self.view = view
+        self.mailbox = mailbox
+        self.view = mailbox.view
         self.states = states
         self._plan = plan
         self._me = me
@@ -91,16 +86,7 @@ class StepEngine:
         self._position = place[1]
         self._held_out = held_out_indices(plan, spec, place[0])
         self._segments = segments_of(plan, me)
-        self._chunks = self._cut()
-        self.mailbox = Mailbox(view, plan, me, spec, self._chunks)
-
-    def _cut(self) -> dict[int, Chunks]:
-        return {
-            segment.first_layer: cut_into_chunks(
-                gradient_count(self._states_of(segment)), segment.holders, CHUNK_ELEMENTS
-            )
-            for segment in self._segments.values()
-        }
+        self._chunks = mailbox.chunks
 
     def _states_of(self, segment: Segment) -> list[LayerState]:
         return [self.states[layer] for layer in segment.layers]

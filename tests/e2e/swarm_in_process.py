@@ -11,6 +11,7 @@ from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.daemon.compute import Compute
+from p2p_dtfm.daemon.mailbox import Mailbox
 from p2p_dtfm.daemon.step_engine import StepEngine
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.frames import FrameHeader, FrameLimits
@@ -73,7 +74,9 @@ def prepare_engines(peers: list[EnginePeer], plan: Plan, spec: RunSpec, batch) -
     for peer in peers:
         me = peer.host.peer_id
         states = {layer: LayerState.genesis(spec, layer) for layer in plan.layers_of(me)}
-        peer.engine = StepEngine(VIEW, plan, me, spec, states, batch, peer.bulk, peer.compute)
+        peer.engine = StepEngine(
+            Mailbox(VIEW, plan, me, spec), plan, me, spec, states, batch, peer.bulk, peer.compute
+        )
 
 
 async def run_all(peers: list[EnginePeer], step: int, *, evaluate: bool = False):

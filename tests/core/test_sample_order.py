@@ -70,9 +70,12 @@ def test_every_sample_once_a_pass_over_straddling_batches(
             9, step, microbatch, microbatch_size, global_batch, sample_count
         )
     ]
+    orders = set()
     for number in range(passes):
         one_pass = stream[number * sample_count : (number + 1) * sample_count]
         assert sorted(one_pass) == list(range(sample_count))
+        orders.add(tuple(one_pass))
+    assert len(orders) == passes, "each pass has an order of its own"
 
 
 def test_the_order_does_not_depend_on_how_a_step_is_divided() -> None:

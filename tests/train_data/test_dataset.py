@@ -12,6 +12,7 @@ from p2p_dtfm.train.data import (
     BlobStore,
     Dataset,
     Manifest,
+    ShardDamaged,
     ShardEntry,
     ShardMissing,
     prepare,
@@ -138,10 +139,12 @@ def test_a_damaged_shard(manifest: Manifest, store: BlobStore, damage: str) -> N
         else:
             content.clear()
         path.write_bytes(content)
-    with pytest.raises(UserError, match="data shard") as caught:
+    with pytest.raises(ShardDamaged, match="data shard") as caught:
         Dataset(manifest, store.path, CONTEXT).microbatch(make_spec(), 0, 0)
     assert "it will be fetched again" in caught.value.fixes[0]
     assert str(store.root) in caught.value.fixes[0]
+    store.quarantine(caught.value.digest)
+    assert store.path(caught.value.digest) is None, "so the next try asks for it"
 
 
 def test_tokens_outside_the_declared_vocabulary(store: BlobStore) -> None:

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from p2p_dtfm.core.canonical import digest_bytes
 from p2p_dtfm.core.errors import PeerFault
@@ -77,6 +79,17 @@ def test_canonical_bytes_come_back() -> None:
 def test_a_bad_manifest(payload: bytes) -> None:
     with pytest.raises(PeerFault):
         parse_manifest(payload)
+
+
+@given(place=st.integers(0, len(GOOD.to_bytes()) - 1), byte=st.integers(0, 255))
+def test_any_one_byte_changed_is_refused_or_harmless(place: int, byte: int) -> None:
+    payload = bytearray(GOOD.to_bytes())
+    payload[place] = byte
+    try:
+        manifest = parse_manifest(bytes(payload))
+    except PeerFault:
+        return
+    assert manifest.to_bytes() == payload
 
 
 def test_another_manifest_than_asked_for() -> None:

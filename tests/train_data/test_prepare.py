@@ -178,15 +178,20 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
         prepare([tmp_path / "nowhere"], tmp_path / "out")
 
 
-def test_a_file_that_may_not_be_read(texts: Path, tmp_path: Path) -> None:
-    (texts / "01.txt").chmod(0)
-    if os.access(texts / "01.txt", os.R_OK):
-        pytest.skip("this user may read everything")
+def test_a_file_that_cannot_be_read(texts: Path, tmp_path: Path) -> None:
+    """Deleted between finding and reading: to a reader the same as any other failure."""
+    paths = sorted(texts.iterdir())
+
+    def delete(done_bytes: int, total_bytes: int, stage: str) -> None:
+        paths[7].unlink(missing_ok=True)
+
     skipped = Skipped()
-    prepare([texts], tmp_path / "out", skipped=skipped)
-    assert skipped.unreadable == 1
-    with pytest.raises(UserError, match=r"01\.txt"):
-        prepare([texts / "01.txt"], tmp_path / "out")
+    manifest = prepare([texts], tmp_path / "out", skipped=skipped, progress=delete)
+    assert skipped.unreadable == 1 and manifest.totals.documents == 39
+    assert paths[7].name in skipped.unreadable_examples[0]
+    paths[7].write_text("back again")
+    with pytest.raises(UserError, match=rf"cannot read .*{paths[7].name}"):
+        prepare(paths, tmp_path / "out", progress=delete)
 
 
 def test_a_foreign_directory_is_left_alone(texts: Path, tmp_path: Path) -> None:
@@ -274,6 +279,12 @@ def test_bad_options(texts: Path, tmp_path: Path, bad: dict) -> None:
     with pytest.raises(UserError) as caught:
         prepare([texts], tmp_path / "out", **bad)
     assert caught.value.fixes
+
+
+def test_notes_in_an_odd_encoding_and_odd_file_names(texts: Path, tmp_path: Path) -> None:
+    (texts / os.fsdecode(b"na\xefve.txt")).write_text(make_text(800, 99))
+    manifest = prepare([texts], tmp_path / "out", name="na\udcefve")
+    assert manifest.notes.name == "na?ve" and manifest.totals.documents == 41
 
 
 def test_progress_reaches_its_total_in_each_stage(texts: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from p2p_dtfm.train.data.corpus import (
 from p2p_dtfm.train.data.dataset import Dataset, ShardMissing
 from p2p_dtfm.train.data.manifest import Manifest, ShardEntry, load_manifest, parse_manifest
 from p2p_dtfm.train.data.prepare import Prepared, Progress, open_prepared, prepare
+from p2p_dtfm.train.data.shard_files import ShardDamaged
 from p2p_dtfm.train.data.text_files import Skipped
 from p2p_dtfm.train.data.tokenizer import (
     ByteTokenizer,
@@ -26,6 +27,7 @@ __all__ = [
     "Manifest",
     "Prepared",
     "Progress",
+    "ShardDamaged",
     "ShardEntry",
     "ShardMissing",
     "Skipped",

@@ -113,7 +113,7 @@ class Dataset:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets of a training microbatch, int64 [b, t] each.
 
-        Raises `ShardMissing`, and `UserError` for a shard that is corrupt.
+        Raises `ShardMissing`, and `ShardDamaged` (a `UserError`) for a shard that is corrupt.
         """
         self._require_vocabulary(spec)
         return self._read(self._train, self.sample_indices(spec, step, microbatch))

@@ -56,7 +56,8 @@ BLOBS_NAME = "blobs"
 Progress = Callable[[int, int, str], None]
 """Bytes done, bytes in all, and the stage: "reading", "learning tokens" or "writing"."""
 
-_PIECE_BYTES = (1 << 10, 1 << 18)
+_PIECE_BYTES = (1 << 10, 1 << 16)
+"""Least and most. A batch of large ones, encoded, takes a hundred times its size."""
 _BPE_TRAINING_LIMIT_BYTES = 1 << 28
 _BATCH_PIECES = 16
 
@@ -124,7 +125,7 @@ def prepare(
     try:
         store = BlobStore(out / BLOBS_NAME)
         store.remove_temporary_files()
-        notes = Notes(name, licence, source)
+        notes = Notes(*(_printable(note) for note in (name, licence, source)))
         manifest = _write(survey, tokenizer, store, shard_tokens, context, notes, progress)
         payload = manifest.to_bytes()
         _require_readable(payload, shard_tokens)
@@ -186,8 +187,13 @@ def _require_sane(
         )
     if not 0 < held_out_fraction <= 0.5:
         raise UserError(f"held-out fraction of {held_out_fraction}", "choose between 0 and 0.5")
-    if any(len(note) > 2000 for note in notes):
-        raise UserError("name, licence or source is longer than 2000 characters", "shorten it")
+    if any(len(note.encode("utf-8", "replace")) > 2000 for note in notes):
+        raise UserError("name, licence or source is longer than 2000 bytes", "shorten it")
+
+
+def _printable(note: str) -> str:
+    """Without what a terminal in another encoding may have put there, and JSON cannot hold."""
+    return note.encode("utf-8", "replace").decode("utf-8")
 
 
 def _require_ours(out: Path) -> bool:
@@ -403,4 +409,7 @@ def _require_readable(payload: bytes, shard_tokens: int) -> None:
             f"{len(payload)} bytes of manifest, more than the limit of {MANIFEST_LIMIT_BYTES}",
             f"make shards larger than {shard_tokens} tokens",
         )
-    parse_manifest(payload)
+    try:
+        parse_manifest(payload)
+    except PeerFault as error:
+        raise AssertionError(f"the manifest just made is refused: {error}") from error

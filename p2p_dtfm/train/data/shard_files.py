@@ -19,6 +19,20 @@ _DTYPES: dict[TokenType, np.dtype] = {
 _CHECK_TOKENS = 1 << 20
 
 
+class ShardDamaged(UserError):
+    """The file of a shard is not that shard: put it aside and fetch it again."""
+
+    def __init__(self, digest: str, path: Path, problem: str) -> None:
+        self.digest = digest
+        super().__init__(
+            f"data shard {path} {problem}",
+            (
+                f"delete {path}; it will be fetched again from the swarm",
+                "if these data are your own, make them anew with p2p-dtfm prepare",
+            ),
+        )
+
+
 class ShardWriter:
     """Writes the tokens of one split into shards of at most `shard_tokens`."""
 
@@ -87,24 +101,19 @@ def open_shard(
     """Memory-map a shard: tokens [t], read-only.
 
     Its hash and the range of its tokens are checked unless they were before (`verified`).
-    Raises `UserError` that says what to do about the file.
+    Raises `ShardDamaged`, and `UserError` for a sound shard with tokens outside `vocabulary`.
     """
     expected_bytes = entry.tokens * TOKEN_BYTES[token_type]
-    fix = (
-        f"delete {path}; it will be fetched again from the swarm",
-        "if these data are your own, make them anew with p2p-dtfm prepare",
-    )
     try:
         size_bytes = path.stat().st_size
         if size_bytes != expected_bytes:
-            raise UserError(
-                f"data shard {path} has {size_bytes} bytes instead of {expected_bytes}", fix
-            )
+            problem = f"has {size_bytes} bytes instead of {expected_bytes}"
+            raise ShardDamaged(entry.digest, path, problem)
         if not verified and file_digest(path) != entry.digest:
-            raise UserError(f"data shard {path} is corrupt: its hash is not its name", fix)
+            raise ShardDamaged(entry.digest, path, "is corrupt: its hash is not its name")
         tokens = np.memmap(path, dtype=_DTYPES[token_type], mode="r")
     except OSError as error:
-        raise UserError(f"cannot read data shard {path}: {error.strerror}", fix) from error
+        raise ShardDamaged(entry.digest, path, f"cannot be read: {error.strerror}") from error
     if not verified:
         _require_within(tokens, vocabulary, path)
     return tokens

@@ -20,8 +20,7 @@ _REPETITIONS = 5
 _FEWEST_REPETITIONS = 3
 _LAYER_BUDGET_NS = 600_000_000
 _MEMORY_SHARE = 0.8
-_SMALL_TOKENS = 8
-_LARGE_TOKENS = 128
+_FIRST_TOKENS = 128
 
 
 def select_device(text: str) -> torch.device:
@@ -119,12 +118,12 @@ def _measure_layer(spec: RunSpec, layer: int, device: torch.device) -> LayerTimi
         for parameter in module.parameters():
             parameter.fill_(0.01)
     whole = _Shape(spec.batch.microbatch, spec.model.context)
-    small = _Shape(1, min(whole.tokens, _SMALL_TOKENS))
     large = _affordable(spec, layer, module, whole, device)
     large_runs = _time_often(spec, layer, module, large, device)
     if large == whole:
         forward_ns, backward_ns = _each(statistics.median, large_runs)
     else:
+        small = _Shape(1, min(whole.tokens, _FIRST_TOKENS) // 8)
         small_runs = _time_often(spec, layer, module, small, device)
         operations = [_operations(spec, layer, shape) for shape in (small, large, whole)]
         reach = (operations[2] - operations[1]) / (operations[1] - operations[0])
@@ -160,7 +159,8 @@ def _affordable(
 ) -> _Shape:
     """The largest shape, by doubling, of which a warm-up and three repetitions fit the budget."""
     repetition_ns = _LAYER_BUDGET_NS // (_FEWEST_REPETITIONS + 1)
-    shape = _Shape(1, min(whole.tokens, _LARGE_TOKENS))
+    shape = _Shape(1, min(whole.tokens, _FIRST_TOKENS))
+    _time_once(spec, layer, module, shape, device)  # first use allocates and chooses kernels
     while shape != whole:
         if 2 * sum(_time_once(spec, layer, module, shape, device)) > repetition_ns:
             break

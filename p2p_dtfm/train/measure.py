@@ -20,7 +20,7 @@ _REPETITIONS = 5
 _FEWEST_REPETITIONS = 3
 _LAYER_BUDGET_NS = 600_000_000
 _MEMORY_SHARE = 0.8
-_SMALL_TOKENS = 32
+_FIRST_TOKENS = 128
 
 
 def select_device(text: str) -> torch.device:
@@ -62,7 +62,8 @@ def measure_device(
     """Median forward and backward times of the three kinds of layers, memory and name.
 
     Takes about two seconds, longer only where touching a layer's parameters takes that long. A
-    layer too slow for that is measured on fewer tokens, and its times are extrapolated. `threads` sets torch's thread count for the whole process.
+    layer too slow for that is measured on fewer tokens, and its times are extrapolated. `threads`
+    sets torch's thread count for the whole process.
     """
     device = torch.device(device)
     if threads is not None:
@@ -117,54 +118,56 @@ def _measure_layer(spec: RunSpec, layer: int, device: torch.device) -> LayerTimi
         for parameter in module.parameters():
             parameter.fill_(0.01)
     whole = _Shape(spec.batch.microbatch, spec.model.context)
-    small = _Shape(1, min(whole.tokens, _SMALL_TOKENS))
-    _time_once(spec, layer, module, small, device)  # first use allocates and chooses kernels
-    small_ns = _time_once(spec, layer, module, small, device)
-    large = _affordable(spec, layer, whole, small, sum(small_ns))
-    large_ns = _median_times(spec, layer, module, large, device)
+    large = _affordable(spec, layer, module, whole, device)
+    large_runs = _time_often(spec, layer, module, large, device)
     if large == whole:
-        return LayerTiming(forward_ns=max(1, large_ns[0]), backward_ns=max(1, large_ns[1]))
-    operations = [_operations(spec, layer, shape) for shape in (small, large, whole)]
-    reach = (operations[2] - operations[1]) / (operations[1] - operations[0])
-    forward_ns, backward_ns = (
-        round(there + max(0, there - here) * reach)
-        for here, there in zip(small_ns, large_ns, strict=True)
-    )
-    return LayerTiming(forward_ns=max(1, forward_ns), backward_ns=max(1, backward_ns))
+        forward_ns, backward_ns = _each(statistics.median, large_runs)
+    else:
+        small = _Shape(1, min(whole.tokens, _FIRST_TOKENS) // 8)
+        small_runs = _time_often(spec, layer, module, small, device)
+        operations = [_operations(spec, layer, shape) for shape in (small, large, whole)]
+        reach = (operations[2] - operations[1]) / (operations[1] - operations[0])
+        forward_ns, backward_ns = (  # fastest times: noise would bend the line
+            there + max(0, there - here) * reach
+            for here, there in zip(_each(min, small_runs), _each(min, large_runs), strict=True)
+        )
+    return LayerTiming(max(1, round(forward_ns)), max(1, round(backward_ns)))
 
 
-def _median_times(
+def _each(choose: Callable[[list[int]], float], runs: list[tuple[int, int]]) -> tuple[float, float]:
+    """`choose` of the forward times and of the backward times."""
+    return choose([forward for forward, _ in runs]), choose([backward for _, backward in runs])
+
+
+def _time_often(
     spec: RunSpec, layer: int, module: nn.Module, shape: _Shape, device: torch.device
-) -> tuple[int, int]:
-    """Medians of (forward, backward) nanoseconds: three repetitions, more if there is time."""
+) -> list[tuple[int, int]]:
+    """(forward, backward) nanoseconds after a warm-up: three runs, more if there is time."""
     _time_once(spec, layer, module, shape, device)
     started_ns = time.perf_counter_ns()
-    timings: list[tuple[int, int]] = []
-    while len(timings) < _REPETITIONS:
-        timings.append(_time_once(spec, layer, module, shape, device))
+    runs: list[tuple[int, int]] = []
+    while len(runs) < _REPETITIONS:
+        runs.append(_time_once(spec, layer, module, shape, device))
         late = time.perf_counter_ns() - started_ns > _LAYER_BUDGET_NS
-        if late and len(timings) >= _FEWEST_REPETITIONS:
+        if late and len(runs) >= _FEWEST_REPETITIONS:
             break
-    forward_ns, backward_ns = (
-        round(statistics.median(values)) for values in zip(*timings, strict=True)
-    )
-    return forward_ns, backward_ns
+    return runs
 
 
-def _affordable(spec: RunSpec, layer: int, whole: _Shape, small: _Shape, small_ns: int) -> _Shape:
-    """The largest shape of which a warm-up and three repetitions fit into the budget.
-
-    Fewer sequences first, then shorter ones; but always twice the small shape, unless that is more
-    than the whole. Time is taken as proportional to the operations, which is more than it is.
-    """
+def _affordable(
+    spec: RunSpec, layer: int, module: nn.Module, whole: _Shape, device: torch.device
+) -> _Shape:
+    """The largest shape, by doubling, of which a warm-up and three repetitions fit the budget."""
     repetition_ns = _LAYER_BUDGET_NS // (_FEWEST_REPETITIONS + 1)
-    limit = _operations(spec, layer, small) * max(2.5, repetition_ns / max(1, small_ns))
-    shape = whole
-    while shape.sequences > 1 and _operations(spec, layer, shape) > limit:
-        shape = _Shape(shape.sequences // 2, shape.tokens)
-    least = min(whole.tokens, 2 * small.tokens)
-    while shape.tokens > least and _operations(spec, layer, shape) > limit:
-        shape = _Shape(shape.sequences, max(least, shape.tokens // 2))
+    shape = _Shape(1, min(whole.tokens, _FIRST_TOKENS))
+    _time_once(spec, layer, module, shape, device)  # first use allocates and chooses kernels
+    while shape != whole:
+        if 2 * sum(_time_once(spec, layer, module, shape, device)) > repetition_ns:
+            break
+        if shape.tokens < whole.tokens:
+            shape = _Shape(1, min(whole.tokens, 2 * shape.tokens))
+        else:
+            shape = _Shape(min(whole.sequences, 2 * shape.sequences), shape.tokens)
     return shape
 
 

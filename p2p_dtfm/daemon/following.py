@@ -239,12 +239,13 @@ class Follower:
         self._offers: asyncio.Queue[LayerOffered] = asyncio.Queue()
         self._committed: dict[tuple[str, int], float] = {}
         self._gradients: dict[tuple[int, int], dict[int, Tensor]] = {}
-        self._asked: set[tuple[str, int]] = set()
+        self._group: asyncio.TaskGroup | None = None
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
         """Ask, fetch, replay; forever."""
         async with asyncio.TaskGroup() as group:
+            self._group = group
             for layer in sorted(self._layers):
                 self._choose_donor(layer, attempt=0)
             for donor in sorted(set(self._donor_of.values())):
@@ -286,7 +287,10 @@ class Follower:
         self._wake.set()
 
     def ended(self, sender: str, message: FollowEnded) -> None:
+        """The donor gave up on this follower: start again from a newer state."""
         log.warning("%s stopped feeding: %s", sender, message.reason)
+        if self._group is not None and sender in self._donor_of.values():
+            self._group.create_task(self._ask(sender))
 
     def gradient(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
         """A chunk of a layer's reduced gradient. Raises `PeerFault` if it is not due."""

@@ -50,7 +50,7 @@ class Home:
         return self.run_directory(run_digest) / "checkpoints"
 
     def acquire(self) -> None:
-        """Make the directory and take the lock. Raises `UserError` with exit code 3 if it is held."""
+        """Make the directory and take its lock. Raises `UserError`; exit code 3 if it is held."""
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = (self.root / "daemon.lock").open("a+")

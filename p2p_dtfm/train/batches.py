@@ -26,6 +26,10 @@ class Batches:
             inputs, targets = self._dataset.microbatch(self._spec, step, index)
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
+    def open_shards(self, digests: Iterable[str]) -> None:
+        """Open and verify these shards, so that no step finds one missing or damaged."""
+        self._dataset.open_shards(digests)
+
     def shards(self, step: int, indices: Iterable[int], *, held_out: bool) -> set[str]:
         """Digests of the shards that these training microbatches, and evaluation, read."""
         samples = [

@@ -108,6 +108,15 @@ class Dataset:
             for window in self.held_out_indices(spec, index)
         }
 
+    def open_shards(self, digests: Iterable[str]) -> None:
+        """Open shards ahead of their use, which verifies them.
+
+        Raises `ShardMissing` and `ShardDamaged`.
+        """
+        entries = {shard.digest: shard for shard in self.manifest.shards}
+        for digest in sorted(digests):
+            self._tokens(entries[digest])
+
     def microbatch(
         self, spec: RunSpec, step: int, microbatch: int
     ) -> tuple[np.ndarray, np.ndarray]:

@@ -49,9 +49,9 @@ def test_bad_addresses_get_cause_and_right_form(text: str, cause: str) -> None:
 
 
 def test_host_and_port_get_the_address_they_meant() -> None:
-    with pytest.raises(UserError, match="/ip4/203.0.113.7/tcp/4001/p2p/"):
+    with pytest.raises(UserError, match=r"/ip4/203\.0\.113\.7/tcp/4001/p2p/"):
         parse_address("203.0.113.7:4001")
-    with pytest.raises(UserError, match="/dns/example.org/tcp/4001/p2p/"):
+    with pytest.raises(UserError, match=r"/dns/example\.org/tcp/4001/p2p/"):
         parse_address("example.org:4001")
 
 

@@ -197,7 +197,7 @@ def test_a_killed_peer_is_unreachable_and_its_unacknowledged_frames_are_reported
             a, b = await _pair(one, two)
             b.gate.clear()
             await a.plane.send(two.peer_id, "forward", _header(4), bytes(4))
-            os.kill(two.p2p._child.pid, signal.SIGKILL)
+            os.kill(two.p2pd_pid, signal.SIGKILL)
             with pytest.raises(Unreachable):
                 await asyncio.wait_for(a.plane.flush(two.peer_id, "forward"), 5)
             assert a.lost == [(two.peer_id, "forward")]

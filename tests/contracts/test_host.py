@@ -36,11 +36,12 @@ def test_addresses_can_be_pasted(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_two_joiners_of_one_peer_find_each_other_by_id(tmp_path: Path) -> None:
+def test_two_joiners_of_one_peer_reach_each_other(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hosts(tmp_path, 3) as (_, two, three):
             await ControlPlane(three, _echo).ready()
             caller = ControlPlane(two, _echo)
+            two.know(three.peer_id, await three.addresses())
             assert await caller.call(three.peer_id, b"hi", 20.0) == b"hi"
 
     run(scenario())
@@ -109,7 +110,7 @@ def test_death_of_p2pd_is_told_and_fails_what_waits(tmp_path: Path) -> None:
             await ControlPlane(one, never).ready()
             call = asyncio.create_task(ControlPlane(two, _echo).call(one.peer_id, b"", 50.0))
             await asyncio.wait_for(called.wait(), 10)
-            os.kill(two.p2p._child.pid, signal.SIGKILL)
+            os.kill(two.p2pd_pid, signal.SIGKILL)
             await asyncio.wait_for(two.lost.wait(), 2)
             with pytest.raises(Unreachable):
                 await asyncio.wait_for(call, 2)
@@ -129,7 +130,7 @@ from p2p_dtfm.net.host import Host
 
 async def main():
     host = await Host.start(Path(sys.argv[1]), ["/ip4/127.0.0.1/tcp/0"])
-    print(host.p2p._child.pid, flush=True)
+    print(host.p2pd_pid, flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -147,12 +148,29 @@ def test_p2pd_ends_with_its_killed_parent(tmp_path: Path) -> None:
         p2pd = psutil.Process(int(parent.stdout.readline()))
         assert p2pd.name() == "p2pd"
         parent.kill()
-        p2pd.wait(timeout=2) if _is_child(p2pd) else _wait_gone(p2pd, 2.0)
+        _wait_gone(p2pd, 2.0)
         assert parent.stderr.read() == "", "stderr is ours, and we had nothing to say"
 
 
-def _is_child(process: psutil.Process) -> bool:
-    return process.ppid() == os.getpid()
+def test_ctrl_c_in_the_terminal_leaves_p2pd_to_its_parent(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as (host,):
+            assert os.getpgid(host.p2pd_pid) != os.getpgid(0), "the group that gets the signal"
+            assert os.getsid(host.p2pd_pid) != os.getsid(0)
+
+    run(scenario())
+
+
+def test_an_answer_to_a_call_that_gave_up_does_not_end_the_reader(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as (host,):
+            pending = host.p2p._client.control._pending_calls
+            pending["call"] = asyncio.get_running_loop().create_future()
+            assert "call" in pending
+            pending["call"].cancel()
+            assert "call" not in pending, "hivemind would set its result"
+
+    run(scenario())
 
 
 def _wait_gone(process: psutil.Process, deadline_s: float) -> None:

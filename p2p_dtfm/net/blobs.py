@@ -1,6 +1,7 @@
 """Files by the digest of their content, from whichever peers have them."""
 
 import asyncio
+import collections
 import contextlib
 import hashlib
 import logging
@@ -9,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -48,6 +50,27 @@ class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 class _Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     total_bytes: int
     content: bytes
+
+
+class _Download:
+    """How far a blob has come, and from whom."""
+
+    def __init__(self, file: BinaryIO, digest: str, max_bytes: int) -> None:
+        self.digest = digest
+        self.max_bytes = max_bytes
+        self.offset = 0
+        self.total: int | None = None
+        self.donors: list[str] = []
+        self._file = file
+
+    async def keep(self, chunk: _Chunk) -> None:
+        await asyncio.to_thread(self._file.write, chunk.content)
+        self.offset += len(chunk.content)
+
+    def restart(self) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        self.offset, self.total, self.donors = 0, None, []
 
 
 class BlobExchange:
@@ -126,56 +149,56 @@ class BlobExchange:
         causes: dict[str, str],
     ) -> list[str] | None:
         """The peers that gave parts of a complete download into `path`, or None."""
-        donors: list[str] = []
-        offset, total = 0, None
         with path.open("wb") as file:
+            download = _Download(file, digest, max_bytes)
             for peer in peers:
                 try:
-                    while total is None or offset < total:
-                        chunks = await self._chunks(peer, digest, offset, total, max_bytes)
-                        total = chunks[0].total_bytes
-                        if peer not in donors:
-                            donors.append(peer)
-                        for chunk in chunks:
-                            await asyncio.to_thread(file.write, chunk.content)
-                            offset += len(chunk.content)
-                    await asyncio.to_thread(_settle, file)
-                    return donors
+                    await self._continue(download, peer)
                 except (Unreachable, PeerFault) as error:
                     causes[peer] = error.cause
                     if not isinstance(error, Refused | Unreachable) and self._on_fault is not None:
                         self._on_fault(peer, PeerFault(error.cause, peer))
+                else:
+                    await asyncio.to_thread(_settle, file)
+                    return download.donors
         return None
 
-    async def _chunks(
-        self, peer: str, digest: str, offset: int, total: int | None, max_bytes: int
-    ) -> list[_Chunk]:
-        """The next chunks, several at once when the size is known."""
-        if total is None:
-            return [await self._chunk(peer, digest, offset, None, max_bytes)]
-        end = min(total, offset + CALLS_IN_FLIGHT * CHUNK_LIMIT_BYTES)
-        calls = [
-            asyncio.create_task(self._chunk(peer, digest, at, total, max_bytes))
-            for at in range(offset, end, CHUNK_LIMIT_BYTES)
-        ]
+    async def _continue(self, download: "_Download", peer: str) -> None:
+        """Fetch from one peer what is missing, several chunks at once, and keep what came."""
+        first = await self._chunk(peer, download, None)
+        if download.total not in (None, first.total_bytes):
+            download.restart()  # the two donors speak of different files: trust neither's half
+            first = await self._chunk(peer, download, None)
+        download.total = first.total_bytes
+        download.donors.append(peer)
+        await download.keep(first)
+        calls: collections.deque[asyncio.Task[_Chunk]] = collections.deque()
+        asked = download.offset
         try:
-            return list(await asyncio.gather(*calls))
+            while download.offset < first.total_bytes:
+                while len(calls) < CALLS_IN_FLIGHT and asked < first.total_bytes:
+                    calls.append(asyncio.create_task(self._chunk(peer, download, asked)))
+                    asked += CHUNK_LIMIT_BYTES
+                await download.keep(await calls[0])
+                calls.popleft()
         finally:
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
 
-    async def _chunk(
-        self, peer: str, digest: str, offset: int, total: int | None, max_bytes: int
-    ) -> _Chunk:
-        request = encode(_Request(digest, offset, CHUNK_LIMIT_BYTES))
+    async def _chunk(self, peer: str, download: "_Download", offset: int | None) -> _Chunk:
+        """The chunk at `offset`; None: where the download stands, whatever the total."""
+        at = download.offset if offset is None else offset
+        request = encode(_Request(download.digest, at, CHUNK_LIMIT_BYTES))
         reply = await self._plane.call(peer, request, CHUNK_DEADLINE_S)
         chunk = decode(reply, _Chunk, CHUNK_LIMIT_BYTES + 64)
-        if not 0 <= chunk.total_bytes <= max_bytes:
-            raise PeerFault(f"a blob of {chunk.total_bytes} bytes, at most {max_bytes}", peer)
-        if total is not None and chunk.total_bytes != total:
-            raise PeerFault(f"a blob of {chunk.total_bytes} bytes that had {total}", peer)
-        if len(chunk.content) != min(CHUNK_LIMIT_BYTES, chunk.total_bytes - offset):
+        if not 0 <= chunk.total_bytes <= download.max_bytes:
+            raise PeerFault(
+                f"a blob of {chunk.total_bytes} bytes, at most {download.max_bytes}", peer
+            )
+        if offset is not None and chunk.total_bytes != download.total:
+            raise PeerFault(f"a blob of {chunk.total_bytes} bytes that had {download.total}", peer)
+        if len(chunk.content) != max(0, min(CHUNK_LIMIT_BYTES, chunk.total_bytes - at)):
             raise PeerFault(f"a chunk of {len(chunk.content)} bytes", peer)
         return chunk
 
@@ -201,7 +224,7 @@ def _read_chunk(path: Path, request: _Request) -> _Chunk:
         return _Chunk(total, file.read(request.length))
 
 
-def _settle(file) -> None:  # type: ignore[no-untyped-def]
+def _settle(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
 

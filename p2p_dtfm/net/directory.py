@@ -12,7 +12,8 @@ peers at one instant, and a plan is never computed from it.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 import base58
 import msgspec
@@ -22,17 +23,20 @@ from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.signed import Sign, Signed, open_signed, sign
 from p2p_dtfm.net.addresses import parse_address
 from p2p_dtfm.net.errors import Unreachable, one_line
-from p2p_dtfm.net.host import Host
+from p2p_dtfm.net.host import CONNECTION_ERRORS, Host
 from p2p_dtfm.net.identity import is_peer_id, verify
 from p2p_dtfm.net.libp2p import (
     DHTID,
     DHTNode,
     DHTRecord,
+    DHTRefusal,
     MSGPackSerializer,
     PeerID,
     RecordValidatorBase,
     get_dht_time,
 )
+
+Result = TypeVar("Result")
 
 PRESENCE_KIND = "presence"
 RUN_KIND = "run"
@@ -136,8 +140,7 @@ class Directory:
                 ),
                 OPERATION_DEADLINE_S,
             )
-        except Exception as error:
-            log.debug("the DHT could not be joined", exc_info=True)
+        except (TimeoutError, DHTRefusal, *CONNECTION_ERRORS) as error:
             raise _not_joined(others, error) from error
         return cls(host, node, others)
 
@@ -169,6 +172,7 @@ class Directory:
                 presence = _try_open_presence(entry.value)
                 if presence is not None and presence.run_digest == run_digest:
                     present[presence.peer_id] = presence
+                    self._host.know(presence.peer_id, presence.addresses)
                     self._remember(presence)
         return [present[peer_id] for peer_id in sorted(present)]
 
@@ -199,7 +203,7 @@ class Directory:
 
         When all other DHT nodes were lost, known peers are tried first. False if refused.
         """
-        if not self._node.protocol.routing_table.peer_id_to_uid:
+        if not self._node.protocol.routing_table.uid_to_peer_id:
             await self._meet_again()
         accepted = True
         if self._presence is not None:
@@ -239,7 +243,7 @@ class Directory:
         found = await self._bounded(self._node.get_many(keys, sufficient_expiration_time=latest))
         return [item.value for item in (found or {}).values() if item is not None]
 
-    async def _bounded(self, operation):  # type: ignore[no-untyped-def]
+    async def _bounded(self, operation: Coroutine[Any, Any, Result]) -> Result:
         if self._host.lost.is_set():
             operation.close()
             raise Unreachable(self._host.peer_id, "the libp2p daemon of this peer has ended")

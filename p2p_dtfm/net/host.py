@@ -1,6 +1,7 @@
 """This peer's libp2p daemon (p2pd): its start, its addresses, its connections and its end."""
 
 import asyncio
+import collections
 import contextlib
 import logging
 import uuid
@@ -17,7 +18,15 @@ from p2p_dtfm.net.addresses import (
 )
 from p2p_dtfm.net.errors import Unreachable, one_line
 from p2p_dtfm.net.identity import Identity, is_peer_id
-from p2p_dtfm.net.libp2p import P2P, P2PDaemonError, P2PHandlerError, PeerID, p2pd_pb2
+from p2p_dtfm.net.libp2p import (
+    P2P,
+    Multiaddr,
+    P2PDaemonError,
+    P2PHandlerError,
+    PeerID,
+    p2pd_pb2,
+)
+from p2p_dtfm.net.p2pd import P2pd, P2pdFailed
 from p2p_dtfm.net.stale import remove_stale_sockets
 
 Result = TypeVar("Result")
@@ -28,6 +37,11 @@ STARTUP_TIMEOUT_S = 60.0
 FIRST_CONNECT_DEADLINE_S = 10.0
 CLOSE_DEADLINE_S = 5.0
 ADDRESSES_LIMIT = 16
+MESSAGE_LIMIT_BYTES = 4 << 20
+PEERS_REMEMBERED = 4096
+_NEVER_SENT = ("routing: not found", "failed to dial", "no addresses", "failed to find any peer")
+STREAMS_LIMIT = 4096
+STREAMS_LIMIT_PER_PEER = 64
 
 # what hivemind and asyncio raise when p2pd or the connection is gone; uvloop adds RuntimeError
 CONNECTION_ERRORS = (
@@ -44,14 +58,20 @@ log = logging.getLogger(__name__)
 class Host:
     """One p2pd, in this process's event loop. Made by `start`."""
 
-    def __init__(self, p2p: P2P, identity: Identity, listens_on_loopback: bool) -> None:
+    def __init__(self, p2pd: P2pd, p2p: P2P, identity: Identity, listens_on_loopback: bool) -> None:
         self.p2p = p2p
+        """hivemind's client of p2pd, for the directory."""
         self.identity = identity
         self.peer_id: str = identity.peer_id
         self.lost = asyncio.Event()
         """Set when p2pd has died by itself: nothing works any more, start a new Host."""
+        self._p2pd = p2pd
         self._listens_on_loopback = listens_on_loopback
         self._closing = False
+        self._address_book: dict[str, tuple[str, ...]] = {}
+        self._streams: collections.Counter[str] = collections.Counter()
+        control = p2p._client.control
+        control._pending_calls = _PendingCalls(control._pending_calls)
         self._peer_ids: dict[str, PeerID] = {}
         self._watcher = asyncio.create_task(self._watch(), name="p2pd watcher")
 
@@ -75,8 +95,10 @@ class Host:
         relays = [parse_address(address) and address.strip() for address in trusted_relays]
         identity = Identity.load_or_create(identity_path)
         remove_stale_sockets()
-        p2p = await _start_p2pd(identity_path, listen, announce, relays)
-        host = cls(p2p, identity, any(is_loopback(address) for address in (*listen, *announce)))
+        flags = _flags(identity_path, listen, announce, relays)
+        p2pd, p2p = await _start_p2pd(flags, listen)
+        on_loopback = any(is_loopback(address) for address in (*listen, *announce))
+        host = cls(p2pd, p2p, identity, on_loopback)
         try:
             assert p2p.peer_id.to_base58() == identity.peer_id, "p2pd read another key"
             if peers:
@@ -116,6 +138,10 @@ class Host:
                 exit_code=6,
             )
 
+    @property
+    def p2pd_pid(self) -> int:
+        return self._p2pd.process.pid
+
     async def addresses(self) -> tuple[str, ...]:
         """Full multiaddrs at which others reach this peer, to be pasted as they are.
 
@@ -137,6 +163,13 @@ class Host:
             peer_id, self.p2p._client.connect(self._peer(peer_id), usable), deadline_s
         )
 
+    def know(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Remember where a peer says that it is, for when libp2p's own routing does not know."""
+        self._address_book.pop(peer_id, None)
+        self._address_book[peer_id] = tuple(addresses)[:ADDRESSES_LIMIT]
+        while len(self._address_book) > PEERS_REMEMBERED:
+            del self._address_book[next(iter(self._address_book))]
+
     async def disconnect(self, peer_id: str) -> None:
         """Close the connections to a peer, if there are any."""
         with contextlib.suppress(Unreachable):
@@ -152,9 +185,27 @@ class Host:
         self, peer_id: str, name: str, deadline_s: float
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A new stream to the handler `name` of a peer. Raises `Unreachable`."""
-        opening = self.p2p.call_binary_stream_handler(self._peer(peer_id), name)
-        _, reader, writer = await self._reach(peer_id, opening, deadline_s)
-        return reader, writer
+
+        async def open_once() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            opening = self.p2p.call_binary_stream_handler(self._peer(peer_id), name)
+            _, reader, writer = await self._reach(peer_id, opening, deadline_s)
+            return reader, writer
+
+        return await self._with_address_book(peer_id, open_once, deadline_s)
+
+    async def _with_address_book(
+        self, peer_id: str, attempt: Callable[[], Awaitable[Result]], deadline_s: float
+    ) -> Result:
+        """Once more over the known addresses, where nothing can have reached the peer yet."""
+        try:
+            return await attempt()
+        except Unreachable as unreachable:
+            addresses = self._address_book.get(peer_id)
+            never_sent = any(sign in unreachable.cause for sign in _NEVER_SENT)
+            if not addresses or not never_sent:
+                raise
+        await self.connect(peer_id, addresses, deadline_s)
+        return await attempt()
 
     async def serve_streams(self, name: str, handler: StreamHandler) -> None:
         """Call `handler(sender, reader, writer)` for each stream that others open to `name`."""
@@ -162,11 +213,20 @@ class Host:
         async def serve(
             info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
+            sender = info.peer_id.to_base58()
+            full = self._streams.total() >= STREAMS_LIMIT
+            if full or self._streams[sender] >= STREAMS_LIMIT_PER_PEER:
+                writer.close()
+                return
+            self._streams[sender] += 1
             try:
-                await handler(info.peer_id.to_base58(), reader, writer)
+                await handler(sender, reader, writer)
             except Exception:
                 log.exception("bug in the stream handler %s", name)
             finally:
+                self._streams[sender] -= 1
+                if not self._streams[sender]:
+                    del self._streams[sender]
                 writer.close()
 
         await self._ask(self.p2p.add_binary_stream_handler(name, serve), CLOSE_DEADLINE_S)
@@ -191,7 +251,15 @@ class Host:
             del tasks[call_id]
 
     async def call(self, peer_id: str, name: str, body: bytes, deadline_s: float) -> bytes:
-        """One unary call. Raises `Unreachable`.
+        """One unary call. Raises `Unreachable`."""
+
+        async def call_once() -> bytes:
+            return await self._call_once(peer_id, name, body, deadline_s)
+
+        return await self._with_address_book(peer_id, call_once, deadline_s)
+
+    async def _call_once(self, peer_id: str, name: str, body: bytes, deadline_s: float) -> bytes:
+        """A call, exactly once.
 
         hivemind's own `call_unary_handler` cancels its future at a timeout; a reply that arrives
         in the same turn of the loop then ends hivemind's reader, and with it every later call.
@@ -229,17 +297,12 @@ class Host:
         self._closing = True
         self._watcher.cancel()
         self._fail_pending("this host was closed")
-        child = self.p2p._child
-        try:
-            await asyncio.wait_for(self.p2p.shutdown(), CLOSE_DEADLINE_S)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
+        await self.p2p.shutdown()
+        await self._p2pd.stop()
 
     async def _watch(self) -> None:
         """p2pd's death, or the death of hivemind's reader of its replies, is the host's."""
-        child = asyncio.create_task(self.p2p._child.wait())
+        child = asyncio.create_task(self._p2pd.process.wait())
         reader = self.p2p._client.control._read_task
         try:
             await asyncio.wait({child, reader}, return_when=asyncio.FIRST_COMPLETED)
@@ -261,7 +324,7 @@ class Host:
         if known is None:
             if not is_peer_id(peer_id):
                 raise Unreachable(one_line(peer_id), "this is no peer id")
-            if len(self._peer_ids) >= 4096:
+            if len(self._peer_ids) >= PEERS_REMEMBERED:
                 self._peer_ids.clear()
             known = self._peer_ids[peer_id] = PeerID.from_base58(peer_id)
         return known
@@ -289,31 +352,58 @@ class Host:
         return await self._reach(self.peer_id, request, deadline_s)
 
 
-async def _start_p2pd(
+class _PendingCalls(dict[Any, asyncio.Future[Any]]):
+    """hivemind's calls that wait for an answer, without those that already gave up waiting.
+
+    hivemind's reader sets the result of any call it finds here. One that was cancelled in the same
+    turn of the loop would raise there, and end the reader and with it all later calls.
+    """
+
+    def __contains__(self, call_id: object) -> bool:
+        future = self.get(call_id)
+        return future is not None and not future.done()
+
+
+def _flags(
     identity_path: Path, listen: list[str], announce: list[str], relays: list[str]
-) -> P2P:
-    local_only = bool(listen) and all(is_loopback(address) for address in listen)
+) -> list[str]:
+    # a swarm on loopback has no router to talk to
+    beyond = int(not listen or not all(is_loopback(address) for address in listen))
+    flags = [
+        f"-id={identity_path}",
+        "-dhtServer=1",  # p2pd's own DHT, by which it finds the addresses of a peer id
+        "-connManager=1",
+        "-relay=1",
+        f"-autonat={beyond}",
+        f"-natPortMap={beyond}",
+        f"-autoRelay={int(bool(relays))}",
+        # both kinds of encryption authenticate the peer id; TLS takes a third less CPU
+        "-tls=1",
+        "-noise=0",
+        "-idleTimeout=30s",
+        f"-persistentConnMaxMsgSize={MESSAGE_LIMIT_BYTES}",
+    ]
+    flags += [f"-hostAddrs={','.join(listen)}"] if listen else ["-noListenAddrs=1"]
+    flags += [f"-announceAddrs={','.join(announce)}"] if announce else []
+    flags += [f"-trustedRelays={','.join(relays)}"] if relays else []
+    return flags
+
+
+async def _start_p2pd(flags: list[str], listen: list[str]) -> tuple[P2pd, P2P]:
     try:
-        return await P2P.create(
-            host_maddrs=listen or None,
-            no_listen=not listen,
-            announce_maddrs=announce or None,
-            identity_path=str(identity_path),
-            # the check crashes on Ed25519 keys
-            check_if_identity_free=False,
-            startup_timeout=STARTUP_TIMEOUT_S,
-            # a swarm on loopback has no router to talk to
-            nat_port_map=not local_only,
-            auto_nat=not local_only,
-            use_auto_relay=bool(relays),
-            trusted_relays=relays or None,
-        )
-    except (P2PDaemonError, OSError, ValueError, EOFError) as error:
+        p2pd = await P2pd.start(flags, STARTUP_TIMEOUT_S)
+    except P2pdFailed as error:
         where = ", ".join(listen) or "no address"
         raise UserError(
-            f"the libp2p daemon could not start, listening on {where}: {one_line(str(error))}",
+            f"the libp2p daemon could not start, listening on {where}: {error}",
             (
                 "see whether another program uses the port: choose another one, or 0 for any",
                 "see whether the address is this machine's: /ip4/0.0.0.0/tcp/PORT always is",
             ),
         ) from error
+    try:
+        control = Multiaddr(f"/unix{p2pd.socket_path}")
+        return p2pd, await asyncio.wait_for(P2P.replicate(control), STARTUP_TIMEOUT_S)
+    except BaseException:
+        await p2pd.stop()
+        raise

@@ -24,6 +24,7 @@ os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
 _enter_package_only("hivemind")
 
 from hivemind.dht.node import DHTNode  # noqa: E402
+from hivemind.dht.protocol import ValidationError as DHTRefusal  # noqa: E402
 from hivemind.dht.routing import DHTID  # noqa: E402
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
 from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID  # noqa: E402
@@ -37,6 +38,7 @@ __all__ = [
     "P2P",
     "DHTNode",
     "DHTRecord",
+    "DHTRefusal",
     "MSGPackSerializer",
     "Multiaddr",
     "P2PDaemonError",

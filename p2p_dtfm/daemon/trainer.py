@@ -414,6 +414,10 @@ class Trainer:
             return None
         return (len(self._step_ends) - 1) / (self._step_ends[-1] - self._step_ends[0])
 
+    async def hand_over(self) -> None:
+        """Feed the followers of the view that took over to the end."""
+        await asyncio.gather(self._tools.donor.finish(), *self._finishing)
+
     async def close(self) -> None:
         self._stop_following()
         self._tools.donor.close()

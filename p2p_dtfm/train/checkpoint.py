@@ -289,9 +289,11 @@ def _write_layer(directory: Path, layer: int, payload: bytes) -> LayerFile:
 
 
 def _write_manifest(directory: Path, manifest: Manifest) -> None:
+    _sync_directory(directory)  # the layers' files, before a manifest that names them
     layers = dict(sorted(manifest.layers.items(), key=lambda item: int(item[0])))
     payload = msgspec.json.encode(msgspec.structs.replace(manifest, layers=layers))
     _write_atomically(directory / _MANIFEST, msgspec.json.format(payload) + b"\n")
+    _sync_directory(directory)
 
 
 def _write_atomically(path: Path, payload: bytes) -> None:
@@ -307,7 +309,6 @@ def _write_atomically(path: Path, payload: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -34,7 +34,7 @@ from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.records import Intent, PeerRecord, open_record
 from p2p_dtfm.core.signed import Sign, Signed, Verify
-from p2p_dtfm.core.snapshot import GENESIS, Member, Snapshot, ViewId, sorted_records
+from p2p_dtfm.core.snapshot import GENESIS, HeldLayer, Member, Snapshot, ViewId, sorted_records
 from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.core.view import View
 from p2p_dtfm.core.workload import Workload
@@ -496,7 +496,11 @@ class Agreement:
             contributors=tuple(sorted(participants)),
             absent=tuple(sorted(attempt.absent)),
             step=max(c.step for c in opened),
-            held={c.member.peer_id: c.held for c in opened},
+            held=tuple(
+                HeldLayer(c.member.peer_id, layer, version)
+                for c in opened
+                for layer, version in sorted(c.held.items())
+            ),
             present=max(present, key=lambda p: p.view).plan if present else None,
         )
 

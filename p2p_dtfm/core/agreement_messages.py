@@ -2,7 +2,7 @@
 
 import msgspec
 
-from p2p_dtfm.core.canonical import digest, encode
+from p2p_dtfm.core.canonical import digest, encode_for_wire
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Sign, Signed, Verify, open_signed, sign
 from p2p_dtfm.core.snapshot import Member, ViewId
@@ -79,7 +79,7 @@ AgreementMessage = Gather | Ready | Synced | Active | JoinRequest
 
 
 def sign_contribution(contribution: Contribution, signer: Sign) -> Signed:
-    return sign(contribution.member.peer_id, _CONTRIBUTION, encode(contribution), signer)
+    return sign(contribution.member.peer_id, _CONTRIBUTION, encode_for_wire(contribution), signer)
 
 
 def open_contribution(signed: Signed, verify: Verify) -> Contribution:

@@ -29,6 +29,14 @@ GENESIS = ViewId(0, "")
 """The view before the first one."""
 
 
+class HeldLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
+    """A peer has the state of a layer after `version` committed steps."""
+
+    peer_id: str
+    layer: int
+    version: int
+
+
 class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Equal snapshots have equal bytes, and equal bytes have equal plans.
 
@@ -45,8 +53,8 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contributors: tuple[Member, ...]
     absent: tuple[Member, ...]
     step: int
-    held: dict[str, dict[int, int]]
-    """By contributor: the layers whose state it had when it entered Gather, with their versions."""
+    held: tuple[HeldLayer, ...]
+    """What state contributors had when they entered Gather; sorted."""
     present: Plan | None
 
     def digest(self) -> str:

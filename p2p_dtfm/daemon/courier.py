@@ -32,6 +32,7 @@ class Courier:
         self._queues: dict[str, asyncio.Queue[Message]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._connected: set[str] = set()
+        self._silent: set[str] = set()
         self.heard_s: dict[str, float] = {}
         """When each peer last answered or spoke, on this process's monotonic clock."""
 
@@ -41,6 +42,7 @@ class Courier:
             self._addresses[peer_id] = tuple(addresses)
 
     def heard(self, peer_id: str) -> None:
+        self._silent.discard(peer_id)
         self.heard_s[peer_id] = time.monotonic()
 
     @property
@@ -92,7 +94,10 @@ class Courier:
                         break
                 except Unreachable as error:
                     if attempt == ATTEMPTS - 1:
-                        log.warning("%s lost on the way to %s", _name(message), error)
+                        first = peer_id not in self._silent
+                        self._silent.add(peer_id)
+                        level = logging.WARNING if first else logging.DEBUG
+                        log.log(level, "%s cannot be delivered: %s", _name(message), error)
                 except PeerFault as fault:
                     log.warning("reply to a %s: %s", _name(message), fault)
                     break

@@ -58,7 +58,7 @@ def donors_of(view: View, layer: int, me: str) -> list[str]:
     snapshot = view.snapshot
     if snapshot.present is not None:
         return [peer for peer in snapshot.present.holders(layer) if peer != me]
-    versions = {peer: held[layer] for peer, held in snapshot.held.items() if layer in held}
+    versions = {item.peer_id: item.version for item in snapshot.held if item.layer == layer}
     newest = max(versions.values(), default=-1)
     return sorted(peer for peer, version in versions.items() if version == newest and peer != me)
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from p2p_dtfm.core.agreement_messages import Active, Gather, JoinRequest, Ready, Synced
-from p2p_dtfm.core.canonical import decode, encode
+from p2p_dtfm.core.canonical import decode, encode_for_wire
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import Prepared
@@ -95,7 +95,7 @@ class _Body(msgspec.Struct, frozen=True, array_like=True):
 
 def pack(life: int, message: Message) -> bytes:
     """A message as spoken by this peer in one of its lives."""
-    return encode(_Body(life, message))
+    return encode_for_wire(_Body(life, message))
 
 
 def unpack(body: bytes) -> tuple[int, Message]:

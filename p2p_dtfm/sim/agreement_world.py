@@ -109,6 +109,7 @@ class AgreementWorld:
             Timing(),
         )
         agreement.set_record(record, sign_record(record, sign_for(name)))
+        agreement.held = {layer: 0 for layer in range(self._workload.layer_count)}
         peer = self.peers[name] = SimulatedPeer(agreement, record)
         self.after(self._random.randrange(TICK_NS), lambda: self._tick(name))
         return peer

@@ -53,9 +53,9 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contributors: tuple[Member, ...]
     absent: tuple[Member, ...]
     step: int
-    held: tuple[HeldLayer, ...]
-    """What state contributors had when they entered Gather; sorted."""
     present: Plan | None
+    held: tuple[HeldLayer, ...] = ()
+    """What state contributors had when they entered Gather; sorted."""
 
     def digest(self) -> str:
         return digest(self)

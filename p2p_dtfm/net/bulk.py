@@ -104,6 +104,8 @@ class BulkPlane:
     async def send(self, peer_id: str, lane: str, header: FrameHeader, payload: Payload) -> None:
         """Write a frame; returns when it is written, which is before it is accepted.
 
+        From then on the caller may change `payload`.
+
         Waits while `window_bytes` are unacknowledged. Raises `Refused` when the peer hung up
         with a reason and `Unreachable` when the stream broke: also once for earlier frames that
         were written and never acknowledged, which are lost.
@@ -258,7 +260,7 @@ class BulkPlane:
         widen(reader)
         accepted = 0
         while True:
-            frame = await read_frame(reader, self._limits)
+            frame = await read_frame(reader, self._limits, self._stall_s)
             if frame is None:
                 raise EOFError("the sender closed the stream")
             outcome = self._on_frame(sender, *frame)
@@ -289,6 +291,8 @@ class _Outgoing:
         self._plane = plane
         self._reader = reader
         self._writer = writer
+        # a drain then means that nothing of the caller's payload is referred to any more
+        writer.transport.set_write_buffer_limits(high=0)
         self._write_lock = asyncio.Lock()
         self._waiting: collections.deque[tuple[int, float]] = collections.deque()
         """(bytes, time of the first write) of each frame not yet acknowledged."""

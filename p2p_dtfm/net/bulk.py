@@ -40,6 +40,7 @@ STALL_S = 60.0
 WINDOW_BYTES = 64 << 20
 STREAMS_LIMIT = 1024
 _WRITE_BYTES = 1 << 18
+_JOINED_BYTES = 1 << 14
 _STREAM_BUFFER_BYTES = 1 << 20
 _OFF_LOOP_BYTES = 1 << 20
 _ESTIMATE_MINIMUM_BYTES = 1 << 18
@@ -339,16 +340,16 @@ class _Outgoing:
             self._changed.set()
 
     async def _write(self, start: bytes, payload: memoryview) -> None:
+        first = min(payload.nbytes, _JOINED_BYTES)  # small frames in one write
+        await self._write_part(start + payload[:first])
+        for offset in range(first, payload.nbytes, _WRITE_BYTES):
+            await self._write_part(payload[offset : offset + _WRITE_BYTES])
+
+    async def _write_part(self, part: bytes | memoryview) -> None:
         self._require_whole()
-        self._writer.write(start)
-        for offset in range(0, payload.nbytes, _WRITE_BYTES):
-            self._require_whole()
-            self._writer.write(payload[offset : offset + _WRITE_BYTES])
-            async with asyncio.timeout(self._plane._stall_s):
-                await self._writer.drain()
-        if not payload.nbytes:
-            async with asyncio.timeout(self._plane._stall_s):
-                await self._writer.drain()
+        self._writer.write(part)
+        async with asyncio.timeout(self._plane._stall_s):
+            await self._writer.drain()
 
     def _require_whole(self) -> None:
         if self.failure is not None:

@@ -95,7 +95,7 @@ def _summary(
 ) -> StepTime:
     done_ns = max(stage.done_ns for stage in stages)
     ended_ns = max(reductions.reduced_ns.values())
-    busiest = max(stages, key=lambda stage: (stage.busy_ns, stage.waiting_ns, stage.done_ns))
+    busiest = max(stages, key=lambda stage: (stage.busy_ns, -stage.waiting_ns))
     drain_ns = done_ns - busiest.done_ns
     return StepTime(
         total_ns=ended_ns + commit_ns,

@@ -1,5 +1,15 @@
 """The commands; all but the daemon itself are thin clients."""
 
+import sys
+
 
 def main() -> None:
-    raise SystemExit("not yet")
+    """The program. A `UserError` is shown as its cause and fixes, never as a traceback."""
+    from p2p_dtfm.cli.app import app
+    from p2p_dtfm.core.errors import UserError
+
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error.render()}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

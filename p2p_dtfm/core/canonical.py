@@ -14,12 +14,18 @@ from p2p_dtfm.core.errors import PeerFault
 Value = TypeVar("Value")
 
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+_WIRE_ENCODER = msgspec.msgpack.Encoder()
 _DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def encode(value: object) -> bytes:
-    """Deterministic msgpack. Floats may pass through here on the wire; `digest` refuses them."""
+    """Deterministic msgpack. Floats may pass through here; `digest` refuses them."""
     return _ENCODER.encode(value)
+
+
+def encode_for_wire(value: object) -> bytes:
+    """Plain msgpack, for what is read but never compared or hashed by others' re-encoding."""
+    return _WIRE_ENCODER.encode(value)
 
 
 def decode(payload: bytes, expected: type[Value], limit_bytes: int = 1 << 20) -> Value:

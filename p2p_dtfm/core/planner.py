@@ -1,9 +1,94 @@
 """From a snapshot to a plan."""
 
-from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.snapshot import Snapshot
+import msgspec
+
+from p2p_dtfm.core.costs import Placement, PlacementCost, StepModel
+from p2p_dtfm.core.feasibility import memory_pipeline, why_infeasible
+from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage, check_plan
+from p2p_dtfm.core.prng import prng_of_digest
+from p2p_dtfm.core.problem import Problem, problem_of
+from p2p_dtfm.core.search import search
+from p2p_dtfm.core.snapshot import Snapshot, sorted_records
 
 
 def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
-    """The plan of a snapshot: a pure function, equal bytes everywhere."""
-    raise AssertionError("under construction")
+    """The plan of a snapshot: a pure function, equal bytes everywhere.
+
+    Peers that do not intend to train get no stage. `NoPlan` says what is short.
+    """
+    snapshot = msgspec.structs.replace(snapshot, records=sorted_records(list(snapshot.records)))
+    problem = problem_of(snapshot)
+    able, wanted = problem.peer_count, max(1, snapshot.workload.min_members)
+    if able < wanted:
+        return NoPlan(
+            f"this run asks for at least {wanted} training peers; {able} of "
+            f"{len(snapshot.records)} members can train now"
+        )
+    fallback = memory_pipeline(problem)
+    if fallback is None:
+        return why_infeasible(problem)
+    model = StepModel(problem)
+    best = search(model, fallback, prng_of_digest(snapshot.digest()))
+    return plan_of(problem, best)
+
+
+def plan_of(problem: Problem, cost: PlacementCost) -> Plan:
+    """The plan that carries out a placement; whoever is not in it is a spare."""
+    order = sorted(range(len(cost.placement)), key=lambda number: cost.placement[number])
+    pipelines: list[Pipeline] = []
+    first = 0
+    for number in order:
+        cut, count = cost.pipelines[number], cost.microbatches[number]
+        stages = tuple(
+            Stage(
+                problem.peer_ids[peer],
+                cut.cuts[position],
+                cut.cuts[position + 1],
+                min(count, cut.in_flight[position]),
+            )
+            for position, peer in enumerate(cost.placement[number])
+        )
+        pipelines.append(Pipeline(stages, first, count))
+        first += count
+    used = {peer for peers in cost.placement for peer in peers}
+    spares = [problem.peer_ids[peer] for peer in range(problem.peer_count) if peer not in used]
+    plan = Plan(tuple(pipelines), tuple(sorted([*spares, *problem.idle])), cost.step_ns)
+    members = {*problem.peer_ids, *problem.idle}
+    check_plan(plan, problem.layer_count, problem.microbatch_count, members)
+    return plan
+
+
+def fixed_plan(snapshot: Snapshot, stage_counts: tuple[int, ...]) -> Plan:
+    """Members in sorted order as pipelines of these stage counts, whatever it costs.
+
+    Layers are split evenly, microbatches in proportion to the stages; for tests and comparisons.
+    Members beyond the sum of `stage_counts` are spares.
+    """
+    problem = problem_of(snapshot)
+    layers, microbatches = problem.layer_count, problem.microbatch_count
+    total = sum(stage_counts)
+    assert 0 < total <= problem.peer_count, (stage_counts, problem.peer_count)
+    assert all(0 < count <= layers for count in stage_counts), (stage_counts, layers)
+    pipelines: list[Pipeline] = []
+    done = 0
+    for count in stage_counts:
+        first = microbatches * done // total
+        end = microbatches * (done + count) // total
+        stages = tuple(
+            Stage(
+                problem.peer_ids[done + position],
+                layers * position // count,
+                layers * (position + 1) // count,
+                max(1, min(end - first, count - position)),
+            )
+            for position in range(count)
+        )
+        pipelines.append(Pipeline(stages, first, end - first))
+        done += count
+    spares = tuple(sorted([*problem.peer_ids[total:], *problem.idle]))
+    plan = Plan(tuple(pipelines), spares, 0)
+    check_plan(plan, layers, microbatches, {*problem.peer_ids, *problem.idle})
+    return plan
+
+
+__all__ = ["Placement", "compute_plan", "fixed_plan", "plan_of"]

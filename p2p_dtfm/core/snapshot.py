@@ -29,11 +29,19 @@ GENESIS = ViewId(0, "")
 """The view before the first one."""
 
 
+class HeldLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
+    """A peer has the state of a layer after `version` committed steps."""
+
+    peer_id: str
+    layer: int
+    version: int
+
+
 class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Equal snapshots have equal bytes, and equal bytes have equal plans.
 
-    `records` holds the members of the new view, sorted by peer id. `step` is the lowest step that
-    any contributor had reached. `present` is the plan that is in force, from which planning starts.
+    `records` holds the members of the new view, sorted by peer id. `step` is the highest step that
+    any contributor had reached. `present` is the plan in force, from which planning starts.
     """
 
     run_digest: str
@@ -46,6 +54,8 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     absent: tuple[Member, ...]
     step: int
     present: Plan | None
+    held: tuple[HeldLayer, ...] = ()
+    """What state contributors had when they entered Gather; sorted."""
 
     def digest(self) -> str:
         return digest(self)

@@ -1,0 +1,94 @@
+"""What can be typed. Commands import what they need when they run, so that help is quick."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="p2p-dtfm",
+    help="Ordinary computers train one GPT together, peer to peer, with no leader.",
+    invoke_without_command=True,
+    no_args_is_help=False,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+HomeOption = Annotated[
+    Path | None, typer.Option("--home", help="The daemon's directory.", envvar="P2P_DTFM_HOME")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.callback()
+def run(
+    context: typer.Context,
+    initial_peers: Annotated[
+        list[str] | None,
+        typer.Option("--initial-peers", help="Join the swarm of this address; may be repeated."),
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Found a swarm with this run spec (file or name).")
+    ] = None,
+    run_digest: Annotated[
+        str | None, typer.Option("--run-digest", help="Join only the run of this digest.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads to compute with.")] = None,
+    memory_gib: Annotated[float | None, typer.Option(help="Memory to use, in GiB.")] = None,
+    listen: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on.")] = None,
+    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell others.")] = None,
+    expect_peers: Annotated[
+        int | None, typer.Option(help="A founder waits for this many peers before it starts.")
+    ] = None,
+    expect_wait_s: Annotated[
+        float | None, typer.Option(help="How long it waits for them, in seconds.")
+    ] = None,
+    exit_when_done: Annotated[
+        bool | None, typer.Option("--exit-when-done", help="End when the run is complete.")
+    ] = None,
+    log: Annotated[str | None, typer.Option(help="Log format: auto, human or json.")] = None,
+    home: HomeOption = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Settings from a TOML file.")
+    ] = None,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print every setting and its origin, and end.")
+    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Without a command: the daemon. It founds a swarm, or joins one with --initial-peers."""
+    if context.invoked_subcommand is not None:
+        return
+    if version:
+        from p2p_dtfm import __version__
+
+        typer.echo(__version__)
+        return
+    from p2p_dtfm.daemon.settings import resolve
+
+    resolved = resolve(
+        config,
+        {
+            "home": home,
+            "run": run,
+            "initial_peers": tuple(initial_peers or ()),
+            "run_digest": run_digest,
+            "device": device,
+            "threads": threads,
+            "memory_gib": memory_gib,
+            "listen": tuple(listen or ()),
+            "announce": tuple(announce or ()),
+            "expect_peers": expect_peers,
+            "expect_wait_s": expect_wait_s,
+            "exit_when_done": exit_when_done,
+            "log": log,
+        },
+    )
+    if show_config:
+        typer.echo(resolved.describe())
+        return
+    from p2p_dtfm.cli.run import run_daemon
+
+    raise typer.Exit(run_daemon(resolved.settings))

@@ -1,0 +1,50 @@
+"""The steps of one view in order: takes Prepared as they arrive, gives outcomes as they follow."""
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.step import Prepared, StepOutcome, StepTransaction
+
+STEPS_AHEAD_LIMIT = 2
+"""A peer that commits first may be one step ahead; two leaves room for a message overtaking."""
+
+
+class Ledger:
+    """Follows a view from `step` on."""
+
+    def __init__(self, view: ViewId, plan: Plan, step: int) -> None:
+        self.view = view
+        self.plan = plan
+        self.step = step
+        self._transactions: dict[int, StepTransaction] = {}
+
+    def record(self, prepared: Prepared) -> None:
+        """Take a Prepared. One of a step that is committed is ignored. Raises `PeerFault`."""
+        if prepared.view != self.view:
+            raise PeerFault(f"Prepared of view {prepared.view}, not {self.view}", prepared.peer_id)
+        if prepared.step < self.step:
+            return
+        if prepared.step >= self.step + STEPS_AHEAD_LIMIT:
+            raise PeerFault(
+                f"Prepared of step {prepared.step} while step {self.step} is not committed",
+                prepared.peer_id,
+            )
+        self._transaction(prepared.step).record(prepared)
+
+    def next_outcome(self) -> StepOutcome | None:
+        """Commit the present step if all have said Prepared; call again until None."""
+        outcome = self._transaction(self.step).outcome()
+        if outcome is not None:
+            del self._transactions[self.step]
+            self.step += 1
+        return outcome
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Whose Prepared of the present step has not come."""
+        return self._transaction(self.step).missing
+
+    def _transaction(self, step: int) -> StepTransaction:
+        if step not in self._transactions:
+            self._transactions[step] = StepTransaction(self.view, step, self.plan)
+        return self._transactions[step]

@@ -1,0 +1,76 @@
+"""Which tasklet a stage computes next: one forward, one backward, with a planned number in flight.
+
+A stage holds at most `in_flight` microbatches between forward and backward. A backward that can run
+always runs before a forward, for it frees memory and feeds the stage before; backwards run in the
+order of their microbatches, so that gradient sums are the same in every run. With every limit at
+least one this order cannot deadlock: the last stage always turns its oldest forward around.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from p2p_dtfm.core.errors import PeerFault
+
+
+class TaskletKind(StrEnum):
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class Tasklet(NamedTuple):
+    kind: TaskletKind
+    microbatch: int
+
+
+class StageOrder:
+    """Inputs arrive in any order; `next` says what to compute now, or None to wait."""
+
+    def __init__(
+        self, microbatches: range, in_flight: int, *, makes_inputs: bool, makes_losses: bool
+    ) -> None:
+        assert in_flight >= 1
+        self._microbatches = microbatches
+        self._in_flight = in_flight
+        self._makes_losses = makes_losses
+        self._inputs = set(microbatches) if makes_inputs else set[int]()
+        self._gradients = set[int]()
+        self._next_forward = microbatches.start
+        self._next_backward = microbatches.start
+
+    def input_arrived(self, microbatch: int) -> None:
+        """The activation of `microbatch` is here. Raises `PeerFault` for one that is not due."""
+        if microbatch not in self._microbatches or microbatch in self._inputs:
+            raise PeerFault(f"activation of microbatch {microbatch}, which is not due")
+        self._inputs.add(microbatch)
+
+    def gradient_arrived(self, microbatch: int) -> None:
+        """The output's gradient of `microbatch` is here. Raises `PeerFault` if it is not due."""
+        if not self._next_backward <= microbatch < self._next_forward or (
+            microbatch in self._gradients
+        ):
+            raise PeerFault(f"gradient of microbatch {microbatch}, which is not due")
+        self._gradients.add(microbatch)
+
+    def next(self) -> Tasklet | None:
+        """Take the tasklet to compute now. None: wait for an arrival, or all is done."""
+        backward = self._next_backward
+        if backward < self._next_forward and (self._makes_losses or backward in self._gradients):
+            self._next_backward += 1
+            return Tasklet(TaskletKind.BACKWARD, backward)
+        forward = self._next_forward
+        has_room = forward - backward < self._in_flight
+        if forward < self._microbatches.stop and has_room and forward in self._inputs:
+            self._next_forward += 1
+            return Tasklet(TaskletKind.FORWARD, forward)
+        return None
+
+    @property
+    def done(self) -> bool:
+        return self._next_backward == self._microbatches.stop
+
+    @property
+    def waits_for(self) -> str:
+        """What would let this stage go on, in words."""
+        if self._next_forward > self._next_backward:
+            return f"the gradient of microbatch {self._next_backward} from the next stage"
+        return f"the activation of microbatch {self._next_forward} from the stage before"

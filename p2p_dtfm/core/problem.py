@@ -1,0 +1,190 @@
+"""What planning works on: a snapshot as flat integer tables, peers as numbers 0 .. n-1."""
+
+from dataclasses import dataclass
+
+from p2p_dtfm.core.records import Device, Intent, Link, PeerRecord, Reachability
+from p2p_dtfm.core.snapshot import Snapshot
+from p2p_dtfm.core.workload import FLOAT_BYTES, LayerCost, Workload
+
+UNKNOWN_ROUND_TRIP_NS = 300_000_000
+"""Of a link that neither end has measured: halfway around the world."""
+UNKNOWN_BYTES_PER_S = 250_000
+"""Of a link that neither end has measured: 2 Mbit/s, so that a measured link is preferred."""
+UNLIMITED_BYTES_PER_S = 1 << 50
+
+Matrix = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNs:
+    """Forward and backward time of the layer kinds on one peer, for one microbatch."""
+
+    embedding_forward_ns: int
+    embedding_backward_ns: int
+    block_forward_ns: int
+    block_backward_ns: int
+    head_forward_ns: int
+    head_backward_ns: int
+
+    @property
+    def embedding_ns(self) -> int:
+        return self.embedding_forward_ns + self.embedding_backward_ns
+
+    @property
+    def block_ns(self) -> int:
+        return self.block_forward_ns + self.block_backward_ns
+
+    @property
+    def head_ns(self) -> int:
+        return self.head_forward_ns + self.head_backward_ns
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBytes:
+    """What one layer of a kind occupies or sends."""
+
+    state_bytes: int
+    saved_bytes: int
+    gradient_bytes: int
+    """On the wire, in one direction, when a replica contributes its gradient."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything that the cost model knows. Matrices are indexed [from][to].
+
+    `peer_ids` are sorted and are those who may hold a stage; `idle` are members who may not.
+    """
+
+    peer_ids: tuple[str, ...]
+    idle: tuple[str, ...]
+    block_count: int
+    microbatch_count: int
+    boundary_bytes: int
+    embedding: LayerBytes
+    block: LayerBytes
+    head: LayerBytes
+    layer_ns: tuple[LayerNs, ...]
+    memory_bytes: tuple[int, ...]
+    uplink_bytes_per_s: tuple[int, ...]
+    downlink_bytes_per_s: tuple[int, ...]
+    latency_ns: Matrix
+    """One way."""
+    bytes_per_s: Matrix
+    """Of one flow: the link's own rate, the sender's uplink and the receiver's downlink."""
+    transmit_ns: Matrix
+    """Of `boundary_bytes`."""
+
+    @property
+    def peer_count(self) -> int:
+        return len(self.peer_ids)
+
+    @property
+    def layer_count(self) -> int:
+        return self.block_count + 2
+
+    def layer_bytes(self, layer: int) -> LayerBytes:
+        if layer == 0:
+            return self.embedding
+        return self.block if layer <= self.block_count else self.head
+
+    def state_bytes(self, first_layer: int, end_layer: int) -> int:
+        return sum(self.layer_bytes(layer).state_bytes for layer in range(first_layer, end_layer))
+
+    def saved_bytes(self, first_layer: int, end_layer: int) -> int:
+        return sum(self.layer_bytes(layer).saved_bytes for layer in range(first_layer, end_layer))
+
+
+def duration_ns(size_bytes: int, bytes_per_s: int) -> int:
+    """Time to send, rounded up."""
+    return -(-size_bytes * 1_000_000_000 // bytes_per_s)
+
+
+def problem_of(snapshot: Snapshot) -> Problem:
+    """The tables of a snapshot. Only peers that intend to train may hold a stage."""
+    records = sorted(snapshot.records, key=lambda record: record.peer_id)
+    able = [record for record in records if record.intent is Intent.TRAIN]
+    idle = tuple(record.peer_id for record in records if record.intent is not Intent.TRAIN)
+    workload = snapshot.workload
+    latency, rate = _link_tables(able)
+    return Problem(
+        peer_ids=tuple(record.peer_id for record in able),
+        idle=idle,
+        block_count=workload.block_count,
+        microbatch_count=workload.microbatch_count,
+        boundary_bytes=workload.boundary_bytes,
+        embedding=_layer_bytes(workload.embedding),
+        block=_layer_bytes(workload.block),
+        head=_layer_bytes(workload.head),
+        layer_ns=tuple(_layer_ns(record.device) for record in able),
+        memory_bytes=tuple(record.device.memory_bytes for record in able),
+        uplink_bytes_per_s=tuple(_limit(record.uplink_bytes_per_s) for record in able),
+        downlink_bytes_per_s=tuple(_limit(record.downlink_bytes_per_s) for record in able),
+        latency_ns=latency,
+        bytes_per_s=rate,
+        transmit_ns=transmit_table(rate, workload),
+    )
+
+
+def transmit_table(rate: Matrix, workload: Workload) -> Matrix:
+    """Time of one boundary tensor over each link; equal rates share one number."""
+    known: dict[int, int] = {}
+    for row in rate:
+        for bytes_per_s in row:
+            if bytes_per_s not in known:
+                known[bytes_per_s] = duration_ns(workload.boundary_bytes, bytes_per_s)
+    return tuple(tuple(map(known.__getitem__, row)) for row in rate)
+
+
+def _layer_bytes(cost: LayerCost) -> LayerBytes:
+    return LayerBytes(cost.state_bytes, cost.saved_bytes, FLOAT_BYTES * cost.parameter_count)
+
+
+def _layer_ns(device: Device) -> LayerNs:
+    """A layer that took no measurable time counts one nanosecond."""
+    return LayerNs(
+        max(1, device.embedding.forward_ns),
+        max(1, device.embedding.backward_ns),
+        max(1, device.block.forward_ns),
+        max(1, device.block.backward_ns),
+        max(1, device.head.forward_ns),
+        max(1, device.head.backward_ns),
+    )
+
+
+def _limit(bytes_per_s: int) -> int:
+    return bytes_per_s or UNLIMITED_BYTES_PER_S
+
+
+def _link_tables(records: list[PeerRecord]) -> tuple[Matrix, Matrix]:
+    latency: list[tuple[int, ...]] = []
+    rate: list[tuple[int, ...]] = []
+    downlinks = [_limit(record.downlink_bytes_per_s) for record in records]
+    for sender in records:
+        uplink = _limit(sender.uplink_bytes_per_s)
+        latency_row: list[int] = []
+        rate_row: list[int] = []
+        for receiver, downlink in zip(records, downlinks, strict=True):
+            round_trip_ns, bytes_per_s = _link(sender, receiver)
+            latency_row.append(round_trip_ns // 2)
+            rate_row.append(min(bytes_per_s, uplink, downlink))
+        latency.append(tuple(latency_row))
+        rate.append(tuple(rate_row))
+    return tuple(latency), tuple(rate)
+
+
+def _link(sender: PeerRecord, receiver: PeerRecord) -> tuple[int, int]:
+    """(round trip, bytes per second): what the sender measured, else the receiver, else a guess.
+
+    Two peers that nobody can dial meet only through a relay; an unmeasured link between them is
+    taken to be four times as slow as any other unmeasured one.
+    """
+    if sender is receiver:
+        return 0, UNLIMITED_BYTES_PER_S
+    there = sender.links.get(receiver.peer_id)
+    back = receiver.links.get(sender.peer_id)
+    relayed = sender.reachability is Reachability.RELAYED is receiver.reachability
+    unknown = Link(UNKNOWN_ROUND_TRIP_NS, UNKNOWN_BYTES_PER_S // (4 if relayed else 1))
+    candidates = [link for link in (there, back) if link is not None] + [unknown]
+    rate = next(link.bytes_per_s for link in candidates if link.bytes_per_s > 0)
+    return candidates[0].round_trip_ns, rate

@@ -1,0 +1,34 @@
+"""A view: one snapshot, its plan, and who takes part."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from p2p_dtfm.core.plan import NoPlan, Plan
+from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId
+
+
+@dataclass(frozen=True)
+class View:
+    snapshot: Snapshot
+    plan: Plan | NoPlan
+
+    @cached_property
+    def id(self) -> ViewId:
+        return self.snapshot.view_id
+
+    @cached_property
+    def members(self) -> tuple[Member, ...]:
+        return self.snapshot.members
+
+    @cached_property
+    def member_ids(self) -> tuple[str, ...]:
+        return tuple(member.peer_id for member in self.members)
+
+    @property
+    def takes_effect_at_once(self) -> bool:
+        """No steps happen in the view before, so there is no step boundary to wait for."""
+        return self.snapshot.present is None
+
+    def layers_of(self, peer_id: str) -> range:
+        """The layers that a peer holds in this view."""
+        return self.plan.layers_of(peer_id) if isinstance(self.plan, Plan) else range(0)

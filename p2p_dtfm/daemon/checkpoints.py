@@ -1,0 +1,163 @@
+"""Checkpoints of a swarm: each peer saves the layers it holds and fetches the others' files.
+
+So that every peer ends with a whole model, files are announced by their digest and fetched as
+blobs in the background. A checkpoint that cannot be written is a warning; training goes on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from p2p_dtfm.core.errors import PeerFault, UserError
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.daemon.compute import Compute
+from p2p_dtfm.daemon.wire import CheckpointFiles
+from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
+from p2p_dtfm.train.checkpoint import (
+    CheckpointFailed,
+    add_layer_file,
+    checkpoint_directory,
+    layer_path,
+    list_checkpoints,
+    prune,
+    read_manifest,
+    save_layers,
+)
+from p2p_dtfm.train.layer_state import LayerState, state_bytes_limit
+from p2p_dtfm.train.model import layer_count
+
+log = logging.getLogger("p2p_dtfm.checkpoints")
+STEPS_REMEMBERED = 4
+
+
+class Checkpoints:
+    """`announce(files)` tells the other members what is on disk here."""
+
+    def __init__(
+        self,
+        root: Path,
+        spec: RunSpec,
+        blobs: BlobExchange,
+        compute: Compute,
+        announce: Callable[[CheckpointFiles], None],
+    ) -> None:
+        self._root = root
+        self._spec = spec
+        self._blobs = blobs
+        self._compute = compute
+        self._announce = announce
+        self._remote: dict[int, dict[str, dict[int, tuple[str, int]]]] = {}
+        self._paths: dict[str, Path] = {}
+        self._busy = asyncio.Lock()
+        self._completing: asyncio.Task[None] | None = None
+        self.whole_step: int | None = None
+        """The newest step of which every layer's file is here."""
+        self._remember_files()
+
+    def path_of(self, blob: str) -> Path | None:
+        """A checkpoint's layer file by its digest, for the blob exchange."""
+        path = self._paths.get(blob)
+        return path if path is not None and path.is_file() else None
+
+    async def save(self, step: int, states: dict[int, LayerState]) -> None:
+        """Write these layers as they are after `step` committed steps."""
+        snapshots = await self._compute.run(lambda: [state.snapshot() for state in states.values()])
+        tokens = step * self._spec.tokens_per_step
+        async with self._busy:
+            try:
+                await asyncio.to_thread(
+                    save_layers, self._root, self._spec, step, tokens, snapshots
+                )
+            except CheckpointFailed as error:
+                log.warning("%s", error)
+                return
+        self._files_changed(step)
+        self._complete_later()
+
+    def remote_files(self, sender: str, message: CheckpointFiles) -> None:
+        """Another member has these files. Raises `PeerFault` for impossible ones."""
+        for layer, (_, size_bytes) in message.files.items():
+            if not 0 <= layer < layer_count(self._spec):
+                raise PeerFault(f"a checkpoint file of layer {layer}", sender)
+            if not 0 < size_bytes <= state_bytes_limit(self._spec, layer):
+                raise PeerFault(f"a checkpoint file of {size_bytes} bytes", sender)
+        self._remote.setdefault(message.step, {})[sender] = dict(message.files)
+        for step in sorted(self._remote)[:-STEPS_REMEMBERED]:
+            del self._remote[step]
+        self._complete_later()
+
+    def whole_at(self, step: int, members: set[str]) -> bool:
+        """Whether this peer and all `members` have every layer of that step."""
+        count = layer_count(self._spec)
+        theirs = self._remote.get(step, {})
+        return self.whole_step == step and all(len(theirs.get(m, {})) == count for m in members)
+
+    def _complete_later(self) -> None:
+        if self._completing is None or self._completing.done():
+            self._completing = asyncio.create_task(self._complete())
+
+    async def _complete(self) -> None:
+        for step in sorted(self._remote, reverse=True):
+            directory = checkpoint_directory(self._root, step)
+            if (self.whole_step is not None and step <= self.whole_step) or not directory.is_dir():
+                continue
+            try:
+                async with self._busy:
+                    while await self._fetch_one_missing(step, directory):
+                        pass
+                self._files_changed(step)
+            except (UserError, BlobUnavailable) as error:
+                log.warning("checkpoint of step %d stays incomplete: %s", step, error)
+
+    async def _fetch_one_missing(self, step: int, directory: Path) -> bool:
+        present = {int(layer) for layer in read_manifest(directory).layers}
+        for layer in range(layer_count(self._spec)):
+            if layer in present:
+                continue
+            offers = {
+                peer: files[layer] for peer, files in self._remote[step].items() if layer in files
+            }
+            if not offers:
+                continue
+            blob, size_bytes = next(iter(offers.values()))
+            donors = [peer for peer, (digest, _) in offers.items() if digest == blob]
+            target = directory / f"fetched-{layer}.partial"
+            await self._blobs.fetch(blob, donors, target, size_bytes)
+            try:
+                await asyncio.to_thread(add_layer_file, directory, layer, target)
+            finally:
+                target.unlink(missing_ok=True)
+            return True
+        return False
+
+    def _files_changed(self, step: int) -> None:
+        self._remember_files()
+        directory = checkpoint_directory(self._root, step)
+        try:
+            layers = read_manifest(directory).layers
+        except UserError:
+            return
+        files = {int(layer): (file.digest, file.bytes) for layer, file in layers.items()}
+        self._announce(CheckpointFiles(step, files))
+        if len(files) == layer_count(self._spec):
+            self.whole_step = max(step, self.whole_step or 0)
+            self._prune()
+
+    def _prune(self) -> None:
+        try:
+            prune(self._root, self._spec.checkpoint.keep)
+        except CheckpointFailed as error:
+            log.warning("old checkpoints stay: %s", error)
+
+    def _remember_files(self) -> None:
+        self._paths = {
+            file.digest: layer_path(checkpoint.directory, int(layer))
+            for checkpoint in list_checkpoints(self._root)
+            for layer, file in checkpoint.manifest.layers.items()
+        }
+
+    async def close(self) -> None:
+        if self._completing is not None:
+            self._completing.cancel()
+            await asyncio.gather(self._completing, return_exceptions=True)

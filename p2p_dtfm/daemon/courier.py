@@ -1,0 +1,119 @@
+"""Messages to other peers: one bounded queue for each, sent in order, tried again for a while."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.daemon.wire import Message, pack
+from p2p_dtfm.net.control import ControlPlane
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.host import Host
+
+QUEUE_LIMIT = 512
+DEADLINE_S = 5.0
+ATTEMPTS = 4
+FIRST_PAUSE_S = 0.2
+CONNECT_DEADLINE_S = 5.0
+
+log = logging.getLogger("p2p_dtfm.courier")
+
+
+class Courier:
+    """Knows where peers are and keeps a worker for each that is spoken to."""
+
+    def __init__(self, host: Host, control: ControlPlane, life: int) -> None:
+        self._host = host
+        self._control = control
+        self._life = life
+        self._addresses: dict[str, tuple[str, ...]] = {}
+        self._queues: dict[str, asyncio.Queue[Message]] = {}
+        self._workers: dict[str, asyncio.Task[None]] = {}
+        self._connected: set[str] = set()
+        self._silent: set[str] = set()
+        self.heard_s: dict[str, float] = {}
+        """When each peer last answered or spoke, on this process's monotonic clock."""
+
+    def learn(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Remember where a peer is said to be."""
+        if addresses and peer_id != self._host.peer_id:
+            self._addresses[peer_id] = tuple(addresses)
+
+    def heard(self, peer_id: str) -> None:
+        self._silent.discard(peer_id)
+        self.heard_s[peer_id] = time.monotonic()
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Peers whose addresses are known, sorted."""
+        return tuple(sorted(self._addresses))
+
+    def tell(self, peer_id: str, message: Message) -> None:
+        """Send without waiting. A peer that does not keep up loses the oldest messages."""
+        if peer_id == self._host.peer_id:
+            return
+        queue = self._queues.get(peer_id)
+        if queue is None:
+            queue = self._queues[peer_id] = asyncio.Queue(QUEUE_LIMIT)
+            self._workers[peer_id] = asyncio.create_task(self._deliver(peer_id, queue))
+        if queue.full():
+            queue.get_nowait()
+        queue.put_nowait(message)
+
+    async def ask(self, peer_id: str, message: Message, deadline_s: float = DEADLINE_S) -> bytes:
+        """Send and wait for the reply. Raises `Unreachable` or `Refused`."""
+        await self.connect(peer_id)
+        try:
+            reply = await self._control.call(peer_id, pack(self._life, message), deadline_s)
+        except Unreachable:
+            self._connected.discard(peer_id)
+            raise
+        self.heard(peer_id)
+        return reply
+
+    async def connect(self, peer_id: str) -> None:
+        """Make sure that there is a connection, if it is known where to."""
+        if peer_id in self._connected or peer_id not in self._addresses:
+            return
+        await self._host.connect(peer_id, self._addresses[peer_id], CONNECT_DEADLINE_S)
+        self._connected.add(peer_id)
+
+    async def _deliver(self, peer_id: str, queue: asyncio.Queue[Message]) -> None:
+        while True:
+            message = await queue.get()
+            pause_s = FIRST_PAUSE_S
+            for attempt in range(ATTEMPTS):
+                try:
+                    await self.ask(peer_id, message)
+                    break
+                except Refused as refusal:
+                    if refusal.cause != "busy":
+                        log.warning("%s refuses a %s: %s", peer_id, _name(message), refusal.cause)
+                        break
+                except Unreachable as error:
+                    if attempt == ATTEMPTS - 1:
+                        first = peer_id not in self._silent
+                        self._silent.add(peer_id)
+                        level = logging.WARNING if first else logging.DEBUG
+                        log.log(level, "%s cannot be delivered: %s", _name(message), error)
+                except PeerFault as fault:
+                    log.warning("reply to a %s: %s", _name(message), fault)
+                    break
+                await asyncio.sleep(pause_s)
+                pause_s *= 2
+
+    async def close(self) -> None:
+        """Give what is queued a moment to leave, then stop."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                while any(not queue.empty() for queue in self._queues.values()):
+                    await asyncio.sleep(0.02)
+        for worker in self._workers.values():
+            worker.cancel()
+        await asyncio.gather(*self._workers.values(), return_exceptions=True)
+
+
+def _name(message: Message) -> str:
+    return type(message).__name__

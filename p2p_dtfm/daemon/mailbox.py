@@ -1,0 +1,205 @@
+"""Frames of one view, from their arrival until the step engine takes them.
+
+Every frame that a correct peer sends is known from the plan: who sends it, to which step, with
+which shape. Whatever else arrives is the sender's fault, and so nothing here can grow without
+bound: each due frame is held at most once.
+"""
+
+import asyncio
+from typing import NamedTuple
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.plan import Plan, Segment, Stage
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.workload import Workload, workload_of
+from p2p_dtfm.net.frames import FrameHeader, FrameKind
+from p2p_dtfm.train.reduction import shard_bounds
+
+STEPS_AHEAD_LIMIT = 2
+CHUNK_ELEMENTS = 1 << 20
+"""4 MiB of fp32: large enough for a fast link, small enough to overlap sending with summing."""
+
+
+class FrameKey(NamedTuple):
+    step: int
+    kind: FrameKind
+    layer: int
+    index: int
+    sender: str
+
+
+class Chunks(NamedTuple):
+    """How a segment's flat gradient is cut: chunk i belongs to holder i modulo their number."""
+
+    bounds: list[tuple[int, int]]
+    holders: tuple[str, ...]
+
+    def owner(self, chunk: int) -> str:
+        return self.holders[chunk % len(self.holders)]
+
+
+def cut_into_chunks(length: int, holders: tuple[str, ...], chunk_elements: int) -> Chunks:
+    """Equal chunks of at most `chunk_elements`, as many for each holder."""
+    rounds = max(1, -(-length // (chunk_elements * len(holders))))
+    return Chunks(shard_bounds(length, rounds * len(holders)), holders)
+
+
+def chunks_of(plan: Plan, me: str, workload: Workload) -> dict[int, Chunks]:
+    """The cut of each of a peer's segments, by the segment's first layer."""
+    chunks = {}
+    for segment in segments_of(plan, me).values():
+        length = sum(workload.cost(layer).parameter_count for layer in segment.layers)
+        chunks[segment.first_layer] = cut_into_chunks(length, segment.holders, CHUNK_ELEMENTS)
+    return chunks
+
+
+class Mailbox:
+    """Can be made before the peer has the state of its layers: peers may take over at once."""
+
+    def __init__(self, view: ViewId, plan: Plan, me: str, spec: RunSpec) -> None:
+        self.view = view
+        self.chunks = chunks_of(plan, me, workload_of(spec))
+        self._plan = plan
+        self._me = me
+        self._spec = spec
+        self._held: dict[FrameKey, bytearray] = {}
+        self._seen: set[FrameKey] = set()
+        self._waiting: dict[FrameKey, asyncio.Future[bytearray]] = {}
+        self._arrived = asyncio.Event()
+        self._arrivals: list[FrameKey] = []
+        self._step: int | None = None
+        self._previous, self._next = _neighbours(plan, me)
+        pipeline = _pipeline_number(plan, me)
+        self._microbatches = plan.pipelines[pipeline].microbatches if pipeline is not None else ()
+        self._held_out = held_out_indices(plan, spec, pipeline)
+        self._layers = plan.layers_of(me)
+        self._boundary = (spec.batch.microbatch, spec.model.context, spec.model.width)
+
+    # arrivals ---------------------------------------------------------------------------------
+
+    def put(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+        """Take a frame of this view. Raises `PeerFault` for one that is not due."""
+        if self._step is not None and header.step < self._step:
+            return  # of a step that is over
+        key = FrameKey(header.step, header.kind, header.layer, header.index, sender)
+        self._check(key, header)
+        self._seen.add(key)
+        future = self._waiting.pop(key, None)
+        if future is not None and not future.done():
+            future.set_result(payload)
+            return
+        self._held[key] = payload
+        if key.kind in (FrameKind.ACTIVATION, FrameKind.ACTIVATION_GRADIENT):
+            self._arrivals.append(key)
+            self._arrived.set()
+
+    def _check(self, key: FrameKey, header: FrameHeader) -> None:
+        if header.codec not in self._allowed_codecs(key.kind):
+            raise PeerFault(f"codec {header.codec!r}, which this run does not use", key.sender)
+        if header.dtype != "float32":
+            raise PeerFault(f"a {header.dtype} tensor where float32 is due", key.sender)
+        if self._step is not None and key.step >= self._step + STEPS_AHEAD_LIMIT:
+            raise PeerFault(f"a tensor of step {key.step} in step {self._step}", key.sender)
+        if key in self._seen:
+            raise PeerFault(f"{key.kind} {key.index} of step {key.step} twice", key.sender)
+        shape = self._due_shape(key)
+        if shape is None:
+            raise PeerFault(f"{key.kind} {key.index} of layer {key.layer}: not due", key.sender)
+        if header.shape != shape:
+            raise PeerFault(f"{key.kind} of shape {header.shape}, due is {shape}", key.sender)
+
+    def _allowed_codecs(self, kind: FrameKind) -> tuple[str, ...]:
+        codecs = self._spec.codecs
+        is_activation = kind in (FrameKind.ACTIVATION, FrameKind.ACTIVATION_GRADIENT)
+        return codecs.activations if is_activation else codecs.gradients
+
+    def _due_shape(self, key: FrameKey) -> tuple[int, ...] | None:
+        if key.kind is FrameKind.ACTIVATION and key.sender == self._previous:
+            due = key.index in self._microbatches or key.index in self._held_out
+            return self._boundary if due and key.layer == self._layers.start else None
+        if key.kind is FrameKind.ACTIVATION_GRADIENT and key.sender == self._next:
+            due = key.index in self._microbatches and key.layer == self._layers.stop
+            return self._boundary if due else None
+        chunks = self.chunks.get(key.layer)
+        if chunks is None or key.sender not in chunks.holders:
+            return None
+        if not 0 <= key.index < len(chunks.bounds):
+            return None
+        owner = chunks.owner(key.index)
+        start, end = chunks.bounds[key.index]
+        is_part = key.kind is FrameKind.GRADIENT_PART and owner == self._me
+        is_sum = key.kind is FrameKind.GRADIENT_SUM and owner == key.sender
+        return (end - start,) if is_part or is_sum else None
+
+    # taking -----------------------------------------------------------------------------------
+
+    def begin_step(self, step: int) -> None:
+        """Forget what belongs to steps before `step`."""
+        self._step = step
+        self._held = {key: payload for key, payload in self._held.items() if key.step >= step}
+        self._seen = {key for key in self._seen if key.step >= step}
+        self._arrivals = [key for key in self._arrivals if key.step >= step]
+        self._arrived.set()
+
+    async def take(self, key: FrameKey) -> bytearray:
+        """Wait for a frame."""
+        payload = self._held.pop(key, None)
+        if payload is not None:
+            self._arrivals = [arrival for arrival in self._arrivals if arrival != key]
+            return payload
+        assert key not in self._waiting, f"two wait for {key}"
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[key] = future
+        try:
+            return await future
+        finally:
+            self._waiting.pop(key, None)
+
+    def take_arrivals(self, step: int, indices: range) -> list[tuple[FrameKey, bytearray]]:
+        """Activations and gradients of these microbatches that have come, in order of arrival."""
+        taken, left = [], []
+        for key in self._arrivals:
+            if key.step == step and key.index in indices:
+                taken.append((key, self._held.pop(key)))
+            else:
+                left.append(key)
+        self._arrivals = left
+        return taken
+
+    async def wait_for_arrival(self) -> None:
+        """Wait until anything new has come since the last call."""
+        await self._arrived.wait()
+        self._arrived.clear()
+
+
+def held_out_indices(plan: Plan, spec: RunSpec, pipeline: int | None) -> range:
+    """The held-out microbatches of a pipeline, numbered after the training microbatches.
+
+    They go round the pipelines in turn.
+    """
+    if pipeline is None:
+        return range(0)
+    first = spec.microbatches_per_step
+    end = first + spec.evaluation_microbatches
+    return range(first + pipeline, end, len(plan.pipelines))
+
+
+def _pipeline_number(plan: Plan, me: str) -> int | None:
+    place = plan.place_of(me)
+    return None if place is None else place[0]
+
+
+def _neighbours(plan: Plan, me: str) -> tuple[str | None, str | None]:
+    place = plan.place_of(me)
+    if place is None:
+        return None, None
+    stages: tuple[Stage, ...] = plan.pipelines[place[0]].stages
+    before = stages[place[1] - 1].peer_id if place[1] > 0 else None
+    after = stages[place[1] + 1].peer_id if place[1] + 1 < len(stages) else None
+    return before, after
+
+
+def segments_of(plan: Plan, me: str) -> dict[int, Segment]:
+    """The segments that a peer holds, by their number in the plan."""
+    return {n: segment for n, segment in enumerate(plan.segments()) if me in segment.holders}

@@ -1,0 +1,734 @@
+"""The daemon: joins core, net and train, and turns actions into calls and results into events."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from p2p_dtfm import __version__
+from p2p_dtfm.core.agreement import (
+    Actions,
+    Agreement,
+    ComputePlan,
+    Halt,
+    Left,
+    Report,
+    SendMessage,
+    TakeOver,
+    ViewAgreed,
+)
+from p2p_dtfm.core.agreement_messages import Contribution
+from p2p_dtfm.core.canonical import decode, digest_bytes, encode
+from p2p_dtfm.core.errors import PeerFault, UserError
+from p2p_dtfm.core.plan import NoPlan
+from p2p_dtfm.core.planner import compute_plan
+from p2p_dtfm.core.records import PROTOCOL_VERSION, Intent, PeerRecord, open_record
+from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId
+from p2p_dtfm.core.step import Prepared, StepOutcome
+from p2p_dtfm.core.view import View
+from p2p_dtfm.core.workload import workload_of
+from p2p_dtfm.daemon.checkpoints import Checkpoints
+from p2p_dtfm.daemon.compute import Compute
+from p2p_dtfm.daemon.courier import Courier
+from p2p_dtfm.daemon.event_log import EventLog
+from p2p_dtfm.daemon.following import Donor
+from p2p_dtfm.daemon.home import Home
+from p2p_dtfm.daemon.run_source import (
+    Run,
+    ask_welcome,
+    fetch_blob,
+    fetch_run,
+    found_run,
+    open_local_run,
+    resolve_run_spec,
+)
+from p2p_dtfm.daemon.self_record import SelfRecord
+from p2p_dtfm.daemon.settings import Settings
+from p2p_dtfm.daemon.status import State, Status
+from p2p_dtfm.daemon.trainer import Tools, Trainer
+from p2p_dtfm.daemon.wire import (
+    AGREEMENT,
+    CheckpointFiles,
+    FollowEnded,
+    FollowLayers,
+    Hello,
+    LayerOffered,
+    LayersCommitted,
+    Message,
+    PeerAddress,
+    Welcome,
+    unpack,
+)
+from p2p_dtfm.net.addresses import parse_address
+from p2p_dtfm.net.blobs import BlobExchange
+from p2p_dtfm.net.bulk import BulkPlane
+from p2p_dtfm.net.control import ControlPlane
+from p2p_dtfm.net.directory import Directory, Presence
+from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.frames import FrameHeader, FrameLimits
+from p2p_dtfm.net.host import Host
+from p2p_dtfm.net.identity import verify
+from p2p_dtfm.net.probing import Probes
+from p2p_dtfm.train.batches import Batches
+from p2p_dtfm.train.checkpoint import list_checkpoints, load_layer
+from p2p_dtfm.train.data import BlobStore, Dataset
+from p2p_dtfm.train.measure import measure_device, select_device
+from p2p_dtfm.train.model import layer_count
+from p2p_dtfm.web.api import LocalApi, make_app
+
+log = logging.getLogger("p2p_dtfm")
+
+TICK_S = 0.1
+PRESENCE_REFRESH_S = 20.0
+RECORD_REFRESH_S = 10.0
+JOIN_RETRY_S = 3.0
+DONE_WAIT_S = 60.0
+HISTORY_LIMIT = 256
+
+
+class Daemon:
+    """One peer. `run` lives until the run is done and it may exit, or it is asked to leave."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.status = Status()
+        self.home = Home(settings.home)
+        self.compute = Compute()
+        self.views: list[dict[str, Any]] = []
+        self._life = 0
+        self._leaving = asyncio.Event()
+        self._left = asyncio.Event()
+        self._failed: asyncio.Future[None] | None = None
+        self._run: Run | None = None
+        self._agreement: Agreement | None = None
+        self._trainer: Trainer | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._welcomed_by = ""
+
+    # life -------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Returns the exit code. Raises `UserError`."""
+        self.home.acquire()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self.home.release)
+            stack.callback(self.compute.close)
+            self._failed = asyncio.get_running_loop().create_future()
+            self._handle_signals()
+            self._life = self.home.next_life()
+            await self._start_network(stack)
+            await self._start_run(stack)
+            await self._measure()
+            await self._take_part()
+            return await self._until_end()
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self._leaving.is_set():
+            raise SystemExit(130)
+        log.info("leaves after this step; a second signal ends at once")
+        self._leaving.set()
+
+    async def _start_network(self, stack: contextlib.AsyncExitStack) -> None:
+        settings = self.settings
+        self.status.say(State.STARTING, "starts libp2p")
+        self._host = await Host.start(
+            self.home.identity, settings.listen, settings.announce, settings.initial_peers
+        )
+        stack.push_async_callback(self._host.close)
+        self._me = Member(self._host.peer_id, self._life)
+        log.info("peer %s", self._host.peer_id)
+        self._control = await ControlPlane(self._host, self._serve).ready()
+        stack.push_async_callback(self._control.close)
+        self._courier = Courier(self._host, self._control, self._life)
+        stack.push_async_callback(self._courier.close)
+        for address in settings.initial_peers:
+            peer_id, where = parse_address(address)
+            self._courier.learn(peer_id, (where,))
+        self._directory = await Directory.start(self._host, settings.initial_peers)
+        stack.push_async_callback(self._directory.close)
+        self._probes = await Probes(self._host).ready()
+        self._blobs = await BlobExchange(self._host, self._open_blob, self._on_fault).ready()
+
+    async def _start_run(self, stack: contextlib.AsyncExitStack) -> None:
+        run = await (self._join_run() if self.settings.initial_peers else self._found_run())
+        self._run = run
+        self._workload = workload_of(run.spec)
+        self._events = EventLog(self.home.run_directory(run.digest) / "events.jsonl")
+        limits = FrameLimits(payload_bytes=max(64 << 20, self._workload.boundary_bytes))
+        self._bulk = BulkPlane(
+            self._host, run.digest, limits, self._on_frame, self._on_fault, self._on_lost
+        )
+        await self._bulk.ready()
+        stack.push_async_callback(self._bulk.close)
+        self._agreement = Agreement(
+            self._me, run.digest, self._workload, self._host.identity.sign, verify
+        )
+        self._make_trainer(run)
+        assert self._trainer is not None and self._checkpoints is not None
+        stack.push_async_callback(self._trainer.close)
+        stack.push_async_callback(self._checkpoints.close)
+        stack.callback(self._cancel_tasks)
+        readers = {
+            "status": self.status_json,
+            "plan": self.plan_json,
+            "peers": self.peers_json,
+            "history": self.history_json,
+        }
+        self._api = LocalApi(make_app(readers, {"leave": self._ask_to_leave}), self.home.socket)
+        await self._api.start()
+        stack.push_async_callback(self._api.close)
+
+    def _make_trainer(self, run: Run) -> None:
+        directory = self.home.run_directory(run.digest)
+        scratch = directory / "scratch"
+        scratch.mkdir(exist_ok=True)
+        self._checkpoints = Checkpoints(
+            self.home.checkpoints(run.digest), run.spec, self._blobs, self.compute, self._announce
+        )
+        dataset = Dataset(run.manifest, run.blobs.path, run.spec.model.context)
+        tools = Tools(
+            me=self._me.peer_id,
+            spec=run.spec,
+            batches=Batches(dataset, run.spec),
+            courier=self._courier,
+            bulk=self._bulk,
+            blobs=self._blobs,
+            compute=self.compute,
+            checkpoints=self._checkpoints,
+            donor=Donor(self._courier, self._bulk, self.compute, run.blobs.put_bytes),
+            scratch=scratch,
+            status=self.status,
+        )
+        self._trainer = Trainer(tools, self)
+        self._trainer.on_record(self._on_step)
+
+    async def _found_run(self) -> Run:
+        self.status.say(State.STARTING, "prepares the data of the run")
+        path = resolve_run_spec(self.settings.run)
+        scratch = self.home.root / "prepared"
+        spec, signed, prepared = await asyncio.to_thread(
+            found_run, path, self._host.identity, scratch
+        )
+        store = BlobStore(self.home.run_directory(spec.digest()) / "blobs")
+        for digest in prepared.digests():
+            blob = prepared.path(digest)
+            assert blob is not None
+            await asyncio.to_thread(store.put_file, blob)
+        run = open_local_run(signed, store)
+        await self._print_invitation(run)
+        return run
+
+    async def _print_invitation(self, run: Run) -> None:
+        addresses = await self._host.addresses()
+        log.info("founded run %s (%s)", run.digest[:16], run.spec.name)
+        lines = ["", "others join with one of these lines:"]
+        lines += [f"  p2p-dtfm --initial-peers {address}" for address in addresses]
+        print("\n".join(lines), flush=True)
+
+    async def _join_run(self) -> Run:
+        self.status.say(State.JOINING, "asks which run is trained here")
+        initial = [parse_address(address)[0] for address in self.settings.initial_peers]
+        own = await self._host.addresses()
+        self._welcomed_by, welcome = await ask_welcome(
+            self._courier, initial, own, self.settings.run_digest
+        )
+        for peer in welcome.peers:
+            self._courier.learn(peer.peer_id, peer.addresses)
+        spec_digest = digest_bytes(welcome.run_spec.payload)
+        store = BlobStore(self.home.run_directory(spec_digest) / "blobs")
+        peers = list(dict.fromkeys([self._welcomed_by, *self._courier.known]))
+        run = await fetch_run(welcome, store, self._blobs, peers)
+        if welcome.step > run.spec.total_steps:
+            raise UserError(
+                f"run {spec_digest[:16]} is complete: all {run.spec.total_steps} steps are done",
+                "found a new run, or ask a member for the model",
+                exit_code=5,
+            )
+        log.info("takes part in run %s (%s)", run.digest[:16], run.spec.name)
+        return run
+
+    # measuring --------------------------------------------------------------------------------
+
+    async def _measure(self) -> None:
+        assert self._run is not None
+        settings = self.settings
+        self.status.say(State.MEASURING, "times the layers on this device")
+        device = select_device(settings.device)
+        limit = int(settings.memory_gib * (1 << 30)) or None
+        measured = await self.compute.run(
+            measure_device, self._run.spec, device, settings.threads or None, limit
+        )
+        self._self_record = SelfRecord(
+            self._me, self._run.digest, measured, await self._host.addresses(), self._probes
+        )
+        await self._self_record.probe_all(
+            [peer for peer in self._courier.known if peer != self._me.peer_id],
+            self._courier,
+            lambda text: self.status.say(State.MEASURING, text),
+        )
+        self._set_record()
+
+    def _set_record(self, intent: Intent | None = None) -> None:
+        assert self._agreement is not None
+        record, signed = self._self_record.make(self._host.identity.sign, intent)
+        self._agreement.set_record(record, signed)
+
+    # taking part ------------------------------------------------------------------------------
+
+    async def _take_part(self) -> None:
+        assert self._run is not None and self._trainer is not None
+        await self._resume_from_checkpoint()
+        self._spawn(self._tick_loop())
+        self._spawn(self._presence_loop())
+        self._spawn(self._record_loop())
+        self._spawn(self._trainer.run())
+        if self.settings.initial_peers:
+            self._spawn(self._join_loop())
+        else:
+            self._spawn(self._found_loop())
+
+    async def _resume_from_checkpoint(self) -> None:
+        """A founder that finds whole checkpoints of its run goes on from the newest."""
+        assert self._run is not None and self._trainer is not None and self._agreement is not None
+        if self.settings.initial_peers:
+            return
+        for checkpoint in list_checkpoints(self.home.checkpoints(self._run.digest)):
+            if len(checkpoint.layers) < layer_count(self._run.spec):
+                continue
+            step = checkpoint.manifest.step
+            states = {}
+            for layer in checkpoint.layers:
+                states[layer] = await self.compute.run(load_layer, checkpoint.directory, layer)
+            self._trainer.adopt(states, step)
+            self._agreement.step = step
+            self._agreement.held = self._trainer.held
+            log.info("goes on from the checkpoint of step %d", step)
+            return
+
+    async def _found_loop(self) -> None:
+        """Wait for the expected newcomers, for a bounded time; then make the first view."""
+        agreement, expected = self._agreement, self.settings.expect_peers
+        assert agreement is not None
+        end_s = time.monotonic() + self.settings.expect_wait_s
+        while len(agreement.joiners) + 1 < expected and time.monotonic() < end_s:
+            present = len(agreement.joiners) + 1
+            self.status.say(State.WAITING, f"{present} of {expected} expected peers are here")
+            await asyncio.sleep(TICK_S)
+        self._do(agreement.found(time.monotonic_ns()))
+
+    async def _join_loop(self) -> None:
+        """Ask members to be let in until there is a view with this peer."""
+        agreement = self._agreement
+        assert agreement is not None
+        number = 0
+        while agreement.view is None:
+            if not agreement.attempting and agreement.next_view is None:
+                members = [p for p in (self._welcomed_by, *self._courier.known) if p]
+                member = members[number % len(members)]
+                number += 1
+                self.status.say(State.JOINING, f"asks {member} to be let in at the next view")
+                self._courier.tell(member, agreement.wants_view())
+            await asyncio.sleep(JOIN_RETRY_S)
+
+    async def _tick_loop(self) -> None:
+        assert self._agreement is not None
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._do(self._agreement.tick(time.monotonic_ns()))
+
+    async def _presence_loop(self) -> None:
+        assert self._run is not None
+        addresses = await self._host.addresses()
+        presence = Presence(
+            peer_id=self._me.peer_id,
+            life=self._life,
+            addresses=addresses,
+            run_digest=self._run.digest,
+        )
+        while True:
+            try:
+                await self._directory.publish_run(self._run.digest, self._run.signed_spec)
+                await self._directory.publish_presence(presence)
+                for peer in await self._directory.present_peers(self._run.digest):
+                    self._courier.learn(peer.peer_id, peer.addresses)
+            except Unreachable as error:
+                log.warning("directory: %s", error)
+            await asyncio.sleep(PRESENCE_REFRESH_S)
+
+    async def _record_loop(self) -> None:
+        """Keep the record up to date from live traffic; it counts from the next view on."""
+        while True:
+            await asyncio.sleep(RECORD_REFRESH_S)
+            if self._self_record.learn_from_traffic(self._bulk.link_estimate):
+                self._set_record()
+
+    # actions of the agreement -------------------------------------------------------------------
+
+    def _do(self, actions: Actions) -> None:
+        assert self._agreement is not None and self._trainer is not None
+        for action in actions:
+            if isinstance(action, SendMessage):
+                for peer_id in action.to:
+                    self._courier.tell(peer_id, action.message)
+            elif isinstance(action, ComputePlan):
+                self._spawn(self._compute_plan(action.snapshot))
+            elif isinstance(action, ViewAgreed):
+                self._on_agreed(action.view)
+            elif isinstance(action, TakeOver):
+                self._on_take_over(action.view, action.step)
+            elif isinstance(action, Left):
+                self._left.set()
+            elif isinstance(action, Halt):
+                self._on_halt(action)
+            elif isinstance(action, Report):
+                log.info("%s", action.text)
+
+    async def _compute_plan(self, snapshot: Snapshot) -> None:
+        assert self._agreement is not None
+        plan = await asyncio.to_thread(compute_plan, snapshot)
+        self._do(self._agreement.plan_computed(snapshot, plan, time.monotonic_ns()))
+
+    def _on_agreed(self, view: View) -> None:
+        assert self._trainer is not None
+        for record in view.snapshot.records:
+            self._courier.learn(record.peer_id, record.addresses)
+        log.info(
+            "agreed on view %s: plan %s, %d members",
+            view.id,
+            view.plan.digest()[:12],
+            len(view.members),
+        )
+        self._trainer.view_agreed(view)
+
+    def _on_take_over(self, view: View, step: int) -> None:
+        assert self._trainer is not None
+        entry = {
+            "view": view.id.number,
+            "snapshot": view.id.snapshot,
+            "plan": view.plan.digest(),
+            "members": list(view.member_ids),
+            "step": step,
+        }
+        self.views = [*self.views, entry][-HISTORY_LIMIT:]
+        self._events.write("view", **entry)
+        log.info("view %s from step %d on", view.id, step)
+        if isinstance(view.plan, NoPlan):
+            self.status.say(State.WAITING, view.plan.reason)
+            log.info("waiting: %s", view.plan.reason)
+        for peer_id in view.member_ids:
+            self._spawn(self._connect(peer_id))
+        self._trainer.take_over(view, step)
+        if self._leaving.is_set():
+            self._leave_now_or_ask()
+
+    async def _connect(self, peer_id: str) -> None:
+        try:
+            await self._courier.connect(peer_id)
+        except Unreachable as error:
+            log.warning("%s", error)
+
+    def _on_halt(self, action: Halt) -> None:
+        path = self.home.root / f"disagreement-{action.snapshot.number}.msgpack"
+        path.write_bytes(encode(action.snapshot))
+        assert self._failed is not None
+        if not self._failed.done():
+            self._failed.set_exception(
+                RuntimeError(
+                    f"{action.reason}. This is a bug (version {__version__}): please report it "
+                    f"with the file {path} of both peers"
+                )
+            )
+
+    # what the trainer asks (Outlet) ---------------------------------------------------------------
+
+    def say_prepared(self, prepared: Prepared, view: View) -> None:
+        for peer_id in view.member_ids:
+            self._courier.tell(peer_id, prepared)
+
+    def committed(self, outcome: StepOutcome) -> None:
+        assert self._agreement is not None and self._trainer is not None
+        self._agreement.held = self._trainer.held
+        self._do(self._agreement.committed(outcome))
+
+    def ready_for(self) -> ViewId | None:
+        assert self._agreement is not None
+        return self._agreement.ready_for
+
+    def synced(self, view: ViewId) -> None:
+        assert self._agreement is not None and self._trainer is not None
+        self._agreement.held = self._trainer.held
+        self._do(self._agreement.synced(view))
+
+    async def fetch_shards(self, digests: set[str]) -> None:
+        assert self._run is not None
+        sizes = self._run.manifest.blobs()
+        for digest in sorted(digests):
+            peers = [peer for peer in self._courier.known if peer != self._me.peer_id]
+            await fetch_blob(self._run.blobs, self._blobs, digest, peers, sizes[digest])
+
+    def damaged_shard(self, digest: str) -> None:
+        assert self._run is not None
+        self._run.blobs.quarantine(digest)
+
+    def _announce(self, files: CheckpointFiles) -> None:
+        if self._agreement is not None and self._agreement.view is not None:
+            for peer_id in self._agreement.view.member_ids:
+                self._courier.tell(peer_id, files)
+
+    def _on_step(self, outcome: StepOutcome) -> None:
+        self._events.write(
+            "step",
+            step=outcome.step,
+            loss=outcome.loss,
+            held_out_loss=outcome.held_out_loss,
+            gradient_norm=outcome.gradient_norm,
+            view=self.views[-1]["view"] if self.views else 0,
+        )
+        held_out = outcome.held_out_loss
+        text = "" if held_out is None else f", held-out loss {held_out:.4f}"
+        if outcome.loss is not None:
+            log.log(
+                logging.INFO if held_out is not None else logging.DEBUG,
+                "step %d: loss %.4f%s",
+                outcome.step,
+                outcome.loss,
+                text,
+            )
+
+    # what arrives -------------------------------------------------------------------------------
+
+    async def _serve(self, sender: str, body: bytes) -> bytes:
+        _, message = unpack(body)
+        self._courier.heard(sender)
+        if isinstance(message, Hello):
+            return await self._welcome(sender, message)
+        if self._agreement is None or self._trainer is None:
+            raise PeerFault("this peer does not take part in a run yet", sender)
+        self._receive(sender, message)
+        return b""
+
+    def _receive(self, sender: str, message: Message) -> None:
+        assert self._agreement is not None and self._trainer is not None
+        if isinstance(message, AGREEMENT):
+            self._learn_addresses(message)
+            self._do(self._agreement.receive(sender, message, time.monotonic_ns()))
+        elif isinstance(message, Prepared):
+            if message.peer_id != sender:
+                raise PeerFault("says Prepared for another peer", sender)
+            self._trainer.prepared(message)
+        elif isinstance(message, FollowLayers | LayerOffered | LayersCommitted | FollowEnded):
+            self._trainer.following(sender, message)
+        elif isinstance(message, CheckpointFiles):
+            assert self._checkpoints is not None
+            self._checkpoints.remote_files(sender, message)
+
+    def _learn_addresses(self, message: Any) -> None:
+        """Newcomers must be answered before any view names them."""
+        assert self._run is not None
+        signed = getattr(message, "record", None)
+        if signed is not None:
+            record = open_record(signed, self._run.digest, verify)
+            self._courier.learn(record.peer_id, record.addresses)
+        for contribution in getattr(message, "contributions", ()):
+            self._learn_from_contribution(contribution.payload)
+
+    def _learn_from_contribution(self, payload: bytes) -> None:
+        """Addresses only: the agreement itself checks the signature before it uses anything."""
+        opened = decode(payload, Contribution)
+        for signed in (opened.record, *opened.joiners):
+            record = decode(signed.payload, PeerRecord)
+            self._courier.learn(record.peer_id, record.addresses)
+
+    async def _welcome(self, sender: str, message: Hello) -> bytes:
+        if self._run is None or self._agreement is None:
+            raise PeerFault("this peer has no run yet, try again in a moment", sender)
+        if message.protocol_version != PROTOCOL_VERSION:
+            log.warning("%s speaks protocol %d", sender, message.protocol_version)
+        self._courier.learn(sender, message.addresses)
+        own = PeerAddress(self._me.peer_id, await self._host.addresses())
+        view = self._agreement.view
+        records = view.snapshot.records if view is not None else ()
+        peers = [PeerAddress(record.peer_id, record.addresses) for record in records]
+        others = [peer for peer in peers if peer.peer_id not in (sender, own.peer_id)]
+        return encode(
+            Welcome(PROTOCOL_VERSION, self._run.signed_spec, (own, *others), self._agreement.step)
+        )
+
+    def _on_frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+        assert self._trainer is not None
+        self._courier.heard(sender)
+        self._trainer.frame(sender, header, payload)
+
+    def _on_fault(self, sender: str, fault: PeerFault) -> None:
+        log.warning("disconnected %s: %s", sender, fault.cause)
+
+    def _on_lost(self, peer_id: str, lane: str, error: Unreachable) -> None:
+        log.debug("stream %s with %s: %s", lane, peer_id, error.cause)
+
+    def _open_blob(self, digest: str) -> Path | None:
+        if self._run is not None and (path := self._run.blobs.path(digest)) is not None:
+            return path
+        return self._checkpoints.path_of(digest) if self._checkpoints is not None else None
+
+    # the end ------------------------------------------------------------------------------------
+
+    async def _until_end(self) -> int:
+        assert self._failed is not None and self._trainer is not None
+        waits = {
+            "failed": asyncio.ensure_future(self._failed),
+            "lost": asyncio.create_task(self._host.lost.wait()),
+            "left": asyncio.create_task(self._left.wait()),
+            "leaving": asyncio.create_task(self._leaving.wait()),
+            "done": asyncio.create_task(self._trainer.done.wait()),
+        }
+        try:
+            while True:
+                pending = [task for task in waits.values() if not task.done()]
+                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                if waits["failed"].done():
+                    waits["failed"].result()
+                if waits["lost"].done():
+                    raise UserError(
+                        "the libp2p daemon of this peer has ended by itself",
+                        "start p2p-dtfm again; it takes up where the swarm is",
+                        exit_code=1,
+                    )
+                if waits["left"].done():
+                    return await self._end_left()
+                if waits["done"].done():
+                    if await self._end_done():
+                        return 0
+                elif waits["leaving"].done():
+                    self._leave_now_or_ask()
+        finally:
+            for task in waits.values():
+                task.cancel()
+
+    def _leave_now_or_ask(self) -> None:
+        """Leave at once where nobody depends on this peer; else ask for a view without it."""
+        assert self._agreement is not None
+        self.status.say(State.LEAVING, "hands its layers to the others")
+        view = self._agreement.view
+        if view is None or len(view.members) == 1:
+            self._left.set()
+            return
+        self._set_record(Intent.LEAVING)
+        now_ns = time.monotonic_ns()
+        self._do(self._agreement.request_replan(f"{self._me.peer_id} leaves", now_ns))
+
+    async def _end_left(self) -> int:
+        """Nothing depends on this peer any more: save what it holds, give what was asked for."""
+        assert self._trainer is not None and self._checkpoints is not None
+        trainer = self._trainer
+        versions = set(trainer.held.values())
+        if len(versions) == 1 and (step := versions.pop()) > 0:
+            await self._checkpoints.save(step, dict(trainer.states))
+        await trainer.hand_over()
+        log.info("left the swarm")
+        self.status.say(State.STOPPED, "left")
+        return 0
+
+    async def _end_done(self) -> bool:
+        """After the last step: see that everyone has the whole model; then exit if so set."""
+        assert self._run is not None and self._checkpoints is not None
+        assert self._agreement is not None and self._agreement.view is not None
+        others = set(self._agreement.view.member_ids) - {self._me.peer_id}
+        step = self._run.spec.total_steps
+        end_s = time.monotonic() + DONE_WAIT_S
+        while not self._checkpoints.whole_at(step, others) and time.monotonic() < end_s:
+            await asyncio.sleep(TICK_S)
+        if self.settings.exit_when_done:
+            return True
+        await self._leaving.wait()
+        return True
+
+    async def _ask_to_leave(self) -> dict[str, Any]:
+        self._leaving.set()
+        return {"state": "leaving"}
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or task.exception() is None:
+            return
+        assert self._failed is not None
+        if not self._failed.done():
+            self._failed.set_exception(task.exception() or RuntimeError("unknown"))
+
+    def _cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    # reading ------------------------------------------------------------------------------------
+
+    def status_json(self) -> dict[str, Any]:
+        """What `p2p-dtfm status --json` prints."""
+        view = self._agreement.view if self._agreement else None
+        return {
+            "version": __version__,
+            "peer_id": self._me.peer_id,
+            "life": self._life,
+            "run": self._run.spec.name if self._run else None,
+            "run_digest": self._run.digest if self._run else None,
+            **self.status.as_json(),
+            "view": view.id.number if view else None,
+            "snapshot": view.id.snapshot if view else None,
+            "plan": view.plan.digest() if view else None,
+            "members": list(view.member_ids) if view else [],
+            "layers": sorted(self._trainer.states) if self._trainer else [],
+            "whole_checkpoint_step": self._checkpoints.whole_step if self._checkpoints else None,
+            "checkpoints": str(self.home.checkpoints(self._run.digest)) if self._run else None,
+        }
+
+    def plan_json(self) -> dict[str, Any]:
+        """The snapshot and plan in force, as plain data."""
+        view = self._agreement.view if self._agreement else None
+        if view is None:
+            return {"view": None}
+        return {
+            "view": view.id.number,
+            "snapshot": msgspec.to_builtins(view.snapshot),
+            "snapshot_digest": view.id.snapshot,
+            "plan": msgspec.to_builtins(view.plan),
+            "plan_digest": view.plan.digest(),
+        }
+
+    def peers_json(self) -> list[dict[str, Any]]:
+        view = self._agreement.view if self._agreement else None
+        records = view.snapshot.records if view else ()
+        now_s = time.monotonic()
+        heard = self._courier.heard_s
+        return [
+            {
+                **msgspec.to_builtins(record),
+                "heard_s_ago": round(now_s - heard[record.peer_id], 1)
+                if record.peer_id in heard
+                else None,
+                "layers": list(view.layers_of(record.peer_id)) if view else [],
+            }
+            for record in records
+        ]
+
+    def history_json(self) -> dict[str, Any]:
+        """Views, losses and held-out losses so far."""
+        trainer = self._trainer
+        return {
+            "views": self.views,
+            "losses": list(trainer.losses) if trainer else [],
+            "held_out_losses": list(trainer.held_out) if trainer else [],
+        }

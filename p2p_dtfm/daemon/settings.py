@@ -1,0 +1,114 @@
+"""What a daemon was told: defaults < configuration file < environment < flags."""
+
+import difflib
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.daemon.home import default_home
+
+PREFIX = "P2P_DTFM_"
+
+
+class Settings(BaseModel):
+    """Every setting of the daemon. The same names in a file, in upper case in the environment."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    home: Path = Field(default_factory=default_home, description="identity, data, checkpoints")
+    run: str = Field(default="tiny", description="run spec to found a swarm with")
+    initial_peers: tuple[str, ...] = Field(default=(), description="addresses of a swarm to join")
+    run_digest: str = Field(
+        default="", pattern="^[0-9a-f]{0,64}$", description="join only the run of this digest"
+    )
+    listen: tuple[str, ...] = Field(
+        default=("/ip4/0.0.0.0/tcp/0",), description="addresses to listen on"
+    )
+    announce: tuple[str, ...] = Field(default=(), description="addresses to tell others")
+    device: str = Field(default="auto", description='"auto", "cpu", "cuda" or "cuda:N"')
+    threads: int = Field(default=0, ge=0, le=1024, description="CPU threads; 0: half of the cores")
+    memory_gib: float = Field(
+        default=0.0, ge=0, description="memory to use; 0: four fifths of free"
+    )
+    expect_peers: int = Field(
+        default=1, ge=1, le=1024, description="a founder waits for this many before the first view"
+    )
+    expect_wait_s: float = Field(default=60.0, ge=0, description="how long it waits for them")
+    exit_when_done: bool = Field(default=False, description="end when the run is complete")
+    log: Literal["auto", "human", "json"] = Field(default="auto", description="log format")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Settings, and where each value came from."""
+
+    settings: Settings
+    origins: dict[str, str]
+
+    def describe(self) -> str:
+        """One line a setting, as `--show-config` prints it."""
+        values = self.settings.model_dump(mode="json")
+        width = max(len(name) for name in values)
+        return "\n".join(
+            f"{name:<{width}} = {value!r}  ({self.origins[name]})" for name, value in values.items()
+        )
+
+
+def resolve(config: Path | None, flags: dict[str, Any]) -> Resolved:
+    """Merge all sources. Raises `UserError` naming the source, the key and the fix."""
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(Settings.model_fields, "default")
+    sources = [
+        *_from_file(config),
+        ("environment", _from_environment()),
+        ("flag", {name: value for name, value in flags.items() if value not in (None, ())}),
+    ]
+    for origin, source in sources:
+        _refuse_unknown(source, origin)
+        for name, value in source.items():
+            values[name] = value
+            origins[name] = f"{PREFIX}{name.upper()}" if origin == "environment" else origin
+    try:
+        return Resolved(Settings.model_validate(values), origins)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise UserError(
+            f"{name} ({origins[name]}): {first['msg']}, not {first['input']!r}",
+            f"{name}: {Settings.model_fields[name].description}",
+        ) from error
+
+
+def _from_file(config: Path | None) -> list[tuple[str, dict[str, Any]]]:
+    if config is None:
+        return []
+    try:
+        return [(str(config), tomllib.loads(config.read_text(encoding="utf-8")))]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {config}: {error}", "give the path of a TOML file") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{config} is not valid TOML: {error}", "mend that line") from error
+
+
+def _from_environment() -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, text in os.environ.items():
+        if name.startswith(PREFIX):
+            key = name.removeprefix(PREFIX).lower()
+            field = Settings.model_fields.get(key)
+            is_list = field is not None and field.annotation == tuple[str, ...]
+            values[key] = tuple(text.split()) if is_list else text
+    return values
+
+
+def _refuse_unknown(source: dict[str, Any], origin: str) -> None:
+    for name in source:
+        if name not in Settings.model_fields:
+            near = difflib.get_close_matches(name, Settings.model_fields, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "p2p-dtfm --show-config lists them all"
+            raise UserError(f"unknown setting {name!r} ({origin})", hint)

@@ -1,0 +1,47 @@
+"""What this daemon is doing: always one state, why, and for how long yet."""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    JOINING = "joining"
+    MEASURING = "measuring"
+    SYNCING = "syncing"
+    WAITING = "waiting"
+    SPARE = "spare"
+    TRAINING = "training"
+    DONE = "done"
+    LEAVING = "leaving"
+    STOPPED = "stopped"
+
+
+@dataclass
+class Status:
+    """`say` changes the state; the rest are facts that the parts of the daemon keep up to date."""
+
+    state: State = State.STARTING
+    reason: str = ""
+    since_s: float = field(default_factory=time.time)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def say(self, state: State, reason: str) -> None:
+        if (state, reason) == (self.state, self.reason):
+            return
+        changed = state is not self.state
+        self.state, self.reason, self.since_s = state, reason, time.time()
+        log.log(logging.INFO if changed else logging.DEBUG, "%s: %s", state.value, reason)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "state": self.state.value,
+            "reason": self.reason,
+            "since_s": round(self.since_s, 3),
+            **self.facts,
+        }

@@ -1,0 +1,104 @@
+"""What daemons say to one another in control calls, and how it is read."""
+
+import msgspec
+
+from p2p_dtfm.core.agreement_messages import Active, Gather, JoinRequest, Ready, Synced
+from p2p_dtfm.core.canonical import decode, encode_for_wire
+from p2p_dtfm.core.signed import Signed
+from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.step import Prepared
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
+    """Who is there, and what is trained here? Sent by a newcomer to any peer."""
+
+    protocol_version: int
+    addresses: tuple[str, ...]
+
+
+class PeerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    peer_id: str
+    addresses: tuple[str, ...]
+
+
+class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to Hello: the run as its founder signed it, and whom to talk to."""
+
+    protocol_version: int
+    run_spec: Signed
+    peers: tuple[PeerAddress, ...]
+    step: int
+
+
+class FollowLayers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="follow"):
+    """The sender needs these layers for its place in an agreed view: state, then every gradient."""
+
+    view: ViewId
+    layers: tuple[int, ...]
+
+
+class LayerOffered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="layer_offered"):
+    """The state of a layer at a version, to be fetched as a blob."""
+
+    view: ViewId
+    layer: int
+    version: int
+    blob: str
+    size_bytes: int
+
+
+class LayersCommitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="committed"):
+    """A step is committed whose gradients were sent to followers."""
+
+    view: ViewId
+    step: int
+    gradient_norm: float
+
+
+class FollowEnded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="follow_ended"):
+    """The sender can no longer feed this follower, which must ask again."""
+
+    view: ViewId
+    reason: str
+
+
+class CheckpointFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="checkpoint"):
+    """Layer files of a checkpoint that the sender has on disk and serves as blobs."""
+
+    step: int
+    files: dict[int, tuple[str, int]]
+    """By layer: digest and size."""
+
+
+Message = (
+    Hello
+    | Gather
+    | Ready
+    | Synced
+    | Active
+    | JoinRequest
+    | Prepared
+    | FollowLayers
+    | LayerOffered
+    | LayersCommitted
+    | FollowEnded
+    | CheckpointFiles
+)
+
+AGREEMENT = (Gather, Ready, Synced, Active, JoinRequest)
+
+
+class _Body(msgspec.Struct, frozen=True, array_like=True):
+    life: int
+    message: Message
+
+
+def pack(life: int, message: Message) -> bytes:
+    """A message as spoken by this peer in one of its lives."""
+    return encode_for_wire(_Body(life, message))
+
+
+def unpack(body: bytes) -> tuple[int, Message]:
+    """(life of the sender, message). Raises `PeerFault`."""
+    opened = decode(body, _Body)
+    return opened.life, opened.message

@@ -1,0 +1,166 @@
+"""Addresses as people paste them: /ip4/203.0.113.7/tcp/4001/p2p/12D3Koo..."""
+
+import ipaddress
+from collections.abc import Iterable
+
+import base58
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.net.identity import is_peer_id
+from p2p_dtfm.net.libp2p import Multiaddr
+
+EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
+_ADDRESS_LIMIT_CHARACTERS = 512
+_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
+_FLAGS = ("quic", "quic-v1", "ws", "wss", "p2p-circuit")
+_P2P_CODE = bytes((0xA5, 0x03))  # multicodec 421 as a varint
+
+
+def parse_address(text: str) -> tuple[str, str]:
+    """(peer id, the address without its last /p2p/ID). Raises `UserError` saying what is wrong."""
+    address = text.strip()
+    parts = _parts(address)
+    if len(parts) < 2 or parts[-2] != "p2p":
+        raise _malformed(text, "it does not end in /p2p/ and the id of the other peer")
+    peer_id = parts[-1]
+    if not is_peer_id(peer_id):
+        raise _malformed(
+            text,
+            f"{peer_id!r} is no peer id: that is 52 characters that begin with 12D3Koo",
+            "copy the address whole: its end seems to be cut off or changed",
+        )
+    rest = parts[:-2]
+    if not rest:
+        raise _malformed(text, "it names a peer but no host and port")
+    _check_transport(text, rest)
+    return peer_id, "/" + "/".join(rest)
+
+
+def check_listen_address(text: str) -> str:
+    """An address to listen on, such as /ip4/0.0.0.0/tcp/4001. Raises `UserError`."""
+    parts = _parts(text.strip())
+    if "p2p" in parts:
+        raise _malformed(
+            text, "an address to listen on has no /p2p/ part", "leave out /p2p/ and what follows"
+        )
+    _check_transport(text, parts)
+    return "/" + "/".join(parts)
+
+
+def _parts(text: str) -> list[str]:
+    if not text:
+        raise _malformed(text, "it is empty")
+    if len(text) > _ADDRESS_LIMIT_CHARACTERS:
+        raise _malformed(text[:60] + "…", f"it has {len(text)} characters")
+    if not text.startswith("/"):
+        raise _malformed(text, "it does not begin with /", _suggestion_for_host_and_port(text))
+    return text.strip("/").split("/")
+
+
+def _suggestion_for_host_and_port(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        return f"write it as {EXAMPLE}"
+    try:
+        kind = f"ip{ipaddress.ip_address(host.strip('[]')).version}"
+    except ValueError:
+        kind = "dns"
+    return f"write it as /{kind}/{host.strip('[]')}/tcp/{port}/p2p/12D3KooW..."
+
+
+def _check_transport(text: str, parts: list[str]) -> None:
+    position = 0
+    names: list[str] = []
+    while position < len(parts):
+        name = parts[position]
+        names.append(name)
+        if name in _FLAGS:
+            position += 1
+            continue
+        if position + 1 == len(parts):
+            known = name in (*_HOSTS, "tcp", "udp", "p2p")
+            cause = f"nothing follows /{name}" if known else f"{name!r} is unknown"
+            raise _malformed(text, cause)
+        _check_part(text, name, parts[position + 1])
+        position += 2
+    if not names or names[0] not in _HOSTS or len(names) < 2 or names[1] not in ("tcp", "udp"):
+        raise _malformed(text, "a host must be followed by /tcp/ and a port")
+
+
+def _check_part(text: str, name: str, value: str) -> None:
+    if name in ("tcp", "udp"):
+        if not (value.isascii() and value.isdigit() and int(value[:6]) <= 65535):
+            raise _malformed(text, f"{value!r} is no port: that is a number up to 65535")
+    elif name in ("ip4", "ip6"):
+        try:
+            valid = ipaddress.ip_address(value).version == int(name[2])
+        except ValueError:
+            valid = False
+        if not valid:
+            raise _malformed(text, f"{value!r} is no IPv{name[2]} address")
+    elif name == "p2p":
+        if not is_peer_id(value):
+            raise _malformed(text, f"{value!r} is no peer id")
+    elif name in _HOSTS:
+        if not value:
+            raise _malformed(text, f"nothing follows /{name}")
+    else:
+        raise _malformed(text, f"{name!r} is unknown")
+
+
+def _malformed(text: str, cause: str, fix: str = f"the right form is {EXAMPLE}") -> UserError:
+    fixes = [fix] if EXAMPLE in fix else [fix, f"the right form is {EXAMPLE}"]
+    fixes.append("the other daemon prints its address when it starts, and in `p2p-dtfm id`")
+    return UserError(f"malformed address {text!r}: {cause}", tuple(fixes))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether the host of a valid multiaddr is this machine's loopback."""
+    parts = address.strip("/").split("/")
+    try:
+        return ipaddress.ip_address(parts[1]).is_loopback
+    except (ValueError, IndexError):
+        return False
+
+
+class WireAddress:
+    """A multiaddr as p2pd wants its bytes.
+
+    hivemind's codec writes the base58 text of a /p2p/ part where its raw bytes belong, so those
+    parts are written here.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def to_bytes(self) -> bytes:
+        encoded, rest = b"", []
+        parts = iter(self._address.strip("/").split("/"))
+        for part in parts:
+            if part == "p2p":
+                encoded += _plain_bytes(rest) + _peer_bytes(next(parts))
+                rest = []
+            else:
+                rest.append(part)
+        return encoded + _plain_bytes(rest)
+
+
+def _plain_bytes(parts: list[str]) -> bytes:
+    return Multiaddr("/" + "/".join(parts)).to_bytes() if parts else b""
+
+
+def _peer_bytes(peer_id: str) -> bytes:
+    raw = base58.b58decode(peer_id)
+    return _P2P_CODE + bytes((len(raw),)) + raw
+
+
+def usable_addresses(addresses: Iterable[str]) -> list[WireAddress]:
+    """Of the addresses that a peer claims for itself, those that are well formed."""
+    usable = []
+    for address in addresses:
+        try:
+            _check_transport(address, _parts(address))
+        except UserError:
+            continue
+        usable.append(WireAddress(address))
+    return usable

@@ -1,0 +1,235 @@
+"""Files by the digest of their content, from whichever peers have them."""
+
+import asyncio
+import collections
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from p2p_dtfm.core.canonical import decode, encode
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.net.control import ControlPlane
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.host import Host
+
+OpenBlob = Callable[[str], Path | None]
+OnFault = Callable[[str, PeerFault], None]
+
+CHUNK_LIMIT_BYTES = 512 << 10
+CALLS_IN_FLIGHT = 4
+CHUNK_DEADLINE_S = 30.0
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+log = logging.getLogger(__name__)
+
+
+class BlobUnavailable(Exception):
+    """No peer that was asked has given the blob."""
+
+    def __init__(self, digest: str, causes: dict[str, str]) -> None:
+        self.digest = digest
+        self.causes = causes
+        tried = "; ".join(f"{peer_id}: {cause}" for peer_id, cause in causes.items())
+        super().__init__(f"blob {digest} could not be fetched ({tried or 'no peer to ask'})")
+
+
+class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    digest: str
+    offset: int
+    length: int
+
+
+class _Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    total_bytes: int
+    content: bytes
+
+
+class _Download:
+    """How far a blob has come, and from whom."""
+
+    def __init__(self, file: BinaryIO, digest: str, max_bytes: int) -> None:
+        self.digest = digest
+        self.max_bytes = max_bytes
+        self.offset = 0
+        self.total: int | None = None
+        self.donors: list[str] = []
+        self._file = file
+
+    async def keep(self, chunk: _Chunk) -> None:
+        await asyncio.to_thread(self._file.write, chunk.content)
+        self.offset += len(chunk.content)
+
+    def restart(self) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        self.offset, self.total, self.donors = 0, None, []
+
+
+class BlobExchange:
+    """Serves what `open_blob(digest)` finds, and fetches from others. `await ready()` to serve."""
+
+    def __init__(self, host: Host, open_blob: OpenBlob, on_fault: OnFault | None = None) -> None:
+        self._open_blob = open_blob
+        self._on_fault = on_fault
+        self._plane = ControlPlane(host, self._serve, name="blob")
+
+    async def ready(self) -> "BlobExchange":
+        """Start to serve."""
+        await self._plane.ready()
+        return self
+
+    async def fetch(self, digest: str, peers: Sequence[str], target: Path, max_bytes: int) -> Path:
+        """Fetch the blob into `target`, which appears whole and verified or not at all.
+
+        Peers are asked in turn; one that fails is followed by the next at the same offset. A
+        donor of wrong bytes is reported to `on_fault`. Raises `BlobUnavailable`.
+        """
+        assert _DIGEST.fullmatch(digest), digest
+        target.parent.mkdir(parents=True, exist_ok=True)
+        causes: dict[str, str] = {}
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        os.close(descriptor)
+        try:
+            if not await self._fetch_into(Path(temporary), digest, peers, max_bytes, causes):
+                raise BlobUnavailable(digest, causes)
+            os.replace(temporary, target)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        return target
+
+    async def _fetch_into(
+        self,
+        path: Path,
+        digest: str,
+        peers: Sequence[str],
+        max_bytes: int,
+        causes: dict[str, str],
+    ) -> bool:
+        """First all donors together; if that has the wrong digest, each of them on its own."""
+        donors = await self._download(path, digest, peers, max_bytes, causes)
+        if donors is None:
+            return False
+        if await asyncio.to_thread(_digest_of_file, path) == digest:
+            return True
+        if len(donors) == 1:
+            self._report(donors[0], digest, causes)
+        suspects = donors if len(donors) > 1 else []
+        rest = [peer for peer in peers if peer not in donors and peer not in causes]
+        for peer in [*suspects, *rest]:
+            alone = await self._download(path, digest, [peer], max_bytes, causes)
+            if alone is None:
+                continue
+            if await asyncio.to_thread(_digest_of_file, path) == digest:
+                return True
+            self._report(peer, digest, causes)
+        return False
+
+    def _report(self, peer_id: str, digest: str, causes: dict[str, str]) -> None:
+        causes[peer_id] = "sent bytes that do not have this digest"
+        fault = PeerFault(f"sent wrong bytes for blob {digest[:12]}", peer_id)
+        log.warning("%s", fault)
+        if self._on_fault is not None:
+            self._on_fault(peer_id, fault)
+
+    async def _download(
+        self,
+        path: Path,
+        digest: str,
+        peers: Sequence[str],
+        max_bytes: int,
+        causes: dict[str, str],
+    ) -> list[str] | None:
+        """The peers that gave parts of a complete download into `path`, or None."""
+        with path.open("wb") as file:
+            download = _Download(file, digest, max_bytes)
+            for peer in peers:
+                try:
+                    await self._continue(download, peer)
+                except (Unreachable, PeerFault) as error:
+                    causes[peer] = error.cause
+                    if not isinstance(error, Refused | Unreachable) and self._on_fault is not None:
+                        self._on_fault(peer, PeerFault(error.cause, peer))
+                else:
+                    await asyncio.to_thread(_settle, file)
+                    return download.donors
+        return None
+
+    async def _continue(self, download: "_Download", peer: str) -> None:
+        """Fetch from one peer what is missing, several chunks at once, and keep what came."""
+        first = await self._chunk(peer, download, None)
+        if download.total not in (None, first.total_bytes):
+            download.restart()  # the two donors speak of different files: trust neither's half
+            first = await self._chunk(peer, download, None)
+        download.total = first.total_bytes
+        download.donors.append(peer)
+        await download.keep(first)
+        calls: collections.deque[asyncio.Task[_Chunk]] = collections.deque()
+        asked = download.offset
+        try:
+            while download.offset < first.total_bytes:
+                while len(calls) < CALLS_IN_FLIGHT and asked < first.total_bytes:
+                    calls.append(asyncio.create_task(self._chunk(peer, download, asked)))
+                    asked += CHUNK_LIMIT_BYTES
+                await download.keep(await calls[0])
+                calls.popleft()
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _chunk(self, peer: str, download: "_Download", offset: int | None) -> _Chunk:
+        """The chunk at `offset`; None: where the download stands, whatever the total."""
+        at = download.offset if offset is None else offset
+        request = encode(_Request(download.digest, at, CHUNK_LIMIT_BYTES))
+        reply = await self._plane.call(peer, request, CHUNK_DEADLINE_S)
+        chunk = decode(reply, _Chunk, CHUNK_LIMIT_BYTES + 64)
+        if not 0 <= chunk.total_bytes <= download.max_bytes:
+            raise PeerFault(
+                f"a blob of {chunk.total_bytes} bytes, at most {download.max_bytes}", peer
+            )
+        if offset is not None and chunk.total_bytes != download.total:
+            raise PeerFault(f"a blob of {chunk.total_bytes} bytes that had {download.total}", peer)
+        if len(chunk.content) != max(0, min(CHUNK_LIMIT_BYTES, chunk.total_bytes - at)):
+            raise PeerFault(f"a chunk of {len(chunk.content)} bytes", peer)
+        return chunk
+
+    async def _serve(self, sender: str, body: bytes) -> bytes:
+        request = decode(body, _Request, 256)
+        sane = 0 <= request.offset < 1 << 60 and 0 < request.length <= CHUNK_LIMIT_BYTES
+        if not _DIGEST.fullmatch(request.digest) or not sane:
+            raise PeerFault("a request for no possible blob")
+        path = self._open_blob(request.digest)
+        if path is None:
+            raise PeerFault(f"blob {request.digest[:12]} is not here")
+        try:
+            return encode(await asyncio.to_thread(_read_chunk, path, request))
+        except OSError as error:
+            log.warning("blob %s cannot be read: %s", request.digest[:12], error)
+            raise PeerFault(f"blob {request.digest[:12]} cannot be read here") from error
+
+
+def _read_chunk(path: Path, request: _Request) -> _Chunk:
+    with path.open("rb") as file:
+        total = os.fstat(file.fileno()).st_size
+        file.seek(request.offset)
+        return _Chunk(total, file.read(request.length))
+
+
+def _settle(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _digest_of_file(path: Path) -> str:
+    """Hexadecimal BLAKE2b-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()

@@ -1,0 +1,45 @@
+"""Text to samples: tokenizers, preparing, shards by content hash, and the dataset."""
+
+from p2p_dtfm.train.data.blob_store import BLOB_LIMIT_BYTES, BlobStore, file_digest, is_digest
+from p2p_dtfm.train.data.corpus import (
+    STANDARD_LIBRARY,
+    prepare_standard_library,
+    standard_library_paths,
+)
+from p2p_dtfm.train.data.dataset import Dataset, ShardMissing
+from p2p_dtfm.train.data.manifest import Manifest, ShardEntry, load_manifest, parse_manifest
+from p2p_dtfm.train.data.prepare import Prepared, Progress, open_prepared, prepare
+from p2p_dtfm.train.data.shard_files import ShardDamaged
+from p2p_dtfm.train.data.text_files import Skipped
+from p2p_dtfm.train.data.tokenizer import (
+    ByteTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    tokenizer_from_bytes,
+)
+
+__all__ = [
+    "BLOB_LIMIT_BYTES",
+    "STANDARD_LIBRARY",
+    "BlobStore",
+    "ByteTokenizer",
+    "Dataset",
+    "Manifest",
+    "Prepared",
+    "Progress",
+    "ShardDamaged",
+    "ShardEntry",
+    "ShardMissing",
+    "Skipped",
+    "Tokenizer",
+    "file_digest",
+    "is_digest",
+    "load_manifest",
+    "load_tokenizer",
+    "open_prepared",
+    "parse_manifest",
+    "prepare",
+    "prepare_standard_library",
+    "standard_library_paths",
+    "tokenizer_from_bytes",
+]

@@ -1,0 +1,27 @@
+"""A file that is either there in full or not there at all."""
+
+import os
+import secrets
+from pathlib import Path
+
+TEMPORARY_PREFIX = ".tmp-"
+
+
+def write_atomically(path: Path, payload: bytes) -> None:
+    """Replace `path` by `payload`, durably: a reader sees the old bytes or the new. OSError."""
+    temporary = temporary_path(path.parent)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def temporary_path(folder: Path) -> Path:
+    """A new empty file in `folder`, with a name that no finished file has."""
+    path = folder / f"{TEMPORARY_PREFIX}{secrets.token_hex(16)}"
+    path.touch(exist_ok=False)
+    return path

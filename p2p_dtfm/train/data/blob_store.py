@@ -1,0 +1,153 @@
+"""A directory of files named by the hash of their content.
+
+A name is the hexadecimal BLAKE2b-256 of the bytes, so a blob can come from anybody: what does not
+hash to its name is refused on the way in. A blob that rots on disk is moved to `quarantine/`.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.train.data.atomic_file import TEMPORARY_PREFIX, temporary_path
+
+BLOB_LIMIT_BYTES = 1 << 30
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_CHUNK_BYTES = 1 << 20
+
+
+def is_digest(text: str) -> bool:
+    """Whether `text` is 64 lower-case hexadecimal digits, and so no path to anywhere else."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def file_digest(path: Path) -> str:
+    """Hexadecimal BLAKE2b-256 of a file, read in chunks. Raises OSError."""
+    hasher = hashlib.blake2b(digest_size=32)
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+class BlobStore:
+    """Blobs under `root`, which is made if need be. A full disk is an OSError, as ever."""
+
+    def __init__(self, root: Path, limit_bytes: int = BLOB_LIMIT_BYTES) -> None:
+        self.root = Path(root)
+        self.limit_bytes = limit_bytes
+        self.root.mkdir(parents=True, exist_ok=True)
+
+    def path(self, digest: str) -> Path | None:
+        """Where a blob lies, or None if it is not here. PeerFault if `digest` is malformed."""
+        path = self._place(digest)
+        return path if path.is_file() else None
+
+    def has(self, digest: str) -> bool:
+        return self.path(digest) is not None
+
+    def digests(self) -> list[str]:
+        """All blobs here, sorted."""
+        return sorted(entry.name for entry in os.scandir(self.root) if is_digest(entry.name))
+
+    def put_bytes(self, payload: bytes) -> str:
+        """Store `payload` and return its digest."""
+        assert len(payload) <= self.limit_bytes, f"blob of {len(payload)} bytes"
+        temporary = self.temporary_path()
+        try:
+            temporary.write_bytes(payload)
+            return self._name(temporary)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def put_file(self, path: Path) -> str:
+        """Store a file, by hard link where the filesystem allows, and return its digest.
+
+        A linked file must not be changed in place afterwards; replacing it is harmless.
+        """
+        temporary = self.temporary_path()
+        try:
+            temporary.unlink()
+            try:
+                os.link(path, temporary, follow_symlinks=True)
+            except OSError:  # another filesystem, or one without links
+                shutil.copyfile(path, temporary)
+            return self._name(temporary)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def adopt(self, temporary: Path, digest: str) -> Path:
+        """Take over a file that a peer sent, if it hashes to `digest`; remove it otherwise.
+
+        `temporary` is gone afterwards either way. PeerFault if it is not that blob.
+        """
+        place = self._place(digest)
+        try:
+            size = temporary.stat().st_size
+            if size > self.limit_bytes:
+                raise PeerFault(f"blob of {size} bytes, more than the limit {self.limit_bytes}")
+            found = file_digest(temporary)
+            if found != digest:
+                raise PeerFault(f"blob {digest[:12]} whose bytes hash to {found[:12]}")
+            try:
+                os.replace(temporary, place)
+            except OSError:  # it lies on another filesystem
+                self.put_file(temporary)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return place
+
+    def temporary_path(self) -> Path:
+        """A new empty file on the store's filesystem, to write a download into."""
+        return temporary_path(self.root)
+
+    def verify(self, digest: str) -> bool:
+        """Whether the blob is here and sound. One that is not sound goes to quarantine."""
+        path = self.path(digest)
+        if path is None:
+            return False
+        if file_digest(path) == digest:
+            return True
+        self.quarantine(digest)
+        return False
+
+    def quarantine(self, digest: str) -> Path | None:
+        """Put a blob aside so that it is fetched again; where it lies now, None if not here.
+
+        Of each digest only the last bad copy is kept.
+        """
+        path = self.path(digest)
+        if path is None:
+            return None
+        aside = self.root / "quarantine"
+        aside.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # somebody else was faster
+            os.replace(path, aside / digest)
+        return aside / digest
+
+    def remove(self, digest: str) -> None:
+        """Forget a blob. Nothing happens if it is not here."""
+        self._place(digest).unlink(missing_ok=True)
+
+    def remove_temporary_files(self) -> None:
+        """Clear what an interrupted process left. Only while nobody else writes here."""
+        for entry in os.scandir(self.root):
+            if entry.name.startswith(TEMPORARY_PREFIX):
+                Path(entry.path).unlink(missing_ok=True)
+
+    def _place(self, digest: str) -> Path:
+        if not is_digest(digest):
+            raise PeerFault(f"digest that is not 64 hexadecimal digits: {digest[:80]!r}")
+        return self.root / digest
+
+    def _name(self, temporary: Path) -> str:
+        size = temporary.stat().st_size
+        assert size <= self.limit_bytes, f"blob of {size} bytes"
+        digest = file_digest(temporary)
+        # Between two links to one file, rename does nothing and leaves both: the caller's unlink
+        # of the temporary name takes care of that.
+        os.replace(temporary, self._place(digest))
+        return digest

@@ -1,0 +1,152 @@
+"""The manifest: what a prepared corpus consists of. Its digest names the data of a run.
+
+Canonical JSON: keys sorted, no blanks, and only those very bytes are accepted, so that one
+manifest has one digest. It holds no paths: where the founder keeps files is nobody's business.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from p2p_dtfm.core.canonical import digest_bytes
+from p2p_dtfm.core.errors import PeerFault, UserError
+
+FORMAT_VERSION = 1
+MANIFEST_LIMIT_BYTES = 16 << 20
+SHARD_LIMIT_TOKENS = 1 << 28
+TOKENIZER_LIMIT_BYTES = 64 << 20
+
+Split = Literal["train", "held_out"]
+TokenType = Literal["uint8", "uint16", "uint32"]
+TOKEN_BYTES: dict[TokenType, int] = {"uint8": 1, "uint16": 2, "uint32": 4}
+
+_Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
+_Count = Annotated[int, Meta(ge=0, lt=1 << 60)]
+_Text = Annotated[str, Meta(max_length=2000)]
+
+
+class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of little-endian tokens, named by its BLAKE2b-256."""
+
+    digest: _Digest
+    tokens: Annotated[int, Meta(ge=1, le=SHARD_LIMIT_TOKENS)]
+    split: Split
+
+
+class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tokenizer file that made the tokens."""
+
+    digest: _Digest
+    size_bytes: Annotated[int, Meta(ge=1, le=TOKENIZER_LIMIT_BYTES)]
+    vocabulary: Annotated[int, Meta(ge=2, le=1 << 24)]
+
+
+class Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What people should know about the text."""
+
+    name: _Text
+    licence: _Text
+    source: _Text
+
+
+class Totals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sums over the corpus. `text_bytes` and `documents` count what went in."""
+
+    train_tokens: _Count
+    held_out_tokens: _Count
+    documents: _Count
+    text_bytes: _Count
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Shards of a split are in corpus order; the order decides which sample is which."""
+
+    format_version: int
+    token_type: TokenType
+    tokenizer: TokenizerEntry
+    shards: Annotated[tuple[ShardEntry, ...], Meta(min_length=1, max_length=1 << 17)]
+    totals: Totals
+    notes: Notes
+
+    def to_bytes(self) -> bytes:
+        """The canonical JSON."""
+        return msgspec.json.encode(self, order="sorted")
+
+    def digest(self) -> str:
+        return digest_bytes(self.to_bytes())
+
+    @property
+    def vocabulary(self) -> int:
+        return self.tokenizer.vocabulary
+
+    def shards_in(self, split: Split) -> tuple[ShardEntry, ...]:
+        return tuple(shard for shard in self.shards if shard.split == split)
+
+    def size_bytes(self, shard: ShardEntry) -> int:
+        """Size of a shard's file."""
+        return shard.tokens * TOKEN_BYTES[self.token_type]
+
+    def blobs(self) -> dict[str, int]:
+        """Every file that the manifest names: digest to size in bytes."""
+        sizes = {shard.digest: self.size_bytes(shard) for shard in self.shards}
+        return sizes | {self.tokenizer.digest: self.tokenizer.size_bytes}
+
+
+def token_type_for(vocabulary: int) -> TokenType:
+    """The narrowest unsigned type that holds every token."""
+    if vocabulary <= 1 << 8:
+        return "uint8"
+    return "uint16" if vocabulary <= 1 << 16 else "uint32"
+
+
+def parse_manifest(payload: bytes, expected_digest: str | None = None) -> Manifest:
+    """Read a manifest that a peer sent. Anything that is not exactly one is `PeerFault`."""
+    if len(payload) > MANIFEST_LIMIT_BYTES:
+        raise PeerFault(f"manifest of {len(payload)} bytes, limit {MANIFEST_LIMIT_BYTES}")
+    if expected_digest is not None and digest_bytes(payload) != expected_digest:
+        raise PeerFault(f"manifest that does not hash to {expected_digest[:12]}")
+    try:
+        manifest = msgspec.json.decode(payload, type=Manifest)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise PeerFault(f"not a manifest: {error}") from error
+    problem = _inconsistency(manifest)
+    if problem is None and manifest.to_bytes() != payload:
+        problem = "is not in canonical form"
+    if problem is not None:
+        raise PeerFault(f"manifest that {problem}")
+    return manifest
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Read the manifest of a prepared directory. Raises `UserError`."""
+    fix = f"make the data anew: p2p-dtfm prepare PATH... --out {path.parent}"
+    try:
+        with open(path, "rb") as file:
+            payload = file.read(MANIFEST_LIMIT_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", fix) from error
+    try:
+        return parse_manifest(payload)
+    except PeerFault as error:
+        raise UserError(f"{path} cannot be used: {error.cause}", fix) from error
+
+
+def _inconsistency(manifest: Manifest) -> str | None:
+    """What is wrong between the fields, each of which is within its own bounds."""
+    if manifest.format_version != FORMAT_VERSION:
+        return f"has format {manifest.format_version}, this version reads {FORMAT_VERSION}"
+    if manifest.token_type != token_type_for(manifest.vocabulary):
+        return f"stores a vocabulary of {manifest.vocabulary} as {manifest.token_type}"
+    train = sum(shard.tokens for shard in manifest.shards_in("train"))
+    held_out = sum(shard.tokens for shard in manifest.shards_in("held_out"))
+    if (train, held_out) != (manifest.totals.train_tokens, manifest.totals.held_out_tokens):
+        return "has totals that are not the sums of its shards"
+    sizes: dict[str, int] = {}
+    for shard in manifest.shards:
+        if sizes.setdefault(shard.digest, shard.tokens) != shard.tokens:
+            return f"gives shard {shard.digest[:12]} two sizes"
+    if manifest.tokenizer.digest in sizes:
+        return "names one file as tokenizer and as shard"
+    return None

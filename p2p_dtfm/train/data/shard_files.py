@@ -1,0 +1,132 @@
+"""Token shards: raw little-endian unsigned integers in files named by their hash."""
+
+import contextlib
+import hashlib
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.train.data.blob_store import BlobStore, file_digest
+from p2p_dtfm.train.data.manifest import TOKEN_BYTES, ShardEntry, Split, TokenType
+
+_DTYPES: dict[TokenType, np.dtype] = {
+    "uint8": np.dtype("u1"),
+    "uint16": np.dtype("<u2"),
+    "uint32": np.dtype("<u4"),
+}
+_CHECK_TOKENS = 1 << 20
+
+
+class ShardDamaged(UserError):
+    """The file of a shard is not that shard: put it aside and fetch it again."""
+
+    def __init__(self, digest: str, path: Path, problem: str) -> None:
+        self.digest = digest
+        super().__init__(
+            f"data shard {path} {problem}",
+            (
+                f"delete {path}; it will be fetched again from the swarm",
+                "if these data are your own, make them anew with p2p-dtfm prepare",
+            ),
+        )
+
+
+class ShardWriter:
+    """Writes the tokens of one split into shards of at most `shard_tokens`."""
+
+    def __init__(
+        self, store: BlobStore, split: Split, token_type: TokenType, shard_tokens: int
+    ) -> None:
+        self.entries: list[ShardEntry] = []
+        self.tokens = 0
+        self._store, self._split, self._dtype = store, split, _DTYPES[token_type]
+        self._shard_tokens = shard_tokens
+        self._in_shard = 0
+        self._hasher = hashlib.blake2b(digest_size=32)
+        self._file: BinaryIO | None = None
+        self._temporary: Path | None = None
+
+    def append(self, tokens: np.ndarray) -> None:
+        """Add tokens [t], cutting a shard wherever one is full. OSError if the disk is full."""
+        tokens = tokens.astype(self._dtype, copy=False)
+        self.tokens += len(tokens)
+        while len(tokens):
+            taken = tokens[: self._shard_tokens - self._in_shard]
+            tokens = tokens[len(taken) :]
+            self._write(taken)
+            if self._in_shard == self._shard_tokens:
+                self._finish()
+
+    def close(self) -> None:
+        """Finish the last shard, which may be short."""
+        if self._in_shard:
+            self._finish()
+
+    def abandon(self) -> None:
+        """Remove an unfinished shard."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what it could not write is not wanted any more
+                self._file.close()
+            self._file = None
+        if self._temporary is not None:
+            self._temporary.unlink(missing_ok=True)
+            self._temporary = None
+
+    def _write(self, tokens: np.ndarray) -> None:
+        if self._file is None:
+            self._temporary = self._store.temporary_path()
+            self._file = open(self._temporary, "wb")  # noqa: SIM115 closed in _finish, abandon
+            self._hasher = hashlib.blake2b(digest_size=32)
+        payload = tokens.tobytes()
+        self._hasher.update(payload)
+        self._file.write(payload)
+        self._in_shard += len(tokens)
+
+    def _finish(self) -> None:
+        # Not synced: a shard torn by a power cut no longer has its hash, and that is checked
+        # whenever one is opened.
+        assert self._file is not None and self._temporary is not None
+        self._file.close()
+        digest = self._hasher.hexdigest()
+        self._temporary.replace(self._store.root / digest)
+        self.entries.append(ShardEntry(digest, self._in_shard, self._split))
+        self._file, self._temporary, self._in_shard = None, None, 0
+
+
+def open_shard(
+    path: Path, entry: ShardEntry, token_type: TokenType, vocabulary: int, verified: bool
+) -> np.ndarray:
+    """Memory-map a shard: tokens [t], read-only.
+
+    Its hash and the range of its tokens are checked unless they were before (`verified`).
+    Raises `ShardDamaged`, and `UserError` for a sound shard with tokens outside `vocabulary`.
+    """
+    expected_bytes = entry.tokens * TOKEN_BYTES[token_type]
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes != expected_bytes:
+            problem = f"has {size_bytes} bytes instead of {expected_bytes}"
+            raise ShardDamaged(entry.digest, path, problem)
+        if not verified and file_digest(path) != entry.digest:
+            raise ShardDamaged(entry.digest, path, "is corrupt: its hash is not its name")
+        tokens = np.memmap(path, dtype=_DTYPES[token_type], mode="r")
+    except OSError as error:
+        raise ShardDamaged(entry.digest, path, f"cannot be read: {error.strerror}") from error
+    if not verified:
+        _require_within(tokens, vocabulary, path)
+    return tokens
+
+
+def _require_within(tokens: np.ndarray, vocabulary: int, path: Path) -> None:
+    if vocabulary > np.iinfo(tokens.dtype).max:
+        return
+    for start in range(0, len(tokens), _CHECK_TOKENS):
+        highest = int(tokens[start : start + _CHECK_TOKENS].max())
+        if highest >= vocabulary:
+            raise UserError(
+                f"data shard {path} holds token {highest}, but its manifest declares a vocabulary "
+                f"of {vocabulary}",
+                "the data were made wrongly: run p2p-dtfm prepare again and found a new swarm",
+            )

@@ -1,0 +1,187 @@
+"""Which files under the given paths hold text, and that text in pieces of bounded size."""
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2p_dtfm.core.errors import UserError
+
+
+class NotText(Exception):
+    """The file holds a zero byte or is not UTF-8."""
+
+
+@dataclass
+class Skipped:
+    """Files left out, by reason. `unreadable` names the first few."""
+
+    not_text: int = 0
+    empty: int = 0
+    hidden: int = 0
+    links: int = 0
+    special: int = 0
+    unreadable: int = 0
+    unreadable_examples: list[str] = field(default_factory=list)
+
+    def note_unreadable(self, error: OSError) -> None:
+        self.unreadable += 1
+        if len(self.unreadable_examples) < 3:
+            self.unreadable_examples.append(f"{error.filename}: {error.strerror}")
+
+    def __str__(self) -> str:
+        counts = [
+            (self.not_text, "not text"),
+            (self.empty, "empty"),
+            (self.hidden, "hidden"),
+            (self.links, "symbolic links"),
+            (self.special, "not regular files"),
+            (self.unreadable, "unreadable"),
+        ]
+        return ", ".join(f"{count} {reason}" for count, reason in counts if count) or "none"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A regular file that may hold text. `named` if the user named it, not just its directory."""
+
+    path: Path
+    size_bytes: int
+    named: bool
+
+
+def find_files(paths: list[Path], leave_out: Path, skipped: Skipped) -> list[Candidate]:
+    """Regular files in a fixed order: paths as given, each directory sorted by name, depth first.
+
+    Inside directories, hidden entries and symbolic links are skipped and counted: links can loop
+    and lead to the same text twice. A path that the user names may itself be a link. No file comes
+    twice. `leave_out` is the output directory. Raises `UserError` for a path that cannot be read.
+    """
+    found: list[Candidate] = []
+    seen: set[tuple[int, int]] = set()
+    excluded = _identity(leave_out)
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise UserError(
+                f"cannot read {path}: {error.strerror}", "check the path and its permissions"
+            ) from error
+        if stat.S_ISDIR(status.st_mode):
+            candidates = _walk(path, excluded, skipped)
+        elif stat.S_ISREG(status.st_mode):
+            candidates = iter([(path, status)])
+        else:
+            raise UserError(
+                f"{path} is neither a file nor a directory", "name text files or directories"
+            )
+        named = not stat.S_ISDIR(status.st_mode)
+        for file, file_status in candidates:
+            identity = (file_status.st_dev, file_status.st_ino)
+            if identity in seen:
+                continue
+            seen.add(identity)
+            if file_status.st_size == 0:
+                skipped.empty += 1
+            else:
+                found.append(Candidate(file, file_status.st_size, named))
+    return found
+
+
+def read_pieces(path: Path, piece_bytes: int) -> Iterator[bytes]:
+    """The file in order, in pieces of at most `piece_bytes`.
+
+    A piece ends after a newline if there is one in its second half, and never within a character.
+    Raises `NotText` (perhaps after some pieces) and OSError.
+    """
+    rest = b""
+    with open(path, "rb") as file:
+        while True:
+            block = file.read(piece_bytes - len(rest))
+            rest += block
+            if not rest:
+                return
+            end = _cut(rest, piece_bytes) if block else len(rest)
+            yield _checked(rest[:end])
+            rest = rest[end:]
+
+
+def _cut(text: bytes, piece_bytes: int) -> int:
+    """Where to end a piece that more text may follow."""
+    if len(text) < piece_bytes:
+        return _character_boundary(text)
+    newline = text.rfind(b"\n", len(text) // 2)
+    return newline + 1 if newline >= 0 else _character_boundary(text)
+
+
+def _character_boundary(text: bytes) -> int:
+    """The end of the last whole UTF-8 character (of text that is UTF-8)."""
+    for back in range(1, min(4, len(text)) + 1):
+        byte = text[-back]
+        if byte < 0x80:
+            return len(text)
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            whole = len(text) if back >= length else len(text) - back
+            return whole or len(text)
+    return len(text)
+
+
+def _checked(piece: bytes) -> bytes:
+    if 0 in piece:
+        raise NotText("zero byte")
+    try:
+        piece.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NotText("not UTF-8") from error
+    return piece
+
+
+def _walk(
+    top: Path, excluded: tuple[int, int] | None, skipped: Skipped
+) -> Iterator[tuple[Path, os.stat_result]]:
+    """Regular files below `top`. An explicit stack, since directories may nest without end."""
+    pending = [iter(_entries(top, excluded, skipped))]
+    while pending:
+        entry = next(pending[-1], None)
+        if entry is None:
+            pending.pop()
+            continue
+        if entry.name.startswith(".") or entry.name == "__pycache__":
+            skipped.hidden += 1
+            continue
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except OSError as error:
+            skipped.note_unreadable(error)
+            continue
+        if stat.S_ISLNK(status.st_mode):
+            skipped.links += 1
+        elif stat.S_ISDIR(status.st_mode):
+            pending.append(iter(_entries(Path(entry.path), excluded, skipped)))
+        elif stat.S_ISREG(status.st_mode):
+            yield Path(entry.path), status
+        else:
+            skipped.special += 1
+
+
+def _entries(
+    folder: Path, excluded: tuple[int, int] | None, skipped: Skipped
+) -> list["os.DirEntry[str]"]:
+    if excluded is not None and _identity(folder) == excluded:
+        return []
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: os.fsencode(entry.name))
+    except OSError as error:
+        skipped.note_unreadable(error)
+        return []
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino)

@@ -1,0 +1,105 @@
+"""Text to tokens and back: bytes by default, byte-pair encoding on request.
+
+A tokenizer is a small JSON file that travels between peers by its hash. Nothing in it is executed.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from p2p_dtfm.core.errors import PeerFault, UserError
+from p2p_dtfm.train.data.manifest import TOKENIZER_LIMIT_BYTES
+
+END_OF_DOCUMENT = "\0"
+"""Written after each document. Text files hold no zero byte, so it means nothing else."""
+
+
+class Tokenizer(Protocol):
+    """What the rest of the program knows of a tokenizer. Tokens are 0 ... vocabulary - 1."""
+
+    vocabulary: int
+
+    def encode(self, text: str) -> np.ndarray:
+        """Tokens [t] of an unsigned or signed integer type."""
+        ...
+
+    def encode_bytes(self, text: bytes) -> np.ndarray:
+        """The same for UTF-8 bytes."""
+        ...
+
+    def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        """The same for many texts at once, which may be faster."""
+        ...
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Text. Bytes that are not UTF-8 and tokens outside the vocabulary become U+FFFD."""
+        ...
+
+    def to_bytes(self) -> bytes:
+        """The file; `tokenizer_from_bytes` reads it."""
+        ...
+
+
+class ByteTokenizer:
+    """Each byte of the UTF-8 text is one token."""
+
+    vocabulary = 256
+
+    def encode(self, text: str) -> np.ndarray:
+        return self.encode_bytes(text.encode("utf-8", errors="replace"))
+
+    def encode_bytes(self, text: bytes) -> np.ndarray:
+        return np.frombuffer(text, dtype=np.uint8)
+
+    def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        return [self.encode_bytes(text) for text in texts]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        # 0xFF occurs nowhere in UTF-8, so a token outside the vocabulary shows as U+FFFD
+        return bytes(token if 0 <= token < 256 else 0xFF for token in map(int, tokens)).decode(
+            "utf-8", errors="replace"
+        )
+
+    def to_bytes(self) -> bytes:
+        return b'{"kind":"bytes"}'
+
+
+def tokenizer_from_bytes(payload: bytes) -> Tokenizer:
+    """Read a tokenizer that a peer sent. Raises `PeerFault`."""
+    if len(payload) > TOKENIZER_LIMIT_BYTES:
+        raise PeerFault(f"tokenizer of {len(payload)} bytes, limit {TOKENIZER_LIMIT_BYTES}")
+    try:
+        kind = msgspec.json.decode(payload, type=_Kind).kind
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise PeerFault(f"not a tokenizer: {error}") from error
+    if kind is msgspec.UNSET:
+        # Only who needs byte pairs pays for loading the library.
+        from p2p_dtfm.train.data.byte_pairs import BytePairTokenizer
+
+        return BytePairTokenizer.from_bytes(payload)
+    if payload != ByteTokenizer().to_bytes():
+        raise PeerFault(f"tokenizer of unknown kind {kind[:40]!r}")
+    return ByteTokenizer()
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer file. Raises `UserError`."""
+    fix = "make the data anew with p2p-dtfm prepare, or restore the file"
+    try:
+        with open(path, "rb") as file:
+            payload = file.read(TOKENIZER_LIMIT_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"cannot read tokenizer {path}: {error.strerror}", fix) from error
+    try:
+        return tokenizer_from_bytes(payload)
+    except PeerFault as error:
+        raise UserError(f"{path} cannot be used: {error.cause}", fix) from error
+
+
+class _Kind(msgspec.Struct):
+    """The one field that tells our byte file from a standard tokenizer.json."""
+
+    kind: str | msgspec.UnsetType = msgspec.UNSET

@@ -1,0 +1,85 @@
+"""The plain loop: the same run in one process, with nothing but PyTorch.
+
+What a swarm computes must equal this. It shares the model, the genesis parameters and the learning
+rate with the rest of the package, and none of its pipeline, state or reduction code.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.train.model import build_layer, initialise_layer, layer_count, token_loss_sum
+from p2p_dtfm.train.optimizer import learning_rate
+
+Batch = tuple[Tensor, Tensor]
+"""Inputs and targets: int64 [sequences, tokens] each."""
+
+
+class ReferenceRun:
+    """A run on one device.
+
+    `batch(step, microbatch)` gives inputs and targets of one microbatch of a step.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        batch: Callable[[int, int], Batch],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.spec = spec
+        self.batch = batch
+        self.device = torch.device(device)
+        self.model = nn.Sequential(*(_genesis_layer(spec, n) for n in range(layer_count(spec))))
+        self.model.to(self.device)
+        parameters = list(self.model.parameters())
+        self.optimizer = torch.optim.AdamW(
+            [
+                {
+                    "params": [p for p in parameters if p.dim() >= 2],
+                    "weight_decay": spec.optimizer.weight_decay,
+                },
+                {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+            ],
+            betas=(spec.optimizer.beta1, spec.optimizer.beta2),
+            eps=spec.optimizer.epsilon,
+        )
+
+    def losses(self, steps: int) -> Iterator[float]:
+        """Train `steps` steps from genesis; the loss of each in mean nats per token."""
+        for step in range(steps):
+            yield self._step(step)
+
+    def _step(self, step: int) -> float:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss_sum = 0.0
+        for microbatch in range(self.spec.microbatches_per_step):
+            loss = self._loss_sum(self.batch(step, microbatch))
+            (loss / self.spec.tokens_per_step).backward()
+            loss_sum += loss.item()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.optimizer.clip_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.spec, step)
+        self.optimizer.step()
+        return loss_sum / self.spec.tokens_per_step
+
+    @torch.no_grad()
+    def held_out_loss(self, batches: Iterable[Batch]) -> float:
+        """Mean nats per token over `batches`, with the present parameters."""
+        loss_sum, tokens = 0.0, 0
+        for inputs, targets in batches:
+            loss_sum += self._loss_sum((inputs, targets)).item()
+            tokens += targets.numel()
+        return loss_sum / tokens
+
+    def _loss_sum(self, batch: Batch) -> Tensor:
+        inputs, targets = batch
+        return token_loss_sum(self.model(inputs.to(self.device)), targets.to(self.device))
+
+
+def _genesis_layer(spec: RunSpec, layer: int) -> nn.Module:
+    module = build_layer(spec, layer)
+    initialise_layer(module, spec, layer)
+    return module

@@ -1,0 +1,207 @@
+"""The directory: peers of a run find one another, and nobody speaks for another."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import base58
+import msgspec
+import pytest
+from net_support import LOOPBACK, hosts, run
+
+from p2p_dtfm.core.canonical import digest_bytes, encode
+from p2p_dtfm.core.errors import PeerFault, UserError
+from p2p_dtfm.net.directory import (
+    VALUE_LIMIT_BYTES,
+    Directory,
+    DirectoryValidator,
+    Presence,
+    _key_bytes,
+    open_presence,
+    open_run,
+    presence_key,
+    run_key,
+    shard_of,
+    sign_presence,
+    sign_run,
+)
+from p2p_dtfm.net.host import Host
+from p2p_dtfm.net.identity import Identity
+from p2p_dtfm.net.libp2p import get_dht_time
+
+RUN = "ab" * 32
+
+
+async def _joined(peers: list[Host]) -> list[Directory]:
+    first = list(await peers[0].addresses())
+    return [await Directory.start(host, first if host is not peers[0] else []) for host in peers]
+
+
+async def _presence(host: Host, life: int = 1, run_digest: str = RUN) -> Presence:
+    return Presence(host.peer_id, life, await host.addresses(), run_digest)
+
+
+def test_peers_of_a_run_see_each_other_and_later_lives(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 3) as peers:
+            directories = await _joined(peers)
+            for host, directory in zip(peers, directories, strict=True):
+                assert await directory.publish_presence(await _presence(host))
+            other_run = await _presence(peers[0], run_digest="cd" * 32)
+            for directory in directories:
+                present = await directory.present_peers(RUN)
+                assert [p.peer_id for p in present] == sorted(host.peer_id for host in peers)
+                assert all(p.addresses for p in present)
+            assert await directories[1].publish_presence(await _presence(peers[1], life=2))
+            lives = {p.peer_id: p.life for p in await directories[2].present_peers(RUN)}
+            assert lives[peers[1].peer_id] == 2
+            assert await directories[0].present_peers("ee" * 32) == []
+            assert await directories[0].publish_presence(other_run)
+            assert len(await directories[1].present_peers("cd" * 32)) == 1
+            assert await directories[1].refresh()
+            for directory in directories:
+                await directory.close()
+
+    run(scenario())
+
+
+def test_a_presence_expires_unless_refreshed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            await directories[1].publish_presence(await _presence(peers[1]), expires_in_s=1.0)
+            assert await directories[0].present_peers(RUN)
+            await directories[1].withdraw_presence()
+            end = get_dht_time() + 10
+            while await directories[0].present_peers(RUN):
+                assert get_dht_time() < end, "an expired presence is still there"
+                await asyncio.sleep(0.05)
+
+    run(scenario())
+
+
+def test_run_specs_are_found_by_digest_and_survive_their_publisher(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 4) as peers:
+            directories = await _joined(peers)
+            spec = encode({"name": "tiny"})
+            signed = sign_run(spec, peers[1].peer_id, peers[1].identity.sign)
+            digest = digest_bytes(spec)
+            assert await directories[1].publish_run(digest, signed)
+            assert await directories[1].refresh()
+            await peers[1].close()
+            found = await directories[3].fetch_run(digest)
+            assert found is not None and open_run(found, digest) == spec
+            assert await directories[3].fetch_run(RUN) is None
+
+    run(scenario())
+
+
+def test_refused_values_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as peers:
+            (directory,) = await _joined(peers)
+            spec = encode({"name": "x" * VALUE_LIMIT_BYTES})
+            signed = sign_run(spec, peers[0].peer_id, peers[0].identity.sign)
+            with caplog.at_level(logging.WARNING):
+                assert not await directory.publish_run(digest_bytes(spec), signed)
+            assert "refused to publish a run" in caplog.text
+            small = sign_run(b"\x80", peers[0].peer_id, peers[0].identity.sign)
+            with pytest.raises(PeerFault, match="under the name"):
+                await directory.publish_run(RUN, small)
+
+    run(scenario())
+
+
+def _forgeries(folder: Path) -> dict[str, tuple[bytes, bytes | None, bytes, float]]:
+    own, other = (Identity.load_or_create(folder / name) for name in ("own", "other"))
+    expires = get_dht_time() + 60
+    presence = Presence(own.peer_id, 1, (), RUN, int(expires * 1000))
+    good = sign_presence(presence, own.sign)
+    key = _key_bytes(presence_key(RUN, shard_of(own.peer_id)))
+    owner, when = base58.b58decode(own.peer_id), presence.expires_ms / 1000
+    value = encode(good)
+    stolen = msgspec.structs.replace(good, peer_id=other.peer_id)
+    for_another = sign_presence(msgspec.structs.replace(presence, peer_id=other.peer_id), own.sign)
+    for_another = msgspec.structs.replace(for_another, peer_id=own.peer_id)
+    spec = sign_run(b"\x80", own.peer_id, own.sign)
+    unknown = msgspec.structs.replace(good, kind="gossip")
+    wide = sign_presence(msgspec.structs.replace(presence, addresses=("/x" * 90,) * 16), own.sign)
+    return {
+        "good": (key, owner, value, when),
+        "under another owner": (key, base58.b58decode(other.peer_id), value, when),
+        "without an owner": (key, None, value, when),
+        "under another run": (_key_bytes(presence_key("cd" * 32, 0)), owner, value, when),
+        "under an unknown key": (b"\x01" * 20, owner, value, when),
+        "longer than signed": (key, owner, value, when + 30),
+        "for years": (key, owner, value, when + 1e8),
+        "already over": (key, owner, value, when - 1000),
+        "changed": (key, owner, value[:-1] + bytes([value[-1] ^ 1]), when),
+        "another's statement": (key, owner, encode(stolen), when),
+        "about another": (key, owner, encode(for_another), when),
+        "of unknown kind": (key, owner, encode(unknown), when),
+        "a run under a presence": (key, owner, encode(spec), when),
+        "a run under another digest": (_key_bytes(run_key(RUN)), None, encode(spec), when),
+        "garbage": (key, owner, b"\xc1\xff", when),
+        "empty": (key, owner, b"", when),
+        "too large": (key, owner, encode(wide) + bytes(VALUE_LIMIT_BYTES), when),
+    }
+
+
+def test_the_validator_takes_the_good_and_refuses_each_forgery(tmp_path: Path) -> None:
+    for name, value in _forgeries(tmp_path).items():
+        refusal = DirectoryValidator.refusal(*value)
+        assert (refusal is None) == (name == "good"), f"{name}: {refusal}"
+
+
+def test_forgeries_do_not_spread(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            victim, liar = peers[0], directories[1]
+            liar._node.protocol.record_validator = None  # a peer that checks nothing
+            expires = get_dht_time() + 60
+            presence = Presence(victim.peer_id, 99, (), RUN, int(expires * 1000))
+            forged = sign_presence(presence, peers[1].identity.sign)
+            await liar._node.store(
+                presence_key(RUN, shard_of(victim.peer_id)),
+                encode(forged),
+                presence.expires_ms / 1000,
+                subkey=base58.b58decode(victim.peer_id),
+            )
+            assert await directories[0].present_peers(RUN) == []
+            with pytest.raises(PeerFault, match="forged"):
+                open_presence(forged)
+
+    run(scenario())
+
+
+def test_a_peer_without_a_directory_is_explained(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as (first,):
+            addresses = await first.addresses()
+            second = await Host.start(tmp_path / "second", LOOPBACK, [], addresses)
+            try:
+                with pytest.raises(UserError, match="could not join the directory") as error:
+                    await Directory.start(second, list(addresses))
+                assert error.value.exit_code == 6 and error.value.fixes
+            finally:
+                await second.close()
+
+    run(scenario())
+
+
+def test_a_swarm_whose_nodes_lost_each_other_meets_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            for host, directory in zip(peers, directories, strict=True):
+                await directory.publish_presence(await _presence(host))
+            table = directories[1]._node.protocol.routing_table
+            for node_id in list(table.uid_to_peer_id):
+                del table[node_id]
+            assert not table.uid_to_peer_id
+            await directories[1].refresh()
+            assert len(await directories[1].present_peers(RUN)) == 2
+
+    run(scenario())

@@ -1,0 +1,230 @@
+"""What every plan must satisfy, whatever the peers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p_dtfm.core.plan import NoPlan, Plan, check_plan
+from p2p_dtfm.core.planner import compute_plan, fixed_plan
+from p2p_dtfm.core.prng import Prng
+from p2p_dtfm.core.records import Intent, Link
+from p2p_dtfm.core.snapshot import Snapshot
+from p2p_dtfm.core.workload import Workload
+from tests.core.planning import MEBIBYTE, Peer, name_of, snapshot, workload
+
+ROOT = Path(__file__).parents[2]
+
+
+def plan(made: Snapshot) -> Plan:
+    found = compute_plan(made)
+    assert isinstance(found, Plan), found.reason
+    check_plan(
+        found,
+        made.workload.layer_count,
+        made.workload.microbatch_count,
+        {record.peer_id for record in made.records},
+    )
+    return found
+
+
+def test_prng_is_splitmix64() -> None:
+    """The published first outputs for seed 1234567."""
+    prng = Prng(1234567)
+    assert [prng.next_u64() for _ in range(3)] == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+    ]
+
+
+def test_one_peer_holds_everything() -> None:
+    found = plan(snapshot([Peer()]))
+    (pipeline,) = found.pipelines
+    (stage,) = pipeline.stages
+    assert (stage.first_layer, stage.end_layer) == (0, 14)
+    assert found.predicted_step_ns > 0
+
+
+def test_four_equal_peers_on_loopback_share_the_work() -> None:
+    alone = plan(snapshot([Peer()])).predicted_step_ns
+    together = plan(snapshot([Peer()] * 4))
+    assert not together.spares
+    assert together.predicted_step_ns < alone // 3
+
+
+def test_those_who_leave_or_only_stand_by_get_no_stage() -> None:
+    peers = [Peer(), Peer(intent=Intent.LEAVING), Peer(), Peer(intent=Intent.SPARE)]
+    found = plan(snapshot(peers))
+    assert found.spares == (name_of(1), name_of(3))
+
+
+def test_too_few_members() -> None:
+    peers = [Peer(), Peer(), Peer(intent=Intent.LEAVING)]
+    found = compute_plan(snapshot(peers, workload(min_members=3)))
+    assert isinstance(found, NoPlan)
+    assert "at least 3" in found.reason and "2 of 3" in found.reason
+
+
+def test_nobody_can_train() -> None:
+    assert isinstance(compute_plan(snapshot([Peer(intent=Intent.SPARE)])), NoPlan)
+
+
+def test_memory_that_is_short_is_named() -> None:
+    found = compute_plan(snapshot([Peer(memory_bytes=100 * MEBIBYTE)] * 2))
+    assert isinstance(found, NoPlan)
+    assert found.missing_bytes == 14 * 24 * MEBIBYTE - 200 * MEBIBYTE
+    assert "336.0 MiB" in found.reason and "2 peers offer 200.0 MiB" in found.reason
+
+
+def test_one_layer_larger_than_any_peer_is_named() -> None:
+    found = compute_plan(snapshot([Peer(memory_bytes=20 * MEBIBYTE)] * 64))
+    assert isinstance(found, NoPlan)
+    assert found.missing_bytes == 4 * MEBIBYTE
+    assert "embedding" in found.reason
+
+
+def test_layers_that_do_not_divide_are_named() -> None:
+    """Each of three peers holds four of fourteen layers, though the bytes would suffice."""
+    found = compute_plan(snapshot([Peer(memory_bytes=115 * MEBIBYTE)] * 3))
+    assert isinstance(found, NoPlan)
+    assert found.missing_bytes == 2 * 24 * MEBIBYTE
+
+
+def test_memory_decides_the_shape() -> None:
+    """Each holds half of the model, two microbatches in flight: two pipelines of two."""
+    light = workload(block_parameters=1 << 16)
+    found = plan(snapshot([Peer(memory_bytes=7 * 17 * MEBIBYTE)] * 4, light))
+    assert [len(pipeline.stages) for pipeline in found.pipelines] == [2, 2]
+
+
+def test_three_peers_that_hold_half_or_all() -> None:
+    """Eleven blocks do not divide by three, so pipelines of one and two beat one of three."""
+    whole, half = Peer(memory_bytes=1 << 40), Peer(memory_bytes=112 * MEBIBYTE)
+    eleven = workload(blocks=11, block_parameters=1 << 16)
+    found = plan(snapshot([whole, half, half], eleven))
+    assert sorted(len(pipeline.stages) for pipeline in found.pipelines) == [1, 2]
+    assert not found.spares
+
+
+def test_a_faster_peer_gets_more_layers() -> None:
+    """Neither can hold the model alone."""
+    half = 10 * 40 * MEBIBYTE
+    found = plan(snapshot([Peer(1_000_000, half), Peer(3_000_000, half)]))
+    (pipeline,) = found.pipelines
+    by_peer = {stage.peer_id: len(stage.layers) for stage in pipeline.stages}
+    assert by_peer[name_of(0)] >= 2 * by_peer[name_of(1)]
+
+
+def test_a_faster_pipeline_gets_more_microbatches() -> None:
+    found = plan(snapshot([Peer(1_000_000), Peer(3_000_000)], workload(block_parameters=1 << 10)))
+    counts = {p.stages[0].peer_id: p.microbatch_count for p in found.pipelines}
+    assert counts == {name_of(0): 48, name_of(1): 16}
+
+
+def test_unmeasured_links_still_give_a_plan() -> None:
+    assert plan(snapshot([Peer()] * 3, link=None)).predicted_step_ns > 0
+
+
+def test_more_peers_than_layers_or_microbatches() -> None:
+    plan(snapshot([Peer()] * 9, workload(blocks=1, microbatches=1)))
+
+
+def test_latency_is_bridged_by_microbatches_in_flight() -> None:
+    """A forced pipeline over a 100 ms round trip keeps more in flight than its depth."""
+    half = Peer(memory_bytes=7 * 24 * MEBIBYTE + 7 * 8 * 40 * MEBIBYTE)
+    found = plan(snapshot([half, half], link=Link(100_000_000, 1_000_000_000)))
+    (pipeline,) = found.pipelines
+    assert pipeline.stages[0].in_flight > 4
+    assert pipeline.stages[-1].in_flight == 1
+
+
+def test_fixed_plans() -> None:
+    made = snapshot([Peer()] * 5)
+    for shape in ((1,), (2,), (2, 2), (2, 1), (5,)):
+        found = fixed_plan(made, shape)
+        assert tuple(len(pipeline.stages) for pipeline in found.pipelines) == shape
+    assert [p.microbatch_count for p in fixed_plan(made, (2, 1)).pipelines] == [42, 22]
+
+
+links = st.builds(
+    Link, st.integers(0, 400_000_000), st.sampled_from([0, 10_000, 2_500_000, 125_000_000, 10**9])
+)
+peers = st.builds(
+    Peer,
+    block_ns=st.integers(0, 50_000_000),
+    memory_bytes=st.integers(16 * MEBIBYTE, 512 * MEBIBYTE),
+    uplink_bytes_per_s=st.sampled_from([0, 1_000, 2_500_000, 125_000_000]),
+    downlink_bytes_per_s=st.sampled_from([0, 2_500_000, 125_000_000]),
+    intent=st.sampled_from([Intent.TRAIN, Intent.TRAIN, Intent.TRAIN, Intent.SPARE]),
+)
+works: st.SearchStrategy[Workload] = st.builds(
+    workload, st.integers(1, 14), st.integers(1, 24), st.integers(1, 1 << 22)
+)
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    drawn = draw(st.lists(peers, min_size=1, max_size=7))
+    pairs = [(a, b) for a in range(len(drawn)) for b in range(len(drawn))]
+    return snapshot(
+        drawn,
+        draw(works),
+        draw(st.dictionaries(st.sampled_from(pairs), links)),
+        draw(st.none() | links),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshots(), st.randoms(use_true_random=False))
+def test_any_snapshot(made: Snapshot, order: object) -> None:
+    """Within memory, complete, and equal bytes for any order of the records."""
+    found = compute_plan(made)
+    shuffled = list(made.records)
+    order.shuffle(shuffled)  # type: ignore[attr-defined]
+    again = compute_plan(msgspec.structs.replace(made, records=tuple(shuffled)))
+    if isinstance(found, NoPlan):
+        assert found == again
+        assert found.reason
+        return
+    assert isinstance(again, Plan)
+    plan(made)
+    assert_within_memory(found, made)
+
+
+def assert_within_memory(found: Plan, made: Snapshot) -> None:
+    for pipeline in found.pipelines:
+        for stage in pipeline.stages:
+            costs = [made.workload.cost(layer) for layer in stage.layers]
+            used = sum(cost.state_bytes + stage.in_flight * cost.saved_bytes for cost in costs)
+            assert used <= made.record(stage.peer_id).device.memory_bytes
+            assert made.record(stage.peer_id).intent is Intent.TRAIN
+
+
+DIGEST_PROGRAM = """
+from tests.core.planning import *
+peers = [Peer(1_000_000 * (1 + n % 3), (100 + 70 * n) << 20) for n in range(9)]
+links = {(a, b): Link(1000_000 * (a + b), 10_000_000 * (1 + a)) for a in range(9) for b in range(9)}
+from p2p_dtfm.core.planner import compute_plan
+print(compute_plan(snapshot(peers, links=links)).digest())
+"""
+
+
+def test_equal_digests_under_any_hash_seed() -> None:
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", DIGEST_PROGRAM],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for seed in ("0", "1", "4242")
+    }
+    assert len(digests) == 1

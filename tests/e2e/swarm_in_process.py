@@ -1,0 +1,86 @@
+"""Several step engines in one process, over real libp2p on loopback, without the daemon."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.daemon.compute import Compute
+from p2p_dtfm.daemon.mailbox import Mailbox
+from p2p_dtfm.daemon.step_engine import StepEngine
+from p2p_dtfm.net.bulk import BulkPlane
+from p2p_dtfm.net.frames import FrameHeader, FrameLimits
+from p2p_dtfm.net.host import Host
+from p2p_dtfm.train.layer_state import LayerState
+
+VIEW = ViewId(1, "0" * 64)
+
+
+@dataclass
+class EnginePeer:
+    host: Host
+    bulk: BulkPlane
+    compute: Compute
+    faults: list[PeerFault]
+    engine: StepEngine | None = None
+
+    def on_frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+        if header.view_digest != VIEW.snapshot:
+            raise PeerFault("a tensor of another view", sender)
+        assert self.engine is not None
+        self.engine.mailbox.put(sender, header, payload)
+
+
+@contextlib.asynccontextmanager
+async def engine_peers(
+    count: int, directory: Path, spec: RunSpec
+) -> AsyncIterator[list[EnginePeer]]:
+    """Connected peers, sorted by peer id."""
+    peers: list[EnginePeer] = []
+    first: list[str] = []
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(count):
+            host = await Host.start(
+                directory / f"{number}.key", ["/ip4/127.0.0.1/tcp/0"], initial_peers=first[:1]
+            )
+            stack.push_async_callback(host.close)
+            for address in first:
+                peer_id = address.rsplit("/", 1)[1]
+                await host.connect(peer_id, [address], 10)
+            first.append((await host.addresses())[0])
+            faults: list[PeerFault] = []
+            compute = Compute()
+            stack.callback(compute.close)
+            peer = EnginePeer(host, None, compute, faults)  # type: ignore[arg-type]
+            bulk = BulkPlane(
+                host,
+                spec.digest(),
+                FrameLimits(),
+                peer.on_frame,
+                lambda sender, fault, faults=faults: faults.append(fault),
+            )
+            peer.bulk = await bulk.ready()
+            stack.push_async_callback(bulk.close)
+            peers.append(peer)
+        yield sorted(peers, key=lambda peer: peer.host.peer_id)
+
+
+def prepare_engines(peers: list[EnginePeer], plan: Plan, spec: RunSpec, batch) -> None:
+    for peer in peers:
+        me = peer.host.peer_id
+        states = {layer: LayerState.genesis(spec, layer) for layer in plan.layers_of(me)}
+        peer.engine = StepEngine(
+            Mailbox(VIEW, plan, me, spec), plan, me, spec, states, batch, peer.bulk, peer.compute
+        )
+
+
+async def run_all(peers: list[EnginePeer], step: int, *, evaluate: bool = False):
+    async with asyncio.timeout(60):
+        return await asyncio.gather(
+            *(peer.engine.run(step, train=True, evaluate=evaluate) for peer in peers if peer.engine)
+        )

@@ -1,0 +1,106 @@
+"""Golden test: however a step is spread over peers, its loss equals the plain loop's."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2p_dtfm.core.plan import Pipeline, Plan, Stage, check_plan
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.step import Prepared, StepTransaction
+from p2p_dtfm.train.optimizer import clip_scale, learning_rate
+from p2p_dtfm.train.reference import ReferenceRun
+from tests.core.builders import run_spec
+from tests.e2e.swarm_in_process import VIEW, EnginePeer, engine_peers, prepare_engines, run_all
+
+STEPS = 20
+TOLERANCE = 1e-4
+
+
+def even_plan(peer_ids: list[str], stage_counts: tuple[int, ...], spec: RunSpec) -> Plan:
+    """Pipelines of these stage counts; microbatches in proportion to the stages."""
+    layers, microbatches, total = spec.model.layers + 2, spec.microbatches_per_step, 0
+    pipelines = []
+    for count in stage_counts:
+        first = microbatches * total // len(peer_ids)
+        end = microbatches * (total + count) // len(peer_ids)
+        stages = tuple(
+            Stage(peer, layers * n // count, layers * (n + 1) // count, count - n)
+            for n, peer in enumerate(peer_ids[total : total + count])
+        )
+        pipelines.append(Pipeline(stages, first, end - first))
+        total += count
+    plan = Plan(tuple(pipelines), (), 0)
+    check_plan(plan, layers, microbatches, set(peer_ids))
+    return plan
+
+
+def synthetic_batch(spec: RunSpec):
+    """Text-like tokens that follow from (step, microbatch) alone."""
+
+    def batch(step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(1000 * step + index)
+        shape = (spec.batch.microbatch, spec.model.context + 1)
+        tokens = torch.randint(0, 256, shape, generator=generator) // 4 + 60
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    return batch
+
+
+async def train(peers: list[EnginePeer], plan: Plan, spec: RunSpec) -> list[float]:
+    prepare_engines(peers, plan, spec, synthetic_batch(spec))
+    losses = []
+    for step in range(STEPS):
+        results = await run_all(peers, step, evaluate=step == 3)
+        transaction = StepTransaction(VIEW, step, plan)
+        for peer, local in zip(peers, results, strict=True):
+            transaction.record(
+                Prepared(
+                    VIEW,
+                    step,
+                    peer.host.peer_id,
+                    local.squared_norms,
+                    local.loss_sum,
+                    local.token_count,
+                    local.held_out_loss_sum,
+                    local.held_out_token_count,
+                    None,
+                )
+            )
+        outcome = transaction.outcome()
+        assert outcome is not None and outcome.loss is not None
+        assert (outcome.held_out_loss is not None) == (step == 3)
+        losses.append(outcome.loss)
+        scale = clip_scale(outcome.gradient_norm, spec.optimizer.clip_norm)
+        for peer in peers:
+            for state in peer.engine.states.values():
+                state.apply(state.gradient_vector(), scale, learning_rate(spec, step))
+    return losses
+
+
+def assert_replicas_are_equal(peers: list[EnginePeer], plan: Plan) -> None:
+    by_id = {peer.host.peer_id: peer for peer in peers}
+    for layer in range(plan.pipelines[0].stages[-1].end_layer):
+        digests = {by_id[holder].engine.states[layer].digest() for holder in plan.holders(layer)}
+        assert len(digests) == 1, f"replicas of layer {layer} differ"
+
+
+@pytest.mark.parametrize("stage_counts", [(1,), (2,), (2, 2), (2, 1)], ids=str)
+def test_the_loss_equals_the_plain_loop(stage_counts: tuple[int, ...], tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    spec = run_spec()
+    expected = list(ReferenceRun(spec, synthetic_batch(spec)).losses(STEPS))
+
+    async def run() -> list[float]:
+        async with engine_peers(sum(stage_counts), tmp_path, spec) as peers:
+            plan = even_plan([peer.host.peer_id for peer in peers], stage_counts, spec)
+            losses = await train(peers, plan, spec)
+            assert_replicas_are_equal(peers, plan)
+            assert not any(peer.faults for peer in peers)
+            return losses
+
+    losses = asyncio.run(run())
+    differences = [abs(a - b) for a, b in zip(losses, expected, strict=True)]
+    assert max(differences) < TOLERANCE, differences
+    assert expected[-1] < expected[0], "the plain loop itself must learn"

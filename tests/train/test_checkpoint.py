@@ -1,0 +1,169 @@
+"""Checkpoints survive crashes at any byte, damage, other peers' layers and a full disk."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.train.checkpoint import (
+    CheckpointFailed,
+    add_layer_file,
+    complete,
+    layer_path,
+    list_checkpoints,
+    load_layer,
+    prune,
+    read_manifest,
+    save_layers,
+)
+from p2p_dtfm.train.layer_state import LayerState
+
+
+def states_at(spec: RunSpec, step: int, layers: range = range(5)) -> list[LayerState]:
+    states = [LayerState.genesis(spec, layer) for layer in layers]
+    for state in states:
+        for _ in range(step):
+            state.apply(torch.ones(state.parameter_count), 1.0, 0.01)
+    return states
+
+
+def save(root: Path, spec: RunSpec, step: int, layers: range = range(5)) -> Path:
+    return save_layers(root, spec, step, step * spec.tokens_per_step, states_at(spec, step, layers))
+
+
+def steps(root: Path) -> list[int]:
+    return [checkpoint.manifest.step for checkpoint in list_checkpoints(root)]
+
+
+def test_what_was_saved_is_loaded(spec: RunSpec, tmp_path: Path) -> None:
+    directory = save(tmp_path, spec, 2)
+    assert directory.name == "step-00000002" and complete(directory)
+    for state in states_at(spec, 2):
+        loaded = load_layer(directory, state.layer)
+        assert (loaded.version, loaded.digest()) == (2, state.digest())
+    manifest = read_manifest(directory)
+    assert manifest.spec() == spec and manifest.committed_tokens == 2 * spec.tokens_per_step
+    assert not [path for path in directory.iterdir() if path.name.endswith(".partial")]
+
+
+def test_peers_that_hold_parts_make_a_whole(spec: RunSpec, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    directory = save(ours, spec, 1, range(0, 3))
+    other = save(theirs, spec, 1, range(3, 5))
+    assert not complete(directory) and steps(ours) == [1]
+    with pytest.raises(UserError, match="lacks layer 4"):
+        load_layer(directory, 4)
+    for layer in (3, 4):
+        add_layer_file(directory, layer, layer_path(other, layer))
+    assert complete(directory) and list_checkpoints(ours)[0].layers == (0, 1, 2, 3, 4)
+    late = save(theirs, spec, 2, range(3, 5))
+    for bad in (layer_path(late, 3), layer_path(other, 4), tmp_path / "nothing"):
+        with pytest.raises(UserError):
+            add_layer_file(directory, 3, bad)
+    assert complete(directory), "a refused file must not harm what is there"
+
+
+def test_saving_in_two_goes_keeps_the_first(spec: RunSpec, tmp_path: Path) -> None:
+    save(tmp_path, spec, 1, range(0, 2))
+    assert complete(save(tmp_path, spec, 1, range(2, 5)))
+    save_layers(tmp_path, spec, 1, spec.tokens_per_step, states_at(spec, 1)[:2], lineage="other")
+    assert list_checkpoints(tmp_path)[0].layers == (0, 1), "another lineage replaces the old one"
+
+
+def test_a_crash_at_any_point_leaves_the_older_one(spec: RunSpec, tmp_path: Path) -> None:
+    """The writes of a save, cut after each file and inside each file."""
+    finished = save(tmp_path / "finished", spec, 2)
+    order = [layer_path(finished, layer).name for layer in range(5)] + ["manifest.json"]
+    for whole_files in range(len(order)):
+        for cut in (0, 1, 100):
+            root = tmp_path / f"crash-{whole_files}-{cut}"
+            save(root, spec, 1)
+            torn = root / finished.name
+            torn.mkdir()
+            for name in order[:whole_files]:
+                shutil.copy(finished / name, torn / name)
+            payload = (finished / order[whole_files]).read_bytes()[:cut]
+            (torn / (order[whole_files] + ".partial")).write_bytes(payload)
+            assert steps(root) == [1] and not complete(torn)
+            assert complete(save(root, spec, 2)), "the save can be done again"
+            assert steps(root) == [2, 1]
+
+
+def test_truncated_and_changed_files_are_named(spec: RunSpec, tmp_path: Path) -> None:
+    directory = save(tmp_path, spec, 1)
+    path = layer_path(directory, 2)
+    payload = path.read_bytes()
+    changed = bytearray(payload)
+    changed[-5] ^= 1
+    for damaged, listed in ((bytes(changed), [1]), (payload[:-1], []), (b"", [])):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=path.name) as caught:
+            load_layer(directory, 2)
+        assert "copy it again" in caught.value.fixes[0]
+        assert not complete(directory) and steps(tmp_path) == listed
+    path.unlink()
+    assert steps(tmp_path) == [] and not complete(directory)
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[]", b'{"format": 2}', b"\xff" * 100, b" " * (1 << 21)]
+)
+def test_a_damaged_manifest_is_no_checkpoint(spec: RunSpec, tmp_path: Path, damage: bytes) -> None:
+    directory = save(tmp_path, spec, 1)
+    (directory / "manifest.json").write_bytes(damage)
+    assert steps(tmp_path) == [] and not complete(directory)
+    with pytest.raises(UserError, match=r"manifest\.json"):
+        load_layer(directory, 0)
+
+
+def test_a_manifest_that_lies_about_its_run_is_refused(spec: RunSpec, tmp_path: Path) -> None:
+    directory = save(tmp_path, spec, 1)
+    path = directory / "manifest.json"
+    path.write_text(path.read_text().replace(spec.digest(), "0" * 64))
+    assert steps(tmp_path) == []
+    path.write_text(path.read_text().replace(spec.canonical_bytes().hex(), "c1"))
+    assert steps(tmp_path) == []
+
+
+def test_pruning_keeps_the_newest_and_clears_older_wrecks(spec: RunSpec, tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        save(tmp_path, spec, step)
+    (tmp_path / "step-00000002" / "manifest.json").unlink()
+    (tmp_path / "notes").mkdir()
+    assert [path.name for path in prune(tmp_path, 2)] == ["step-00000001", "step-00000002"]
+    assert steps(tmp_path) == [4, 3] and (tmp_path / "notes").is_dir()
+    assert prune(tmp_path, 2) == []
+
+
+def test_no_place_to_write_is_an_error_to_live_with(spec: RunSpec, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_bytes(b"")
+    with pytest.raises(CheckpointFailed) as caught:
+        save(blocked, spec, 1)
+    assert "training goes on" in caught.value.fixes[1]
+    assert list_checkpoints(blocked) == []
+
+
+def test_full_disk_leaves_the_older_checkpoint(spec: RunSpec, tmp_path: Path) -> None:
+    """A file size limit stands for the full disk: the kernel refuses the write the same way."""
+    import resource
+    import signal
+
+    save(tmp_path, spec, 1)
+    states = states_at(spec, 2)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(CheckpointFailed, match="step-00000002"):
+            save_layers(tmp_path, spec, 2, 0, states)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert steps(tmp_path) == [1]
+    assert not list((tmp_path / "step-00000002").glob("*.partial")), "it must not hold space"
+    save_layers(tmp_path, spec, 2, 0, states)
+    assert steps(tmp_path) == [2, 1]

@@ -1,0 +1,63 @@
+"""Text from checkpoints is repeatable and comes in whole characters."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.train.checkpoint import save_layers
+from p2p_dtfm.train.generate import _whole_characters, generate, stream
+from p2p_dtfm.train.layer_state import LayerState
+
+
+class Bytes:
+    vocabulary = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return bytes(tokens).decode("utf-8", errors="replace")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory, spec: RunSpec) -> Path:
+    root = tmp_path_factory.mktemp("checkpoints")
+    values = spec.model_dump()
+    values["model"] = {**values["model"], "vocabulary": 300}
+    wide = parse_run_spec(values, "test")
+    save_layers(root, wide, 0, 0, [LayerState.genesis(wide, layer) for layer in range(5)])
+    return root
+
+
+def test_equal_arguments_give_equal_text(checkpoints: Path) -> None:
+    texts = [generate(checkpoints, Bytes(), "def ", 40, 1.0, seed) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    assert "".join(stream(checkpoints, Bytes(), "def ", 40, 1.0, 1)) == texts[0]
+    cold = {generate(checkpoints, Bytes(), "def ", 5, 0.0, seed) for seed in (1, 2)}
+    assert len(cold) == 1, "at temperature 0 nothing is left to chance"
+
+
+def test_prompts_may_be_empty_or_longer_than_the_context(checkpoints: Path) -> None:
+    assert generate(checkpoints, Bytes(), "", 3) and generate(checkpoints, Bytes(), "x" * 50, 3)
+    assert generate(checkpoints, Bytes(), "x", 0) == ""
+
+
+def test_characters_come_whole() -> None:
+    text = "a€ü🙂b"
+    assert list(_whole_characters(Bytes(), text.encode())) == list(text)
+    assert "".join(_whole_characters(Bytes(), b"\xff\xff\xffab\xe2")).endswith(
+        "b\N{REPLACEMENT CHARACTER}"
+    )
+
+
+def test_bad_requests_say_what_to_do(checkpoints: Path, tmp_path: Path, spec: RunSpec) -> None:
+    with pytest.raises(UserError, match="negative"):
+        stream(checkpoints, Bytes(), "x", 3, -1.0)
+    with pytest.raises(UserError, match="no checkpoint with all layers"):
+        stream(tmp_path, Bytes(), "x", 3)
+    save_layers(tmp_path, spec, 0, 0, [LayerState.genesis(spec, 0)])
+    with pytest.raises(UserError, match="no checkpoint with all layers"):
+        stream(tmp_path, Bytes(), "x", 3)

@@ -1,0 +1,56 @@
+"""Devices are named, chosen and measured on this machine."""
+
+import time
+
+import pytest
+import torch
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.train.measure import measure_device, select_device
+
+
+def test_measured_record_is_sane(spec: RunSpec) -> None:
+    device = measure_device(spec, "cpu", threads=1, memory_limit_bytes=1 << 20)
+    assert (device.kind, device.memory_bytes) == ("cpu", 1 << 20) and device.name
+    for timing in (device.embedding, device.block, device.head):
+        assert 0 < timing.forward_ns < 10**9 and 0 < timing.backward_ns < 10**9
+    assert device.block.forward_ns > device.embedding.forward_ns
+    assert measure_device(spec).memory_bytes > 1 << 20
+
+
+def test_a_large_model_is_measured_on_a_part(spec: RunSpec) -> None:
+    """Operations grow 64-fold between these two; neither takes long, and the ratio shows."""
+
+    def block_ns(sequences: int) -> int:
+        values = spec.model_dump()
+        values["model"] = {**values["model"], "width": 512, "heads": 8, "context": 512}
+        values["batch"] = {"global_batch": sequences, "microbatch": sequences}
+        values["evaluation"]["sequences"] = sequences
+        started = time.monotonic()
+        block = measure_device(parse_run_spec(values, "test"), threads=1).block
+        assert time.monotonic() - started < 30, "bounded, though this machine may be busy"
+        return block.forward_ns + block.backward_ns
+
+    assert 16 < block_ns(64) / block_ns(1) < 256
+
+
+def test_devices_are_chosen_by_name() -> None:
+    assert select_device("cpu") == torch.device("cpu")
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    assert select_device("auto").type == best
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda:x", "cuda:99", "", "cpu:1", "cuda:"])
+def test_a_device_that_is_not_there_says_what_to_do(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        select_device(name)
+    assert caught.value.fixes
+
+
+def test_no_cuda_says_so() -> None:
+    if torch.cuda.is_available():
+        assert select_device("cuda").index == 0
+        return
+    with pytest.raises(UserError, match="no CUDA device"):
+        select_device("cuda")

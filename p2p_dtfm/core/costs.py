@@ -17,7 +17,7 @@ from operator import itemgetter
 
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
 from p2p_dtfm.core.problem import MESSAGE_NS, Problem, duration_ns
-from p2p_dtfm.core.shard_weights import shard_weights
+from p2p_dtfm.core.shard_weights import MANY, shard_weights
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
 
@@ -148,7 +148,7 @@ class StepModel:
         """
         problem = self.problem
         count = len(holders)
-        self.work += count * count // 2
+        self.work += count * count // (2 if count <= MANY else 16)
         pick = itemgetter(*holders)
         limits = [
             min(problem.uplink_bytes_per_s[a], problem.downlink_bytes_per_s[a]) for a in holders

@@ -10,7 +10,7 @@ from p2p_dtfm.core.prng import Prng
 from p2p_dtfm.core.starts import starts
 
 WORK_FOR_EACH_PEER = 60_000
-WORK_AT_MOST = 7_000_000
+WORK_FOR_ANY, WORK_FOR_EACH_OF_MANY = 3_000_000, 20_000
 ROUNDS = 8
 """Starts that are improved; half of them drop out after each round."""
 COARSE = 7
@@ -27,7 +27,7 @@ def search(
     peer_count = model.problem.peer_count
     if peer_count == 1:
         return best
-    budget = min(WORK_FOR_EACH_PEER * peer_count, WORK_AT_MOST)
+    budget = min(WORK_FOR_EACH_PEER * peer_count, WORK_FOR_ANY + WORK_FOR_EACH_OF_MANY * peer_count)
     pool = _first_costs(model, best, present, budget // 3)
     share = 2 * budget // (3 * ROUNDS * ROUNDS.bit_length())
     survivors = pool[:ROUNDS]

@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -88,6 +91,8 @@ PRESENCE_REFRESH_S = 20.0
 RECORD_REFRESH_S = 10.0
 JOIN_RETRY_S = 3.0
 DONE_WAIT_S = 60.0
+ORPHAN_GRACE_S = 15.0
+"""A daemon whose parent has died hands its layers over within this time, or ends without."""
 HISTORY_LIMIT = 256
 
 
@@ -132,6 +137,18 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
+
+        if self.settings.until_stdin_closes:
+            threading.Thread(target=self._watch_stdin, args=(loop,), daemon=True).start()
+
+    def _watch_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while os.read(sys.stdin.fileno(), 4096):
+                pass
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            loop.call_soon_threadsafe(self._leaving.set)
+            threading.Event().wait(ORPHAN_GRACE_S)
+            os._exit(130)
 
     def _on_signal(self) -> None:
         if self._leaving.is_set():

@@ -1,6 +1,7 @@
 """Where a run comes from: a file of the founder, or another peer."""
 
 import asyncio
+import json
 import logging
 import tomllib
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Run:
 
 
 def read_run_spec(path: Path) -> RunSpec:
-    """Read a run spec from a TOML file. Raises `UserError` with the line or key that is wrong."""
+    """Read a run spec from a TOML (or JSON) file. Raises `UserError` naming line or key."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -60,9 +61,12 @@ def read_run_spec(path: Path) -> RunSpec:
             f"give the path of a TOML file, or one of the names that come along: {names}",
         ) from error
     try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}", "mend that line") from error
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise UserError(f"{path} is not valid {kind}: {error}", "mend that line") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds no run spec", "see configs/tiny.toml for an example")
     return parse_run_spec(values, str(path))
 
 

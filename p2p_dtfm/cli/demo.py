@@ -29,6 +29,8 @@ from p2p_dtfm.daemon.run_source import read_run_spec, resolve_run_spec
 POLL_S = 0.5
 LATE_AT = 0.3
 """The late joiner starts when this fraction of the steps is committed."""
+STEPS_FOR_LATE_JOINER = 100
+"""A joiner takes seconds to start and measure; a shorter run of the demo may be over by then."""
 PLAIN_LINE_EVERY_S = 5.0
 SECONDS_LIMIT = 3600.0
 
@@ -41,18 +43,21 @@ def demo(
     ] = None,
     run: Annotated[str, typer.Option(help="Run spec: a file or a name.")] = "tiny",
     late: Annotated[
-        int, typer.Option(min=0, help="How many of them join in the middle of the run.")
-    ] = 1,
+        int | None,
+        typer.Option(min=0, help="How many join mid-run; default: 1, 0 if the run is short."),
+    ] = None,
     keep: Annotated[
         Path | None, typer.Option(help="Keep homes, logs and checkpoints in this new directory.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train with several real daemons on this machine, and show how it goes."""
-    late = min(late, peers - 1)
     console = Console(stderr=as_json)
     with _directory(keep) as directory:
-        spec_path = _spec_file(directory, run, steps)
+        spec_path, total_steps = _spec_file(directory, run, steps)
+        if late is None:
+            late = 1 if total_steps >= STEPS_FOR_LATE_JOINER else 0
+        late = min(late, peers - 1)
         arguments = ["--threads", str(max(1, (os.cpu_count() or 1) // peers)), "--exit-when-done"]
         with LocalSwarm(directory, arguments) as swarm:
             expected = ["--expect-peers", str(peers - late)]
@@ -87,16 +92,16 @@ def _directory(keep: Path | None) -> Iterator[Path]:
     yield keep.absolute()
 
 
-def _spec_file(directory: Path, run: str, steps: int | None) -> Path:
-    """The run spec with another number of steps, as a file."""
+def _spec_file(directory: Path, run: str, steps: int | None) -> tuple[Path, int]:
+    """The run spec, with another number of steps if given, as a file; and its steps."""
     path = resolve_run_spec(run)
     spec = read_run_spec(path)
     if steps is None:
-        return path.absolute()
+        return path.absolute(), spec.total_steps
     changed = spec.model_copy(update={"total_steps": steps})
     target = directory / f"{spec.name}.json"
     target.write_text(changed.model_dump_json())
-    return target
+    return target, steps
 
 
 # while it runs -----------------------------------------------------------------------------------

@@ -1,0 +1,97 @@
+"""How a plan is carried out: order of the tasklets, transport, reduction, codecs, recomputation."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from p2p_dtfm.core.errors import UserError
+
+Order = Literal["1f1b", "gpipe"]
+Transport = Literal["streams", "communicator"]
+ReductionKind = Literal["chain", "central", "flat", "weighted", "hierarchical"]
+
+CODEC_BITS_PER_VALUE = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 9}
+"""int8 is blockwise: 8 bits a value and a scale for each 32 of them."""
+
+STREAM_OVERHEAD_NS = 100_000
+"""Of one message on our streams: framing, checksum and a hand-over between threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """DT-FM's transport: blocking sends and receives of a peer, one at a time, in program order.
+
+    While a receive is not posted, at most `receive_buffer_bytes` of a message cross the link. A
+    send returns when no more is left to send than fits in flight: `unacknowledged_round_trips`
+    times round trip times rate, which is what a TCP sender holds until it is acknowledged.
+    `efficiency` is the fraction of a link's rate that such messages reach.
+    """
+
+    efficiency: float
+    receive_buffer_bytes: int
+    unacknowledged_round_trips: float
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """Everything besides the plan that decides how long a step takes."""
+
+    name: str
+    order: Order
+    reduction: ReductionKind
+    overlap: bool
+    """Whether a segment is reduced as soon as its holders are done, or after all pipelines are."""
+    commit: bool
+    """Whether the step ends with a Prepared from every stage holder to every other."""
+    activation_codec: str = "fp16"
+    gradient_codec: str = "fp16"
+    recompute: bool = True
+    communicator: Communicator | None = None
+    """None: persistent streams, full duplex, sending beside computing."""
+    flush_microbatches: int = 0
+    """GPipe: forwards before the first backward; 0: all of the step's."""
+
+    def __post_init__(self) -> None:
+        for codec in (self.activation_codec, self.gradient_codec):
+            if codec not in CODEC_BITS_PER_VALUE:
+                known = ", ".join(CODEC_BITS_PER_VALUE)
+                raise UserError(f"unknown codec {codec!r}", f"one of: {known}")
+
+    @property
+    def backward_forwards(self) -> int:
+        """How many times longer a backward takes than a forward (Kaplan et al. 2020: twice)."""
+        return 3 if self.recompute else 2
+
+
+OURS = Execution("ours", order="1f1b", reduction="weighted", overlap=True, commit=True)
+
+DTFM_COMMUNICATOR = Communicator(
+    efficiency=0.8173,
+    receive_buffer_bytes=9_656_000,
+    unacknowledged_round_trips=1.0,
+)
+"""The first two are fitted to the paper's measurements (docs/simulator.md)."""
+
+DTFM = Execution(
+    "dtfm",
+    order="gpipe",
+    reduction="chain",
+    overlap=True,
+    commit=False,
+    communicator=DTFM_COMMUNICATOR,
+    flush_microbatches=64,
+)
+
+
+def execution_named(name: str, block_count: int) -> Execution:
+    """`ours` or `dtfm`. DT-FM flushed every 64 microbatches, every 62 for want of memory at 40
+    layers. Raises `UserError`."""
+    if name == "ours":
+        return OURS
+    if name == "dtfm":
+        return DTFM if block_count < 40 else replace(DTFM, flush_microbatches=62)
+    raise UserError(f"unknown execution {name!r}", "one of: ours, dtfm")
+
+
+def wire_bytes(values: int, codec: str) -> int:
+    """Bytes of a tensor of `values` numbers on the wire."""
+    return -(-values * CODEC_BITS_PER_VALUE[codec] // 8)

@@ -1,0 +1,113 @@
+"""The step-time simulator: how long a step of a plan takes in a scenario, and where it goes."""
+
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.workload import Workload
+from p2p_dtfm.sim.communicator_pipeline import run_communicator_pipelines, whole_flushes
+from p2p_dtfm.sim.execution import STREAM_OVERHEAD_NS, Execution
+from p2p_dtfm.sim.reduction import Reductions
+from p2p_dtfm.sim.scenario import Scenario
+from p2p_dtfm.sim.stage_work import StepWork, step_work
+from p2p_dtfm.sim.stream_pipeline import StreamPipelines
+from p2p_dtfm.sim.timeline import StageTimeline, StepTime
+from p2p_dtfm.sim.virtual_network import VirtualNetwork
+from p2p_dtfm.sim.virtual_time import VirtualTime
+
+
+def simulate_step(
+    plan: Plan,
+    scenario: Scenario,
+    workload: Workload,
+    execution: Execution,
+    measured_flops: int | None = None,
+    trace: bool = False,
+) -> StepTime:
+    """Time one step. `workload` comes from `workload_in`, counted in values rather than on the
+    wire; `scenario` has every peer that the plan names. Raises `UserError` for a missing link.
+    """
+    work = step_work(plan, scenario, workload, execution, measured_flops)
+    time = VirtualTime()
+    network = VirtualNetwork(time, scenario, STREAM_OVERHEAD_NS)
+    reductions = Reductions(time, network, scenario, work.segments, execution.reduction)
+    waiting: list[int] = []
+    """Holders whose reduction waits until all pipelines are done."""
+    stages_left = sum(map(len, work.pipelines))
+
+    def stage_done(peer: int) -> None:
+        nonlocal stages_left
+        stages_left -= 1
+        if execution.overlap:
+            reductions.contribute(peer)
+            return
+        waiting.append(peer)
+        if not stages_left:
+            for holder in waiting:
+                reductions.contribute(holder)
+
+    if execution.communicator is not None:
+        stages = run_communicator_pipelines(
+            scenario, work, execution.communicator, execution.flush_microbatches, trace
+        )
+        for stage in stages:
+            time.at(stage.done_ns, stage_done, stage.work.peer)
+        time.run()
+    else:
+        pipelines = StreamPipelines(time, network, work, execution, stage_done, trace)
+        pipelines.start()
+        time.run()
+        stages = pipelines.timelines()
+    assert not stages_left, "every stage finishes"
+    ended_ns = max(reductions.reduced_ns.values())
+    commit_ns = _committed_ns(scenario, reductions.reduced_ns) - ended_ns if execution.commit else 0
+    return _summary(stages, reductions, network, time, commit_ns, _sequences(work, execution))
+
+
+def _committed_ns(scenario: Scenario, reduced_ns: dict[int, int]) -> int:
+    """When the last stage holder has the Prepared of every other one."""
+    names = {peer: scenario.peers[peer].name for peer in reduced_ns}
+    last = max(reduced_ns.values())
+    for peer, sent_ns in reduced_ns.items():
+        for other, name in names.items():
+            if other != peer:
+                arrived = sent_ns + scenario.link(names[peer], name).latency_ns
+                last = max(last, arrived)
+    return last
+
+
+def _sequences(work: StepWork, execution: Execution) -> int:
+    """Microbatches that the execution does of the step's; whole flushes only, as DT-FM did."""
+    done = 0
+    for pipeline in work.pipelines:
+        count = pipeline[0].microbatches
+        if execution.communicator is not None:
+            flushes, size = whole_flushes(count, execution.flush_microbatches)
+            count = flushes * size
+        done += count
+    return done
+
+
+def _summary(
+    stages: tuple[StageTimeline, ...],
+    reductions: Reductions,
+    network: VirtualNetwork,
+    time: VirtualTime,
+    commit_ns: int,
+    microbatches: int,
+) -> StepTime:
+    done_ns = max(stage.done_ns for stage in stages)
+    ended_ns = max(reductions.reduced_ns.values())
+    busiest = max(stages, key=lambda stage: (stage.busy_ns, -stage.waiting_ns))
+    drain_ns = done_ns - busiest.done_ns
+    return StepTime(
+        total_ns=ended_ns + commit_ns,
+        compute_ns=busiest.busy_ns,
+        waiting_ns=busiest.waiting_ns,
+        fill_and_drain_ns=busiest.fill_and_drain_ns + drain_ns,
+        reduction_ns=ended_ns - done_ns,
+        commit_ns=commit_ns,
+        pipelines_done_ns=done_ns,
+        microbatches=microbatches,
+        stages=stages,
+        reductions=reductions.spans(),
+        links=network.links(),
+        event_count=time.event_count,
+    )

@@ -1,4 +1,4 @@
-"""Compiles the planner's kernel when the package is built; without a compiler it builds all the same.
+"""Compiles the planner's kernel when the package is built; builds without it if need be.
 
 The kernel is the same algorithm as its Python twin with equal results, only hundreds of times
 faster, so a machine without a compiler or Python's headers loses time, never correctness.

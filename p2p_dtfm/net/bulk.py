@@ -40,6 +40,7 @@ STALL_S = 60.0
 WINDOW_BYTES = 64 << 20
 STREAMS_LIMIT = 1024
 _WRITE_BYTES = 1 << 18
+_JOINED_BYTES = 1 << 14
 _STREAM_BUFFER_BYTES = 1 << 20
 _OFF_LOOP_BYTES = 1 << 20
 _ESTIMATE_MINIMUM_BYTES = 1 << 18
@@ -103,6 +104,8 @@ class BulkPlane:
 
     async def send(self, peer_id: str, lane: str, header: FrameHeader, payload: Payload) -> None:
         """Write a frame; returns when it is written, which is before it is accepted.
+
+        From then on the caller may change `payload`.
 
         Waits while `window_bytes` are unacknowledged. Raises `Refused` when the peer hung up
         with a reason and `Unreachable` when the stream broke: also once for earlier frames that
@@ -258,7 +261,7 @@ class BulkPlane:
         widen(reader)
         accepted = 0
         while True:
-            frame = await read_frame(reader, self._limits)
+            frame = await read_frame(reader, self._limits, self._stall_s)
             if frame is None:
                 raise EOFError("the sender closed the stream")
             outcome = self._on_frame(sender, *frame)
@@ -289,6 +292,8 @@ class _Outgoing:
         self._plane = plane
         self._reader = reader
         self._writer = writer
+        # a drain then means that nothing of the caller's payload is referred to any more
+        writer.transport.set_write_buffer_limits(high=0)
         self._write_lock = asyncio.Lock()
         self._waiting: collections.deque[tuple[int, float]] = collections.deque()
         """(bytes, time of the first write) of each frame not yet acknowledged."""
@@ -335,16 +340,16 @@ class _Outgoing:
             self._changed.set()
 
     async def _write(self, start: bytes, payload: memoryview) -> None:
+        first = min(payload.nbytes, _JOINED_BYTES)  # small frames in one write
+        await self._write_part(start + payload[:first])
+        for offset in range(first, payload.nbytes, _WRITE_BYTES):
+            await self._write_part(payload[offset : offset + _WRITE_BYTES])
+
+    async def _write_part(self, part: bytes | memoryview) -> None:
         self._require_whole()
-        self._writer.write(start)
-        for offset in range(0, payload.nbytes, _WRITE_BYTES):
-            self._require_whole()
-            self._writer.write(payload[offset : offset + _WRITE_BYTES])
-            async with asyncio.timeout(self._plane._stall_s):
-                await self._writer.drain()
-        if not payload.nbytes:
-            async with asyncio.timeout(self._plane._stall_s):
-                await self._writer.drain()
+        self._writer.write(part)
+        async with asyncio.timeout(self._plane._stall_s):
+            await self._writer.drain()
 
     def _require_whole(self) -> None:
         if self.failure is not None:

@@ -50,7 +50,7 @@ LONGEST_TTL_S = 3600.0
 ADDRESSES_LIMIT = 16
 ADDRESS_LIMIT_CHARACTERS = 200
 OPERATION_DEADLINE_S = 20.0
-# how many distinct expirations a presence may have is up to its clock; the DHT tolerates 3 s
+# clocks may differ by as much as the DHT itself tolerates
 _SKEW_S = 3.0
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,7 @@ class Directory:
         self._node = node
         self._acquaintances = dict(parse_address(address) for address in initial_peers)
         self._presence: Presence | None = None
+        self._presence_ttl_s = PRESENCE_TTL_S
         self._runs: dict[str, Signed] = {}
 
     @classmethod
@@ -149,7 +150,7 @@ class Directory:
     ) -> bool:
         """Say that this peer is there; kept alive by `refresh`. False (and logged) if refused."""
         assert presence.peer_id == self._host.peer_id, "a presence is published by its own peer"
-        self._presence = presence
+        self._presence, self._presence_ttl_s = presence, expires_in_s
         expires_ms = int((get_dht_time() + expires_in_s) * 1000)
         dated = msgspec.structs.replace(presence, expires_ms=expires_ms)
         signed = sign_presence(dated, self._host.identity.sign)
@@ -207,7 +208,7 @@ class Directory:
             await self._meet_again()
         accepted = True
         if self._presence is not None:
-            accepted = await self.publish_presence(self._presence)
+            accepted = await self.publish_presence(self._presence, self._presence_ttl_s)
         for run_digest, signed in list(self._runs.items()):
             accepted = await self.publish_run(run_digest, signed) and accepted
         return accepted

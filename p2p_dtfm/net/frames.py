@@ -222,12 +222,17 @@ class FrameReader:
 
 
 async def read_frame(
-    reader: asyncio.StreamReader, limits: FrameLimits
+    reader: asyncio.StreamReader, limits: FrameLimits, stall_s: float
 ) -> tuple[FrameHeader, bytearray] | None:
-    """The next frame, or None at a clean end. Raises `PeerFault` for a wrong or torn frame."""
+    """The next frame, or None at a clean end. Between frames it waits for as long as it takes.
+
+    Raises `PeerFault` for a wrong frame, `EOFError` for a torn one, and `TimeoutError` when
+    nothing comes for `stall_s` in the middle of one.
+    """
     frames = FrameReader(limits)
     while True:
-        data = await reader.read(min(frames.wanted_bytes(), _READ_BYTES))
+        async with asyncio.timeout(stall_s if frames.inside_frame else None):
+            data = await reader.read(min(frames.wanted_bytes(), _READ_BYTES))
         if not data:
             if frames.inside_frame:
                 raise EOFError("the stream ended inside a frame")

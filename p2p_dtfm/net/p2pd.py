@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import secrets
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -68,17 +69,21 @@ class P2pd:
 
     async def stop(self) -> None:
         """End p2pd, by force where asking does not help, and wait until it is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
+        self._signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self.process.wait(), CLOSE_DEADLINE_S)
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
+            self._signal(signal.SIGKILL)
             await self.process.wait()
         if self._draining is not None:
             self._draining.cancel()
         self.socket_path.unlink(missing_ok=True)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Without `Popen.send_signal`, which would reap the child before asyncio's watcher can."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
 
     async def _wait_until_ready(self) -> None:
         assert self.process.stdout is not None

@@ -81,6 +81,37 @@ def test_frames_arrive_whole_in_order_and_acknowledged(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_a_payload_may_be_reused_once_it_is_sent(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            a, b = await _pair(one, two)
+            buffer = bytearray(3 * MIB)
+            for index in range(8):
+                buffer[:] = bytes([index]) * len(buffer)
+                await a.plane.send(two.peer_id, "forward", _header(len(buffer), index), buffer)
+            buffer[:] = b"x" * len(buffer)
+            await a.plane.flush(two.peer_id, "forward")
+            for index, (_, _, payload) in enumerate(b.frames):
+                assert payload == bytes([index]) * len(buffer)
+
+    run(scenario())
+
+
+def test_a_sender_that_stops_inside_a_frame_loses_its_stream(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            a = await _Peer(one).plane.ready()
+            b = _Peer(two, stall_s=1)
+            await b.plane.ready()
+            await a.send(two.peer_id, "forward", _header(4), bytes(4))
+            await a.flush(two.peer_id, "forward")
+            a._outgoing[two.peer_id, "forward"]._writer.write(b"DTFM")
+            await until(lambda: b.lost == [(one.peer_id, "forward")], "the stall is noticed")
+            assert not b.faults, "a slow link is no fault"
+
+    run(scenario())
+
+
 def test_two_peers_that_send_at_once_do_not_wait_for_each_other(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):

@@ -18,7 +18,7 @@ from p2p_dtfm.net import stale
 from p2p_dtfm.net.addresses import parse_address
 from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.errors import Unreachable
-from p2p_dtfm.net.host import Host
+from p2p_dtfm.net.host import STREAMS_LIMIT_PER_PEER, Host
 from p2p_dtfm.net.identity import Identity
 
 
@@ -126,7 +126,7 @@ def test_death_of_p2pd_is_told_and_fails_what_waits(tmp_path: Path) -> None:
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from p2p_dtfm.net.host import Host
+from p2p_dtfm.net.host import STREAMS_LIMIT_PER_PEER, Host
 
 async def main():
     host = await Host.start(Path(sys.argv[1]), ["/ip4/127.0.0.1/tcp/0"])
@@ -157,6 +157,30 @@ def test_ctrl_c_in_the_terminal_leaves_p2pd_to_its_parent(tmp_path: Path) -> Non
         async with hosts(tmp_path, 1) as (host,):
             assert os.getpgid(host.p2pd_pid) != os.getpgid(0), "the group that gets the signal"
             assert os.getsid(host.p2pd_pid) != os.getsid(0)
+
+    run(scenario())
+
+
+def test_one_peer_cannot_open_streams_without_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+
+            async def hold(
+                sender: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+            ) -> None:
+                writer.write(b"!")
+                await reader.read()
+
+            await one.serve_streams("/test/hold", hold)
+            writers, first_bytes = [], []
+            for _ in range(STREAMS_LIMIT_PER_PEER + 3):
+                reader, writer = await two.open_stream(one.peer_id, "/test/hold", 10)
+                writers.append(writer)
+                writer.write(b"?")
+                first_bytes.append(await asyncio.wait_for(reader.read(1), 10))
+            assert first_bytes == [b"!"] * STREAMS_LIMIT_PER_PEER + [b""] * 3
+            for writer in writers:
+                writer.close()
 
     run(scenario())
 

@@ -1,0 +1,48 @@
+"""Talking to the daemon of this machine over its unix socket."""
+
+import http.client
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.daemon.home import Home, default_home
+
+TIMEOUT_S = 10.0
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(TIMEOUT_S)
+        self.sock.connect(str(self._path))
+
+
+def call_daemon(home: Path | None, name: str, method: str = "GET") -> Any:
+    """One request. Raises `UserError` with exit code 4 if no daemon runs in that home."""
+    place = Home(home or default_home())
+    connection = _UnixConnection(place.socket)
+    try:
+        connection.request(method, f"/{name}")
+        response = connection.getresponse()
+        payload = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise UserError(
+            f"no daemon answers in {place.root} ({error})",
+            ("start one: p2p-dtfm", "name the home of the one you mean: --home DIR"),
+            exit_code=4,
+        ) from error
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise UserError(
+            f"the daemon answers {response.status} to {method} {name}",
+            "use the same version of p2p-dtfm for the daemon and this command",
+            exit_code=4,
+        )
+    return json.loads(payload)

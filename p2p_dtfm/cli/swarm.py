@@ -1,0 +1,112 @@
+"""Commands about the daemon that runs here and its swarm: status, peers, leave, id."""
+
+import json
+import time
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from p2p_dtfm.cli.app import HomeOption, JsonOption, app
+from p2p_dtfm.cli.client import call_daemon
+
+
+def short(peer_id: str) -> str:
+    """The part of a peer id in which peers differ."""
+    return f"…{peer_id[-6:]}"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (
+        f"{hours} h {minutes} min"
+        if hours
+        else f"{minutes} min {rest} s"
+        if minutes
+        else f"{rest} s"
+    )
+
+
+@app.command()
+def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """What the daemon of this machine is doing, and why."""
+    facts = call_daemon(home, "status")
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    console = Console()
+    since = duration(time.time() - facts["since_s"])
+    console.print(f"[bold]{facts['state']}[/bold] since {since}: {facts['reason']}")
+    rows = [
+        ("peer", facts["peer_id"]),
+        ("run", f"{facts['run']} ({str(facts['run_digest'])[:16]})"),
+        ("step", f"{facts.get('step', 0)} of {facts.get('total_steps', '?')}"),
+        ("loss", _number(facts.get("loss"))),
+        ("held-out loss", _number(facts.get("held_out_loss"))),
+        ("tokens per second", _number(facts.get("tokens_per_s"), 0)),
+        ("time left", duration(facts.get("eta_s"))),
+        ("view", f"{facts['view']}, {len(facts['members'])} members"),
+        ("layers held here", ", ".join(map(str, facts["layers"])) or "none"),
+        ("checkpoints", facts["checkpoints"]),
+    ]
+    for name, value in rows:
+        console.print(f"  {name:<18} {value}", highlight=False, soft_wrap=True)
+    waits_for = facts.get("waits_for") or []
+    if waits_for:
+        console.print(f"  waits for Prepared of {', '.join(map(short, waits_for))}")
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    return "not yet known" if value is None else f"{value:,.{digits}f}"
+
+
+@app.command()
+def peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """The members of the view: devices, links, layers."""
+    members = call_daemon(home, "peers")
+    if as_json:
+        typer.echo(json.dumps(members))
+        return
+    table = Table("peer", "device", "memory", "block fwd+bwd", "layers", "links", "heard")
+    for member in members:
+        table.add_row(*_row(member))
+    Console().print(table)
+
+
+def _row(member: dict[str, Any]) -> tuple[str, ...]:
+    device, links = member["device"], member["links"].values()
+    block_ms = (device["block"]["forward_ns"] + device["block"]["backward_ns"]) / 1e6
+    layers = member["layers"]
+    rates = [link["bytes_per_s"] / 1e6 for link in links]
+    heard = member["heard_s_ago"]
+    return (
+        short(member["peer_id"]),
+        f"{device['kind']}, {device['name']}",
+        f"{device['memory_bytes'] / (1 << 30):.1f} GiB",
+        f"{block_ms:.1f} ms",
+        f"{layers[0]}-{layers[-1]}" if layers else "spare",
+        f"{min(rates):.0f}-{max(rates):.0f} MB/s" if rates else "none measured",
+        "this peer" if heard is None else f"{heard:.0f} s ago",
+    )
+
+
+@app.command()
+def leave(home: HomeOption = None) -> None:
+    """Finish the step, hand the layers to the others, and end the daemon."""
+    call_daemon(home, "leave", "POST")
+    typer.echo("the daemon hands its layers over and leaves; p2p-dtfm status shows how far it is")
+
+
+@app.command(name="id")
+def show_id(home: HomeOption = None) -> None:
+    """This machine's peer id; made if there is none."""
+    from p2p_dtfm.daemon.home import Home, default_home
+    from p2p_dtfm.net.identity import Identity
+
+    place = Home(home or default_home())
+    place.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    typer.echo(Identity.load_or_create(place.identity).peer_id)

@@ -1,0 +1,27 @@
+"""A scenario as an instance of the paper's placement problem."""
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.paper_cost import PaperProblem, paper_problem
+from p2p_dtfm.sim.scenario import Scenario
+
+
+def paper_problem_of(
+    scenario: Scenario, stages: int, replicas: int, order: tuple[int, ...] | None = None
+) -> PaperProblem:
+    """Peers in file order (or in `order`). Raises `UserError` unless stages * replicas fits."""
+    count = len(scenario.peers)
+    if stages < 1 or replicas < 1 or stages * replicas != count:
+        even = [s for s in range(1, count + 1) if count % s == 0]
+        raise UserError(
+            f"{stages} stages of {replicas} replicas need {stages * replicas} peers, "
+            f"{scenario.name} has {count}; the paper's grid uses every peer",
+            f"choose --stages from {', '.join(map(str, even[:12]))} and --replicas to match, "
+            "or plan with --cost step",
+        )
+    peers = scenario.peers if order is None else tuple(scenario.peers[at] for at in order)
+
+    def link(a: int, b: int) -> tuple[int, int]:
+        found = scenario.link(peers[a].name, peers[b].name)
+        return found.latency_ns, found.bytes_per_s
+
+    return paper_problem(tuple(peer.name for peer in peers), stages, link)

@@ -18,7 +18,9 @@ from p2p_dtfm.sim.execution import Execution, execution_named
 from p2p_dtfm.sim.files import read_run_spec, read_scenario
 from p2p_dtfm.sim.named_plans import (
     default_stages,
+    dtfm_order,
     grid_plan,
+    paper_order,
     random_orders,
     region_order,
     within_memory,
@@ -154,6 +156,10 @@ def _plans(question: Question, name: PlanName) -> list[Plan]:
         return [plan]
     if name is PlanName.RANDOM:
         orders = random_orders(scenario, question.seed)
+    elif name is PlanName.PAPER:
+        orders = [paper_order(scenario, question.stages)]
+    elif name is PlanName.DTFM:
+        orders = [dtfm_order(scenario, question.stages)]
     else:
         orders = [region_order(scenario)]
     plans = [grid_plan(order, workload, question.stages) for order in orders]

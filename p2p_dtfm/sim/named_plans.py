@@ -5,8 +5,11 @@ import random
 import msgspec
 
 from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.paper_cost import paper_plan
+from p2p_dtfm.core.paper_solver import solve_paper
 from p2p_dtfm.core.plan import Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.workload import Workload
+from p2p_dtfm.sim.paper_scenario import paper_problem_of
 from p2p_dtfm.sim.published_ranks import PUBLISHED_RANKS
 from p2p_dtfm.sim.scenario import Scenario
 
@@ -71,6 +74,26 @@ def within_memory(plan: Plan, scenario: Scenario, workload: Workload) -> Plan:
             for pipeline in plan.pipelines
         ),
     )
+
+
+def paper_order(scenario: Scenario, stages: int) -> tuple[str, ...]:
+    """Pipelines of the placement that is best by DT-FM's cost, one after the other.
+
+    Raises `UserError` if the stages do not divide the peers.
+    """
+    problem = paper_problem_of(scenario, stages, len(scenario.peers) // stages)
+    return tuple(name for pipeline in solve_paper(problem).pipelines for name in pipeline)
+
+
+def dtfm_order(scenario: Scenario, stages: int) -> tuple[str, ...]:
+    """How DT-FM's scheduled runs were placed: in region order where that is as good as the best
+    by its own cost (their cases 1, 3, 4 and 5), else as its solver says (case 2)."""
+    problem = paper_problem_of(scenario, stages, len(scenario.peers) // stages)
+    groups = tuple(tuple(range(stage, problem.peer_count, stages)) for stage in range(stages))
+    best = solve_paper(problem)
+    if paper_plan(problem, groups).total_ns <= best.total_ns:
+        return region_order(scenario)
+    return tuple(name for pipeline in best.pipelines for name in pipeline)
 
 
 def default_stages(peer_count: int, block_count: int) -> int:

@@ -24,7 +24,7 @@ from p2p_dtfm.cli.data import newest_checkpoint, tokenizer_of
 from p2p_dtfm.cli.swarm import duration, short
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
-from p2p_dtfm.daemon.run_source import read_run_spec, resolve_run_spec
+from p2p_dtfm.daemon.run_spec_file import read_run_spec, resolve_run_spec
 
 POLL_S = 0.5
 LATE_AT = 0.3

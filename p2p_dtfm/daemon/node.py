@@ -48,8 +48,8 @@ from p2p_dtfm.daemon.run_source import (
     fetch_run,
     found_run,
     open_local_run,
-    resolve_run_spec,
 )
+from p2p_dtfm.daemon.run_spec_file import resolve_run_spec
 from p2p_dtfm.daemon.self_record import SelfRecord
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State, Status

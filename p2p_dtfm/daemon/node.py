@@ -432,11 +432,10 @@ class Daemon:
         view = agreement.view
         if view is None or self._me not in view.members or len(view.members) == 1:
             return
-        planned_with = view.snapshot.record(self._me.peer_id)
         now_s = time.monotonic()
         if now_s - self._replanned_s < REPLAN_INTERVAL_S:
             return
-        if self._self_record.differs_notably(planned_with):
+        if self._self_record.is_news_to(view.snapshot):
             self._replanned_s = now_s
             self._do(agreement.request_replan("links were measured", time.monotonic_ns()))
 

@@ -14,7 +14,7 @@ from p2p_dtfm.core.records import (
     sign_record,
 )
 from p2p_dtfm.core.signed import Sign, Signed
-from p2p_dtfm.core.snapshot import Member
+from p2p_dtfm.core.snapshot import Member, Snapshot
 from p2p_dtfm.core.tournament import partner_order
 from p2p_dtfm.daemon.courier import Courier
 from p2p_dtfm.net.errors import Refused, Unreachable
@@ -109,12 +109,20 @@ class SelfRecord:
                 changed = True
         return changed
 
-    def differs_notably(self, older: PeerRecord) -> bool:
-        """Whether links are known that `older` lacks, or differ from it by much."""
+    def is_news_to(self, snapshot: Snapshot) -> bool:
+        """Whether a link among the members is known that neither end had measured, or by far
+        another than this peer had."""
+        records = {record.peer_id: record for record in snapshot.records}
+        mine = records[self._me.peer_id]
         for peer_id, link in self._links.items():
-            before = older.links.get(peer_id)
+            other = records.get(peer_id)
+            before = mine.links.get(peer_id)
+            if other is None:
+                continue
             if before is None:
-                return True
+                if self._me.peer_id not in other.links:
+                    return True
+                continue
             slower, faster = sorted((link.bytes_per_s, before.bytes_per_s))
             if faster > REPLAN_RATIO * slower:
                 return True

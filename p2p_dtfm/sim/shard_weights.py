@@ -1,51 +1,70 @@
 """How large a part of a segment each holder owns, so that all links between holders are busy.
 
 Holder a owns a fraction w_a of the segment. The link a -> b carries b's part of a's gradient and
-then a's part of the sum, w_a + w_b of the segment, whichever way it goes. With T the time per
-byte of the segment, every pair asks for w_a + w_b <= T * rate(a, b). Writing v = w / T: the more
-sum(v), the sooner all is done, subject to v_a + v_b <= rate(a, b).
+then a's part of the sum, w_a + w_b of the segment, whichever way it goes; a peer's uplink and its
+downlink each carry 1 + (h - 2) w_a of it among h holders. The slowest of these sets the time.
 
-The v grow together until a pair (or a peer's own limit) binds and stops its two ends, then the
-others grow on: max-min fair filling (Bertsekas and Gallager 1992, section 6.5.2), which is within
-a factor of two of the best sum since every pair that binds holds at least half of what its ends
-could have. Integers only, so that every holder computes the same parts.
+Writing v = w / time, every pair asks for v_a + v_b <= rate(a, b), and the time is 1 / sum(v). The
+v grow together until a pair (or a peer's own limit) binds and stops its ends, while the others grow
+on (max-min fair filling, Bertsekas and Gallager 1992, section 6.5.2). Among few holders it is then
+tried whether the time falls if a holder owns nothing, so that its slow links carry half as much.
+Integers only: every holder computes the same parts.
 """
 
-import itertools
+import heapq
 from collections.abc import Callable
+from itertools import pairwise
 
-Rate = Callable[[int, int], int]
+SCALE_BITS = 20
+"""Weights are in units of 2^-20 bytes/s, so that halves of small rates are not lost."""
+TIME_BITS = 60
+SEARCH_HOLDERS = 16
+"""With more holders than this all of them own a part."""
+
+Matrix = list[list[int]]
 
 
 def shard_weights(
-    holders: tuple[int, ...], rate: Rate, limit: Callable[[int], int]
+    holders: tuple[int, ...], rate: Callable[[int, int], int], limit: Callable[[int], int]
 ) -> tuple[int, ...]:
-    """Positive weights, one for each holder.
+    """Weights of the holders' parts, of which at least one is positive.
 
-    `rate(a, b)` is a directed link's in bytes/s. `limit(a)` is the lesser of a's uplink and
-    downlink; with h holders and equal parts it carries 2 (h - 1) of them, so a stops there.
+    `rate(a, b)` is a directed link's in bytes/s, `limit(a)` the lesser of a's uplink and downlink.
     """
-    count = len(holders)
-    pair = [[min(rate(a, b), rate(b, a)) if a != b else 0 for b in holders] for a in holders]
-    own = [max(1, limit(a) // (2 * (count - 1))) for a in holders]
-    values = [0] * count
-    growing = list(range(count))
-    room = [min([own[a], *(pair[a][b] // 2 for b in range(count) if b != a)]) for a in range(count)]
-    while growing:
-        least = min(growing, key=lambda a: (room[a], a))
-        values[least] = max(1, room[least])
-        growing.remove(least)
-        for a in growing:
-            # what the stopped end leaves of this pair, and half of what growing pairs share
-            left = max(values[least], pair[a][least] - values[least])
-            frozen = [b for b in range(count) if b != a and values[b]]
-            room[a] = min(
-                [own[a], left]
-                + [pair[a][b] - values[b] for b in frozen]
-                + [pair[a][b] // 2 for b in growing if b != a]
-            )
-            room[a] = max(values[least], room[a])
-    return tuple(values)
+    pairs = [
+        [min(rate(a, b), rate(b, a)) << SCALE_BITS if a != b else 0 for b in holders]
+        for a in holders
+    ]
+    limits = [limit(a) << SCALE_BITS for a in holders]
+    best = _filled(pairs, limits, frozenset())
+    least = slowest(best, pairs, limits)
+    idle: frozenset[int] = frozenset()
+    improved = 1 < len(holders) <= SEARCH_HOLDERS
+    while improved:
+        improved = False
+        base = idle
+        for a in range(len(holders)):
+            tried = base ^ {a}
+            if len(tried) == len(holders):
+                continue
+            weights = _filled(pairs, limits, tried)
+            time = slowest(weights, pairs, limits)
+            if time < least:
+                best, least, idle, improved = weights, time, tried, True
+    return best
+
+
+def slowest(weights: tuple[int, ...], pairs: Matrix, limits: list[int]) -> int:
+    """Time for each byte of the segment, in units that only comparing needs."""
+    total, count = sum(weights), len(weights)
+    time = 0
+    for a in range(count):
+        carried = total + (count - 2) * weights[a]
+        time = max(time, (carried << TIME_BITS) // (total * limits[a]))
+        for b in range(a):
+            carried = weights[a] + weights[b]
+            time = max(time, (carried << TIME_BITS) // (total * pairs[a][b]))
+    return time
 
 
 def divide(size: int, weights: tuple[int, ...]) -> tuple[int, ...]:
@@ -55,4 +74,32 @@ def divide(size: int, weights: tuple[int, ...]) -> tuple[int, ...]:
     for weight in weights:
         seen += weight
         edges.append(size * seen // total)
-    return tuple(after - before for before, after in itertools.pairwise(edges))
+    return tuple(after - before for before, after in pairwise(edges))
+
+
+def _filled(pairs: Matrix, limits: list[int], idle: frozenset[int]) -> tuple[int, ...]:
+    """Max-min fair v; those in `idle` stay at zero. A peer's own limit is that of equal parts."""
+    count = len(pairs)
+    values: list[int | None] = [0 if a in idle else None for a in range(count)]
+    binding = [(limits[a] // (2 * (count - 1)), a, a) for a in range(count) if a not in idle]
+    for a in range(count):
+        for b in range(a):
+            both = values[a] is None and values[b] is None
+            if both or (a in idle) != (b in idle):
+                binding.append((pairs[a][b] // 2 if both else pairs[a][b], a, b))
+    heapq.heapify(binding)
+    while binding:
+        level, a, b = heapq.heappop(binding)
+        first, second = values[a], values[b]
+        if a == b or (first is None and second is None):
+            values[a] = level if first is None else first
+            values[b] = level if second is None else second
+        elif first is None or second is None:
+            stopped = second if first is None else first
+            assert stopped is not None, "one of the two has stopped"
+            growing = a if first is None else b
+            if pairs[a][b] - stopped > level:
+                heapq.heappush(binding, (pairs[a][b] - stopped, a, b))
+            else:
+                values[growing] = level
+    return tuple(max(value or 0, 0 if a in idle else 1) for a, value in enumerate(values))

@@ -9,9 +9,11 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p_dtfm.core.bound import step_lower_bound_ns
 from p2p_dtfm.core.plan import NoPlan, Plan, check_plan
 from p2p_dtfm.core.planner import compute_plan, fixed_plan
 from p2p_dtfm.core.prng import Prng
+from p2p_dtfm.core.problem import problem_of
 from p2p_dtfm.core.records import Intent, Link
 from p2p_dtfm.core.snapshot import Snapshot
 from p2p_dtfm.core.workload import Workload
@@ -194,6 +196,7 @@ def test_any_snapshot(made: Snapshot, order: object) -> None:
     assert isinstance(again, Plan)
     plan(made)
     assert_within_memory(found, made)
+    assert found.predicted_step_ns >= step_lower_bound_ns(problem_of(made))
 
 
 def assert_within_memory(found: Plan, made: Snapshot) -> None:

@@ -28,7 +28,7 @@ def _one_pipeline_ns(problem: Problem) -> int:
 
 
 def _several_pipelines_ns(problem: Problem) -> int:
-    """Peers join in the order in which they can send one layer; each lowers what computing takes."""
+    """Peers join in the order in which they can send one layer; each makes computing shorter."""
     work = problem.microbatch_count * problem.block_count
     smallest = min(
         layer.gradient_bytes for layer in (problem.embedding, problem.block, problem.head)

@@ -67,7 +67,8 @@ class Present:
         kept = [self._choice(cost) for cost in self._kept()]
         rival = self._choice(found)
         if not kept:
-            again = self.model.cost(self.placement())
+            left = self.placement()
+            again = self.model.cost(left) if left else None
             near = [rival] if again is None else [rival, self._choice(again)]
             return min(near, key=_bargain).cost
         base = min(kept, key=_bargain)

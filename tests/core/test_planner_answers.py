@@ -174,3 +174,31 @@ def test_after_a_loss_the_other_pipelines_keep_their_layers() -> None:
     before, after = holdings(first), holdings(found)
     unmoved = [peer for peer in after if after[peer] == before.get(peer)]
     assert len(unmoved) >= 4 or len(first.pipelines) == 1
+
+
+def test_a_present_plan_whose_peers_are_all_gone_is_no_obstacle() -> None:
+    first = plan(snapshot([Peer()] * 4))
+    made = snapshot([Peer()] * 4, present=first)
+    strangers = tuple(
+        msgspec.structs.replace(record, peer_id=f"x{record.peer_id}", links={})
+        for record in made.records
+    )
+    found = plan(msgspec.structs.replace(made, records=strangers))
+    assert set(holdings(found)) | set(found.spares) == {r.peer_id for r in strangers}
+
+
+def test_every_stage_of_a_replanned_swarm_fits_and_is_whole() -> None:
+    """Any one or two peers of a running swarm vanish, whatever they held."""
+    peers, links = homes()
+    first = plan(snapshot(peers, links=links))
+    made = snapshot(peers, links=links, present=first)
+    for lost in range(0, 12, 3):
+        gone = {name_of(lost), name_of((lost + 5) % 12)}
+        left = tuple(record for record in made.records if record.peer_id not in gone)
+        found = plan(msgspec.structs.replace(made, records=left))
+        assert not gone & set(holdings(found))
+        for pipeline in found.pipelines:
+            for stage in pipeline.stages:
+                memory = peers[int(stage.peer_id[-4:])].memory_bytes
+                used = len(stage.layers) * (16 + 8 * stage.in_flight) * MEBIBYTE
+                assert used <= memory

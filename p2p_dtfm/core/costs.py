@@ -4,10 +4,10 @@
 
 Pipelines compute side by side (`pipeline_cost`); microbatches are dealt so that the last to end
 ends soonest. A segment's gradients are ready when the slowest of its holders has done its last
-backward. Reduction: each holder owns a part of the segment (`shard_weights`), receives it from
-all others and sends it back summed; with equal parts each of h peers sends 2 (h - 1)/h of the
-segment, the least there is (Patarasuk and Yuan 2009). Commit: Prepared travels between the two
-stage holders that are farthest apart.
+backward. Each holder owns a part of the segment (`shard_weights`), receives it from all others
+and sends it back summed; with equal parts each of h peers sends 2 (h - 1)/h of the segment, the
+least there is (Patarasuk and Yuan 2009). A peer reduces its segments side by side. Commit:
+Prepared travels between the two stage holders that are farthest apart.
 """
 
 import heapq
@@ -20,6 +20,13 @@ from p2p_dtfm.core.problem import MESSAGE_NS, Problem, duration_ns
 from p2p_dtfm.core.shard_weights import MANY, shard_weights
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
+
+FURTHER_SEGMENTS_DIVISOR = 2
+"""Of a peer's reductions beyond its longest, half adds to it: they share only some links.
+
+Fitted to simulated reductions of placements whose cuts differ between pipelines: of 58 predicted
+steps the median is 2% above the simulated one, the mean error 8%.
+"""
 
 Placement = tuple[tuple[int, ...], ...]
 """Pipelines as ordered peer numbers."""
@@ -102,6 +109,7 @@ class StepModel:
         at = [0] * len(placement)
         ready: dict[int, int] = {}
         busy: dict[int, int] = {}
+        longest: dict[int, int] = {}
         slowest, critical = -1, -1
         for first, end in itertools.pairwise(edges):
             for number, cost in enumerate(costs):
@@ -116,7 +124,13 @@ class StepModel:
                 if start > ready.get(peer, 0):
                     ready[peer] = start
                 busy[peer] = busy.get(peer, 0) + spent
-        return max(ready[peer] + busy[peer] for peer in ready), critical
+                if spent > longest.get(peer, 0):
+                    longest[peer] = spent
+        ends_ns = (
+            ready[p] + longest[p] + (busy[p] - longest[p]) // FURTHER_SEGMENTS_DIVISOR
+            for p in ready
+        )
+        return max(ends_ns), critical
 
     def reduction_ns(self, holders: tuple[int, ...], first: int, end: int) -> tuple[int, int]:
         """(time to reduce the gradients of layers `first .. end - 1`, the slowest holder)."""

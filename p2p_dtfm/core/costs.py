@@ -3,30 +3,19 @@
     step = max over peers of (their segments' gradients ready + reduction) + commit
 
 Pipelines compute side by side (`pipeline_cost`); microbatches are dealt so that the last to end
-ends soonest. A segment's gradients are ready when the slowest of its holders has done its last
-backward. Each holder owns a part of the segment (`shard_weights`), receives it from all others
-and sends it back summed; with equal parts each of h peers sends 2 (h - 1)/h of the segment, the
-least there is (Patarasuk and Yuan 2009). A peer reduces its segments side by side. Commit:
-Prepared travels between the two stage holders that are farthest apart.
+ends soonest. Reduction: `reduction_cost`. Commit: Prepared travels between the two stage holders
+that are farthest apart.
 """
 
 import heapq
 import itertools
 from dataclasses import dataclass
-from operator import itemgetter
 
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
-from p2p_dtfm.core.problem import MESSAGE_NS, Problem, duration_ns
-from p2p_dtfm.core.shard_weights import MANY, shard_weights
+from p2p_dtfm.core.problem import MESSAGE_NS, Problem
+from p2p_dtfm.core.reduction_cost import ReductionModel, SegmentCost
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
-
-FURTHER_SEGMENTS_DIVISOR = 2
-"""Of a peer's reductions beyond its longest, half adds to it: they share only some links.
-
-Fitted to simulated reductions of placements whose cuts differ between pipelines: of 58 predicted
-steps the median is 2% above the simulated one, the mean error 8%.
-"""
 
 Placement = tuple[tuple[int, ...], ...]
 """Pipelines as ordered peer numbers."""
@@ -58,10 +47,18 @@ class StepModel:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.pipelines = PipelineModel(problem)
-        self._groups: dict[tuple[int, ...], tuple[int, int, int]] = {}
+        self.reductions = ReductionModel(problem)
         self._farthest: dict[tuple[int, ...], int] = {}
-        self.work = 0
+        self._work = 0
+
+    @property
+    def work(self) -> int:
         """Of searching, in about microseconds; what bounds a search."""
+        return self._work + self.reductions.work
+
+    def spend(self, work: int) -> None:
+        """Count work done elsewhere."""
+        self._work += work
 
     def cost(self, placement: Placement, bound_ns: int | None = None) -> PlacementCost | None:
         """Cost of a placement, without the pipelines that get no microbatch.
@@ -69,10 +66,10 @@ class StepModel:
         None if a pipeline does not fit, or if the step surely takes longer than `bound_ns`.
         """
         costs: list[PipelineCost] = []
-        self.work += 10 + 4 * len(placement)
+        self._work += 10 + 4 * len(placement)
         for peers in placement:
             cost, fresh = self.pipelines.cost(peers)
-            self.work += 40 * len(peers) if fresh else 0
+            self._work += 40 * len(peers) if fresh else 0
             if cost is None:
                 return None
             costs.append(cost)
@@ -101,87 +98,23 @@ class StepModel:
     def _reduced_ns(
         self, placement: Placement, costs: list[PipelineCost], ends: list[int]
     ) -> tuple[int, int]:
-        """(when the last peer has reduced its last segment, who of that segment is slowest)."""
+        """(when the last segment is reduced, the peer that holds up the longest one)."""
         if len(placement) == 1:
             return ends[0], -1
         edges = sorted({cut for cost in costs for cut in cost.cuts})
-        self.work += 2 * len(edges) * len(costs)
+        self._work += 2 * len(edges) * len(costs)
         at = [0] * len(placement)
-        ready: dict[int, int] = {}
-        busy: dict[int, int] = {}
-        longest: dict[int, int] = {}
-        slowest, critical = -1, -1
+        segments: list[SegmentCost] = []
         for first, end in itertools.pairwise(edges):
             for number, cost in enumerate(costs):
                 if cost.cuts[at[number] + 1] <= first:
                     at[number] += 1
             holders = tuple(map(tuple.__getitem__, placement, at))
             start = max(e - c.drain_ns[s] for e, c, s in zip(ends, costs, at, strict=True))
-            spent, weakest = self.reduction_ns(holders, first, end)
-            if spent > slowest:
-                slowest, critical = spent, weakest
-            for peer in holders:
-                if start > ready.get(peer, 0):
-                    ready[peer] = start
-                busy[peer] = busy.get(peer, 0) + spent
-                if spent > longest.get(peer, 0):
-                    longest[peer] = spent
-        ends_ns = (
-            ready[p] + longest[p] + (busy[p] - longest[p]) // FURTHER_SEGMENTS_DIVISOR
-            for p in ready
-        )
-        return max(ends_ns), critical
-
-    def reduction_ns(self, holders: tuple[int, ...], first: int, end: int) -> tuple[int, int]:
-        """(time to reduce the gradients of layers `first .. end - 1`, the slowest holder)."""
-        if len(holders) == 1:
-            return 0, -1
-        problem = self.problem
-        blocks = min(end, problem.block_count + 1) - max(first, 1)
-        size = blocks * problem.block.gradient_bytes
-        size += problem.embedding.gradient_bytes if first == 0 else 0
-        size += problem.head.gradient_bytes if end == problem.layer_count else 0
-        bytes_per_s, latency, weakest = self._group(holders)
-        return duration_ns(size, bytes_per_s) + 2 * latency, weakest
-
-    def _group(self, holders: tuple[int, ...]) -> tuple[int, int, int]:
-        """(bytes of a segment reduced in a second, longest latency, the slowest) of a set."""
-        key = tuple(sorted(holders))
-        found = self._groups.get(key)
-        if found is None:
-            if len(self._groups) > 1 << 16:
-                self._groups.clear()
-            rate, weakest = self._reduced_bytes_per_s(key)
-            found = self._groups[key] = (rate, self._longest_ns(key), weakest)
-        return found
-
-    def _reduced_bytes_per_s(self, holders: tuple[int, ...]) -> tuple[int, int]:
-        """(the rate at which a segment goes through the shards or a limit, the slowest holder).
-
-        With h holders, a peer that owns the share w sends and receives 1 + (h - 2) w segments.
-        """
-        problem = self.problem
-        count = len(holders)
-        self.work += count * count // (2 if count <= MANY else 16)
-        pick = itemgetter(*holders)
-        limits = [
-            min(problem.uplink_bytes_per_s[a], problem.downlink_bytes_per_s[a]) for a in holders
-        ]
-        weights = shard_weights([pick(problem.pair_bytes_per_s[a]) for a in holders], limits)
-        total = sum(weights)
-        rates = [
-            limit * total // (total + (count - 2) * weight)
-            for weight, limit in zip(weights, limits, strict=True)
-        ]
-        rate = min(rates)
-        if rate < total:
-            return max(1, rate), holders[rates.index(rate)]
-        return max(1, total), holders[weights.index(min(weights))]
-
-    def _longest_ns(self, holders: tuple[int, ...]) -> int:
-        pick = itemgetter(*holders)
-        longest: int = max(max(pick(self.problem.latency_ns[a])) for a in holders)
-        return longest
+            size = self.reductions.segment_bytes(first, end)
+            segments.append(SegmentCost(self.reductions.group(holders), size, start))
+        aligned = all(len(cost.cuts) == len(edges) for cost in costs)
+        return self.reductions.end_ns(segments, aligned)
 
     def _commit_ns(self, placement: Placement) -> int:
         """Latency between the two stage holders that are farthest apart."""
@@ -192,8 +125,10 @@ class StepModel:
         if found is None:
             if len(self._farthest) > 1 << 12:
                 self._farthest.clear()
-            self.work += len(holders) * len(holders) // 8
-            found = self._farthest[holders] = self._longest_ns(holders) + MESSAGE_NS
+            self._work += len(holders) * len(holders) // 8
+            found = self._farthest[holders] = (
+                self.reductions.longest_latency_ns(holders) + MESSAGE_NS
+            )
         return found
 
 

@@ -74,7 +74,7 @@ def _anneal(model: StepModel, start: PlacementCost, prng: Prng, budget: int) -> 
     began, quiet = model.work, 0
     while model.work < began + budget and quiet < PATIENCE * peer_count:
         spent = model.work - began
-        model.work += 5 + len(present.placement)
+        model.spend(5 + len(present.placement))
         quiet += 1
         moved = random_move(present, peer_count, prng)
         if moved is None:

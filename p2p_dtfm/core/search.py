@@ -11,9 +11,12 @@ from p2p_dtfm.core.starts import starts
 
 WORK_FOR_EACH_PEER = 60_000
 WORK_FOR_ANY, WORK_FOR_EACH_OF_MANY = 3_000_000, 20_000
+FEW_PEERS = 16
+"""Fewer have so much less to choose from that each is given less work."""
 ROUNDS = 8
 """Starts that are improved; half of them drop out after each round."""
-COARSE = 7
+COARSE_DIVISOR = 128
+"""The threshold below which a worse placement is accepted at first: this part of a step."""
 PATIENCE = 300
 """Moves without gain, for each peer, after which a descent ends."""
 
@@ -27,16 +30,19 @@ def search(
     peer_count = model.problem.peer_count
     if peer_count == 1:
         return best
-    budget = min(WORK_FOR_EACH_PEER * peer_count, WORK_FOR_ANY + WORK_FOR_EACH_OF_MANY * peer_count)
+    few = min(peer_count, FEW_PEERS)
+    budget = min(
+        WORK_FOR_EACH_PEER * peer_count * few // FEW_PEERS,
+        WORK_FOR_ANY + WORK_FOR_EACH_OF_MANY * peer_count,
+    )
     pool = _first_costs(model, best, present, budget // 3)
     share = 2 * budget // (3 * ROUNDS * ROUNDS.bit_length())
     survivors = pool[:ROUNDS]
-    while True:
+    while len(survivors) > 1:
         improved = [_anneal(model, start, prng, share) for start in survivors]
         survivors = sorted(improved, key=rank)[: len(survivors) // 2]
         share *= 2
-        if len(survivors) <= 1:
-            return _anneal(model, min([*survivors, pool[0]], key=rank), prng, share)
+    return _anneal(model, survivors[0], prng, share)
 
 
 def _first_costs(
@@ -66,7 +72,7 @@ def rank(cost: PlacementCost) -> tuple[int, int, Placement]:
 def _anneal(model: StepModel, start: PlacementCost, prng: Prng, budget: int) -> PlacementCost:
     """Random moves; each is taken unless it makes the step longer by more than a threshold.
 
-    The threshold falls from 1/64 of the step to nothing (Dueck and Scheuer 1990, threshold
+    The threshold falls from 1/128 of the step to nothing half-way (Dueck and Scheuer 1990, threshold
     accepting: no exponentials, so integers suffice).
     """
     peer_count = model.problem.peer_count
@@ -79,7 +85,10 @@ def _anneal(model: StepModel, start: PlacementCost, prng: Prng, budget: int) -> 
         moved = random_move(present, peer_count, prng)
         if moved is None:
             continue
-        bound = present.step_ns + (present.step_ns >> COARSE) * max(0, budget - 2 * spent) // budget
+        bound = (
+            present.step_ns
+            + present.step_ns // COARSE_DIVISOR * max(0, budget - 2 * spent) // budget
+        )
         cost = model.cost(moved, bound)
         if cost is None or cost.step_ns > bound:
             continue

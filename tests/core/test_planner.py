@@ -181,7 +181,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(snapshots(), st.randoms(use_true_random=False))
 def test_any_snapshot(made: Snapshot, order: object) -> None:
     """Within memory, complete, and equal bytes for any order of the records."""

@@ -72,8 +72,8 @@ def rank(cost: PlacementCost) -> tuple[int, int, Placement]:
 def _anneal(model: StepModel, start: PlacementCost, prng: Prng, budget: int) -> PlacementCost:
     """Random moves; each is taken unless it makes the step longer by more than a threshold.
 
-    The threshold falls from 1/128 of the step to nothing half-way (Dueck and Scheuer 1990, threshold
-    accepting: no exponentials, so integers suffice).
+    The threshold falls from 1/128 of the step to nothing half-way (Dueck and Scheuer 1990:
+    threshold accepting; without exponentials integers suffice).
     """
     peer_count = model.problem.peer_count
     present = best = start

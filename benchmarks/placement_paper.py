@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    assert has_kernel(), "build the kernel first: python hatch_build.py"
+    assert has_kernel(), "the kernel is missing: install a C compiler, then pip install -e ."
     result = {
         "cases": case_rows(),
         "instances": instance_rows(3 if arguments.quick else arguments.instances, arguments.quick),

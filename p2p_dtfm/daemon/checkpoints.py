@@ -24,6 +24,7 @@ from p2p_dtfm.train.checkpoint import (
     read_manifest,
     save_layers,
 )
+from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.layer_state import LayerState, state_bytes_limit
 from p2p_dtfm.train.model import layer_count
 
@@ -78,11 +79,15 @@ class Checkpoints:
 
     def remote_files(self, sender: str, message: CheckpointFiles) -> None:
         """Another member has these files. Raises `PeerFault` for impossible ones."""
-        for layer, (_, size_bytes) in message.files.items():
+        if not 0 <= message.step <= self._spec.total_steps:
+            raise PeerFault(f"a checkpoint of step {message.step}", sender)
+        for layer, (digest, size_bytes) in message.files.items():
             if not 0 <= layer < layer_count(self._spec):
                 raise PeerFault(f"a checkpoint file of layer {layer}", sender)
             if not 0 < size_bytes <= state_bytes_limit(self._spec, layer):
                 raise PeerFault(f"a checkpoint file of {size_bytes} bytes", sender)
+            if not is_digest(digest):
+                raise PeerFault("a checkpoint file under a name that is no digest", sender)
         self._remote.setdefault(message.step, {})[sender] = dict(message.files)
         for step in sorted(self._remote)[:-STEPS_REMEMBERED]:
             del self._remote[step]
@@ -110,7 +115,7 @@ class Checkpoints:
                     while await self._fetch_one_missing(step, directory):
                         pass
                 self._files_changed(step)
-            except (UserError, BlobUnavailable) as error:
+            except (UserError, BlobUnavailable, OSError) as error:
                 log.warning("checkpoint of step %d stays incomplete: %s", step, error)
 
     async def _fetch_one_missing(self, step: int, directory: Path) -> bool:

@@ -1,4 +1,4 @@
-"""A record counts only under its own peer's signature, for this run, protocol, and within bounds."""
+"""A record counts only with its own peer's signature, for this run and protocol, within bounds."""
 
 import msgspec
 import pytest

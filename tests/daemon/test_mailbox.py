@@ -1,4 +1,4 @@
-"""The mailbox takes each due frame once; everything else is its sender's fault and leaves nothing."""
+"""The mailbox takes each due frame once; everything else is its sender's fault."""
 
 import asyncio
 from collections.abc import Callable

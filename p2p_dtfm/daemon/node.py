@@ -286,7 +286,10 @@ class Daemon:
         for digest in prepared.digests():
             blob = prepared.path(digest)
             assert blob is not None
-            await asyncio.to_thread(store.put_file, blob)
+            stored = await asyncio.to_thread(store.put_file, blob)
+            if stored != digest:
+                store.remove(stored)
+                raise damaged_data(blob)
         return open_local_run(signed, store)
 
     async def _print_invitation(self) -> None:
@@ -874,6 +877,15 @@ class Daemon:
             "losses": list(trainer.losses) if trainer else [],
             "held_out_losses": list(trainer.held_out) if trainer else [],
         }
+
+
+def damaged_data(blob: Path) -> UserError:
+    """A founder's own data are not what their manifest says."""
+    return UserError(
+        f"the data shard {blob} is damaged: its bytes are not those that were prepared",
+        f"remove {blob.parents[1]} and make the data anew; "
+        "for your own text: p2p-dtfm prepare PATH... --out DIR",
+    )
 
 
 def explained(error: BaseException | None) -> BaseException:

@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,31 +16,7 @@ from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
 from p2p_dtfm.train.batches import Batches
 from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
 from p2p_dtfm.train.reference import ReferenceRun
-from tests.core.builders import run_spec
-
-DEADLINE_S = 120.0
-
-
-def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-    end_s = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end_s, f"did not happen within {deadline_s} s: {what}"
-        time.sleep(0.05)
-
-
-def write_spec(directory: Path, **changes: object) -> Path:
-    path = directory / "run.json"
-    path.write_text(run_spec(**changes).model_dump_json())
-    return path
-
-
-def losses(child: Child) -> dict[int, float]:
-    events = [event for event in child.events() if event["event"] == "step"]
-    return {event["step"]: event["loss"] for event in events if event["loss"] is not None}
-
-
-def step_of(child: Child) -> int:
-    return max(losses(child), default=-1)
+from tests.e2e.helpers import DEADLINE_S, losses, processes_of, step_of, wait_until, write_spec
 
 
 def digests_by_view(child: Child) -> dict[int, tuple[str, str]]:
@@ -146,9 +120,4 @@ def alive(process: psutil.Process) -> bool:
 @pytest.fixture(autouse=True)
 def no_daemon_is_left(tmp_path: Path):
     yield
-    left = [
-        process.info["cmdline"]
-        for process in psutil.process_iter(["cmdline"])
-        if str(tmp_path) in " ".join(process.info["cmdline"] or ())
-    ]
-    assert not left
+    assert not processes_of(tmp_path)

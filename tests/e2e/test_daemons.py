@@ -24,6 +24,10 @@ def digests_by_view(child: Child) -> dict[int, tuple[str, str]]:
     return {event["view"]: (event["snapshot"], event["plan"]) for event in views}
 
 
+def offers_of(swarm: LocalSwarm) -> list[Path]:
+    return [path for child in swarm.children for path in child.home.glob("runs/*/offers/*")]
+
+
 def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_path: Path) -> None:
     """Memory for half the model each makes pipelines; one joins late, one leaves early."""
     steps = 300
@@ -44,11 +48,15 @@ def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_pa
         late = swarm.join(address, half)
         wait_until(lambda: len(digests_by_view(late)) > 0, "the late joiner takes part")
         assert step_of(founder) < steps - 20, "it joined in the middle of the run"
+        wait_until(lambda: not any(offers_of(swarm)), "the states it was offered are removed")
         leaver.process.send_signal(signal.SIGTERM)
         assert leaver.process.wait(60) == 0, leaver.log_tail()
         for child in (founder, third, late):
             assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
     assert step_of(leaver) < steps - 1, "it left before the end"
+    for child in swarm.children:
+        for directory in ("offers", "scratch"):
+            assert not list(child.home.glob(f"runs/*/{directory}/*")), "followers' states are gone"
     assert_equals_the_plain_loop(founder, steps)
     assert losses(late).items() <= losses(founder).items()
     assert losses(leaver).items() <= losses(founder).items()

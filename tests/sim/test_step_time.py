@@ -215,7 +215,7 @@ def test_uneven_pipelines_segments_and_spares_are_all_simulated() -> None:
 
 def test_dtfms_transport_computes_nothing_while_it_sends() -> None:
     # nothing buffered, nothing in flight: each stage receives, computes, sends, in turn
-    strict = Communicator(efficiency=1.0, receive_buffer_bytes=0, unacknowledged_round_trips=0.0)
+    strict = Communicator(efficiency=1.0, receive_buffer_bytes=0, window_bytes=0)
     execution = replace(DTFM, communicator=strict)
     step, workload = run(equal_peers(3, latency_ms=0), 3, small_spec(layers=3), execution)
     message = workload.boundary_bytes // 2 * 10

@@ -1,7 +1,7 @@
-"""Builds the compiled kernel beside its source. Without a C compiler the install still succeeds.
+"""Compiles the planner's kernel when the package is built; builds without it if need be.
 
-The package then runs the kernel's Python twin: equal results, far slower (only `plan --cost paper`
-uses it). `python hatch_build.py` builds in place.
+The kernel is the same algorithm as its Python twin with equal results, only hundreds of times
+faster, so a machine without a compiler or Python's headers loses time, never correctness.
 """
 
 import os
@@ -12,46 +12,35 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-try:
-    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ImportError:  # run by hand, outside a build
-    BuildHookInterface = object  # type: ignore[assignment,misc]
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-ROOT = Path(__file__).parent
-SOURCE = ROOT / "p2p_dtfm" / "core" / "_kernel.c"
+SOURCES = ("p2p_dtfm/core/_kernel.c",)
 
 
-def build_kernel() -> Path | None:
-    """The extension module's path, or None if no compiler could make it."""
-    target = SOURCE.with_name("_kernel" + sysconfig.get_config_var("EXT_SUFFIX"))
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    include = sysconfig.get_path("include")
-    command = [*compiler, "-O3", "-shared", "-fPIC", f"-I{include}", str(SOURCE), "-o", str(target)]
-    if sys.platform == "darwin":
-        command += ["-undefined", "dynamic_lookup"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        print(f"no compiled kernel, the Python one is used: {error}", file=sys.stderr)
-        return None
-    if done.returncode != 0:
-        print(f"no compiled kernel, the Python one is used: {done.stderr}", file=sys.stderr)
-        return None
-    return target
-
-
-class KernelBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """hatchling calls this for wheels and editable installs alike."""
+class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Builds each source into a module beside it."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if self.target_name != "wheel":
-            return
-        built = build_kernel()
-        if built is not None:
-            build_data["pure_python"] = False
-            build_data["infer_tag"] = True
-            build_data["artifacts"].append(f"/{built.relative_to(ROOT).as_posix()}")
+        for source in SOURCES:
+            target = compiled(Path(self.root), source)
+            if target is not None:
+                build_data["artifacts"].append(f"/{target.relative_to(self.root).as_posix()}")
+                build_data["pure_python"] = False
+                build_data["infer_tag"] = True
 
 
-if __name__ == "__main__":
-    raise SystemExit(0 if build_kernel() else 1)
+def compiled(root: Path, source: str) -> Path | None:
+    """The module built from `source`, or None, with a word on why."""
+    path = root / source
+    target = path.with_name(path.stem + sysconfig.get_config_var("EXT_SUFFIX"))
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    include = sysconfig.get_path("include")
+    command = [*compiler, "-O3", "-shared", "-fPIC", f"-I{include}", str(path), "-o", str(target)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", "") or error
+        print(f"{source} is not compiled, its slower Python twin serves: {detail}", file=sys.stderr)
+        target.unlink(missing_ok=True)
+        return None
+    return target

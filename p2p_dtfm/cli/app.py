@@ -48,6 +48,9 @@ def run(
     exit_when_done: Annotated[
         bool | None, typer.Option("--exit-when-done", help="End when the run is complete.")
     ] = None,
+    until_stdin_closes: Annotated[
+        bool | None, typer.Option("--until-stdin-closes", help="Leave when standard input closes.")
+    ] = None,
     log: Annotated[str | None, typer.Option(help="Log format: auto, human or json.")] = None,
     home: HomeOption = None,
     config: Annotated[
@@ -83,6 +86,7 @@ def run(
             "expect_peers": expect_peers,
             "expect_wait_s": expect_wait_s,
             "exit_when_done": exit_when_done,
+            "until_stdin_closes": until_stdin_closes,
             "log": log,
         },
     )

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
-from p2p_dtfm.cli.client import call_daemon
+from p2p_dtfm.daemon.local_client import call_daemon
 
 
 def short(peer_id: str) -> str:

@@ -4,18 +4,20 @@
 
 Pipelines compute side by side (`pipeline_cost`); microbatches are dealt so that the last to end
 ends soonest. A segment's gradients are ready when the slowest of its holders has done its last
-backward. Reduction: each of h holders owns 1/h of the segment, receives that part from all others
-and sends it back summed, so each link carries 2/h of the segment's bytes and each peer sends
-2 (h - 1)/h of them (Patarasuk and Yuan 2009: the least volume there is). Commit: one round trip
-between the two stage holders that are farthest apart.
+backward. Reduction: each holder owns a part of the segment (`shard_weights`), receives it from
+all others and sends it back summed; with equal parts each of h peers sends 2 (h - 1)/h of the
+segment, the least there is (Patarasuk and Yuan 2009). Commit: Prepared travels between the two
+stage holders that are farthest apart.
 """
 
 import heapq
 import itertools
 from dataclasses import dataclass
+from operator import itemgetter
 
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
-from p2p_dtfm.core.problem import Problem, duration_ns
+from p2p_dtfm.core.problem import MESSAGE_NS, Problem, duration_ns
+from p2p_dtfm.core.shard_weights import MANY, shard_weights
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
 
@@ -35,6 +37,8 @@ class PlacementCost:
     reduction_ns: int
     """From then until every segment is reduced."""
     commit_ns: int
+    critical: int
+    """A peer that holds up the reduction; -1 if there is none."""
 
     @property
     def step_ns(self) -> int:
@@ -48,18 +52,29 @@ class StepModel:
         self.problem = problem
         self.pipelines = PipelineModel(problem)
         self._groups: dict[tuple[int, ...], tuple[int, int, int]] = {}
+        self._farthest: dict[tuple[int, ...], int] = {}
         self.work = 0
-        """Peers and links looked at: the unit in which searches are bounded."""
+        """Of searching, in about microseconds; what bounds a search."""
 
-    def cost(self, placement: Placement) -> PlacementCost | None:
-        """Cost of a placement, without the pipelines that get no microbatch; None if none fits."""
+    def cost(self, placement: Placement, bound_ns: int | None = None) -> PlacementCost | None:
+        """Cost of a placement, without the pipelines that get no microbatch.
+
+        None if a pipeline does not fit, or if the step surely takes longer than `bound_ns`.
+        """
         costs: list[PipelineCost] = []
+        self.work += 10 + 4 * len(placement)
         for peers in placement:
-            self.work += len(peers)
-            cost = self.pipelines.cost(peers)
+            cost, fresh = self.pipelines.cost(peers)
+            self.work += 40 * len(peers) if fresh else 0
             if cost is None:
                 return None
             costs.append(cost)
+        return self.combine(placement, costs, bound_ns)
+
+    def combine(
+        self, placement: Placement, costs: list[PipelineCost], bound_ns: int | None
+    ) -> PlacementCost | None:
+        """Deal microbatches to pipelines that are already timed, reduce and commit."""
         dealt = deal_microbatches(costs, self.problem.microbatch_count)
         if 0 in dealt:
             used = [index for index, count in enumerate(dealt) if count]
@@ -68,65 +83,104 @@ class StepModel:
             dealt = tuple(dealt[index] for index in used)
         ends = [cost.duration_ns(count) for cost, count in zip(costs, dealt, strict=True)]
         compute = max(ends)
-        reduced = self._reduced_ns(placement, costs, ends)
-        commit = self._farthest_round_trip_ns(placement)
+        if bound_ns is not None and compute > bound_ns:
+            return None
+        reduced, critical = self._reduced_ns(placement, costs, ends)
+        commit = self._commit_ns(placement)
         return PlacementCost(
-            placement, tuple(costs), dealt, compute, max(0, reduced - compute), commit
+            placement, tuple(costs), dealt, compute, max(0, reduced - compute), commit, critical
         )
 
-    def _reduced_ns(self, placement: Placement, costs: list[PipelineCost], ends: list[int]) -> int:
-        """When the last peer has reduced its last segment."""
+    def _reduced_ns(
+        self, placement: Placement, costs: list[PipelineCost], ends: list[int]
+    ) -> tuple[int, int]:
+        """(when the last peer has reduced its last segment, who of that segment is slowest)."""
         if len(placement) == 1:
-            return ends[0]
+            return ends[0], -1
         edges = sorted({cut for cost in costs for cut in cost.cuts})
+        self.work += 2 * len(edges) * len(costs)
         at = [0] * len(placement)
         ready: dict[int, int] = {}
         busy: dict[int, int] = {}
+        slowest, critical = -1, -1
         for first, end in itertools.pairwise(edges):
             for number, cost in enumerate(costs):
-                while cost.cuts[at[number] + 1] <= first:
+                if cost.cuts[at[number] + 1] <= first:
                     at[number] += 1
             holders = tuple(map(tuple.__getitem__, placement, at))
             start = max(e - c.drain_ns[s] for e, c, s in zip(ends, costs, at, strict=True))
-            spent = self.reduction_ns(holders, first, end)
+            spent, weakest = self.reduction_ns(holders, first, end)
+            if spent > slowest:
+                slowest, critical = spent, weakest
             for peer in holders:
-                ready[peer] = max(start, ready.get(peer, 0))
+                if start > ready.get(peer, 0):
+                    ready[peer] = start
                 busy[peer] = busy.get(peer, 0) + spent
-        return max(ready[peer] + busy[peer] for peer in ready)
+        return max(ready[peer] + busy[peer] for peer in ready), critical
 
-    def reduction_ns(self, holders: tuple[int, ...], first: int, end: int) -> int:
-        """Time to reduce the gradients of layers `first .. end - 1` among `holders`."""
-        count = len(holders)
-        if count == 1:
-            return 0
+    def reduction_ns(self, holders: tuple[int, ...], first: int, end: int) -> tuple[int, int]:
+        """(time to reduce the gradients of layers `first .. end - 1`, the slowest holder)."""
+        if len(holders) == 1:
+            return 0, -1
         problem = self.problem
         blocks = min(end, problem.block_count + 1) - max(first, 1)
         size = blocks * problem.block.gradient_bytes
         size += problem.embedding.gradient_bytes if first == 0 else 0
         size += problem.head.gradient_bytes if end == problem.layer_count else 0
-        part = 2 * -(-size // count)
-        link, shared, latency = self._group(holders)
-        return max(duration_ns(part, link), duration_ns(part * (count - 1), shared)) + 2 * latency
+        bytes_per_s, latency, weakest = self._group(holders)
+        return duration_ns(size, bytes_per_s) + 2 * latency, weakest
 
     def _group(self, holders: tuple[int, ...]) -> tuple[int, int, int]:
-        """(slowest link, slowest uplink or downlink, longest latency) among holders."""
-        found = self._groups.get(holders)
+        """(bytes of a segment reduced in a second, longest latency, the slowest) of a set."""
+        key = tuple(sorted(holders))
+        found = self._groups.get(key)
         if found is None:
-            problem = self.problem
-            self.work += len(holders) * len(holders)
-            link = min(min(map(problem.bytes_per_s[a].__getitem__, holders)) for a in holders)
-            shared = min(
-                min(problem.uplink_bytes_per_s[a], problem.downlink_bytes_per_s[a]) for a in holders
-            )
-            latency = max(max(map(problem.latency_ns[a].__getitem__, holders)) for a in holders)
             if len(self._groups) > 1 << 16:
                 self._groups.clear()
-            found = self._groups[holders] = (link, shared, latency)
+            rate, weakest = self._reduced_bytes_per_s(key)
+            found = self._groups[key] = (rate, self._longest_ns(key), weakest)
         return found
 
-    def _farthest_round_trip_ns(self, placement: Placement) -> int:
+    def _reduced_bytes_per_s(self, holders: tuple[int, ...]) -> tuple[int, int]:
+        """(the rate at which a segment goes through the shards or a limit, the slowest holder).
+
+        With h holders, a peer that owns the share w sends and receives 1 + (h - 2) w segments.
+        """
+        problem = self.problem
+        count = len(holders)
+        self.work += count * count // (2 if count <= MANY else 16)
+        pick = itemgetter(*holders)
+        limits = [
+            min(problem.uplink_bytes_per_s[a], problem.downlink_bytes_per_s[a]) for a in holders
+        ]
+        weights = shard_weights([pick(problem.pair_bytes_per_s[a]) for a in holders], limits)
+        total = sum(weights)
+        rates = [
+            limit * total // (total + (count - 2) * weight)
+            for weight, limit in zip(weights, limits, strict=True)
+        ]
+        rate = min(rates)
+        if rate < total:
+            return max(1, rate), holders[rates.index(rate)]
+        return max(1, total), holders[weights.index(min(weights))]
+
+    def _longest_ns(self, holders: tuple[int, ...]) -> int:
+        pick = itemgetter(*holders)
+        longest: int = max(max(pick(self.problem.latency_ns[a])) for a in holders)
+        return longest
+
+    def _commit_ns(self, placement: Placement) -> int:
+        """Latency between the two stage holders that are farthest apart."""
         holders = tuple(sorted(peer for peers in placement for peer in peers))
-        return 2 * self._group(holders)[2]
+        if len(holders) == 1:
+            return 0
+        found = self._farthest.get(holders)
+        if found is None:
+            if len(self._farthest) > 1 << 12:
+                self._farthest.clear()
+            self.work += len(holders) * len(holders) // 8
+            found = self._farthest[holders] = self._longest_ns(holders) + MESSAGE_NS
+        return found
 
 
 def deal_microbatches(costs: list[PipelineCost], count: int) -> tuple[int, ...]:

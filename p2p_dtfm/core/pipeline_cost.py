@@ -4,14 +4,17 @@ The model (times of one microbatch, S stages, k_s microbatches in flight at stag
 
     round_trip_s = F_s + B_s                                          (last stage)
     round_trip_s = F_s + B_s + there_s + back_s + round_trip_(s+1)    (others)
+    elsewhere_s = round_trip_s - F_s - B_s
     period = max(F_s + B_s, transmission on each link in each direction,
-                 all that an uplink or downlink carries, round_trip_s / k_s)
+                 all that an uplink or downlink carries,
+                 (F_s + B_s + 5/4 elsewhere_s) / k_s)
     m microbatches take round_trip_0 + (m - 1) * period
 
 `there` and `back` are transmission plus latency. The first term fills and drains the pipeline,
 the second is its steady state (Narayanan et al. 2019, PipeDream, section 3, with links as further
-resources). With k_s of at least round_trip_s / period no stage waits for latency; textbook 1F1B
-has k_s = S - s, which on long links is far fewer.
+resources). Microbatches queue where a resource is nearly busy, which lengthens their way: so 5/4,
+and k_s is planned as 1 + 3 elsewhere_s / period where memory allows, the least at which simulated
+pipelines reach their period. Textbook 1F1B has k_s = S - s, which on long links is far fewer.
 """
 
 from dataclasses import dataclass
@@ -52,15 +55,15 @@ class PipelineModel:
             for times, memory in zip(problem.layer_ns, problem.memory_bytes, strict=True)
         )
 
-    def cost(self, peers: tuple[int, ...]) -> PipelineCost | None:
-        """Cut and time a pipeline of these peers in this order; None if it does not fit."""
+    def cost(self, peers: tuple[int, ...]) -> tuple[PipelineCost | None, bool]:
+        """(timing of these peers in this order, None if they cannot hold the model; if new)."""
         if peers in self._costs:
-            return self._costs[peers]
+            return self._costs[peers], False
         found = self._best_cost(peers)
         if len(self._costs) > 1 << 17:
             self._costs.clear()
         self._costs[peers] = found
-        return found
+        return found, True
 
     def _best_cost(self, peers: tuple[int, ...]) -> PipelineCost | None:
         """Cut for the least memory first; where memory then starves the flight, cut anew for it."""
@@ -75,6 +78,13 @@ class PipelineModel:
             return first
         _, second = self.time(peers, roomier)
         return second if second.period_ns < first.period_ns else first
+
+    def time_fixed(self, peers: tuple[int, ...], cuts: tuple[int, ...]) -> PipelineCost | None:
+        """Timing of stages that are cut already; None if one of them no longer fits."""
+        for stage, peer in enumerate(peers):
+            if self._room(peer, cuts[stage], cuts[stage + 1]) < 1:
+                return None
+        return self.time(peers, cuts)[1]
 
     def time(
         self, peers: tuple[int, ...], cuts: tuple[int, ...]
@@ -105,11 +115,13 @@ class PipelineModel:
             period = max(period, self._shared_links_ns(peers))
         rooms = [self._room(peers[s], cuts[s], cuts[s + 1]) for s in range(last + 1)]
         limit = min(problem.microbatch_count, IN_FLIGHT_LIMIT)
-        wanted = tuple(min(limit, -(-trip // period)) for trip in round_trips)
+        here_ns = list(map(int.__add__, forward, backward))
+        away_ns = list(map(int.__sub__, round_trips, here_ns))
+        wanted = tuple(min(limit, 1 + -(-3 * away // period)) for away in away_ns)
         fitting = tuple(map(min, wanted, rooms))
-        for trip, count in zip(round_trips, fitting, strict=True):
+        for here, away, count in zip(here_ns, away_ns, fitting, strict=True):
             if count < limit:
-                period = max(period, -(-trip // count))
+                period = max(period, -(-(4 * here + 5 * away) // (4 * count)))
         return wanted, PipelineCost(cuts, fitting, round_trips[0], period, tuple(drain))
 
     def _compute(
@@ -143,11 +155,13 @@ class PipelineModel:
         return -(-2 * problem.boundary_bytes * 1_000_000_000 // slowest)
 
     def _room(self, peer: int, first: int, end: int) -> int:
-        """Microbatches in flight for which this peer has memory; at least 1 by construction."""
+        """Microbatches in flight for which this peer has memory; below 1 if it has too little."""
         problem = self.problem
         state, saved = held_bytes(problem, first, end)
         spare = problem.memory_bytes[peer] - state
-        return spare // saved if saved else IN_FLIGHT_LIMIT
+        if saved == 0 and spare >= 0:
+            return IN_FLIGHT_LIMIT
+        return spare // max(1, saved)
 
     def _cut(self, peers: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int, ...] | None:
         key = (tuple(map(self._classes.__getitem__, peers)), kept)

@@ -73,7 +73,8 @@ class Checkpoints:
                 log.warning("%s", error)
                 return
         self._files_changed(step)
-        self._complete_later()
+        if states:
+            self._complete_later()
 
     def remote_files(self, sender: str, message: CheckpointFiles) -> None:
         """Another member has these files. Raises `PeerFault` for impossible ones."""
@@ -100,6 +101,8 @@ class Checkpoints:
     async def _complete(self) -> None:
         for step in sorted(self._remote, reverse=True):
             directory = checkpoint_directory(self._root, step)
+            if step == self._spec.total_steps and not directory.is_dir():
+                await self.save(step, {})  # a spare, too, wants the model in the end
             if (self.whole_step is not None and step <= self.whole_step) or not directory.is_dir():
                 continue
             try:

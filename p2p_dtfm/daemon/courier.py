@@ -40,6 +40,7 @@ class Courier:
         """Remember where a peer is said to be."""
         if addresses and peer_id != self._host.peer_id:
             self._addresses[peer_id] = tuple(addresses)
+            self._host.know(peer_id, addresses)
 
     def heard(self, peer_id: str) -> None:
         self._silent.discard(peer_id)

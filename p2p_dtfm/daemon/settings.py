@@ -40,6 +40,9 @@ class Settings(BaseModel):
     )
     expect_wait_s: float = Field(default=60.0, ge=0, description="how long it waits for them")
     exit_when_done: bool = Field(default=False, description="end when the run is complete")
+    until_stdin_closes: bool = Field(
+        default=False, description="leave when standard input closes, as when a parent dies"
+    )
     log: Literal["auto", "human", "json"] = Field(default="auto", description="log format")
 
 

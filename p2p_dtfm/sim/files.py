@@ -1,7 +1,9 @@
 """Finding and reading scenario files and run specs, by path or by the name they come along with."""
 
+import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
@@ -22,12 +24,7 @@ def read_scenario(name: str) -> Scenario:
 def read_run_spec(name: str, layers: int | None = None, global_batch: int | None = None) -> RunSpec:
     """A run spec by path or packaged name, with another depth or batch. Raises `UserError`."""
     path = _find(name, packaged_configs(), "run spec")
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}", "mend that line") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the run spec {path}: {error}", "give a TOML file") from error
+    values = read_values(path)
     for section, key, value in (
         ("model", "layers", layers),
         ("batch", "global_batch", global_batch),
@@ -35,6 +32,25 @@ def read_run_spec(name: str, layers: int | None = None, global_batch: int | None
         if value is not None and isinstance(values.get(section), dict):
             values[section][key] = value
     return parse_run_spec(values, str(path))
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """What a TOML (or JSON) file says. Raises `UserError` naming the line that is wrong."""
+    kind = "JSON" if path.suffix == ".json" else "TOML"
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if kind == "JSON" else tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        known = ", ".join(sorted(item.stem for item in packaged_configs().glob("*.toml")))
+        raise UserError(
+            f"cannot read the run spec {path}: {error}",
+            f"give the path of a TOML file, or one of the names that come along: {known}",
+        ) from error
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} is not valid {kind}: {error}", "mend that line") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds no run spec", "see configs/tiny.toml for an example")
+    return values
 
 
 def _find(name: str, directory: Path, what: str) -> Path:

@@ -102,11 +102,11 @@ def test_memory_decides_the_shape() -> None:
     assert [len(pipeline.stages) for pipeline in found.pipelines] == [2, 2]
 
 
-def test_three_peers_that_hold_half_or_all() -> None:
-    """Eleven blocks do not divide by three, so pipelines of one and two beat one of three."""
-    whole, half = Peer(memory_bytes=1 << 40), Peer(memory_bytes=112 * MEBIBYTE)
-    eleven = workload(blocks=11, block_parameters=1 << 16)
-    found = plan(snapshot([whole, half, half], eleven))
+def test_pipelines_of_unlike_length() -> None:
+    """Two layers cannot be cut in three, and one peer holds both: pipelines of one and two."""
+    whole, half = Peer(memory_bytes=1 << 40), Peer(memory_bytes=2 * 25 * MEBIBYTE)
+    two = workload(blocks=1, microbatches=256, block_parameters=1 << 18, boundary_bytes=1 << 10)
+    found = plan(snapshot([whole, half, half], two))
     assert sorted(len(pipeline.stages) for pipeline in found.pipelines) == [1, 2]
     assert not found.spares
 

@@ -23,6 +23,14 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
+def ask_daemon(home: Path, name: str) -> Any | None:
+    """Like `call_daemon`, but None where no daemon answers."""
+    try:
+        return call_daemon(home, name)
+    except UserError:
+        return None
+
+
 def call_daemon(home: Path | None, name: str, method: str = "GET") -> Any:
     """One request. Raises `UserError` with exit code 4 if no daemon runs in that home."""
     place = Home(home or default_home())

@@ -1,0 +1,298 @@
+"""`p2p-dtfm demo`: a swarm of real daemons on this machine that trains, shows itself, and ends."""
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from p2p_dtfm.cli.app import JsonOption, app
+from p2p_dtfm.cli.data import newest_checkpoint, tokenizer_of
+from p2p_dtfm.cli.swarm import duration, short
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.daemon.run_spec_file import read_run_spec, resolve_run_spec
+
+POLL_S = 0.5
+LATE_AT = 0.3
+"""The late joiner starts when this fraction of the steps is committed."""
+STEPS_FOR_LATE_JOINER = 100
+"""A joiner takes seconds to start and measure; a shorter run of the demo may be over by then."""
+PLAIN_LINE_EVERY_S = 5.0
+SECONDS_LIMIT = 3600.0
+
+
+@app.command()
+def demo(
+    peers: Annotated[int, typer.Option(min=1, max=32, help="Daemons to start.")] = 4,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps, instead of the run spec's.")
+    ] = None,
+    run: Annotated[str, typer.Option(help="Run spec: a file or a name.")] = "tiny",
+    late: Annotated[
+        int | None,
+        typer.Option(min=0, help="How many join mid-run; default: 1, 0 if the run is short."),
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep homes, logs and checkpoints in this new directory.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train with several real daemons on this machine, and show how it goes."""
+    console = Console(stderr=as_json)
+    with _directory(keep) as directory:
+        spec_path, total_steps = _spec_file(directory, run, steps)
+        if late is None:
+            late = 1 if total_steps >= STEPS_FOR_LATE_JOINER else 0
+        late = min(late, peers - 1)
+        arguments = ["--threads", str(max(1, (os.cpu_count() or 1) // peers)), "--exit-when-done"]
+        with LocalSwarm(directory, arguments) as swarm:
+            expected = ["--expect-peers", str(peers - late)]
+            _, address = swarm.found(["--run", str(spec_path), *expected])
+            for _ in range(peers - late - 1):
+                swarm.join(address)
+            _watch(swarm, address, late, console)
+        result = _result(swarm)
+        left = _processes_left(directory)
+        sample = _sample(swarm.children[0])
+    result["processes_left"] = left
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        _summary(console, result, sample, keep)
+    if left or not result["agreed"]:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _directory(keep: Path | None) -> Iterator[Path]:
+    if keep is None:
+        path = Path(tempfile.mkdtemp(prefix="p2p-dtfm-demo-"))
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+        return
+    if keep.exists() and any(keep.iterdir()):
+        raise UserError(f"{keep} is not empty", "name a new directory for --keep")
+    keep.mkdir(parents=True, exist_ok=True)
+    yield keep.absolute()
+
+
+def _spec_file(directory: Path, run: str, steps: int | None) -> tuple[Path, int]:
+    """The run spec, with another number of steps if given, as a file; and its steps."""
+    path = resolve_run_spec(run)
+    spec = read_run_spec(path)
+    if steps is None:
+        return path.absolute(), spec.total_steps
+    changed = spec.model_copy(update={"total_steps": steps})
+    target = directory / f"{spec.name}.json"
+    target.write_text(changed.model_dump_json())
+    return target, steps
+
+
+# while it runs -----------------------------------------------------------------------------------
+
+
+def _watch(swarm: LocalSwarm, address: str, late: int, console: Console) -> None:
+    began_s = time.monotonic()
+    with _display(console) as show:
+        while any(child.running for child in swarm.children):
+            statuses = [child.status() if child.running else None for child in swarm.children]
+            failed = [c for c in swarm.children if not c.running and c.process.returncode != 0]
+            if failed:
+                raise _failure(failed[0])
+            lead = max((s for s in statuses if s), key=lambda s: s.get("step") or 0, default=None)
+            progress = _progress(lead)
+            if late and progress >= LATE_AT:
+                swarm.join(address)
+                late -= 1
+            if time.monotonic() - began_s > SECONDS_LIMIT:
+                raise UserError(
+                    f"the demo did not end within {duration(SECONDS_LIMIT)}",
+                    "try fewer --steps",
+                    exit_code=1,
+                )
+            show(swarm.children, statuses, lead, progress)
+            time.sleep(POLL_S)
+    failed = [child for child in swarm.children if child.process.returncode != 0]
+    if failed:
+        raise _failure(failed[0])
+
+
+def _progress(lead: dict[str, Any] | None) -> float:
+    if lead is None or not lead.get("total_steps"):
+        return 0.0
+    return float((lead.get("step") or 0) / lead["total_steps"])
+
+
+def _failure(child: Child) -> UserError:
+    return UserError(
+        f"{child.name} ended with code {child.process.returncode}; its last lines:\n"
+        f"{child.log_tail()}",
+        "run again with --keep DIR to keep all logs",
+        exit_code=1,
+    )
+
+
+@contextmanager
+def _display(console: Console) -> Iterator[Any]:
+    """A live table on a terminal, a line now and then otherwise."""
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=4, transient=True) as live:
+            yield lambda *facts: live.update(_table(*facts))
+        return
+    last_s = last_progress = 0.0
+
+    def plain(
+        children: list[Child],
+        statuses: list[dict[str, Any] | None],
+        lead: dict[str, Any] | None,
+        progress: float,
+    ) -> None:
+        nonlocal last_s, last_progress
+        if lead is None or time.monotonic() - last_s < PLAIN_LINE_EVERY_S or last_progress == 1.0:
+            return
+        last_s, last_progress = time.monotonic(), progress
+        console.print(_headline(lead, progress), highlight=False, soft_wrap=True)
+
+    yield plain
+
+
+def _headline(lead: dict[str, Any], progress: float) -> str:
+    loss, held_out = lead.get("loss"), lead.get("held_out_loss")
+    parts = [f"step {lead.get('step') or 0}/{lead.get('total_steps') or '?'} ({progress:.0%})"]
+    if loss is not None:
+        parts.append(f"loss {loss:.3f}")
+    if held_out is not None:
+        parts.append(f"held-out {held_out:.3f}")
+    if lead.get("tokens_per_s"):
+        parts.append(f"{lead['tokens_per_s']:,.0f} tokens/s")
+    parts.append(f"{len(lead['members'])} peers in view {lead['view'] or '-'}")
+    if lead.get("eta_s") is not None:
+        parts.append(f"{duration(lead['eta_s'])} left")
+    return " · ".join(parts)
+
+
+def _table(
+    children: list[Child],
+    statuses: list[dict[str, Any] | None],
+    lead: dict[str, Any] | None,
+    progress: float,
+) -> Group:
+    table = Table("daemon", "peer", "state", "layers", "why", expand=True)
+    for child, facts in zip(children, statuses, strict=False):
+        if facts is None:
+            table.add_row(child.name, "", "starting" if child.running else "ended", "", "")
+            continue
+        layers = facts["layers"]
+        span = f"{layers[0]}-{layers[-1]}" if layers else "none"
+        table.add_row(child.name, short(facts["peer_id"]), facts["state"], span, facts["reason"])
+    bar = ProgressBar(total=1.0, completed=progress)
+    headline = Text(_headline(lead, progress) if lead else "the daemons start")
+    return Group(headline, bar, table)
+
+
+# at the end --------------------------------------------------------------------------------------
+
+
+def _result(swarm: LocalSwarm) -> dict[str, Any]:
+    """What happened, read from the histories that the daemons wrote."""
+    events = [child.events() for child in swarm.children]
+    steps = [e for e in events[0] if e["event"] == "step" and e["loss"] is not None]
+    held_out = [e for e in events[0] if e["event"] == "step" and e["held_out_loss"] is not None]
+    views = [e for e in events[0] if e["event"] == "view"]
+    if not steps or not held_out or not views:
+        raise UserError("the swarm committed no step", "run again with --keep DIR", exit_code=1)
+    tokens = read_run_spec_of(swarm.children[0]).tokens_per_step
+    seconds = steps[-1]["time_s"] - steps[0]["time_s"]
+    return {
+        "held_out_loss": held_out[-1]["held_out_loss"],
+        "steps": len(steps),
+        "peers": len(swarm.children),
+        "tokens_per_s": round((len(steps) - 1) * tokens / seconds, 1) if seconds else None,
+        "views": [
+            {key: view[key] for key in ("view", "step", "members", "snapshot", "plan")}
+            for view in views
+        ],
+        "snapshot": views[-1]["snapshot"],
+        "plan": views[-1]["plan"],
+        "first_loss": steps[0]["loss"],
+        "last_loss": steps[-1]["loss"],
+        "training_s": round(seconds, 1),
+        "agreed": _agreed(events),
+    }
+
+
+def read_run_spec_of(child: Child):  # type: ignore[no-untyped-def]
+    """The run spec that a daemon trained, from its checkpoint."""
+    from p2p_dtfm.train.checkpoint import read_manifest
+
+    return read_manifest(newest_checkpoint(child.home)).spec()
+
+
+def _agreed(events: list[list[dict[str, Any]]]) -> bool:
+    """Whether all peers saw the same snapshot and plan in each view, and equal losses."""
+    seen: dict[tuple[str, int], set[Any]] = {}
+    for history in events:
+        for event in history:
+            if event["event"] == "view":
+                key, value = ("view", event["view"]), (event["snapshot"], event["plan"])
+            else:
+                key, value = ("step", event["step"]), (event["loss"], event["held_out_loss"])
+            seen.setdefault(key, set()).add(value)
+    return all(len(values) == 1 for values in seen.values())
+
+
+def _processes_left(directory: Path) -> int:
+    """Processes that still have this demo's directory on their command line."""
+    mine = os.getpid()
+    count = 0
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        command = " ".join(process.info["cmdline"] or ())
+        if process.info["pid"] != mine and f"{directory}/peer-" in command:
+            count += 1
+    return count
+
+
+def _sample(child: Child) -> str:
+    from p2p_dtfm.train.generate import generate
+
+    checkpoint = newest_checkpoint(child.home)
+    return generate(checkpoint, tokenizer_of(checkpoint), "def ", 240, 0.7, 1)
+
+
+def _summary(console: Console, result: dict[str, Any], sample: str, keep: Path | None) -> None:
+    console.print(
+        f"\n[bold]{result['steps']} steps[/bold] by {result['peers']} peers in "
+        f"{duration(result['training_s'])}: loss {result['first_loss']:.3f} → "
+        f"{result['last_loss']:.3f}, held-out [bold]{result['held_out_loss']:.3f}[/bold] nats per "
+        f"token, {result['tokens_per_s']:,.0f} tokens/s",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for view in result["views"]:
+        console.print(
+            f"  view {view['view']} from step {view['step']}: {len(view['members'])} peers, "
+            f"snapshot {view['snapshot'][:12]}, plan {view['plan'][:12]}",
+            highlight=False,
+        )
+    same = "the same" if result["agreed"] else "[red]NOT the same[/red]"
+    console.print(f"  all peers logged {same} snapshots, plans and losses")
+    console.print(f"  processes left behind: {result['processes_left']}")
+    if keep is not None:
+        console.print(f"  homes, logs and checkpoints: {keep}")
+    console.print("\n[bold]what the model writes now[/bold] (from 'def '):")
+    console.print(sample, markup=False, highlight=False, soft_wrap=True)

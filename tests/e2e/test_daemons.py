@@ -1,0 +1,154 @@
+"""Real daemons as child processes: they train what one machine would, and come and go cleanly."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.train.batches import Batches
+from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
+from p2p_dtfm.train.reference import ReferenceRun
+from tests.core.builders import run_spec
+
+DEADLINE_S = 120.0
+
+
+def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s, f"did not happen within {deadline_s} s: {what}"
+        time.sleep(0.05)
+
+
+def write_spec(directory: Path, **changes: object) -> Path:
+    path = directory / "run.json"
+    path.write_text(run_spec(**changes).model_dump_json())
+    return path
+
+
+def losses(child: Child) -> dict[int, float]:
+    events = [event for event in child.events() if event["event"] == "step"]
+    return {event["step"]: event["loss"] for event in events if event["loss"] is not None}
+
+
+def step_of(child: Child) -> int:
+    return max(losses(child), default=-1)
+
+
+def digests_by_view(child: Child) -> dict[int, tuple[str, str]]:
+    views = [event for event in child.events() if event["event"] == "view"]
+    return {event["view"]: (event["snapshot"], event["plan"]) for event in views}
+
+
+def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_path: Path) -> None:
+    """Memory for half the model each makes pipelines; one joins late, one leaves early."""
+    steps = 300
+    spec = write_spec(
+        tmp_path,
+        total_steps=steps,
+        model={"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256},
+        evaluation={"every_steps": 100, "sequences": 4},
+        # gentle steps: else rounding differences grow tenfold every ten steps, as chaos does
+        optimizer={"peak_learning_rate": 2e-4, "warmup_steps": 20},
+    )
+    half = ["--memory-gib", "0.0042"]
+    with LocalSwarm(tmp_path, ["--threads", "1", "--exit-when-done"]) as swarm:
+        founder, address = swarm.found(["--run", str(spec), "--expect-peers", "3", *half])
+        leaver = swarm.join(address, half)
+        third = swarm.join(address, half)
+        wait_until(lambda: step_of(founder) >= 10, "ten steps")
+        late = swarm.join(address, half)
+        wait_until(lambda: len(digests_by_view(late)) > 0, "the late joiner takes part")
+        assert step_of(founder) < steps - 20, "it joined in the middle of the run"
+        leaver.process.send_signal(signal.SIGTERM)
+        assert leaver.process.wait(60) == 0, leaver.log_tail()
+        for child in (founder, third, late):
+            assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
+    assert step_of(leaver) < steps - 1, "it left before the end"
+    assert_equals_the_plain_loop(founder, steps)
+    assert losses(late).items() <= losses(founder).items()
+    assert losses(leaver).items() <= losses(founder).items()
+    all_views: dict[int, set[tuple[str, str]]] = {}
+    for child in swarm.children:
+        for view, digests in digests_by_view(child).items():
+            all_views.setdefault(view, set()).add(digests)
+    assert len(all_views) >= 3
+    assert all(len(digests) == 1 for digests in all_views.values()), all_views
+
+
+def assert_equals_the_plain_loop(child: Child, steps: int) -> None:
+    torch.set_num_threads(1)
+    manifest_path = next(child.home.glob("runs/*/checkpoints/*/manifest.json"))
+    spec = RunSpec.from_canonical_bytes(
+        bytes.fromhex(json.loads(manifest_path.read_text())["run_spec"])
+    )
+    blobs = BlobStore(next(child.home.glob("runs/*/blobs")))
+    path = blobs.path(spec.data.manifest)
+    assert path is not None
+    manifest = parse_manifest(path.read_bytes(), spec.data.manifest)
+    dataset = Dataset(manifest, blobs.path, spec.model.context)
+    expected = list(ReferenceRun(spec, Batches(dataset, spec)).losses(steps))
+    measured = losses(child)
+    assert sorted(measured) == list(range(steps)), "each step commits exactly once"
+    worst = max(abs(measured[step] - expected[step]) for step in range(steps))
+    assert worst < 1e-4, f"largest difference {worst}"
+
+
+def test_the_demo_ends_with_one_json_object(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "p2p_dtfm", "demo", "--peers", "4", "--steps", "30", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["steps"] == 30
+    assert result["peers"] == 4
+    assert 0 < result["held_out_loss"] < 4.0
+    assert result["tokens_per_s"] > 0
+    assert result["agreed"] is True
+    assert result["processes_left"] == 0
+    assert [view["view"] for view in result["views"]] == sorted(v["view"] for v in result["views"])
+    assert len(result["views"][-1]["members"]) == 4
+    assert result["snapshot"] == result["views"][-1]["snapshot"]
+    assert result["plan"] == result["views"][-1]["plan"]
+
+
+def test_p2pd_is_gone_within_two_seconds_of_kill_9(tmp_path: Path) -> None:
+    with LocalSwarm(tmp_path, ["--threads", "1"]) as swarm:
+        founder, _ = swarm.found(["--run", str(write_spec(tmp_path))])
+        family = psutil.Process(founder.process.pid).children(recursive=True)
+        p2pd = [process for process in family if "p2pd" in process.name()]
+        assert p2pd, "the daemon runs a p2pd"
+        os.kill(founder.process.pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(alive, p2pd)), "p2pd is gone", deadline_s=2.0)
+
+
+def test_daemons_end_when_their_parent_dies(tmp_path: Path) -> None:
+    with LocalSwarm(tmp_path, ["--threads", "1"]) as swarm:
+        founder, _ = swarm.found(["--run", str(write_spec(tmp_path))])
+        assert founder.process.stdin is not None
+        founder.process.stdin.close()
+        assert founder.process.wait(30) == 0
+
+
+def alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.fixture(autouse=True)
+def no_daemon_is_left(tmp_path: Path):
+    yield
+    left = [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["cmdline"])
+        if str(tmp_path) in " ".join(process.info["cmdline"] or ())
+    ]
+    assert not left

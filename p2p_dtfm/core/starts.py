@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from p2p_dtfm.core.costs import Placement
 from p2p_dtfm.core.problem import Problem
 
+MANY_PEERS = 128
+"""In larger swarms fewer shapes are tried, each being dearer to cost."""
+
 
 def starts(problem: Problem) -> Iterator[Placement]:
-    """The plainest first: all peers, then fewer, and each of the fastest peers alone."""
+    """The cheapest to cost first: each of the fastest peers alone, then ever more of the best."""
     everyone = list(range(problem.peer_count))
     by_speed = sorted(everyone, key=lambda p: (problem.layer_ns[p].block_ns, p))
     by_links = sorted(everyone, key=lambda p: (-reach_bytes_per_s(problem, p), p))
@@ -49,21 +52,22 @@ def reach_bytes_per_s(problem: Problem, peer: int) -> int:
 
 
 def _counts(peer_count: int) -> list[int]:
-    """n, then ever fewer by a quarter, down to 2."""
+    """From 2 up to n, each a third more than the last; in large swarms twice as many."""
     counts, count = [], peer_count
     while count > 1:
         counts.append(count)
-        count -= max(1, count // 4)
-    return counts
+        count -= max(1, count // (4 if peer_count <= MANY_PEERS else 2))
+    return counts[::-1]
 
 
 def stage_counts(problem: Problem, peer_count: int) -> list[int]:
-    """All up to 12, then ever farther apart."""
+    """All up to 12, then ever farther apart; in large swarms sooner so."""
+    spacing = 6 if problem.peer_count <= MANY_PEERS else 2
     most = min(peer_count, problem.layer_count)
     counts, stages = [], 1
     while stages <= most:
         counts.append(stages)
-        stages += max(1, stages // 6)
+        stages += max(1, stages // spacing)
     return counts
 
 

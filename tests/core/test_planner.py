@@ -103,8 +103,8 @@ def test_memory_decides_the_shape() -> None:
 
 
 def test_pipelines_of_unlike_length() -> None:
-    """Two layers cannot be cut in three, and one peer holds both: pipelines of one and two."""
-    whole, half = Peer(memory_bytes=1 << 40), Peer(memory_bytes=2 * 25 * MEBIBYTE)
+    """A single block cannot be cut, and only one peer can hold all: pipelines of one and two."""
+    whole, half = Peer(memory_bytes=1 << 40), Peer(memory_bytes=30 * MEBIBYTE)
     two = workload(blocks=1, microbatches=256, block_parameters=1 << 18, boundary_bytes=1 << 10)
     found = plan(snapshot([whole, half, half], two))
     assert sorted(len(pipeline.stages) for pipeline in found.pipelines) == [1, 2]

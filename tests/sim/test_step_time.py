@@ -136,24 +136,19 @@ name = "uneven"
 head = false
 [[group]]
 name = "near"
-count = 3
+count = 4
 forward_tflops = 1.0
 [[group]]
 name = "far"
-count = 1
+count = 2
 forward_tflops = 1.0
 [[link]]
 from = "*"
 to = "*"
 latency_ms = 1.0
-bandwidth_mbps = 1000.0
+bandwidth_mbps = 400.0
 [[link]]
 from = "far"
-to = "*"
-latency_ms = 1.0
-bandwidth_mbps = 100.0
-[[link]]
-from = "*"
 to = "far"
 latency_ms = 1.0
 bandwidth_mbps = 100.0
@@ -166,8 +161,8 @@ def test_weighted_parts_spare_the_slow_links() -> None:
     even, _ = run(scenario, 1, spec, OURS.with_reduction("flat"))
     weighted, _ = run(scenario, 1, spec, OURS)
     central, _ = run(scenario, 1, spec, OURS.with_reduction("central"))
-    assert weighted.reduction_ns < 0.8 * even.reduction_ns
-    assert even.reduction_ns < central.reduction_ns
+    assert weighted.reduction_ns < 0.5 * even.reduction_ns
+    assert weighted.reduction_ns < central.reduction_ns
 
 
 def test_overlap_lets_a_segment_reduce_beside_other_pipelines() -> None:

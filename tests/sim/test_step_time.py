@@ -136,24 +136,19 @@ name = "uneven"
 head = false
 [[group]]
 name = "near"
-count = 3
+count = 4
 forward_tflops = 1.0
 [[group]]
 name = "far"
-count = 1
+count = 2
 forward_tflops = 1.0
 [[link]]
 from = "*"
 to = "*"
 latency_ms = 1.0
-bandwidth_mbps = 1000.0
+bandwidth_mbps = 400.0
 [[link]]
 from = "far"
-to = "*"
-latency_ms = 1.0
-bandwidth_mbps = 100.0
-[[link]]
-from = "*"
 to = "far"
 latency_ms = 1.0
 bandwidth_mbps = 100.0
@@ -166,8 +161,8 @@ def test_weighted_parts_spare_the_slow_links() -> None:
     even, _ = run(scenario, 1, spec, OURS.with_reduction("flat"))
     weighted, _ = run(scenario, 1, spec, OURS)
     central, _ = run(scenario, 1, spec, OURS.with_reduction("central"))
-    assert weighted.reduction_ns < 0.8 * even.reduction_ns
-    assert even.reduction_ns < central.reduction_ns
+    assert weighted.reduction_ns < 0.5 * even.reduction_ns
+    assert weighted.reduction_ns < central.reduction_ns
 
 
 def test_overlap_lets_a_segment_reduce_beside_other_pipelines() -> None:
@@ -215,7 +210,7 @@ def test_uneven_pipelines_segments_and_spares_are_all_simulated() -> None:
 
 def test_dtfms_transport_computes_nothing_while_it_sends() -> None:
     # nothing buffered, nothing in flight: each stage receives, computes, sends, in turn
-    strict = Communicator(efficiency=1.0, receive_buffer_bytes=0, unacknowledged_round_trips=0.0)
+    strict = Communicator(efficiency=1.0, receive_buffer_bytes=0, window_bytes=0)
     execution = replace(DTFM, communicator=strict)
     step, workload = run(equal_peers(3, latency_ms=0), 3, small_spec(layers=3), execution)
     message = workload.boundary_bytes // 2 * 10

@@ -20,6 +20,7 @@ DEADLINE_S = 5.0
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.2
 CONNECT_DEADLINE_S = 5.0
+CLOSE_S = 3.0
 IDLE_S = 60.0
 PEERS_LIMIT = 4096
 """Peers remembered; whoever was learnt longest ago is forgotten first."""
@@ -67,6 +68,7 @@ class Courier:
             self._workers[peer_id] = asyncio.create_task(self._deliver(peer_id, queue))
         if queue.full():
             queue.get_nowait()
+            queue.task_done()
         queue.put_nowait(message)
 
     async def ask(self, peer_id: str, message: Message, deadline_s: float = DEADLINE_S) -> bytes:
@@ -109,6 +111,7 @@ class Courier:
                     break
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
+            queue.task_done()
 
     async def _next(self, peer_id: str, queue: asyncio.Queue[Message]) -> Message | None:
         """The next message; None, with the worker forgotten, when there is none for a while."""
@@ -123,11 +126,11 @@ class Courier:
                     return None
 
     async def close(self) -> None:
-        """Give what is queued a moment to leave, then stop."""
+        """Give what is queued or under way a moment to arrive, then stop."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                while any(not queue.empty() for queue in self._queues.values()):
-                    await asyncio.sleep(0.02)
+            async with asyncio.timeout(CLOSE_S):
+                for queue in list(self._queues.values()):
+                    await queue.join()
         for worker in self._workers.values():
             worker.cancel()
         await asyncio.gather(*self._workers.values(), return_exceptions=True)

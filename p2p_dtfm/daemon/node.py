@@ -126,6 +126,7 @@ class Daemon:
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._learnt: dict[str, Signed] = {}
+        self._training: asyncio.Task[Any] | None = None
         self._welcomed_by = ""
         self._replanned_s = -REPLAN_INTERVAL_S
 
@@ -357,7 +358,7 @@ class Daemon:
         self._spawn(self._tick_loop())
         self._spawn(self._presence_loop())
         self._spawn(self._record_loop())
-        self._spawn(self._trainer.run())
+        self._training = self._spawn(self._trainer.run())
         if self.settings.initial_peers:
             self._spawn(self._join_loop())
         else:
@@ -776,6 +777,10 @@ class Daemon:
         """Nothing depends on this peer any more: save what it holds, give what was asked for."""
         assert self._trainer is not None and self._checkpoints is not None
         trainer = self._trainer
+        if self._training is not None:  # else it would go on training what is being saved
+            self._training.cancel()
+            await asyncio.gather(self._training, return_exceptions=True)
+        await self.compute.run(lambda: None)  # what was being computed has ended
         versions = set(trainer.held.values())
         if len(versions) == 1 and (step := versions.pop()) > 0:
             await self._checkpoints.save(step, dict(trainer.states))
@@ -802,10 +807,11 @@ class Daemon:
         self._leaving.set()
         return {"state": "leaving"}
 
-    def _spawn(self, coroutine: Any) -> None:
+    def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
+        return task
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -27,7 +27,7 @@ from p2p_dtfm.net.frames import (
     encode_frame,
     read_frame,
 )
-from p2p_dtfm.net.host import CONNECTION_ERRORS, Host
+from p2p_dtfm.net.host import CONNECTION_ERRORS, Host, Writer
 
 OnFrame = Callable[[str, FrameHeader, bytearray], Awaitable[None] | None]
 OnFault = Callable[[str, PeerFault], None]
@@ -93,7 +93,7 @@ class BulkPlane:
         self._stall_s = stall_s
         self._outgoing: dict[tuple[str, str], _Outgoing] = {}
         self._opening: dict[tuple[str, str], asyncio.Lock] = {}
-        self._incoming: dict[tuple[str, str], asyncio.StreamWriter] = {}
+        self._incoming: dict[tuple[str, str], Writer] = {}
         self._estimates: dict[str, float] = {}
 
     async def ready(self) -> "BulkPlane":
@@ -204,9 +204,7 @@ class BulkPlane:
 
     # ---- incoming
 
-    async def _accept(
-        self, sender: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _accept(self, sender: str, reader: asyncio.StreamReader, writer: Writer) -> None:
         lane = ""
         try:
             lane = await self._greet(sender, reader, writer)
@@ -226,9 +224,7 @@ class BulkPlane:
                 del self._incoming[sender, lane]
             writer.close()
 
-    async def _greet(
-        self, sender: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> str:
+    async def _greet(self, sender: str, reader: asyncio.StreamReader, writer: Writer) -> str:
         async with asyncio.timeout(OPEN_DEADLINE_S):
             (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
             if length > _HELLO_LIMIT_BYTES:
@@ -256,7 +252,7 @@ class BulkPlane:
         return hello.lane
 
     async def _receive(
-        self, sender: str, lane: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, sender: str, lane: str, reader: asyncio.StreamReader, writer: Writer
     ) -> None:
         widen(reader)
         accepted = 0
@@ -283,7 +279,7 @@ class _Outgoing:
         peer_id: str,
         lane: str,
         reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        writer: Writer,
     ) -> None:
         self.peer_id = peer_id
         self.lane = lane
@@ -410,7 +406,7 @@ async def _reason(reader: asyncio.StreamReader, peer_id: str) -> Refused:
     return Refused(one_line(text.decode(errors="replace")), peer_id)
 
 
-async def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cause: str) -> None:
+async def _hang_up(reader: asyncio.StreamReader, writer: Writer, cause: str) -> None:
     """Say why, and wait shortly for the other side to close: closing first would lose the text."""
     text = one_line(cause).encode()[:_HELLO_LIMIT_BYTES]
     try:

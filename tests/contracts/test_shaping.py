@@ -88,7 +88,8 @@ def test_probes_measure_what_the_scenario_says(tmp_path: Path) -> None:
                 _shape([one, two], latency_ms, rate)
                 if latency_ms == 40:
                     a, _ = await Probes(one).ready(), await Probes(two).ready()
-                round_trip_s = await a.probe_round_trip(two.peer_id) / 1e9
+                tries = [await a.probe_round_trip(two.peer_id) for _ in range(3)]
+                round_trip_s = min(tries) / 1e9  # a busy machine only adds
                 # this machine's own way, and its load, come on top
                 assert round_trip_s == pytest.approx(latency_ms * 2e-3, rel=0.15, abs=0.004)
                 assert await a.probe_bandwidth(two.peer_id) == pytest.approx(rate, rel=0.2)

@@ -184,15 +184,14 @@ def cross_validate(rows: list[Row], model: Model) -> list[dict[str, object]]:
             for row in rows
             if row.case == case
         ]
-        print(
-            f"{case:21s} {statistics.median(errors):12.1%} {max(errors):14.1%}   {rounded(constants)}"
-        )
+        middle, worst = statistics.median(errors), max(errors)
+        print(f"{case:21s} {middle:12.1%} {worst:14.1%}   {rounded(constants)}")
         table.append(
             {
                 "case": case,
                 "constants": rounded(constants),
-                "median": statistics.median(errors),
-                "worst": max(errors),
+                "median": middle,
+                "worst": worst,
             }
         )
     return table

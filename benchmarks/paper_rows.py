@@ -77,7 +77,7 @@ def dtfm_times_s(
     """
     orders = random_orders(scenario, 0) if placement == "random" else [region_order(scenario)]
     execution = replace(execution_named("dtfm", layers), communicator=communicator)
-    workload = workload_in(scenario, paper_spec(layers, batch), execution.recompute)
+    workload = workload_in(scenario, paper_spec(layers, batch), execution)
     times = []
     for order in orders:
         plan = grid_plan(order, workload, STAGES)

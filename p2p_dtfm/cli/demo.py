@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from p2p_dtfm.cli.data import newest_checkpoint, tokenizer_of
 from p2p_dtfm.cli.swarm import duration, short
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
-from p2p_dtfm.daemon.run_source import read_run_spec, resolve_run_spec
+from p2p_dtfm.daemon.run_spec_file import read_run_spec, resolve_run_spec
 
 POLL_S = 0.5
 LATE_AT = 0.3
@@ -282,6 +281,7 @@ def _summary(console: Console, result: dict[str, Any], sample: str, keep: Path |
         f"{result['last_loss']:.3f}, held-out [bold]{result['held_out_loss']:.3f}[/bold] nats per "
         f"token, {result['tokens_per_s']:,.0f} tokens/s",
         highlight=False,
+        soft_wrap=True,
     )
     for view in result["views"]:
         console.print(
@@ -295,5 +295,4 @@ def _summary(console: Console, result: dict[str, Any], sample: str, keep: Path |
     if keep is not None:
         console.print(f"  homes, logs and checkpoints: {keep}")
     console.print("\n[bold]what the model writes now[/bold] (from 'def '):")
-    sys.stdout.flush()
-    console.print(sample, markup=False, highlight=False)
+    console.print(sample, markup=False, highlight=False, soft_wrap=True)

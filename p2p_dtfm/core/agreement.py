@@ -271,9 +271,9 @@ class Agreement:
         return self._attempt is not None
 
     @property
-    def joiners(self) -> tuple[str, ...]:
-        """Newcomers that wait to be let in."""
-        return tuple(sorted(self._joiners))
+    def joiners(self) -> tuple[PeerRecord, ...]:
+        """Records of the newcomers that wait to be let in, sorted by peer id."""
+        return tuple(self._open_record(self._joiners[peer]) for peer in sorted(self._joiners))
 
     # opening an attempt -----------------------------------------------------------------------
 

@@ -4,18 +4,20 @@
 
 Pipelines compute side by side (`pipeline_cost`); microbatches are dealt so that the last to end
 ends soonest. A segment's gradients are ready when the slowest of its holders has done its last
-backward. Reduction: each of h holders owns 1/h of the segment, receives that part from all others
-and sends it back summed, so each link carries 2/h of the segment's bytes and each peer sends
-2 (h - 1)/h of them (Patarasuk and Yuan 2009: the least volume there is). Commit: one round trip
-between the two stage holders that are farthest apart.
+backward. Reduction: each holder owns a part of the segment (`shard_weights`), receives it from
+all others and sends it back summed; with equal parts each of h peers sends 2 (h - 1)/h of the
+segment, the least there is (Patarasuk and Yuan 2009). Commit: Prepared travels between the two
+stage holders that are farthest apart.
 """
 
 import heapq
 import itertools
 from dataclasses import dataclass
+from operator import itemgetter
 
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
-from p2p_dtfm.core.problem import Problem, duration_ns
+from p2p_dtfm.core.problem import MESSAGE_NS, Problem, duration_ns
+from p2p_dtfm.core.shard_weights import shard_weights
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
 
@@ -47,7 +49,8 @@ class StepModel:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.pipelines = PipelineModel(problem)
-        self._groups: dict[tuple[int, ...], tuple[int, int, int]] = {}
+        self._groups: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._farthest: dict[tuple[int, ...], int] = {}
         self.work = 0
         """Peers and links looked at: the unit in which searches are bounded."""
 
@@ -69,7 +72,7 @@ class StepModel:
         ends = [cost.duration_ns(count) for cost, count in zip(costs, dealt, strict=True)]
         compute = max(ends)
         reduced = self._reduced_ns(placement, costs, ends)
-        commit = self._farthest_round_trip_ns(placement)
+        commit = self._commit_ns(placement)
         return PlacementCost(
             placement, tuple(costs), dealt, compute, max(0, reduced - compute), commit
         )
@@ -104,29 +107,55 @@ class StepModel:
         size = blocks * problem.block.gradient_bytes
         size += problem.embedding.gradient_bytes if first == 0 else 0
         size += problem.head.gradient_bytes if end == problem.layer_count else 0
-        part = 2 * -(-size // count)
-        link, shared, latency = self._group(holders)
-        return max(duration_ns(part, link), duration_ns(part * (count - 1), shared)) + 2 * latency
+        bytes_per_s, latency = self._group(holders)
+        return duration_ns(size, bytes_per_s) + 2 * latency
 
-    def _group(self, holders: tuple[int, ...]) -> tuple[int, int, int]:
-        """(slowest link, slowest uplink or downlink, longest latency) among holders."""
-        found = self._groups.get(holders)
+    def _group(self, holders: tuple[int, ...]) -> tuple[int, int]:
+        """(bytes of a segment reduced in a second, longest latency) among two or more holders."""
+        key = tuple(sorted(holders))
+        found = self._groups.get(key)
         if found is None:
-            problem = self.problem
-            self.work += len(holders) * len(holders)
-            link = min(min(map(problem.bytes_per_s[a].__getitem__, holders)) for a in holders)
-            shared = min(
-                min(problem.uplink_bytes_per_s[a], problem.downlink_bytes_per_s[a]) for a in holders
-            )
-            latency = max(max(map(problem.latency_ns[a].__getitem__, holders)) for a in holders)
             if len(self._groups) > 1 << 16:
                 self._groups.clear()
-            found = self._groups[holders] = (link, shared, latency)
+            found = self._groups[key] = (self._reduced_bytes_per_s(key), self._longest_ns(key))
         return found
 
-    def _farthest_round_trip_ns(self, placement: Placement) -> int:
+    def _reduced_bytes_per_s(self, holders: tuple[int, ...]) -> int:
+        """The rate at which a segment goes through the shards, its slowest pair, or a limit.
+
+        With h holders, a peer that owns the share w sends and receives 1 + (h - 2) w segments.
+        """
+        problem = self.problem
+        count = len(holders)
+        self.work += count * count
+        pick = itemgetter(*holders)
+        limits = [
+            min(problem.uplink_bytes_per_s[a], problem.downlink_bytes_per_s[a]) for a in holders
+        ]
+        weights = shard_weights([pick(problem.pair_bytes_per_s[a]) for a in holders], limits)
+        total = sum(weights)
+        rate = total
+        for weight, limit in zip(weights, limits, strict=True):
+            rate = min(rate, limit * total // (total + (count - 2) * weight))
+        return max(1, rate)
+
+    def _longest_ns(self, holders: tuple[int, ...]) -> int:
+        pick = itemgetter(*holders)
+        longest: int = max(max(pick(self.problem.latency_ns[a])) for a in holders)
+        return longest
+
+    def _commit_ns(self, placement: Placement) -> int:
+        """Latency between the two stage holders that are farthest apart."""
         holders = tuple(sorted(peer for peers in placement for peer in peers))
-        return 2 * self._group(holders)[2]
+        if len(holders) == 1:
+            return 0
+        found = self._farthest.get(holders)
+        if found is None:
+            if len(self._farthest) > 1 << 12:
+                self._farthest.clear()
+            self.work += len(holders) * len(holders) // 8
+            found = self._farthest[holders] = self._longest_ns(holders) + MESSAGE_NS
+        return found
 
 
 def deal_microbatches(costs: list[PipelineCost], count: int) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """What planning works on: a snapshot as flat integer tables, peers as numbers 0 .. n-1."""
 
 from dataclasses import dataclass
+from itertools import repeat
 
 from p2p_dtfm.core.records import Device, Intent, Link, PeerRecord, Reachability
 from p2p_dtfm.core.snapshot import Snapshot
@@ -11,6 +12,8 @@ UNKNOWN_ROUND_TRIP_NS = 300_000_000
 UNKNOWN_BYTES_PER_S = 250_000
 """Of a link that neither end has measured: 2 Mbit/s, so that a measured link is preferred."""
 UNLIMITED_BYTES_PER_S = 1 << 50
+MESSAGE_NS = 100_000
+"""Framing, checksum and hand-over of one message, for which its link is taken."""
 
 Matrix = tuple[tuple[int, ...], ...]
 
@@ -73,7 +76,9 @@ class Problem:
     bytes_per_s: Matrix
     """Of one flow: the link's own rate, the sender's uplink and the receiver's downlink."""
     transmit_ns: Matrix
-    """Of `boundary_bytes`."""
+    """Of `boundary_bytes`, and the handling of one message."""
+    pair_bytes_per_s: Matrix
+    """Of the link itself, the slower direction; symmetric."""
 
     @property
     def peer_count(self) -> int:
@@ -106,7 +111,7 @@ def problem_of(snapshot: Snapshot) -> Problem:
     able = [record for record in records if record.intent is Intent.TRAIN]
     idle = tuple(record.peer_id for record in records if record.intent is not Intent.TRAIN)
     workload = snapshot.workload
-    latency, rate = _link_tables(able)
+    latency, rate, pair = _link_tables(able)
     return Problem(
         peer_ids=tuple(record.peer_id for record in able),
         idle=idle,
@@ -123,6 +128,7 @@ def problem_of(snapshot: Snapshot) -> Problem:
         latency_ns=latency,
         bytes_per_s=rate,
         transmit_ns=transmit_table(rate, workload),
+        pair_bytes_per_s=pair,
     )
 
 
@@ -132,7 +138,7 @@ def transmit_table(rate: Matrix, workload: Workload) -> Matrix:
     for row in rate:
         for bytes_per_s in row:
             if bytes_per_s not in known:
-                known[bytes_per_s] = duration_ns(workload.boundary_bytes, bytes_per_s)
+                known[bytes_per_s] = MESSAGE_NS + duration_ns(workload.boundary_bytes, bytes_per_s)
     return tuple(tuple(map(known.__getitem__, row)) for row in rate)
 
 
@@ -156,21 +162,24 @@ def _limit(bytes_per_s: int) -> int:
     return bytes_per_s or UNLIMITED_BYTES_PER_S
 
 
-def _link_tables(records: list[PeerRecord]) -> tuple[Matrix, Matrix]:
+def _link_tables(records: list[PeerRecord]) -> tuple[Matrix, Matrix, Matrix]:
+    """(latency, rate of one flow, rate of the slower direction without shared limits)."""
     latency: list[tuple[int, ...]] = []
-    rate: list[tuple[int, ...]] = []
-    downlinks = [_limit(record.downlink_bytes_per_s) for record in records]
+    raw: list[tuple[int, ...]] = []
     for sender in records:
-        uplink = _limit(sender.uplink_bytes_per_s)
-        latency_row: list[int] = []
-        rate_row: list[int] = []
-        for receiver, downlink in zip(records, downlinks, strict=True):
-            round_trip_ns, bytes_per_s = _link(sender, receiver)
-            latency_row.append(round_trip_ns // 2)
-            rate_row.append(min(bytes_per_s, uplink, downlink))
-        latency.append(tuple(latency_row))
-        rate.append(tuple(rate_row))
-    return tuple(latency), tuple(rate)
+        links = [_link(sender, receiver) for receiver in records]
+        latency.append(tuple(round_trip_ns // 2 for round_trip_ns, _ in links))
+        raw.append(tuple(bytes_per_s for _, bytes_per_s in links))
+    downlinks = [_limit(record.downlink_bytes_per_s) for record in records]
+    rate = tuple(
+        tuple(map(min, row, downlinks, repeat(_limit(record.uplink_bytes_per_s))))
+        for record, row in zip(records, raw, strict=True)
+    )
+    pair = tuple(
+        tuple(map(min, row, column))
+        for row, column in zip(raw, zip(*raw, strict=True), strict=True)
+    )
+    return tuple(latency), rate, pair
 
 
 def _link(sender: PeerRecord, receiver: PeerRecord) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from p2p_dtfm.core.prng import Prng
 from p2p_dtfm.core.problem import Problem
 
 WORK_LIMIT = 400_000
+ITER = 1
 """Peers and links that one search may look at; the same bound on every machine."""
 
 
@@ -86,7 +87,7 @@ def _descend(model: StepModel, best: PlacementCost, prng: Prng) -> PlacementCost
     if peer_count == 1:
         return best
     present = best
-    for _ in range(200 * peer_count):
+    for _ in range(ITER * 200 * peer_count):
         if model.work >= limit:
             break
         model.work += len(present.placement)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -25,7 +26,7 @@ from p2p_dtfm.core.agreement import (
     TakeOver,
     ViewAgreed,
 )
-from p2p_dtfm.core.agreement_messages import Contribution
+from p2p_dtfm.core.agreement_messages import Contribution, JoinRequest
 from p2p_dtfm.core.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.plan import NoPlan
@@ -48,8 +49,8 @@ from p2p_dtfm.daemon.run_source import (
     fetch_run,
     found_run,
     open_local_run,
-    resolve_run_spec,
 )
+from p2p_dtfm.daemon.run_spec_file import resolve_run_spec
 from p2p_dtfm.daemon.self_record import SelfRecord
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State, Status
@@ -60,6 +61,7 @@ from p2p_dtfm.daemon.wire import (
     FollowEnded,
     FollowLayers,
     Hello,
+    KnownPeers,
     LayerOffered,
     LayersCommitted,
     Message,
@@ -88,8 +90,13 @@ log = logging.getLogger("p2p_dtfm")
 
 TICK_S = 0.1
 PRESENCE_REFRESH_S = 20.0
-RECORD_REFRESH_S = 10.0
-JOIN_RETRY_S = 3.0
+RECORD_REFRESH_S = 1.0
+REPLAN_QUIET_S = 5.0
+REPLAN_INTERVAL_S = 60.0
+"""A peer asks for a new plan at most this often; others' requests count apart."""
+"""How long this peer's own facts must be unchanged before they are worth a new plan."""
+LINKS_WAIT_S = 8.0
+JOIN_RETRY_S = 1.0
 DONE_WAIT_S = 60.0
 ORPHAN_GRACE_S = 15.0
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
@@ -115,6 +122,7 @@ class Daemon:
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._welcomed_by = ""
+        self._replanned_s = -REPLAN_INTERVAL_S
 
     # life -------------------------------------------------------------------------------------
 
@@ -130,6 +138,8 @@ class Daemon:
             await self._start_network(stack)
             await self._start_run(stack)
             await self._measure()
+            if not self.settings.initial_peers:
+                await self._print_invitation()
             await self._take_part()
             return await self._until_end()
 
@@ -242,11 +252,11 @@ class Daemon:
             blob = prepared.path(digest)
             assert blob is not None
             await asyncio.to_thread(store.put_file, blob)
-        run = open_local_run(signed, store)
-        await self._print_invitation(run)
-        return run
+        return open_local_run(signed, store)
 
-    async def _print_invitation(self, run: Run) -> None:
+    async def _print_invitation(self) -> None:
+        run = self._run
+        assert run is not None
         addresses = await self._host.addresses()
         log.info("founded run %s (%s)", run.digest[:16], run.spec.name)
         lines = ["", "others join with one of these lines:"]
@@ -342,6 +352,10 @@ class Daemon:
             present = len(agreement.joiners) + 1
             self.status.say(State.WAITING, f"{present} of {expected} expected peers are here")
             await asyncio.sleep(TICK_S)
+        end_s = min(end_s, time.monotonic() + LINKS_WAIT_S)
+        while not links_are_measured(agreement.joiners) and time.monotonic() < end_s:
+            self.status.say(State.WAITING, "the newcomers measure the links between them")
+            await asyncio.sleep(TICK_S)
         self._do(agreement.found(time.monotonic_ns()))
 
     async def _join_loop(self) -> None:
@@ -355,8 +369,16 @@ class Daemon:
                 member = members[number % len(members)]
                 number += 1
                 self.status.say(State.JOINING, f"asks {member} to be let in at the next view")
-                self._courier.tell(member, agreement.wants_view())
+                await self._ask_to_be_let_in(member, agreement)
             await asyncio.sleep(JOIN_RETRY_S)
+
+    async def _ask_to_be_let_in(self, member: str, agreement: Agreement) -> None:
+        try:
+            reply = await self._courier.ask(member, agreement.wants_view())
+            for peer in decode(reply, KnownPeers).peers:
+                self._courier.learn(peer.peer_id, peer.addresses)
+        except (Unreachable, PeerFault) as error:
+            log.debug("not let in yet: %s", error)
 
     async def _tick_loop(self) -> None:
         assert self._agreement is not None
@@ -384,11 +406,38 @@ class Daemon:
             await asyncio.sleep(PRESENCE_REFRESH_S)
 
     async def _record_loop(self) -> None:
-        """Keep the record up to date from live traffic; it counts from the next view on."""
-        while True:
+        """Keep the record up to date: links to peers that turned up later, and live traffic.
+
+        Facts that are news to the view in force are worth a new plan, once things are quiet.
+        """
+        quiet_since_s = time.monotonic()
+        while not self._leaving.is_set():
             await asyncio.sleep(RECORD_REFRESH_S)
-            if self._self_record.learn_from_traffic(self._bulk.link_estimate):
+            waiting = self._self_record.unmeasured(self._courier.known)
+            changed = False
+            for peer_id in waiting:
+                changed = await self._self_record.probe_one(peer_id, self._courier) or changed
+            changed = self._self_record.learn_from_traffic(self._bulk.link_estimate) or changed
+            if changed:
                 self._set_record()
+                quiet_since_s = time.monotonic()
+            elif time.monotonic() - quiet_since_s > REPLAN_QUIET_S:
+                self._replan_if_news()
+                quiet_since_s = time.monotonic()
+
+    def _replan_if_news(self) -> None:
+        """Ask for a view with this peer's present record, if the one in force has an older one."""
+        agreement = self._agreement
+        assert agreement is not None
+        view = agreement.view
+        if view is None or self._me not in view.members or len(view.members) == 1:
+            return
+        now_s = time.monotonic()
+        if now_s - self._replanned_s < REPLAN_INTERVAL_S:
+            return
+        if self._self_record.is_news_to(view.snapshot):
+            self._replanned_s = now_s
+            self._do(agreement.request_replan("links were measured", time.monotonic_ns()))
 
     # actions of the agreement -------------------------------------------------------------------
 
@@ -533,7 +582,14 @@ class Daemon:
         if self._agreement is None or self._trainer is None:
             raise PeerFault("this peer does not take part in a run yet", sender)
         self._receive(sender, message)
-        return b""
+        return encode(self._known_peers()) if isinstance(message, JoinRequest) else b""
+
+    def _known_peers(self) -> KnownPeers:
+        """Members, and newcomers that wait, for another newcomer."""
+        assert self._agreement is not None
+        view = self._agreement.view
+        records = (*(view.snapshot.records if view else ()), *self._agreement.joiners)
+        return KnownPeers(tuple(PeerAddress(r.peer_id, r.addresses) for r in records))
 
     def _receive(self, sender: str, message: Message) -> None:
         assert self._agreement is not None and self._trainer is not None
@@ -749,3 +805,11 @@ class Daemon:
             "losses": list(trainer.losses) if trainer else [],
             "held_out_losses": list(trainer.held_out) if trainer else [],
         }
+
+
+def links_are_measured(records: tuple[PeerRecord, ...]) -> bool:
+    """Whether one end at least of each pair has measured the link between them."""
+    return all(
+        right.peer_id in left.links or left.peer_id in right.links
+        for left, right in itertools.combinations(records, 2)
+    )

@@ -1,18 +1,17 @@
 """Where a run comes from: a file of the founder, or another peer."""
 
 import asyncio
-import json
 import logging
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from p2p_dtfm.core.canonical import decode, digest_bytes
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.records import PROTOCOL_VERSION
-from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.daemon.courier import Courier
+from p2p_dtfm.daemon.run_spec_file import read_run_spec
 from p2p_dtfm.daemon.wire import Hello, Welcome
 from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.directory import open_run, sign_run
@@ -48,39 +47,6 @@ class Run:
     @property
     def digest(self) -> str:
         return digest_bytes(self.signed_spec.payload)
-
-
-def read_run_spec(path: Path) -> RunSpec:
-    """Read a run spec from a TOML (or JSON) file. Raises `UserError` naming line or key."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        names = ", ".join(sorted(item.stem for item in packaged_configs().glob("*.toml")))
-        raise UserError(
-            f"cannot read the run spec {path}: {error}",
-            f"give the path of a TOML file, or one of the names that come along: {names}",
-        ) from error
-    try:
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
-        kind = "JSON" if path.suffix == ".json" else "TOML"
-        raise UserError(f"{path} is not valid {kind}: {error}", "mend that line") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path} holds no run spec", "see configs/tiny.toml for an example")
-    return parse_run_spec(values, str(path))
-
-
-def packaged_configs() -> Path:
-    """The directory of the run specs that come with the program."""
-    inside = Path(__file__).parents[1] / "configs"
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "configs"
-
-
-def resolve_run_spec(name: str) -> Path:
-    """A path as given, or the packaged run spec of that name."""
-    path = Path(name)
-    packaged = packaged_configs() / f"{name}.toml"
-    return packaged if not path.exists() and packaged.is_file() else path
 
 
 def found_run(path: Path, identity: Identity, scratch: Path) -> tuple[RunSpec, Signed, BlobStore]:

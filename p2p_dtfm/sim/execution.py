@@ -1,7 +1,7 @@
 """How a plan is carried out: order of the tasklets, transport, reduction, codecs, recomputation."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from p2p_dtfm.core.errors import UserError
 
@@ -47,6 +47,8 @@ class Execution:
     recompute: bool = True
     communicator: Communicator | None = None
     """None: persistent streams, full duplex, sending beside computing."""
+    language_model_head: bool = True
+    """Whether the last layer works out a vocabulary; DT-FM's runs ended in a small classifier."""
     flush_microbatches: int = 0
     """GPipe: forwards before the first backward; 0: all of the step's."""
 
@@ -55,6 +57,13 @@ class Execution:
             if codec not in CODEC_BITS_PER_VALUE:
                 known = ", ".join(CODEC_BITS_PER_VALUE)
                 raise UserError(f"unknown codec {codec!r}", f"one of: {known}")
+
+    def with_reduction(self, kind: str) -> "Execution":
+        """The same with another reduction. Raises `UserError`."""
+        if kind not in get_args(ReductionKind):
+            known = ", ".join(get_args(ReductionKind))
+            raise UserError(f"unknown reduction {kind!r}", f"one of: {known}")
+        return replace(self, reduction=cast(ReductionKind, kind))
 
     @property
     def backward_forwards(self) -> int:
@@ -78,6 +87,7 @@ DTFM = Execution(
     overlap=True,
     commit=False,
     communicator=DTFM_COMMUNICATOR,
+    language_model_head=False,
     flush_microbatches=64,
 )
 

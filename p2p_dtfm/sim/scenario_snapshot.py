@@ -20,16 +20,16 @@ from p2p_dtfm.sim.execution import OURS, Execution, wire_bytes
 from p2p_dtfm.sim.scenario import Scenario, ScenarioPeer
 
 
-def workload_in(scenario: Scenario, spec: RunSpec, recompute: bool) -> Workload:
+def workload_in(scenario: Scenario, spec: RunSpec, execution: Execution) -> Workload:
     """The run's workload as these peers do it.
 
     With recomputation a layer keeps only its input for each microbatch in flight. Where the
-    scenario says `head = false` the last layer is a norm and a narrow projection, as in the
-    paper's runs.
+    scenario or the execution has no language-model head, the last layer is a norm and a narrow
+    projection, as in the paper's runs.
     """
     workload = workload_of(spec)
     tokens = spec.batch.microbatch * spec.model.context
-    if not scenario.head:
+    if not (scenario.head and execution.language_model_head):
         narrow = LayerCost(
             parameter_count=2 * spec.model.width,
             state_bytes=4 * FLOAT_BYTES * 2 * spec.model.width,
@@ -37,7 +37,7 @@ def workload_in(scenario: Scenario, spec: RunSpec, recompute: bool) -> Workload:
             forward_flops=tokens * spec.model.width,
         )
         workload = msgspec.structs.replace(workload, head=narrow)
-    if recompute:
+    if execution.recompute:
         block = msgspec.structs.replace(workload.block, saved_bytes=workload.boundary_bytes)
         workload = msgspec.structs.replace(workload, block=block)
     return workload
@@ -75,7 +75,7 @@ def scenario_snapshot(
 
     `measured_flops` is this machine's own speed, for groups that say `measured = true`.
     """
-    workload = workload_in(scenario, spec, execution.recompute)
+    workload = workload_in(scenario, spec, execution)
     digest = spec.digest()
     names = [peer.name for peer in scenario.peers]
     records = [

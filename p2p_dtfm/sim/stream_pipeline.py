@@ -140,6 +140,7 @@ class StreamPipelines:
                     self._boundary_bytes,
                     self._gradient_arrived,
                     (stage.previous, microbatch),
+                    urgent=True,
                 )
             if stage.backwards_done == stage.work.microbatches:
                 self._stage_done(stage.work.peer)
@@ -154,6 +155,7 @@ class StreamPipelines:
                     self._boundary_bytes,
                     self._activation_arrived,
                     (stage.next, microbatch),
+                    urgent=True,
                 )
         self._pick(stage)
 

@@ -7,7 +7,8 @@ do, max-min fairly: none gets more than its own rate, and what one cannot use th
 link goes at the lower of its two shares; capacity that a share leaves unused because the other end
 is slower is not dealt out again, so the network is never faster here than real max-min sharing.
 FIFO at the uplink instead would let a gradient shard of 60 MB hold up an activation for seconds,
-which streams of their own do not.
+which streams of their own do not. Urgent messages (activations and their gradients) share among
+themselves first; what they leave is for the rest.
 """
 
 from collections import deque
@@ -37,6 +38,7 @@ class _Link:
         "share",
         "shared",
         "to",
+        "urgent",
         "version",
         "work",
     )
@@ -51,6 +53,7 @@ class _Link:
         self.busy_ns = 0
         self.sent_bytes = 0
         self.queue: deque[tuple[int, Delivered, Any]] = deque()
+        self.urgent = False
         self.share = 0
         self.work = 0
         self.changed_at_ns = 0
@@ -73,8 +76,20 @@ class VirtualNetwork:
         self._stale: dict[_Link, None] = {}
         self._changed: set[tuple[bool, int]] = set()
 
-    def send(self, origin: int, to: int, size: int, delivered: Delivered, argument: Any) -> None:
-        """Call `delivered(argument)` when the last byte has arrived."""
+    def send(
+        self,
+        origin: int,
+        to: int,
+        size: int,
+        delivered: Delivered,
+        argument: Any,
+        urgent: bool = False,
+    ) -> None:
+        """Call `delivered(argument)` when the last byte has arrived.
+
+        A link carries urgent messages or others at one time, not both: peers that follow one
+        another in a pipeline hold no layer in common.
+        """
         link = self._links.get((origin, to))
         if link is None:
             link = self._links[origin, to] = self._open(origin, to)
@@ -87,6 +102,7 @@ class VirtualNetwork:
             link.busy_ns += duration
             self._time.at(link.busy_until_ns + link.latency_ns, delivered, argument)
             return
+        link.urgent = urgent
         link.queue.append((size, delivered, argument))
         if len(link.queue) == 1:
             self._begin(link)
@@ -175,11 +191,16 @@ class VirtualNetwork:
 
 
 def _fair_shares(capacity: int, links: dict[_Link, None]) -> dict[_Link, int]:
-    """Max-min shares of one capacity among links, none above its own rate; at least 1 each."""
+    """Max-min shares of one capacity among links, none above its own rate; at least 1 each.
+
+    The urgent ones are served first.
+    """
     shares: dict[_Link, int] = {}
-    left, waiting = capacity, len(links)
-    for link in sorted(links, key=lambda link: (link.rate, link.origin, link.to)):
-        shares[link] = max(1, min(link.rate, left // waiting))
-        left -= shares[link]
-        waiting -= 1
+    left = capacity
+    for urgent in (True, False):
+        served = [link for link in links if link.urgent is urgent]
+        served.sort(key=lambda link: (link.rate, link.origin, link.to))
+        for done, link in enumerate(served):
+            shares[link] = max(1, min(link.rate, left // (len(served) - done)))
+            left = max(0, left - shares[link])
     return shares

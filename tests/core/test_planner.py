@@ -104,7 +104,7 @@ def test_memory_decides_the_shape() -> None:
 
 def test_three_peers_that_hold_half_or_all() -> None:
     """Eleven blocks do not divide by three, so pipelines of one and two beat one of three."""
-    whole, half = Peer(memory_bytes=1 << 40), Peer(memory_bytes=112 * MEBIBYTE)
+    whole, half = Peer(memory_bytes=1 << 40), Peer(memory_bytes=95 * MEBIBYTE)
     eleven = workload(blocks=11, block_parameters=1 << 16)
     found = plan(snapshot([whole, half, half], eleven))
     assert sorted(len(pipeline.stages) for pipeline in found.pipelines) == [1, 2]

@@ -1,0 +1,150 @@
+"""Seconds per step of our plan and execution on the paper's networks, next to what was measured.
+
+    python -m benchmarks.beaten
+
+The same compute rate, fp16, synchronous, no lossy codec; links at 85% of their stated rates.
+`bound` is what computing alone takes when all 64 peers share it evenly. Writes beaten.json.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.paper_rows import measured_rows, paper_spec
+from p2p_dtfm.core.plan import NoPlan, Plan
+from p2p_dtfm.core.planner import compute_plan
+from p2p_dtfm.sim.execution import OURS, Execution
+from p2p_dtfm.sim.files import read_scenario
+from p2p_dtfm.sim.named_plans import grid_plan, region_order, within_memory
+from p2p_dtfm.sim.scenario import Scenario
+from p2p_dtfm.sim.scenario_snapshot import flops_of, scenario_snapshot, workload_in
+from p2p_dtfm.sim.step_time import simulate_step
+
+LINK_EFFICIENCY = 0.85
+SHARED_CARD_BYTES_PER_S = 1_250_000_000
+ROWS = ((24, 1024), (24, 4096), (40, 4096))
+TARGETS_S = {("5", 24, 1024): 12.0, ("5", 24, 4096): 34.0, ("5", 40, 4096): 55.0}
+SCENARIOS = {
+    "1": "paper-1-data-center",
+    "2": "paper-2-spot-as-run",
+    "3": "paper-3-two-sites",
+    "4": "paper-4-regional-as-run",
+    "5": "paper-5-world-wide-as-run",
+}
+IN_FLIGHT = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
+
+
+def scenario_of(case: str, shared_card: bool) -> Scenario:
+    """A case's network at 85%; with a 10 Gbit/s card that all of a peer's links share, or none."""
+    scenario = read_scenario(SCENARIOS[case])
+    if shared_card:
+        rate = SHARED_CARD_BYTES_PER_S
+        peers = tuple(
+            replace(peer, uplink_bytes_per_s=rate, downlink_bytes_per_s=rate)
+            for peer in scenario.peers
+        )
+        scenario = replace(scenario, peers=peers)
+    return scenario.with_link_efficiency(LINK_EFFICIENCY)
+
+
+def bound_s(scenario: Scenario, layers: int, batch: int, execution: Execution) -> float:
+    workload = workload_in(scenario, paper_spec(layers, batch), execution)
+    flops = sum(flops_of(peer, None) for peer in scenario.peers)
+    forward_s = layers * workload.block.forward_flops * batch / flops
+    return forward_s * (1 + execution.backward_forwards)
+
+
+def our_plan(scenario: Scenario, layers: int, batch: int, execution: Execution) -> Plan:
+    plan = compute_plan(scenario_snapshot(scenario, paper_spec(layers, batch), execution))
+    assert not isinstance(plan, NoPlan), plan.reason
+    return plan
+
+
+def compare(case: str, layers: int, batch: int, recompute: bool, shared_card: bool) -> dict:
+    """One line of the table."""
+    scenario = scenario_of(case, shared_card)
+    execution = replace(OURS, recompute=recompute)
+    workload = workload_in(scenario, paper_spec(layers, batch), execution)
+    plan = our_plan(scenario, layers, batch, execution)
+    step = simulate_step(plan, scenario, workload, execution)
+    grid = within_memory(grid_plan(region_order(scenario), workload, 8), scenario, workload)
+    return {
+        "case": case,
+        "layers": layers,
+        "batch": batch,
+        "recompute": recompute,
+        "shared_card": shared_card,
+        "bound_s": bound_s(scenario, layers, batch, execution),
+        "ours_s": step.total_ns / 1e9,
+        "predicted_s": plan.predicted_step_ns / 1e9,
+        "compute_s": step.compute_ns / 1e9,
+        "waiting_s": step.waiting_ns / 1e9,
+        "fill_and_drain_s": step.fill_and_drain_ns / 1e9,
+        "reduction_s": step.reduction_ns / 1e9,
+        "commit_s": step.commit_ns / 1e9,
+        "region_order_s": simulate_step(grid, scenario, workload, execution).total_ns / 1e9,
+        "pipelines": len(plan.pipelines),
+        "stages": max(len(pipeline.stages) for pipeline in plan.pipelines),
+        "target_s": TARGETS_S.get((case, layers, batch)),
+    }
+
+
+def in_flight_sweep() -> list[dict]:
+    """Case 5, L24 B1024, 8 stages in region order: what the number in flight decides."""
+    scenario = scenario_of("5", shared_card=False)
+    workload = workload_in(scenario, paper_spec(24, 1024), OURS)
+    plan = grid_plan(region_order(scenario), workload, 8)
+    table = []
+    for factor in IN_FLIGHT:
+        pipelines = tuple(
+            msgspec.structs.replace(
+                pipeline,
+                stages=tuple(
+                    msgspec.structs.replace(stage, in_flight=round(factor * (8 - position)))
+                    for position, stage in enumerate(pipeline.stages)
+                ),
+            )
+            for pipeline in plan.pipelines
+        )
+        deep = msgspec.structs.replace(plan, pipelines=pipelines)
+        step = simulate_step(deep, scenario, workload, OURS)
+        table.append({"times_textbook": factor, "seconds": step.total_ns / 1e9})
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("beaten.json"))
+    options = parser.parse_args()
+    measured = {
+        (row.case, row.layers, row.batch): row.measured_s
+        for row in measured_rows()
+        if row.placement == "region"
+    }
+    lines = []
+    print("case row          recompute card   DT-FM  bound  ours  (region order)  x bound  target")
+    for case in SCENARIOS:
+        for shared_card in (False, True):
+            for recompute in (True, False):
+                for layers, batch in ROWS:
+                    line = compare(case, layers, batch, recompute, shared_card)
+                    line["dtfm_measured_s"] = measured.get((case, layers, batch))
+                    lines.append(line)
+                    print(
+                        f"{case:4s} L{layers} B{batch:5d} {'yes' if recompute else 'no ':9s} "
+                        f"{'10G' if shared_card else '-':5s} {line['dtfm_measured_s'] or '':>6} "
+                        f"{line['bound_s']:6.2f} {line['ours_s']:6.2f} "
+                        f"({line['region_order_s']:6.2f}) {line['ours_s'] / line['bound_s']:12.2f}"
+                        f"  {line['target_s'] or ''}"
+                    )
+    sweep = in_flight_sweep()
+    for point in sweep:
+        print(f"in flight {point['times_textbook']:.1f} x textbook: {point['seconds']:.2f} s")
+    options.out.write_text(json.dumps({"rows": lines, "in_flight": sweep}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

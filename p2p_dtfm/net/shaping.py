@@ -97,12 +97,19 @@ class Shaper:
         self.scenario = shape.scenario
         self.name = me.name
         self.names = {peer.peer_id: peer.name for peer in shape.peers}
+        self.uplink_bytes_per_s = me.uplink_bytes_per_s
+        self.downlink_bytes_per_s = me.downlink_bytes_per_s
         self._uplink = _Channel(me.uplink_bytes_per_s)
         self._downlink = _Channel(me.downlink_bytes_per_s)
         self._out = {
             link.to: _Link(link, self._uplink) for link in shape.links if link.origin == peer_id
         }
         self._in = {link.origin: link for link in shape.links if link.to == peer_id}
+
+    @property
+    def label(self) -> str:
+        """Goes with every figure that was measured over these links."""
+        return f"{self.name} of {self.scenario}"
 
     def shapes(self, peer_id: str) -> bool:
         """Whether the ways to and from a peer are shaped."""

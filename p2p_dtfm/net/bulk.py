@@ -88,6 +88,7 @@ class BulkPlane:
         on_lost: OnLost | None = None,
         window_bytes: int = WINDOW_BYTES,
         stall_s: float = STALL_S,
+        most_stripes: int = STRIPES_LIMIT,
     ) -> None:
         self._host = host
         self._run_digest = run_digest
@@ -97,6 +98,7 @@ class BulkPlane:
         self._on_lost = on_lost
         self._window_bytes = window_bytes
         self._stall_s = stall_s
+        self._most_stripes = most_stripes
         self._outgoing: dict[tuple[str, str], Lane] = {}
         self._opening: dict[tuple[str, str], asyncio.Lock] = {}
         self._incoming: dict[tuple[str, str], _IncomingLane] = {}
@@ -146,6 +148,16 @@ class BulkPlane:
         estimate = self._estimates.get(peer_id)
         return None if estimate is None else int(estimate)
 
+    def stripe_count(self, peer_id: str, lane: str) -> int:
+        """Streams that carry a lane to a peer now."""
+        held = self._outgoing.get((peer_id, lane))
+        return 0 if held is None else len(held.stripes)
+
+    def unacknowledged_bytes(self, peer_id: str, lane: str) -> int:
+        """What has been written of a lane and not yet been accepted."""
+        held = self._outgoing.get((peer_id, lane))
+        return 0 if held is None else held.unacknowledged_bytes
+
     def disconnect(self, peer_id: str, cause: str = "disconnected by this peer") -> None:
         """Close all streams from and to a peer; what waits for it raises `Unreachable`."""
         for (peer, _), lane in list(self._outgoing.items()):
@@ -193,6 +205,7 @@ class BulkPlane:
             self._on_fault,
             self._report_lost,
             self._measured,
+            self._most_stripes,
         )
 
     async def _open(self, peer_id: str, hello: Hello) -> tuple[asyncio.StreamReader, Writer]:

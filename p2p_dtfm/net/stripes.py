@@ -55,6 +55,7 @@ class Lane:
         on_fault: Callable[[str, PeerFault], None],
         on_lost: Callable[[str, str, Unreachable], None],
         on_rate: Callable[[str, float], None],
+        most_stripes: int = STRIPES_LIMIT,
     ) -> None:
         self.peer_id = peer_id
         self.lane = lane
@@ -71,6 +72,7 @@ class Lane:
         self.on_rate = on_rate
         self._turn = asyncio.Lock()
         self._frames = 0
+        self._most_stripes = most_stripes
         self._growth = Growth()
         self._growing: asyncio.Task[None] | None = None
 
@@ -177,8 +179,8 @@ class Lane:
         enough_s = max(_BUSY_S, _BUSY_ROUND_TRIPS * self.round_trip_s)
         if not long or self._growing is not None or self.failure is not None:
             return
-        if growth.should_grow(enough_s, count < STRIPES_LIMIT):
-            self._growing = asyncio.create_task(self._grow(min(STRIPES_LIMIT, 2 * count)))
+        if growth.should_grow(enough_s, count < self._most_stripes):
+            self._growing = asyncio.create_task(self._grow(min(self._most_stripes, 2 * count)))
 
     async def _grow(self, count: int) -> None:
         try:

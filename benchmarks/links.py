@@ -1,10 +1,10 @@
-"""Link use: how much of a long, fast link the bulk plane fills, and whether shaped links are like it.
+"""Link use: how much of a long, fast link the bulk plane fills, and whether shaped links equal it.
 
     python -m benchmarks.links --wanem PATH/wanem.c [--quick] [--json]
 
-A real network: `wanem` (one C file; also by the variable P2P_DTFM_WANEM) carries packets between two
-network namespaces with the link's latency and rate. It needs root, /dev/net/tun, gcc and ip; where
-one is missing, this says so and ends with code 0. The same transfer then runs on loopback over
+A real network: `wanem` (one C file; also by the variable P2P_DTFM_WANEM) carries packets between
+two network namespaces with the link's latency and rate. It needs root, /dev/net/tun, gcc and ip;
+where one is missing, this says so and ends with code 0. The same transfer then runs on loopback over
 shaped links with the same figures. Lower bound beside each figure: the link's own rate; and what a
 plain TCP connection carries over the same network, warm, in the same run.
 """
@@ -31,6 +31,7 @@ from p2p_dtfm.net.frames import FrameHeader, FrameKind, FrameLimits
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.net.identity import Identity
 from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer, Shaper
+from p2p_dtfm.net.stripes import STRIPES_LIMIT
 
 ONE_WAY_MS = 50.0
 RATE_MBPS = 1000.0
@@ -40,6 +41,7 @@ FRAME_BYTES = 4 << 20
 MTU = 9000
 RUN_DIGEST = "00" * 32
 START_S = 30.0
+SENDERS = 4
 TCP_PORT = 4701
 ADDRESS = "10.77.0.{}"
 
@@ -48,7 +50,7 @@ class Missing(Exception):
     """What the real network needs is not here."""
 
 
-# one end, as a process -----------------------------------------------------------------------------
+# one end, as a process ----------------------------------------------------------------------------
 
 
 def _header(index: int) -> FrameHeader:
@@ -90,11 +92,15 @@ async def _send(
     payload, sent = bytes(FRAME_BYTES), 0
 
     async def flood(seconds: float) -> None:
-        nonlocal sent
         end_s = time.monotonic() + seconds
-        while time.monotonic() < end_s:
-            await plane.send(peer_id, "reduce", _header(sent // FRAME_BYTES), payload)
-            sent += FRAME_BYTES
+
+        async def give() -> None:  # as a step engine does: several tensors are ready at once
+            nonlocal sent
+            while time.monotonic() < end_s:
+                sent += FRAME_BYTES
+                await plane.send(peer_id, "reduce", _header(sent // FRAME_BYTES), payload)
+
+        await asyncio.gather(*(give() for _ in range(SENDERS)))
 
     await flood(warm_s)
     before, began_s = sent - plane.unacknowledged_bytes(peer_id, "reduce"), time.monotonic()
@@ -104,8 +110,8 @@ async def _send(
     await plane.flush(peer_id, "reduce")
     began_s = time.monotonic()
     burst = 8
-    for index in range(burst):
-        await plane.send(peer_id, "reduce", _header(index), payload)
+    sends = [plane.send(peer_id, "reduce", _header(index), payload) for index in range(burst)]
+    await asyncio.gather(*sends)
     await plane.flush(peer_id, "reduce")
     result = {
         "bytes_per_s": round(rate),
@@ -266,15 +272,15 @@ def measure(source: Path | None, quick: bool) -> list[dict[str, Any]]:
         ips, namespaces = (ADDRESS.format(1), ADDRESS.format(2)), ("wan0", "wan1")
         with _network(source, folder):
             rows.append({"transfer": "TCP, wanem", **_transfer_tcp(times)})
-            for most in (1, 8):
+            for most in (1, STRIPES_LIMIT):
                 more = (*times, "--stripes", str(most))
                 result = _transfer(folder / f"wanem-{most}", namespaces, ips, *more)
                 rows.append({"transfer": f"bulk, at most {most}, wanem", **result})
         shaped = folder / "shaped"
-        more = (*times, "--stripes", "8", "--shape", str(_shape_file(shaped)))
+        more = (*times, "--stripes", str(STRIPES_LIMIT), "--shape", str(_shape_file(shaped)))
         loopback = ("127.0.0.1", "127.0.0.1")
         result = _transfer(shaped, ("", ""), loopback, *more)
-        rows.append({"transfer": "bulk, at most 8, shaped links", **result})
+        rows.append({"transfer": f"bulk, at most {STRIPES_LIMIT}, shaped links", **result})
     return rows
 
 
@@ -286,8 +292,8 @@ def report(rows: list[dict[str, Any]], as_json: bool) -> int:
             ideal_s = row["burst_bytes"] / LINK_BYTES_PER_S + 2 * ONE_WAY_MS / 1000
             row["burst_over_ideal"] = round(row["burst_s"] / ideal_s, 2)
     by_name = {row["transfer"]: row for row in rows}
-    use = by_name["bulk, at most 8, wanem"]["link_use"]
-    shaped = by_name["bulk, at most 8, shaped links"]["link_use"]
+    use = by_name[f"bulk, at most {STRIPES_LIMIT}, wanem"]["link_use"]
+    shaped = by_name[f"bulk, at most {STRIPES_LIMIT}, shaped links"]["link_use"]
     met = use >= TARGET
     if as_json:
         figures = {
@@ -325,7 +331,7 @@ def main() -> int:
     parser.add_argument("--ip", default="", help=argparse.SUPPRESS)
     parser.add_argument("--to", default="", help=argparse.SUPPRESS)
     parser.add_argument("--shape", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--stripes", type=int, default=8, help=argparse.SUPPRESS)
+    parser.add_argument("--stripes", type=int, default=STRIPES_LIMIT, help=argparse.SUPPRESS)
     parser.add_argument("--warm-s", type=float, default=5.0, help=argparse.SUPPRESS)
     parser.add_argument("--measured-s", type=float, default=3.0, help=argparse.SUPPRESS)
     options = parser.parse_args()

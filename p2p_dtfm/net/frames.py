@@ -20,7 +20,7 @@ Payload = bytes | bytearray | memoryview
 
 FRAME_VERSION = 1
 HEADER_LIMIT_BYTES = 4096
-PART_BYTES = 1 << 19
+PART_BYTES = 1 << 18
 """Large frames may travel as parts of this size, each with the frame's header; the last is rest."""
 WHOLE = -1
 _PREFIX = struct.Struct(">4sBBH")

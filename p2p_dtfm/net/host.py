@@ -43,7 +43,7 @@ MESSAGE_LIMIT_BYTES = 4 << 20
 PEERS_REMEMBERED = 4096
 _NEVER_SENT = ("routing: not found", "failed to dial", "no addresses", "failed to find any peer")
 STREAMS_LIMIT = 4096
-STREAMS_LIMIT_PER_PEER = 64
+STREAMS_LIMIT_PER_PEER = 96
 
 # what hivemind and asyncio raise when p2pd or the connection is gone; uvloop adds RuntimeError
 CONNECTION_ERRORS = (

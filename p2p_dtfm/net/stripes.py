@@ -18,12 +18,15 @@ from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.frames import PART_BYTES, FrameHeader, encode_part
 from p2p_dtfm.net.host import CONNECTION_ERRORS, Writer
 
-STRIPES_LIMIT = 8
+STRIPES_LIMIT = 16
+"""Measured at 1 Gbit/s and 100 ms: 8 streams carry 75 MB/s, 16 carry 98, 32 no more than 16."""
 LONG_ROUND_TRIP_S = 0.01
-HELPED = 1.1
+HELPED = 1.05
+PATIENCE = 2
+"""Doublings in a row that may not help before a lane settles: other traffic disturbs the judge."""
 _BUSY_S = 0.5
 _BUSY_ROUND_TRIPS = 4
-_SPLIT_BYTES = 2 * PART_BYTES
+_SPLIT_BYTES = 4 * PART_BYTES
 _ESTIMATE_BYTES = 1 << 18
 _ESTIMATE_S = 0.05
 _BLOCKED_S = 0.002
@@ -95,7 +98,7 @@ class Lane:
         frame = self._frames
         try:
             if splits:
-                async with self._turn, self._busy(payload.nbytes):
+                async with self._busy(payload.nbytes):
                     await self._send_parts(header, frame, payload)
             else:
                 stripe = min(self.stripes, key=lambda stripe: stripe.load_bytes)
@@ -114,16 +117,23 @@ class Lane:
             raise
 
     async def _send_parts(self, header: FrameHeader, frame: int, payload: memoryview) -> None:
-        """Each stream takes the next part when it has written its last: the faster carry more."""
+        """Each stream takes the next part when it has written its last: the faster carry more.
+
+        The next frame's turn comes when all parts of this one are taken, not when they are written.
+        """
         parts = iter(range(-(-payload.nbytes // PART_BYTES)))
 
         async def pull(stripe: Stripe) -> None:
-            for part in parts:
-                piece = payload[part * PART_BYTES : (part + 1) * PART_BYTES]
-                await stripe.send(frame, encode_part(header, frame, part, payload), piece)
+            async with stripe.turn:
+                for part in parts:
+                    piece = payload[part * PART_BYTES : (part + 1) * PART_BYTES]
+                    await stripe.send(frame, encode_part(header, frame, part, payload), piece)
 
-        pulls = [asyncio.create_task(pull(stripe)) for stripe in self.stripes]
+        pulls: list[asyncio.Task[None]] = []
         try:
+            async with self._turn:
+                pulls = [asyncio.create_task(pull(stripe)) for stripe in self.stripes]
+                await asyncio.wait(pulls, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.gather(*pulls)
         finally:
             for task in pulls:
@@ -205,6 +215,7 @@ class Growth:
         self._busy_bytes = 0
         self._sampled = (0.0, 0)
         self._rate_before = 0.0
+        self._without_help = 0
 
     def began(self, now_s: float) -> None:
         if not self._senders:
@@ -232,8 +243,10 @@ class Growth:
         if self.settled or self._busy_s < enough_s:
             return False
         rate = self._busy_bytes / self._busy_s
-        self.settled = rate < HELPED * self._rate_before or not may_grow
-        self._rate_before = rate
+        helped = rate >= HELPED * self._rate_before
+        self._without_help = 0 if helped else self._without_help + 1
+        self.settled = self._without_help >= PATIENCE or not may_grow
+        self._rate_before = max(rate, self._rate_before)
         self.restart()
         return not self.settled
 
@@ -264,6 +277,8 @@ class Stripe:
         self._reader = reader
         # a drain then means that nothing of the caller's payload is referred to any more
         writer.transport.set_write_buffer_limits(high=0)
+        self.turn = asyncio.Lock()
+        """Of the large frames, one at a time takes its parts to this stream."""
         self._write_lock = asyncio.Lock()
         self._acknowledged = 0
         self._last_acknowledgement_s = 0.0

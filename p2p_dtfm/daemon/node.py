@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,11 @@ from p2p_dtfm.net.frames import FrameHeader, FrameLimits
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.net.identity import verify
 from p2p_dtfm.net.probing import Probes
+from p2p_dtfm.net.shaping import Shape, Shaper
 from p2p_dtfm.train.batches import Batches
 from p2p_dtfm.train.checkpoint import list_checkpoints, load_layer
 from p2p_dtfm.train.data import BlobStore, Dataset
+from p2p_dtfm.train.emulated import EmulatedStageRunner, emulated_flops_per_s
 from p2p_dtfm.train.measure import measure_device, select_device
 from p2p_dtfm.train.model import layer_count
 from p2p_dtfm.web.api import LocalApi, make_app
@@ -134,6 +137,7 @@ class Daemon:
 
     async def run(self) -> int:
         """Returns the exit code. Raises `UserError`."""
+        self._refuse_emulation_among_strangers()
         self.home.acquire()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.home.release)
@@ -145,6 +149,15 @@ class Daemon:
                 log.info("left before it took part")
                 return 0
             return await self._until_end()
+
+    def _refuse_emulation_among_strangers(self) -> None:
+        """What an emulated device sends would undo the training of everybody else."""
+        if emulated_flops_per_s(self.settings.device) is not None and self.settings.shape is None:
+            raise UserError(
+                f"device {self.settings.device!r}: an emulated device computes nothing, so it may "
+                "only be part of a scenario's swarm",
+                ("use --device auto", "or: p2p-dtfm demo --scenario NAME"),
+            )
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         await self._start_network(stack)
@@ -201,6 +214,9 @@ class Daemon:
             self.home.identity, settings.listen, settings.announce, settings.initial_peers
         )
         stack.push_async_callback(self._host.close)
+        if settings.shape is not None:
+            self._host.shaper = Shaper(Shape.load(settings.shape), self._host.peer_id)
+            log.info("shaped links: %s", self._host.shaper.label)
         self._me = Member(self._host.peer_id, self._life)
         log.info("peer %s", self._host.peer_id)
         self._control = await ControlPlane(self._host, self._serve).ready()
@@ -332,12 +348,17 @@ class Daemon:
         self.status.say(State.MEASURING, "times the layers on this device")
         device = select_device(settings.device)
         limit = int(settings.memory_gib * (1 << 30)) or None
+        emulated = emulated_flops_per_s(settings.device)
         measured = await self.compute.run(
-            measure_device, self._run.spec, device, settings.threads or None, limit
+            measure_device, self._run.spec, device, settings.threads or None, limit, emulated
         )
+        if emulated is not None:
+            self.compute.stage_runner = partial(EmulatedStageRunner, measured)
         self._self_record = SelfRecord(
             self._me, self._run.digest, measured, await self._host.addresses(), self._probes
         )
+        if (shaper := self._host.shaper) is not None:
+            self._self_record.state_line(shaper.uplink_bytes_per_s, shaper.downlink_bytes_per_s)
         await self._self_record.probe_all(
             [peer for peer in self._courier.known if peer != self._me.peer_id],
             self._courier,
@@ -834,6 +855,8 @@ class Daemon:
             "version": __version__,
             "peer_id": self._me.peer_id,
             "life": self._life,
+            "shaped_links": self._host.shaper.label if self._host.shaper else None,
+            "emulated_device": emulated_flops_per_s(self.settings.device) is not None,
             "run": self._run.spec.name if self._run else None,
             "run_digest": self._run.digest if self._run else None,
             **self.status.as_json(),

@@ -31,6 +31,9 @@ class Settings(BaseModel):
     )
     announce: tuple[str, ...] = Field(default=(), description="addresses to tell others")
     device: str = Field(default="auto", description='"auto", "cpu", "cuda" or "cuda:N"')
+    shape: Path | None = Field(
+        default=None, description="shaped links: the file that a scenario's launcher wrote"
+    )
     threads: int = Field(default=0, ge=0, le=1024, description="CPU threads; 0: half of the cores")
     memory_gib: float = Field(
         default=0.0, ge=0, description="memory to use; 0: four fifths of free"

@@ -8,7 +8,6 @@ import numpy
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.conftest import make_spec, own_logits, random_states
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from p2p_dtfm.core.errors import PeerFault, UserError
@@ -26,6 +25,7 @@ from p2p_dtfm.train.initial_state import (
 )
 from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.model import layer_count
+from tests.models.conftest import make_spec, own_logits, random_states
 
 TRAINING = Training("python-standard-library", 10, 8, 2, 1e-4)
 TEXT = 'def f(x):\n\treturn "é ∑ 🙂"  # 42\r\n\0next'

@@ -31,8 +31,15 @@ def bootstrap_node(home: Path, listen: str = "/ip4/127.0.0.1/tcp/0") -> Iterator
 
 
 def write_spec(directory: Path) -> Path:
+    """A run without an end, of steps long enough for a newcomer to catch up."""
     path = directory / "run.json"
-    path.write_text(run_spec(total_steps=100_000).model_dump_json())
+    spec = run_spec(
+        total_steps=100_000,
+        model={"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256},
+        batch={"global_batch": 32, "microbatch": 4},
+        evaluation={"every_steps": 1000, "sequences": 4},
+    )
+    path.write_text(spec.model_dump_json())
     return path
 
 

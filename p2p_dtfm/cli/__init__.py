@@ -9,6 +9,7 @@ def main() -> None:
         bootstrap,
         data,
         demo,
+        doctor,
         models,
         swarm,
     )

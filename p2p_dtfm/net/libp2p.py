@@ -41,11 +41,12 @@ _enter_package_only("hivemind.utils", _NAMES_OF_UTILS)
 _enter_package_only("hivemind.dht")
 
 from hivemind.dht.node import DHTNode  # noqa: E402
+from hivemind.dht.protocol import DHTProtocol  # noqa: E402
 from hivemind.dht.protocol import ValidationError as DHTRefusal  # noqa: E402
 from hivemind.dht.routing import DHTID  # noqa: E402
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
 from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID  # noqa: E402
-from hivemind.proto import p2pd_pb2  # noqa: E402
+from hivemind.proto import dht_pb2, p2pd_pb2  # noqa: E402
 from hivemind.utils import MSGPackSerializer, get_dht_time  # noqa: E402
 from hivemind.utils.logging import use_hivemind_log_handler  # noqa: E402
 from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
@@ -54,6 +55,7 @@ __all__ = [
     "DHTID",
     "P2P",
     "DHTNode",
+    "DHTProtocol",
     "DHTRecord",
     "DHTRefusal",
     "MSGPackSerializer",
@@ -62,6 +64,7 @@ __all__ = [
     "P2PHandlerError",
     "PeerID",
     "RecordValidatorBase",
+    "dht_pb2",
     "get_dht_time",
     "p2pd_pb2",
 ]

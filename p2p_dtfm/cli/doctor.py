@@ -25,7 +25,9 @@ def doctor(
         list[str] | None,
         typer.Option("--initial-peers", help="Look at the way to this peer; may be repeated."),
     ] = None,
-    run: Annotated[str, typer.Option(help="Run spec to time the device with.")] = "tiny",
+    run: Annotated[
+        str | None, typer.Option("--run", help="Run spec to time the device with.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     listen: Annotated[list[str] | None, typer.Option(help="As for the daemon.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="As for the daemon.")] = None,
@@ -46,6 +48,7 @@ def doctor(
         {
             "home": home,
             "initial_peers": tuple(initial_peers or ()),
+            "run": run,
             "device": device,
             "listen": tuple(listen or ()),
             "announce": tuple(announce or ()),
@@ -57,7 +60,8 @@ def doctor(
         announce=settings.announce,
         initial_peers=settings.initial_peers,
         device=settings.device,
-        spec=read_run_spec(resolve_run_spec(run)),
+        threads=settings.threads,
+        spec=read_run_spec(resolve_run_spec(settings.run or "tiny")),
     )
     console = Console()
 

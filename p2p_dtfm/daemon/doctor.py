@@ -70,6 +70,7 @@ class Examination:
     announce: tuple[str, ...]
     initial_peers: tuple[str, ...]
     device: str
+    threads: int
     spec: RunSpec
 
 
@@ -85,7 +86,7 @@ async def examine(what: Examination, tell: Callable[[Check], None]) -> list[Chec
     add(check_disk(what.home))
     add(check_open_files())
     add(check_memory())
-    add(await asyncio.to_thread(check_device, what.device, what.spec))
+    add(await asyncio.to_thread(check_device, what.device, what.threads, what.spec))
     running = await asyncio.to_thread(ask_daemon, what.home, "status")
     add(check_daemon(what.home, running))
     for listening in check_ports(what.listen, running is not None):
@@ -123,9 +124,9 @@ def check_disk(home: Path) -> Check:
     place = _existing(home)
     free_bytes = shutil.disk_usage(place).free
     found = f"{free_bytes / 1e9:.1f} GB free for {home}"
-    if not os.access(place, os.W_OK):
-        fix = f"choose another place: --home DIR, or make {place} writable"
-        return Check("disk", Verdict.FAILED, f"{place} cannot be written to", fix)
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        fix = f"choose another place: --home DIR, or make {place} a directory you may write to"
+        return Check("disk", Verdict.FAILED, f"{place} is no directory to write to", fix)
     if free_bytes < DISK_NEEDED_BYTES:
         fix = f"free {DISK_NEEDED_BYTES / 1e9:.0f} GB there, or choose another disk: --home DIR"
         return Check("disk", Verdict.FAILED, found, fix)
@@ -151,13 +152,13 @@ def check_memory() -> Check:
     return Check("memory", Verdict.OK, found, facts=facts)
 
 
-def check_device(name: str, spec: RunSpec) -> Check:
+def check_device(name: str, threads: int, spec: RunSpec) -> Check:
     """Selects the device as the daemon does, and times a block of the run on it."""
     try:
         device = select_device(name)
     except UserError as error:
         return Check("device", Verdict.FAILED, error.cause, "; ".join(error.fixes))
-    measured = measure_device(spec, device)
+    measured = measure_device(spec, device, threads or None)
     block_ms = (measured.block.forward_ns + measured.block.backward_ns) / 1e6
     found = (
         f"{measured.kind}, {measured.name}: {block_ms:.1f} ms for a block of {spec.name}, "

@@ -41,7 +41,6 @@ _enter_package_only("hivemind.utils", _NAMES_OF_UTILS)
 _enter_package_only("hivemind.dht")
 
 from hivemind.dht.node import DHTNode  # noqa: E402
-from hivemind.dht.protocol import DHTProtocol  # noqa: E402
 from hivemind.dht.protocol import ValidationError as DHTRefusal  # noqa: E402
 from hivemind.dht.routing import DHTID  # noqa: E402
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
@@ -55,7 +54,6 @@ __all__ = [
     "DHTID",
     "P2P",
     "DHTNode",
-    "DHTProtocol",
     "DHTRecord",
     "DHTRefusal",
     "MSGPackSerializer",

@@ -3,11 +3,14 @@
 import time
 from dataclasses import dataclass
 
-from p2p_dtfm.net.errors import Unreachable, one_line
-from p2p_dtfm.net.host import CONNECTION_ERRORS, Host
-from p2p_dtfm.net.libp2p import DHTProtocol, PeerID, dht_pb2, get_dht_time
+from google.protobuf.message import DecodeError
+
+from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.host import Host
+from p2p_dtfm.net.libp2p import dht_pb2, get_dht_time
 
 READINGS = 5
+_PING = "DHTProtocol.rpc_ping"
 TOLERANCE_S = 3.0
 """The directory refuses what comes from a clock that is further off."""
 
@@ -22,17 +25,19 @@ class ClockReading:
 
 async def read_clock(host: Host, peer_id: str, deadline_s: float) -> ClockReading:
     """The reading with the shortest round trip of five (as in NTP). Raises `Unreachable`."""
-    stub = DHTProtocol.get_stub(host.p2p, PeerID.from_base58(peer_id))
+    # without a node id of ours the peer does not take us for a node of the directory
+    request = dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(), validate=False).SerializeToString()
     readings = []
     for _ in range(READINGS):
         asked_s, asked_ns = get_dht_time(), time.perf_counter_ns()
-        try:
-            # without a node id of ours the peer does not take us for a node of the directory
-            request = dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(), validate=False)
-            answer = await stub.rpc_ping(request, timeout=deadline_s)
-        except (TimeoutError, *CONNECTION_ERRORS) as error:
-            raise Unreachable(peer_id, one_line(str(error) or "no answer")) from error
+        reply = await host.call(peer_id, _PING, request, deadline_s)
         round_trip_ns = time.perf_counter_ns() - asked_ns
+        try:
+            answer = dht_pb2.PingResponse.FromString(reply)
+        except DecodeError as error:
+            raise Unreachable(peer_id, "an answer that is not the directory's") from error
+        if not 0 <= answer.dht_time < 1e11:  # not a number is not in between either
+            raise Unreachable(peer_id, "an answer without a time")
         between_s = asked_s + round_trip_ns / 2e9
         readings.append(ClockReading(int((answer.dht_time - between_s) * 1e9), round_trip_ns))
     return min(readings, key=lambda reading: reading.round_trip_ns)

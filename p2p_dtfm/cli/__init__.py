@@ -11,6 +11,7 @@ def main() -> None:
         demo,
         doctor,
         models,
+        plan,
         swarm,
     )
     from p2p_dtfm.cli.app import app
@@ -19,7 +20,7 @@ def main() -> None:
 
     app.command()(simulate)
     try:
-        app()
+        app(prog_name="p2p-dtfm")
     except UserError as error:
         print(f"error: {error.render()}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -282,6 +281,7 @@ def _summary(console: Console, result: dict[str, Any], sample: str, keep: Path |
         f"{result['last_loss']:.3f}, held-out [bold]{result['held_out_loss']:.3f}[/bold] nats per "
         f"token, {result['tokens_per_s']:,.0f} tokens/s",
         highlight=False,
+        soft_wrap=True,
     )
     for view in result["views"]:
         console.print(
@@ -295,5 +295,4 @@ def _summary(console: Console, result: dict[str, Any], sample: str, keep: Path |
     if keep is not None:
         console.print(f"  homes, logs and checkpoints: {keep}")
     console.print("\n[bold]what the model writes now[/bold] (from 'def '):")
-    sys.stdout.flush()
-    console.print(sample, markup=False, highlight=False)
+    console.print(sample, markup=False, highlight=False, soft_wrap=True)

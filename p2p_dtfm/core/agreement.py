@@ -271,9 +271,9 @@ class Agreement:
         return self._attempt is not None
 
     @property
-    def joiners(self) -> tuple[str, ...]:
-        """Newcomers that wait to be let in."""
-        return tuple(sorted(self._joiners))
+    def joiners(self) -> tuple[PeerRecord, ...]:
+        """Records of the newcomers that wait to be let in, sorted by peer id."""
+        return tuple(self._open_record(self._joiners[peer]) for peer in sorted(self._joiners))
 
     # opening an attempt -----------------------------------------------------------------------
 
@@ -287,6 +287,8 @@ class Agreement:
         if not self._joiners:
             self._first_request_ns = now_ns
         held = self._joiners.get(record.peer_id)
+        if held is not None and self._open_record(held).version >= record.version:
+            return []
         self._joiners[record.peer_id] = message.record
         if held is not None:
             return []
@@ -392,6 +394,8 @@ class Agreement:
             raise PeerFault("a contribution to another view", signed.peer_id)
         if self._open_record(contribution.record).life != contribution.member.life:
             raise PeerFault("a contribution with a record of another life", signed.peer_id)
+        for joiner in contribution.joiners:
+            self._open_record(joiner)
         return contribution
 
     def _open_record(self, signed: Signed) -> PeerRecord:

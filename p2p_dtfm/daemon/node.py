@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +28,20 @@ from p2p_dtfm.core.agreement import (
     TakeOver,
     ViewAgreed,
 )
-from p2p_dtfm.core.agreement_messages import Contribution
+from p2p_dtfm.core.agreement_messages import Contribution, JoinRequest
 from p2p_dtfm.core.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.plan import NoPlan
 from p2p_dtfm.core.planner import compute_plan
 from p2p_dtfm.core.records import PROTOCOL_VERSION, Intent, PeerRecord, open_record
+from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId
 from p2p_dtfm.core.step import Prepared, StepOutcome
 from p2p_dtfm.core.view import View
 from p2p_dtfm.core.workload import workload_of
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
-from p2p_dtfm.daemon.courier import Courier
+from p2p_dtfm.daemon.courier import PEERS_LIMIT, Courier
 from p2p_dtfm.daemon.discovery import ask_present, find_run
 from p2p_dtfm.daemon.event_log import EventLog
 from p2p_dtfm.daemon.following import Donor
@@ -61,6 +65,7 @@ from p2p_dtfm.daemon.wire import (
     FollowEnded,
     FollowLayers,
     Hello,
+    KnownPeers,
     LayerOffered,
     LayersCommitted,
     Message,
@@ -73,7 +78,7 @@ from p2p_dtfm.net.blobs import BlobExchange
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.directory import Directory, Presence
-from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader, FrameLimits
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.net.identity import verify
@@ -89,8 +94,13 @@ log = logging.getLogger("p2p_dtfm")
 
 TICK_S = 0.1
 PRESENCE_REFRESH_S = 20.0
-RECORD_REFRESH_S = 10.0
-JOIN_RETRY_S = 3.0
+RECORD_REFRESH_S = 1.0
+REPLAN_QUIET_S = 5.0
+REPLAN_INTERVAL_S = 60.0
+"""A peer asks for a new plan at most this often; others' requests count apart."""
+"""How long this peer's own facts must be unchanged before they are worth a new plan."""
+LINKS_WAIT_S = 8.0
+JOIN_RETRY_S = 1.0
 DONE_WAIT_S = 60.0
 ORPHAN_GRACE_S = 15.0
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
@@ -108,6 +118,7 @@ class Daemon:
         self.compute = Compute()
         self.views: list[dict[str, Any]] = []
         self._life = 0
+        self._signalled = False
         self._leaving = asyncio.Event()
         self._left = asyncio.Event()
         self._failed: asyncio.Future[None] | None = None
@@ -116,8 +127,10 @@ class Daemon:
         self._trainer: Trainer | None = None
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._learnt: dict[str, Signed] = {}
         self._welcomed_by = ""
         self._founds = settings.founds
+        self._replanned_s = -REPLAN_INTERVAL_S
 
     # life -------------------------------------------------------------------------------------
 
@@ -130,11 +143,32 @@ class Daemon:
             self._failed = asyncio.get_running_loop().create_future()
             self._handle_signals()
             self._life = self.home.next_life()
-            await self._start_network(stack)
-            await self._start_run(stack)
-            await self._measure()
-            await self._take_part()
+            if not await self._unless_leaving(self._start(stack)):
+                log.info("left before it took part")
+                return 0
             return await self._until_end()
+
+    async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+        await self._start_network(stack)
+        await self._start_run(stack)
+        await self._measure()
+        if self._founds:
+            await self._print_invitation()
+        await self._take_part()
+
+    async def _unless_leaving(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Whether `work` came to its end; it is cancelled when this peer is told to leave."""
+        working = asyncio.create_task(work)
+        leaving = asyncio.create_task(self._leaving.wait())
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+            return working.done()
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -154,8 +188,11 @@ class Daemon:
             os._exit(130)
 
     def _on_signal(self) -> None:
-        if self._leaving.is_set():
-            raise SystemExit(130)
+        if self._signalled:
+            log.warning("ends at once")
+            logging.shutdown()
+            os._exit(130)  # waits for no thread; p2pd ends with this process
+        self._signalled = True
         log.info("leaves after this step; a second signal ends at once")
         self._leaving.set()
 
@@ -172,6 +209,7 @@ class Daemon:
         stack.push_async_callback(self._control.close)
         self._courier = Courier(self._host, self._control, self._life)
         stack.push_async_callback(self._courier.close)
+        await self._start_api(stack)
         for address in settings.initial_peers:
             peer_id, where = parse_address(address)
             self._courier.learn(peer_id, (where,))
@@ -202,6 +240,8 @@ class Daemon:
         stack.push_async_callback(self._trainer.close)
         stack.push_async_callback(self._checkpoints.close)
         stack.callback(self._cancel_tasks)
+
+    async def _start_api(self, stack: contextlib.AsyncExitStack) -> None:
         readers = {
             "status": self.status_json,
             "plan": self.plan_json,
@@ -214,8 +254,13 @@ class Daemon:
 
     def _make_trainer(self, run: Run) -> None:
         directory = self.home.run_directory(run.digest)
+        for leftover in ("scratch", "offers"):  # of a process that was killed
+            shutil.rmtree(directory / leftover, ignore_errors=True)
+        for leftover in run.blobs.root.glob(".*"):
+            leftover.unlink(missing_ok=True)
         scratch = directory / "scratch"
         scratch.mkdir(exist_ok=True)
+        self._offers = BlobStore(directory / "offers")
         self._checkpoints = Checkpoints(
             self.home.checkpoints(run.digest), run.spec, self._blobs, self.compute, self._announce
         )
@@ -229,7 +274,7 @@ class Daemon:
             blobs=self._blobs,
             compute=self.compute,
             checkpoints=self._checkpoints,
-            donor=Donor(self._courier, self._bulk, self.compute, run.blobs.put_bytes),
+            donor=Donor(self._courier, self._bulk, self.compute, self._offers),
             initial=InitialStates(
                 run.spec,
                 run.blobs,
@@ -259,12 +304,13 @@ class Daemon:
         for digest in prepared.digests():
             blob = prepared.path(digest)
             assert blob is not None
-            await asyncio.to_thread(store.put_file, blob)
-        run = open_local_run(signed, store)
+            stored = await asyncio.to_thread(store.put_file, blob)
+            if stored != digest:
+                store.remove(stored)
+                raise damaged_data(blob)
         for address in self.settings.initial_peers:
             self._courier.forget(parse_address(address)[0])
-        await self._print_invitation(run)
-        return run
+        return open_local_run(signed, store)
 
     async def _is_trained_already(self, run_digest: str) -> bool:
         """Whether this very run has members: a founder that comes back joins them."""
@@ -274,7 +320,9 @@ class Daemon:
         found = await ask_present(self._courier, self._directory, own, run_digest)
         return found is not None
 
-    async def _print_invitation(self, run: Run) -> None:
+    async def _print_invitation(self) -> None:
+        run = self._run
+        assert run is not None
         addresses = await self._host.addresses()
         log.info("founded run %s (%s)", run.digest[:16], run.spec.name)
         lines = ["", "others join with one of these lines:"]
@@ -379,6 +427,10 @@ class Daemon:
             present = len(agreement.joiners) + 1
             self.status.say(State.WAITING, f"{present} of {expected} expected peers are here")
             await asyncio.sleep(TICK_S)
+        end_s = min(end_s, time.monotonic() + LINKS_WAIT_S)
+        while not links_are_measured(agreement.joiners) and time.monotonic() < end_s:
+            self.status.say(State.WAITING, "the newcomers measure the links between them")
+            await asyncio.sleep(TICK_S)
         self._do(agreement.found(time.monotonic_ns()))
 
     async def _join_loop(self) -> None:
@@ -392,8 +444,16 @@ class Daemon:
                 member = members[number % len(members)]
                 number += 1
                 self.status.say(State.JOINING, f"asks {member} to be let in at the next view")
-                self._courier.tell(member, agreement.wants_view())
+                await self._ask_to_be_let_in(member, agreement)
             await asyncio.sleep(JOIN_RETRY_S)
+
+    async def _ask_to_be_let_in(self, member: str, agreement: Agreement) -> None:
+        try:
+            reply = await self._courier.ask(member, agreement.wants_view())
+            for peer in decode(reply, KnownPeers).peers:
+                self._courier.learn(peer.peer_id, peer.addresses)
+        except (Unreachable, PeerFault) as error:
+            log.debug("not let in yet: %s", error)
 
     async def _tick_loop(self) -> None:
         assert self._agreement is not None
@@ -421,11 +481,38 @@ class Daemon:
             await asyncio.sleep(PRESENCE_REFRESH_S)
 
     async def _record_loop(self) -> None:
-        """Keep the record up to date from live traffic; it counts from the next view on."""
-        while True:
+        """Keep the record up to date: links to peers that turned up later, and live traffic.
+
+        Facts that are news to the view in force are worth a new plan, once things are quiet.
+        """
+        quiet_since_s = time.monotonic()
+        while not self._leaving.is_set():
             await asyncio.sleep(RECORD_REFRESH_S)
-            if self._self_record.learn_from_traffic(self._bulk.link_estimate):
+            waiting = self._self_record.unmeasured(self._courier.known)
+            changed = False
+            for peer_id in waiting:
+                changed = await self._self_record.probe_one(peer_id, self._courier) or changed
+            changed = self._self_record.learn_from_traffic(self._bulk.link_estimate) or changed
+            if changed:
                 self._set_record()
+                quiet_since_s = time.monotonic()
+            elif time.monotonic() - quiet_since_s > REPLAN_QUIET_S:
+                self._replan_if_news()
+                quiet_since_s = time.monotonic()
+
+    def _replan_if_news(self) -> None:
+        """Ask for a view with this peer's present record, if the one in force has an older one."""
+        agreement = self._agreement
+        assert agreement is not None
+        view = agreement.view
+        if view is None or self._me not in view.members or len(view.members) == 1:
+            return
+        now_s = time.monotonic()
+        if now_s - self._replanned_s < REPLAN_INTERVAL_S:
+            return
+        if self._self_record.is_news_to(view.snapshot):
+            self._replanned_s = now_s
+            self._do(agreement.request_replan("links were measured", time.monotonic_ns()))
 
     # actions of the agreement -------------------------------------------------------------------
 
@@ -569,40 +656,77 @@ class Daemon:
             return await self._welcome(sender, message)
         if self._agreement is None or self._trainer is None:
             raise PeerFault("this peer does not take part in a run yet", sender)
-        self._receive(sender, message)
-        return b""
+        try:
+            self._receive(sender, message)
+        except PeerFault as fault:
+            log.warning("refused a %s of %s: %s", type(message).__name__, sender, fault.cause)
+            raise
+        return encode(self._known_peers()) if isinstance(message, JoinRequest) else b""
+
+    def _known_peers(self) -> KnownPeers:
+        """Members, and newcomers that wait, for another newcomer."""
+        assert self._agreement is not None
+        view = self._agreement.view
+        records = (*(view.snapshot.records if view else ()), *self._agreement.joiners)
+        return KnownPeers(tuple(PeerAddress(r.peer_id, r.addresses) for r in records))
 
     def _receive(self, sender: str, message: Message) -> None:
         assert self._agreement is not None and self._trainer is not None
         if isinstance(message, AGREEMENT):
+            actions = self._agreement.receive(sender, message, time.monotonic_ns())
             self._learn_addresses(message)
-            self._do(self._agreement.receive(sender, message, time.monotonic_ns()))
+            self._do(actions)
         elif isinstance(message, Prepared):
             if message.peer_id != sender:
                 raise PeerFault("says Prepared for another peer", sender)
             self._trainer.prepared(message)
         elif isinstance(message, FollowLayers | LayerOffered | LayersCommitted | FollowEnded):
+            if isinstance(message, FollowLayers):
+                self._require_follower(sender, message)
             self._trainer.following(sender, message)
         elif isinstance(message, CheckpointFiles):
             assert self._checkpoints is not None
-            self._checkpoints.remote_files(sender, message)
+            if sender in self._members():
+                self._checkpoints.remote_files(sender, message)
+
+    def _members(self) -> set[str]:
+        """Of the view in force, and of the one that is to follow it."""
+        assert self._agreement is not None
+        views = (self._agreement.view, self._agreement.next_view)
+        return {peer_id for view in views if view is not None for peer_id in view.member_ids}
+
+    def _require_follower(self, sender: str, message: FollowLayers) -> None:
+        """State goes to members; while a view is being agreed on, the others may know it first."""
+        assert self._agreement is not None and self._run is not None
+        if sender not in self._members() and not self._agreement.attempting:
+            raise PeerFault("asks for layers without a place in the view", sender)
+        layers = range(layer_count(self._run.spec))
+        if len(message.layers) > len(layers) or not set(message.layers) <= set(layers):
+            raise PeerFault("asks for layers that there are not", sender)
 
     def _learn_addresses(self, message: Any) -> None:
         """Newcomers must be answered before any view names them."""
-        assert self._run is not None
-        signed = getattr(message, "record", None)
-        if signed is not None:
-            record = open_record(signed, self._run.digest, verify)
-            self._courier.learn(record.peer_id, record.addresses)
+        if isinstance(message, JoinRequest):
+            self._learn_from_record(message.record)
         for contribution in getattr(message, "contributions", ()):
-            self._learn_from_contribution(contribution.payload)
+            opened = decode(contribution.payload, Contribution)
+            for signed in (opened.record, *opened.joiners):
+                self._learn_from_record(signed)
 
-    def _learn_from_contribution(self, payload: bytes) -> None:
-        """Addresses only: the agreement itself checks the signature before it uses anything."""
-        opened = decode(payload, Contribution)
-        for signed in (opened.record, *opened.joiners):
-            record = decode(signed.payload, PeerRecord)
-            self._courier.learn(record.peer_id, record.addresses)
+    def _learn_from_record(self, signed: Signed) -> None:
+        """Where its signer says that it is; nobody else may say that."""
+        assert self._run is not None
+        if self._learnt.get(signed.peer_id) == signed:
+            return
+        try:
+            record = open_record(signed, self._run.digest, verify)
+        except PeerFault as fault:
+            log.debug("addresses not learnt: %s", fault)
+            return
+        self._courier.learn(record.peer_id, record.addresses)
+        if len(self._learnt) >= PEERS_LIMIT:
+            self._learnt.clear()
+        self._learnt[signed.peer_id] = signed
 
     async def _welcome(self, sender: str, message: Hello) -> bytes:
         if self._run is None or self._agreement is None:
@@ -620,7 +744,8 @@ class Daemon:
         )
 
     def _on_frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
-        assert self._trainer is not None
+        if self._trainer is None:
+            raise PeerFault("a tensor before this peer takes part", sender)
         self._courier.heard(sender)
         self._trainer.frame(sender, header, payload)
 
@@ -633,6 +758,8 @@ class Daemon:
     def _open_blob(self, digest: str) -> Path | None:
         if self._run is not None and (path := self._run.blobs.path(digest)) is not None:
             return path
+        if self._trainer is not None and (path := self._offers.path(digest)) is not None:
+            return path
         return self._checkpoints.path_of(digest) if self._checkpoints is not None else None
 
     # the end ------------------------------------------------------------------------------------
@@ -644,26 +771,27 @@ class Daemon:
             "lost": asyncio.create_task(self._host.lost.wait()),
             "left": asyncio.create_task(self._left.wait()),
             "leaving": asyncio.create_task(self._leaving.wait()),
-            "done": asyncio.create_task(self._trainer.done.wait()),
+            "done": asyncio.create_task(self._run_ended()),
         }
         try:
             while True:
                 pending = [task for task in waits.values() if not task.done()]
                 await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                if waits["failed"].done():
-                    waits["failed"].result()
-                if waits["lost"].done():
+                if waits["lost"].done():  # first, for it makes everything else fail
                     raise UserError(
                         "the libp2p daemon of this peer has ended by itself",
                         "start p2p-dtfm again; it takes up where the swarm is",
                         exit_code=1,
                     )
+                if waits["failed"].done():
+                    raise explained(waits["failed"].exception())
                 if waits["left"].done():
                     return await self._end_left()
-                if waits["done"].done():
-                    if await self._end_done():
-                        return 0
-                elif waits["leaving"].done():
+                if waits["done"].done() or (
+                    waits["leaving"].done() and self._trainer.done.is_set()
+                ):
+                    return 0
+                if waits["leaving"].done():
                     self._leave_now_or_ask()
         finally:
             for task in waits.values():
@@ -693,19 +821,19 @@ class Daemon:
         self.status.say(State.STOPPED, "left")
         return 0
 
-    async def _end_done(self) -> bool:
-        """After the last step: see that everyone has the whole model; then exit if so set."""
+    async def _run_ended(self) -> None:
+        """After the last step: see that everyone has the whole model; then end if so set."""
         assert self._run is not None and self._checkpoints is not None
-        assert self._agreement is not None and self._agreement.view is not None
+        assert self._agreement is not None and self._trainer is not None
+        await self._trainer.done.wait()
+        assert self._agreement.view is not None
         others = set(self._agreement.view.member_ids) - {self._me.peer_id}
         step = self._run.spec.total_steps
         end_s = time.monotonic() + DONE_WAIT_S
         while not self._checkpoints.whole_at(step, others) and time.monotonic() < end_s:
             await asyncio.sleep(TICK_S)
-        if self.settings.exit_when_done:
-            return True
-        await self._leaving.wait()
-        return True
+        if not self.settings.exit_when_done:
+            await self._leaving.wait()
 
     async def _ask_to_leave(self) -> dict[str, Any]:
         self._leaving.set()
@@ -786,3 +914,45 @@ class Daemon:
             "losses": list(trainer.losses) if trainer else [],
             "held_out_losses": list(trainer.held_out) if trainer else [],
         }
+
+
+def damaged_data(blob: Path) -> UserError:
+    """A founder's own data are not what their manifest says."""
+    return UserError(
+        f"the data shard {blob} is damaged: its bytes are not those that were prepared",
+        f"remove {blob.parents[1]} and make the data anew; "
+        "for your own text: p2p-dtfm prepare PATH... --out DIR",
+    )
+
+
+def explained(error: BaseException | None) -> BaseException:
+    """What ended this daemon; other peers that are gone are no bug of it."""
+    assert error is not None
+    leaves = list(_leaves(error))
+    if not all(isinstance(leaf, Unreachable | Refused) for leaf in leaves):
+        return error
+    causes = "; ".join(dict.fromkeys(str(leaf) for leaf in leaves))
+    return UserError(
+        f"a peer that this one works with is gone: {causes}",
+        (
+            "start p2p-dtfm again with --initial-peers and the address of a peer that still runs",
+            "if none does, start the founder again: it goes on from its newest whole checkpoint",
+        ),
+        exit_code=6,
+    )
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def links_are_measured(records: tuple[PeerRecord, ...]) -> bool:
+    """Whether one end at least of each pair has measured the link between them."""
+    return all(
+        right.peer_id in left.links or left.peer_id in right.links
+        for left, right in itertools.combinations(records, 2)
+    )

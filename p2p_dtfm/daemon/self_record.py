@@ -1,5 +1,6 @@
 """This peer's record: what was measured of its device and links, kept up to date."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
@@ -13,7 +14,7 @@ from p2p_dtfm.core.records import (
     sign_record,
 )
 from p2p_dtfm.core.signed import Sign, Signed
-from p2p_dtfm.core.snapshot import Member
+from p2p_dtfm.core.snapshot import Member, Snapshot
 from p2p_dtfm.core.tournament import partner_order
 from p2p_dtfm.daemon.courier import Courier
 from p2p_dtfm.net.errors import Refused, Unreachable
@@ -21,7 +22,11 @@ from p2p_dtfm.net.probing import Probes
 
 PROBED_PEERS_LIMIT = 64
 PROBE_ROUNDS = 3
+PROBE_PAUSE_S = 0.3
 NOTABLE_CHANGE = 0.3
+"""What live traffic must differ by before the record says so."""
+REPLAN_RATIO = 4
+"""What a link must have changed by before it alone is worth a new plan: load makes rates waver."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -43,6 +48,7 @@ class SelfRecord:
         self._addresses = addresses
         self._probes = probes
         self._links: dict[str, Link] = {}
+        self._given_up: set[str] = set()
         self._intent = Intent.TRAIN
         self._sequence = 0
 
@@ -74,6 +80,23 @@ class SelfRecord:
         self._links[peer_id] = Link(round_trip_ns, bytes_per_s)
         return True
 
+    def unmeasured(self, peers: Sequence[str]) -> list[str]:
+        """Those of `peers` whose link is not measured and is worth another try, in turn order."""
+        if len(self._links) >= PROBED_PEERS_LIMIT:
+            return []
+        order = partner_order(self._me.peer_id, sorted({*peers, self._me.peer_id}))
+        known = self._links.keys() | self._given_up
+        return [peer for peer in order if peer is not None and peer not in known]
+
+    async def probe_one(self, peer_id: str, courier: Courier) -> bool:
+        """Measure a link of a peer that turned up later; whether that worked."""
+        for _ in range(PROBE_ROUNDS):
+            if await self._probe(peer_id, courier):
+                return True
+            await asyncio.sleep(PROBE_PAUSE_S)
+        self._given_up.add(peer_id)
+        return False
+
     def learn_from_traffic(self, estimate: Callable[[str], int | None]) -> bool:
         """Take over what live traffic shows; whether that differs notably from the record."""
         changed = False
@@ -85,6 +108,25 @@ class SelfRecord:
                 self._links[peer_id] = Link(link.round_trip_ns, seen)
                 changed = True
         return changed
+
+    def is_news_to(self, snapshot: Snapshot) -> bool:
+        """Whether a link among the members is known that neither end had measured, or by far
+        another than this peer had."""
+        records = {record.peer_id: record for record in snapshot.records}
+        mine = records[self._me.peer_id]
+        for peer_id, link in self._links.items():
+            other = records.get(peer_id)
+            before = mine.links.get(peer_id)
+            if other is None:
+                continue
+            if before is None:
+                if self._me.peer_id not in other.links:
+                    return True
+                continue
+            slower, faster = sorted((link.bytes_per_s, before.bytes_per_s))
+            if faster > REPLAN_RATIO * slower:
+                return True
+        return False
 
     def make(self, signer: Sign, intent: Intent | None = None) -> tuple[PeerRecord, Signed]:
         """A new version of the record."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from p2p_dtfm.core.errors import PeerFault, UserError
-from p2p_dtfm.core.ledger import Ledger
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT, Ledger
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import ViewId
@@ -34,13 +34,18 @@ from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.batches import Batches
-from p2p_dtfm.train.data import ShardDamaged
+from p2p_dtfm.train.data import ShardDamaged, ShardMissing
 from p2p_dtfm.train.layer_state import LayerState
 
 log = logging.getLogger("p2p_dtfm")
 
-EARLY_PREPARED_LIMIT = 4096
+EARLY_SENDERS_LIMIT = 1024
+EARLY_PREPARED_LIMIT = 2 * STEPS_AHEAD_LIMIT
+"""Of each sender, from views that have not taken over here."""
+VIEWS_REMEMBERED = 64
+"""A tensor of one of these comes late; one of any other view was never due."""
 RATE_STEPS = 20
+SHARD_RETRY_S = 1.0
 
 
 class Outlet(Protocol):
@@ -98,9 +103,11 @@ class Trainer:
         self._spec = tools.spec
         self._mailboxes: dict[ViewId, Mailbox] = {}
         self._ledger: Ledger | None = None
-        self._early: deque[Prepared] = deque(maxlen=EARLY_PREPARED_LIMIT)
+        self._views: deque[ViewId] = deque(maxlen=VIEWS_REMEMBERED)
+        self._early: dict[str, deque[Prepared]] = {}
         self._follower: Follower | None = None
         self._following: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
         self._finishing: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._step_ends: deque[float] = deque(maxlen=RATE_STEPS + 1)
@@ -120,6 +127,7 @@ class Trainer:
         """Bring the layers that the next view wants here; then say synced."""
         me, plan = self._tools.me, view.plan
         self._stop_following()
+        self._views.append(view.id)
         if isinstance(plan, Plan) and plan.stage_of(me) is not None:
             self._mailboxes[view.id] = Mailbox(view.id, plan, me, self._spec)
         missing = self._missing_layers(view)
@@ -139,7 +147,8 @@ class Trainer:
             tools.scratch,
             self._follower_progress,
         )
-        self._following = asyncio.create_task(self._follow(self._follower))
+        self._following = asyncio.create_task(self._follower.run())
+        self._following.add_done_callback(self._following_ended)
 
     def _missing_layers(self, view: View) -> set[int]:
         wanted = set(view.layers_of(self._tools.me))
@@ -149,11 +158,11 @@ class Trainer:
         step = view.snapshot.step
         return {n for n in wanted if n not in self.states or self.states[n].version != step}
 
-    async def _follow(self, follower: Follower) -> None:
-        try:
-            await follower.run()
-        except* (PeerFault, UserError) as errors:
-            log.error("state could not be brought here: %s", errors.exceptions[0])
+    def _following_ended(self, task: asyncio.Task[None]) -> None:
+        """It ends by being cancelled; anything else must not leave this peer waiting for ever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = error
+            self._wake.set()
 
     def _follower_progress(self) -> None:
         follower = self._follower
@@ -176,10 +185,11 @@ class Trainer:
         plan = view.plan
         self._ledger = Ledger(view.id, plan, step) if isinstance(plan, Plan) else None
         self._mailboxes = {k: v for k, v in self._mailboxes.items() if k >= view.id}
-        early, self._early = self._early, deque(maxlen=EARLY_PREPARED_LIMIT)
-        for prepared in early:
+        early, self._early = self._early, {}
+        for prepared in (prepared for statements in early.values() for prepared in statements):
             with contextlib.suppress(PeerFault):
                 self.prepared(prepared)
+        self._finish_feeding()
         self._wake.set()
 
     def prepared(self, prepared: Prepared) -> None:
@@ -189,11 +199,16 @@ class Trainer:
             ledger.record(prepared)
             self._wake.set()
         elif ledger is None or prepared.view.number > ledger.view.number:
-            self._early.append(prepared)
+            sender = prepared.peer_id
+            if sender not in self._early and len(self._early) >= EARLY_SENDERS_LIMIT:
+                raise PeerFault("says Prepared in a view that this peer does not know", sender)
+            self._early.setdefault(sender, deque(maxlen=EARLY_PREPARED_LIMIT)).append(prepared)
 
     def frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
         """Raises `PeerFault` for what is not due."""
         view = ViewId(header.view_number, header.view_digest)
+        if view not in self._views:
+            raise PeerFault(f"a tensor of view {view}, which this peer does not know", sender)
         if header.kind is FrameKind.LAYER_GRADIENT:
             if self._follower is not None and self._follower.view.id == view:
                 self._follower.gradient(sender, header, payload)
@@ -201,8 +216,6 @@ class Trainer:
         mailbox = self._mailboxes.get(view)
         if mailbox is not None:
             mailbox.put(sender, header, payload)
-        elif self.view is None or view.number > self.view.id.number:
-            raise PeerFault(f"a tensor of view {view}, which this peer does not know", sender)
 
     def following(
         self, sender: str, message: FollowLayers | LayerOffered | LayersCommitted | FollowEnded
@@ -273,7 +286,7 @@ class Trainer:
         while self.view is view and self.step <= self._spec.total_steps:
             await self._one_step(view, plan, engine)
         if self.view is not view:
-            self._leave_view(view)
+            self._drop_states()
 
     async def _have_states(self, view: View, plan: Plan) -> None:
         """Wait until every layer of this peer's stage is at the step that comes."""
@@ -362,15 +375,37 @@ class Trainer:
             except ShardDamaged as error:
                 log.warning("%s", error.cause)
                 self._outlet.damaged_shard(error.digest)
+            except ShardMissing as error:
+                log.warning("%s", error)
             except BlobUnavailable as error:
-                self._tools.status.say(State.WAITING, f"data: {error}")
-                await asyncio.sleep(1.0)
+                self._say_shard_missing(error)
+                await asyncio.sleep(SHARD_RETRY_S)
+            except OSError as error:
+                self._tools.status.say(
+                    State.WAITING,
+                    f"a data shard cannot be written ({error}); free space on that disk",
+                )
+                await asyncio.sleep(SHARD_RETRY_S)
 
-    def _leave_view(self, view: View) -> None:
-        """The next view has taken over: feed its followers to the end, drop what is not needed."""
+    def _say_shard_missing(self, error: BlobUnavailable) -> None:
+        """Waiting, until a peer turns up that has it or somebody puts the file back."""
+        causes = "; ".join(f"{peer}: {cause}" for peer, cause in error.causes.items())
+        self._tools.status.say(
+            State.WAITING,
+            f"data shard {error.digest[:16]} is missing here, and no peer gives it "
+            f"({causes or 'there is no other peer'}); it is taken as soon as a peer has it. "
+            "If these data are your own: end this daemon, make them anew with the same command, "
+            "and start again",
+        )
+
+    def _finish_feeding(self) -> None:
+        """A view has taken over: what its followers still lack is queued; send it to the end."""
         task = asyncio.create_task(self._tools.donor.finish())
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
+
+    def _drop_states(self) -> None:
+        """Keep what this peer's place in the present view needs."""
         if self.view is not None:
             keep = set(self.view.layers_of(self._tools.me))
             self.states = {n: state for n, state in self.states.items() if n in keep}
@@ -378,6 +413,8 @@ class Trainer:
     async def _wait(self) -> None:
         await self._wake.wait()
         self._wake.clear()
+        if self._failure is not None:
+            raise self._failure
 
     # what is known of the run -------------------------------------------------------------------
 

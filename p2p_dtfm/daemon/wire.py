@@ -30,6 +30,12 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
 
 
+class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to a newcomer's request: whom it will meet and should measure the way to."""
+
+    peers: tuple[PeerAddress, ...]
+
+
 class FollowLayers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="follow"):
     """The sender needs these layers for its place in an agreed view: state, then every gradient."""
 

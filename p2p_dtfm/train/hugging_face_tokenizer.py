@@ -38,6 +38,8 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
         with path.open("rb") as file:
             payload = file.read(TOKENIZER_LIMIT_BYTES + 1)
         content = json.loads(payload[:TOKENIZER_LIMIT_BYTES])
+        if isinstance(content, dict) and "kind" in content:
+            return tokenizer_from_bytes(payload)  # ours, of bytes
         if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
             raise ValueError("it is not the file of a tokenizer")
         return tokenizer_from_bytes(_plain(content))

@@ -13,10 +13,12 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.train.checkpoint import save_layers
+from p2p_dtfm.train.data import prepare
 from p2p_dtfm.train.data.byte_pairs import BytePairTokenizer
 from p2p_dtfm.train.data.tokenizer import ByteTokenizer
 from p2p_dtfm.train.hugging_face import export_hugging_face, export_safetensors
 from p2p_dtfm.train.hugging_face_import import Training, import_hugging_face
+from p2p_dtfm.train.hugging_face_tokenizer import read_tokenizer_json
 from p2p_dtfm.train.initial_state import (
     initial_layer_path,
     initial_layer_state,
@@ -209,6 +211,10 @@ def test_the_tokenizer_comes_in_too(checkpoint: Path, tmp_path: Path) -> None:
     plain = "some words, and more: é"
     assert ours.encode(plain).tolist() == theirs(plain)["input_ids"]
     assert ours.vocabulary == len(content["model"]["vocab"])
+    (tmp_path / "text.txt").write_text("some words, and more. " * 200)
+    given = read_tokenizer_json(tmp_path / "new" / "tokenizer.json")
+    manifest = prepare([tmp_path / "text.txt"], tmp_path / "data", context=16, tokenizer=given)
+    assert manifest.vocabulary == ours.vocabulary, "data for it can be prepared"
 
 
 def test_the_initial_state_is_checked(spec: RunSpec, checkpoint: Path, tmp_path: Path) -> None:

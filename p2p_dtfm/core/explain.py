@@ -1,0 +1,208 @@
+"""Why a plan is what it is: each peer's load, and what the best other use of it would cost."""
+
+import msgspec
+
+from p2p_dtfm.core.costs import Placement, StepModel
+from p2p_dtfm.core.plan import Plan, Stage
+from p2p_dtfm.core.problem import Problem, problem_of
+from p2p_dtfm.core.records import PeerRecord
+from p2p_dtfm.core.snapshot import Snapshot
+
+TRIED_PLACES_LIMIT = 64
+"""Other places tried for each peer; beyond that an explanation would take longer than planning."""
+
+
+class Alternative(msgspec.Struct, frozen=True):
+    """Another use of a peer. `step_ns` is None where it cannot be: some peer lacks the memory."""
+
+    peer_id: str
+    what: str
+    step_ns: int | None
+
+
+class PeerExplanation(msgspec.Struct, frozen=True):
+    """Why a peer holds what it holds. Bytes are those of the stage's state and activations."""
+
+    peer_id: str
+    role: str
+    compute_ns: int
+    """Of the step's microbatches on this peer."""
+    used_bytes: int
+    memory_bytes: int
+    alternative: Alternative | None
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """`best_alternative` is the cheapest of all that were tried and rejected."""
+
+    step_ns: int
+    compute_ns: int
+    reduction_ns: int
+    commit_ns: int
+    peers: tuple[PeerExplanation, ...]
+    best_alternative: Alternative | None
+
+    def text(self) -> str:
+        """For people: a line a peer, then the whole."""
+        lines = [
+            f"predicted step: {_ms(self.step_ns)} = {_ms(self.compute_ns)} pipelines "
+            f"+ {_ms(self.reduction_ns)} reduction + {_ms(self.commit_ns)} commit"
+        ]
+        for peer in self.peers:
+            lines.append(f"{peer.peer_id}: {peer.role}")
+            if peer.compute_ns:
+                share = peer.compute_ns * 100 // max(1, self.step_ns)
+                lines.append(
+                    f"    computes {_ms(peer.compute_ns)} of the step ({share}%), uses "
+                    f"{_mib(peer.used_bytes)} of {_mib(peer.memory_bytes)}"
+                )
+            if peer.alternative is not None:
+                lines.append(f"    {self._compared(peer.alternative)}")
+        if self.best_alternative is not None:
+            best = self.best_alternative
+            lines.append(f"best rejected alternative: {best.peer_id} {self._compared(best)}")
+        return "\n".join(lines)
+
+    def _compared(self, alternative: Alternative) -> str:
+        if alternative.step_ns is None:
+            return f"{alternative.what}: does not fit in memory"
+        difference = (alternative.step_ns - self.step_ns) * 1000 // max(1, self.step_ns)
+        sign = "+" if difference >= 0 else "-"
+        percent = f"{sign}{abs(difference) // 10}.{abs(difference) % 10}%"
+        return f"{alternative.what}: {_ms(alternative.step_ns)} ({percent})"
+
+
+def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
+    """Explain `plan`, which was made from `snapshot`."""
+    problem = problem_of(snapshot)
+    model = StepModel(problem)
+    number_of = {peer_id: number for number, peer_id in enumerate(problem.peer_ids)}
+    placement = tuple(
+        tuple(number_of[stage.peer_id] for stage in pipeline.stages) for pipeline in plan.pipelines
+    )
+    cost = model.cost(placement)
+    assert cost is not None, "the plan in force fits"
+    peers = tuple(
+        _explain_peer(snapshot, plan, problem, model, placement, record)
+        for record in snapshot.records
+    )
+    alternatives = [peer.alternative for peer in peers if peer.alternative is not None]
+    possible = [item for item in alternatives if item.step_ns is not None]
+    return Explanation(
+        step_ns=cost.step_ns,
+        compute_ns=cost.compute_ns,
+        reduction_ns=cost.reduction_ns,
+        commit_ns=cost.commit_ns,
+        peers=peers,
+        best_alternative=min(possible, key=lambda item: item.step_ns or 0, default=None),
+    )
+
+
+def _explain_peer(
+    snapshot: Snapshot,
+    plan: Plan,
+    problem: Problem,
+    model: StepModel,
+    placement: Placement,
+    record: PeerRecord,
+) -> PeerExplanation:
+    stage = plan.stage_of(record.peer_id)
+    if record.peer_id in problem.idle:
+        role, alternative = f"no stage: it is {record.intent.value}", None
+    elif stage is None:
+        role = "spare: every place that was tried makes the step no faster"
+        alternative = _best_insertion(problem, model, placement, record.peer_id)
+    else:
+        role = _role(plan, stage, record)
+        alternative = _without(problem, model, placement, record.peer_id)
+    return PeerExplanation(
+        peer_id=record.peer_id,
+        role=role,
+        compute_ns=_compute_ns(snapshot, plan, stage, record) if stage else 0,
+        used_bytes=_used_bytes(problem, stage) if stage else 0,
+        memory_bytes=record.device.memory_bytes,
+        alternative=alternative,
+    )
+
+
+def _role(plan: Plan, stage: Stage, record: PeerRecord) -> str:
+    place = plan.place_of(stage.peer_id)
+    assert place is not None
+    pipeline = plan.pipelines[place[0]]
+    text = (
+        f"pipeline {place[0] + 1} of {len(plan.pipelines)}, stage {place[1] + 1} of "
+        f"{len(pipeline.stages)}: layers {stage.first_layer}-{stage.end_layer - 1}, "
+        f"{pipeline.microbatch_count} microbatches, {stage.in_flight} in flight"
+    )
+    if place[1] + 1 < len(pipeline.stages):
+        after = pipeline.stages[place[1] + 1].peer_id
+        link = record.links.get(after)
+        text += f", sends to {after}"
+        if link is not None:
+            text += (
+                f" ({link.bytes_per_s // 1_000_000} MB/s, {_ms(link.round_trip_ns)} there and back)"
+            )
+    return text
+
+
+def _compute_ns(snapshot: Snapshot, plan: Plan, stage: Stage, record: PeerRecord) -> int:
+    place = plan.place_of(stage.peer_id)
+    assert place is not None
+    each = 0
+    for layer in stage.layers:
+        timing = getattr(record.device, snapshot.workload.kind(layer).value)
+        each += timing.forward_ns + timing.backward_ns
+    return each * plan.pipelines[place[0]].microbatch_count
+
+
+def _used_bytes(problem: Problem, stage: Stage) -> int:
+    state = problem.state_bytes(stage.first_layer, stage.end_layer)
+    return state + stage.in_flight * problem.saved_bytes(stage.first_layer, stage.end_layer)
+
+
+def _without(
+    problem: Problem, model: StepModel, placement: Placement, peer_id: str
+) -> Alternative | None:
+    """The plan with this peer as a spare."""
+    peer = problem.peer_ids.index(peer_id)
+    rest = tuple(tuple(p for p in peers if p != peer) for peers in placement)
+    rest = tuple(peers for peers in rest if peers)
+    if not rest:
+        return None
+    cost = model.cost(rest)
+    return Alternative(peer_id, "left out", None if cost is None else cost.step_ns)
+
+
+def _best_insertion(
+    problem: Problem, model: StepModel, placement: Placement, peer_id: str
+) -> Alternative | None:
+    """The best place for a spare: a pipeline of its own, or a stage in one of the pipelines."""
+    peer = problem.peer_ids.index(peer_id)
+    tried = [("as a pipeline of its own", (*placement, (peer,)))]
+    for number, peers in enumerate(placement):
+        if len(peers) >= problem.layer_count:
+            continue
+        for position in range(len(peers) + 1):
+            longer = (*peers[:position], peer, *peers[position:])
+            what = f"as stage {position + 1} of pipeline {number + 1}"
+            tried.append((what, (*placement[:number], longer, *placement[number + 1 :])))
+    best: Alternative | None = None
+    for what, candidate in tried[:TRIED_PLACES_LIMIT]:
+        cost = model.cost(candidate)
+        if cost is None:
+            continue
+        if best is None or best.step_ns is None or cost.step_ns < best.step_ns:
+            best = Alternative(peer_id, what, cost.step_ns)
+    return best or Alternative(peer_id, "anywhere", None)
+
+
+def _ms(duration_ns: int) -> str:
+    if duration_ns >= 10_000_000_000:
+        return f"{duration_ns // 1_000_000_000} s"
+    return f"{duration_ns // 1_000_000}.{duration_ns // 100_000 % 10} ms"
+
+
+def _mib(size_bytes: int) -> str:
+    if size_bytes >= 10 << 30:
+        return f"{size_bytes >> 30} GiB"
+    return f"{size_bytes >> 20}.{(size_bytes * 10 >> 20) % 10} MiB"

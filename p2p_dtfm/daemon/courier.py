@@ -49,9 +49,17 @@ class Courier:
             _remember(self._addresses, peer_id, tuple(addresses)[:ADDRESSES_LIMIT])
             self._host.know(peer_id, addresses)
 
+    def forget(self, peer_id: str) -> None:
+        """It is no member of the run: a bootstrap node, or one that has gone."""
+        self._addresses.pop(peer_id, None)
+
     def heard(self, peer_id: str) -> None:
         self._silent.discard(peer_id)
         _remember(self.heard_s, peer_id, time.monotonic())
+
+    @property
+    def me(self) -> str:
+        return self._host.peer_id
 
     @property
     def known(self) -> tuple[str, ...]:

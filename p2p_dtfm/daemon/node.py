@@ -43,12 +43,13 @@ from p2p_dtfm.core.workload import workload_of
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import PEERS_LIMIT, Courier
+from p2p_dtfm.daemon.discovery import ask_present, find_run
 from p2p_dtfm.daemon.event_log import EventLog
 from p2p_dtfm.daemon.following import Donor
 from p2p_dtfm.daemon.home import Home
+from p2p_dtfm.daemon.initial_states import InitialStates, store_initial
 from p2p_dtfm.daemon.run_source import (
     Run,
-    ask_welcome,
     fetch_blob,
     fetch_run,
     found_run,
@@ -107,6 +108,7 @@ DONE_WAIT_S = 60.0
 ORPHAN_GRACE_S = 15.0
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
 HISTORY_LIMIT = 256
+DEFAULT_RUN = "tiny"
 
 
 class Daemon:
@@ -131,6 +133,7 @@ class Daemon:
         self._learnt: dict[str, Signed] = {}
         self._training: asyncio.Task[Any] | None = None
         self._welcomed_by = ""
+        self._founds = settings.founds
         self._replanned_s = -REPLAN_INTERVAL_S
 
     # life -------------------------------------------------------------------------------------
@@ -163,7 +166,7 @@ class Daemon:
         await self._start_network(stack)
         await self._start_run(stack)
         await self._measure()
-        if not self.settings.initial_peers:
+        if self._founds:
             await self._print_invitation()
         await self._take_part()
 
@@ -233,7 +236,10 @@ class Daemon:
         self._blobs = await BlobExchange(self._host, self._open_blob, self._on_fault).ready()
 
     async def _start_run(self, stack: contextlib.AsyncExitStack) -> None:
-        run = await (self._join_run() if self.settings.initial_peers else self._found_run())
+        if self._founds:
+            run = await self._found_run()
+        else:
+            run = await self._join_run(self.settings.run_digest)
         self._run = run
         self._workload = workload_of(run.spec)
         self._events = EventLog(self.home.run_directory(run.digest) / "events.jsonl")
@@ -286,6 +292,14 @@ class Daemon:
             compute=self.compute,
             checkpoints=self._checkpoints,
             donor=Donor(self._courier, self._bulk, self.compute, self._offers),
+            initial=InitialStates(
+                run.spec,
+                run.blobs,
+                self._blobs,
+                self.compute,
+                self.status,
+                lambda: [peer for peer in self._courier.known if peer != self._me.peer_id],
+            ),
             scratch=scratch,
             status=self.status,
         )
@@ -294,12 +308,16 @@ class Daemon:
 
     async def _found_run(self) -> Run:
         self.status.say(State.STARTING, "prepares the data of the run")
-        path = resolve_run_spec(self.settings.run)
+        path = resolve_run_spec(self.settings.run or DEFAULT_RUN)
         scratch = self.home.root / "prepared"
         spec, signed, prepared = await asyncio.to_thread(
             found_run, path, self._host.identity, scratch
         )
+        if await self._is_trained_already(spec.digest()):
+            self._founds = False
+            return await self._join_run(spec.digest())
         store = BlobStore(self.home.run_directory(spec.digest()) / "blobs")
+        await asyncio.to_thread(store_initial, spec, path, store)
         for digest in prepared.digests():
             blob = prepared.path(digest)
             assert blob is not None
@@ -307,7 +325,17 @@ class Daemon:
             if stored != digest:
                 store.remove(stored)
                 raise damaged_data(blob)
+        for address in self.settings.initial_peers:
+            self._courier.forget(parse_address(address)[0])
         return open_local_run(signed, store)
+
+    async def _is_trained_already(self, run_digest: str) -> bool:
+        """Whether this very run has members: a founder that comes back joins them."""
+        if not self.settings.initial_peers:
+            return False
+        own = await self._host.addresses()
+        found = await ask_present(self._courier, self._directory, own, run_digest)
+        return found is not None
 
     async def _print_invitation(self) -> None:
         run = self._run
@@ -316,15 +344,27 @@ class Daemon:
         log.info("founded run %s (%s)", run.digest[:16], run.spec.name)
         lines = ["", "others join with one of these lines:"]
         lines += [f"  p2p-dtfm --initial-peers {address}" for address in addresses]
+        lines += [
+            f"  p2p-dtfm --initial-peers {address} --run-digest {run.digest}"
+            for address in self.settings.initial_peers
+        ]
         print("\n".join(lines), flush=True)
 
-    async def _join_run(self) -> Run:
+    async def _join_run(self, run_digest: str) -> Run:
         self.status.say(State.JOINING, "asks which run is trained here")
         initial = [parse_address(address)[0] for address in self.settings.initial_peers]
         own = await self._host.addresses()
-        self._welcomed_by, welcome = await ask_welcome(
-            self._courier, initial, own, self.settings.run_digest
+        self._welcomed_by, welcome = await find_run(
+            self._courier,
+            self._directory,
+            initial,
+            own,
+            run_digest,
+            lambda text: self.status.say(State.JOINING, text),
         )
+        members = {self._welcomed_by, *(peer.peer_id for peer in welcome.peers)}
+        for peer_id in set(initial) - members:
+            self._courier.forget(peer_id)  # a bootstrap node
         for peer in welcome.peers:
             self._courier.learn(peer.peer_id, peer.addresses)
         spec_digest = digest_bytes(welcome.run_spec.payload)
@@ -380,15 +420,12 @@ class Daemon:
         self._spawn(self._presence_loop())
         self._spawn(self._record_loop())
         self._training = self._spawn(self._trainer.run())
-        if self.settings.initial_peers:
-            self._spawn(self._join_loop())
-        else:
-            self._spawn(self._found_loop())
+        self._spawn(self._found_loop() if self._founds else self._join_loop())
 
     async def _resume_from_checkpoint(self) -> None:
         """A founder that finds whole checkpoints of its run goes on from the newest."""
         assert self._run is not None and self._trainer is not None and self._agreement is not None
-        if self.settings.initial_peers:
+        if not self._founds:
             return
         for checkpoint in list_checkpoints(self.home.checkpoints(self._run.digest)):
             if len(checkpoint.layers) < layer_count(self._run.spec):

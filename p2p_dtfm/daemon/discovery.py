@@ -92,5 +92,5 @@ async def _nobody(directory: Directory, run_digest: str, refused: UserError) -> 
             "ask whoever invited you whether the run is still trained, and for its whole digest",
             "join through the address of a member instead",
         ),
-        exit_code=6,
+        exit_code=refused.exit_code,
     )

@@ -260,7 +260,7 @@ def frame_of(live: Live, **changes: object) -> FrameHeader:
 async def send_raw(one: Stranger, run_digest: str, header: FrameHeader) -> str:
     """Say hello on a stream, send a frame's header, and return why the daemon hangs up."""
     reader, writer = await one.host.open_stream(one.target, "/p2p-dtfm/1/bulk/forward", 10)
-    hello = encode(Hello(BULK_VERSION, run_digest, "forward"))
+    hello = encode(Hello(BULK_VERSION, run_digest, "forward", session=1, stripe=0))
     body = encode(header)
     start = b"DTFM" + bytes((1, 0)) + len(body).to_bytes(2, "big")
     writer.write(len(hello).to_bytes(2, "big") + hello + start + body)

@@ -103,6 +103,8 @@ class Trainer:
         self._spec = tools.spec
         self._mailboxes: dict[ViewId, Mailbox] = {}
         self._ledger: Ledger | None = None
+        self._behind: Ledger | None = None
+        self._taken_over_at = 0
         self._views: deque[ViewId] = deque(maxlen=VIEWS_REMEMBERED)
         self._early: dict[str, deque[Prepared]] = {}
         self._follower: Follower | None = None
@@ -181,7 +183,12 @@ class Trainer:
 
     def take_over(self, view: View, step: int) -> None:
         """From `step` on, steps happen in this view."""
+        before = self._ledger
+        self._behind = before if before is not None and before.step < step else None
+        self._taken_over_at = step
         self.view, self.step = view, step
+        if self._behind is not None:
+            self._catch_up(self._behind)
         plan = view.plan
         self._ledger = Ledger(view.id, plan, step) if isinstance(plan, Plan) else None
         self._mailboxes = {k: v for k, v in self._mailboxes.items() if k >= view.id}
@@ -192,10 +199,20 @@ class Trainer:
         self._finish_feeding()
         self._wake.set()
 
+    def _catch_up(self, ledger: Ledger) -> None:
+        """A peer without a stage may take over before it has seen the last step of the old view."""
+        while ledger.step < self._taken_over_at and (outcome := ledger.next_outcome()) is not None:
+            self._record(outcome)
+        if ledger.step >= self._taken_over_at:
+            self._behind = None
+
     def prepared(self, prepared: Prepared) -> None:
         """Raises `PeerFault`."""
         ledger = self._ledger
-        if ledger is not None and prepared.view == ledger.view:
+        if self._behind is not None and prepared.view == self._behind.view:
+            self._behind.record(prepared)
+            self._catch_up(self._behind)
+        elif ledger is not None and prepared.view == ledger.view:
             ledger.record(prepared)
             self._wake.set()
         elif ledger is None or prepared.view.number > ledger.view.number:

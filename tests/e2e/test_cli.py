@@ -85,7 +85,7 @@ def test_show_config_tells_each_origin_and_the_nearest_one_counts(
     assert "= 3 " in lines["threads"] and "(flag)" in lines["threads"]
     assert "'cuda'" in lines["device"] and "(P2P_DTFM_DEVICE)" in lines["device"]
     assert "= 1.5 " in lines["memory_gib"] and f"({config})" in lines["memory_gib"]
-    assert "'tiny'" in lines["run"] and "(default)" in lines["run"]
+    assert "= '' " in lines["run"] and "(default)" in lines["run"]
     assert "(P2P_DTFM_HOME)" in lines["home"]
     assert not (tmp_path / "home").exists(), "to show is not to do"
 

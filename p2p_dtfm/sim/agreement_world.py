@@ -160,7 +160,7 @@ class AgreementWorld:
                 self._notice(other, name)
 
     def _notice(self, peer: SimulatedPeer, name: str) -> None:
-        delay_ns = self.chance.randrange(*self.network.delay_ns)
+        delay_ns = self.network.delay_ns[1]  # what was under way comes first
         peer.later(delay_ns, lambda: peer.liveness.stream_reset(name, self.now_ns))
 
     def restart(self, name: str) -> None:

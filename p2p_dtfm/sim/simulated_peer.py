@@ -194,7 +194,7 @@ class SimulatedPeer:
             self.do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
         self.do(agreement.tick(now_ns))
         for peer_id in self.liveness.due_heartbeats(now_ns):
-            self._send(peer_id, Heartbeat(agreement.me, self.progress, self.computing is None))
+            self._send(peer_id, Heartbeat(agreement.me, self.progress, not self._computes()))
         if now_ns - self.resent_ns >= RESEND_NS:
             self.resent_ns = now_ns
             self._resend()
@@ -202,6 +202,10 @@ class SimulatedPeer:
             self.asked_ns = now_ns
             self._fetch_missing()
             self._ask_to_join()
+
+    def _computes(self) -> bool:
+        """Rather than waiting for others."""
+        return self.computing is not None and self.name not in self.partials.get(self.computing, {})
 
     def _watched(self) -> set[str]:
         members: set[Member] = set()
@@ -227,7 +231,7 @@ class SimulatedPeer:
             return
         key = (view.id, self.agreement.step)
         mine = self.partials.get(key, {}).get(self.name)
-        if mine is not None and key not in self.said:
+        if mine is not None:
             self._send_partial(plan, mine)
             self._feed_guardians(key)
 
@@ -628,6 +632,15 @@ class SimulatedPeer:
         if states:
             self.disk = [*self.disk, Checkpoint(step, lineage, states)][-2:]
             self._say_saved()
+
+    def can_reach(self, layer: int, step: int) -> bool:
+        """Whether the state of a layer at `step`, or a newer one, is here or one gradient away."""
+        state = self.states.get(layer)
+        if state is None or state.version >= step:
+            return state is not None
+        return state.version == step - 1 and any(
+            key[1] == step - 1 and layer in held for key, held in self.gradients.items()
+        )
 
     def _say_saved(self) -> None:
         self.agreement.inventory.saved = tuple(

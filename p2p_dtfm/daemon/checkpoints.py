@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from p2p_dtfm.core.agreement_messages import SavedState
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.compute import Compute
@@ -20,6 +21,7 @@ from p2p_dtfm.train.checkpoint import (
     checkpoint_directory,
     layer_path,
     list_checkpoints,
+    load_layer,
     prune,
     read_manifest,
     save_layers,
@@ -60,14 +62,28 @@ class Checkpoints:
         path = self._paths.get(blob)
         return path if path is not None and path.is_file() else None
 
-    async def save(self, step: int, states: dict[int, LayerState]) -> None:
+    async def load(self, layer: int, step: int) -> LayerState:
+        """A layer as it was saved after `step` steps; the initial state for step 0."""
+        if step == 0:
+            return await self._compute.run(LayerState.genesis, self._spec, layer)
+        return await self._compute.run(load_layer, checkpoint_directory(self._root, step), layer)
+
+    @property
+    def saved(self) -> tuple[SavedState, ...]:
+        """What can be loaded from this disk."""
+        return tuple(
+            SavedState(item.manifest.step, item.manifest.lineage, item.layers)
+            for item in list_checkpoints(self._root)
+        )
+
+    async def save(self, step: int, states: dict[int, LayerState], lineage: str = "") -> None:
         """Write these layers as they are after `step` committed steps."""
         snapshots = await self._compute.run(lambda: [state.snapshot() for state in states.values()])
         tokens = step * self._spec.tokens_per_step
         async with self._busy:
             try:
                 await asyncio.to_thread(
-                    save_layers, self._root, self._spec, step, tokens, snapshots
+                    save_layers, self._root, self._spec, step, tokens, snapshots, lineage
                 )
             except CheckpointFailed as error:
                 log.warning("%s", error)

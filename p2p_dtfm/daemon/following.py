@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import StepOutcome
@@ -54,13 +55,17 @@ def apply_outcome(
 
 
 def donors_of(view: View, layer: int, me: str) -> list[str]:
-    """Who has a layer's state before `view` takes effect, best first."""
+    """Who has a layer's state from which `view` goes on, best first."""
     snapshot = view.snapshot
-    if snapshot.present is not None:
+    if snapshot.planned and snapshot.present is not None:
         return [peer for peer in snapshot.present.holders(layer) if peer != me]
     versions = {item.peer_id: item.version for item in snapshot.held if item.layer == layer}
     newest = max(versions.values(), default=-1)
     return sorted(peer for peer, version in versions.items() if version == newest and peer != me)
+
+
+_Key = tuple[str, ViewId]
+"""A follower, and the view for which it follows."""
 
 
 # the donor ------------------------------------------------------------------------------------
@@ -70,6 +75,8 @@ def donors_of(view: View, layer: int, me: str) -> list[str]:
 class _Subscription:
     view: ViewId
     layers: set[int]
+    versions: dict[int, int]
+    """What the follower has already."""
     offered: set[int] = field(default_factory=set)
     queue: asyncio.Queue[Any] = field(default_factory=lambda: asyncio.Queue(QUEUED_STEPS_LIMIT))
 
@@ -88,15 +95,16 @@ class Donor:
         self._transport = transport
         self._compute = compute
         self._store_blob = store_blob
-        self._subscriptions: dict[str, _Subscription] = {}
-        self._workers: dict[str, asyncio.Task[None]] = {}
+        self._subscriptions: dict[_Key, _Subscription] = {}
+        self._workers: dict[_Key, asyncio.Task[None]] = {}
 
     def subscribe(self, follower: str, request: FollowLayers) -> None:
         """A follower of an agreed view asks for layers; a new request replaces the old one."""
-        self._drop(follower)
-        subscription = _Subscription(request.view, set(request.layers))
-        self._subscriptions[follower] = subscription
-        self._workers[follower] = asyncio.create_task(self._feed(follower, subscription))
+        key = (follower, request.view)
+        self._drop(key)
+        subscription = _Subscription(request.view, set(request.layers), dict(request.layers))
+        self._subscriptions[key] = subscription
+        self._workers[key] = asyncio.create_task(self._feed(key, subscription))
 
     @property
     def has_new_followers(self) -> bool:
@@ -104,39 +112,42 @@ class Donor:
 
     async def offer(self, states: dict[int, LayerState]) -> None:
         """At a step boundary: offer the state to those who have not got it."""
-        for follower, subscription in list(self._subscriptions.items()):
+        for key, subscription in list(self._subscriptions.items()):
             for layer in sorted(subscription.layers - subscription.offered):
                 state = states.get(layer)
                 if state is None:
-                    self._end(follower, f"layer {layer} is not held here")
+                    self._end(key, f"layer {layer} is not held here")
                     break
-                payload = await self._compute.run(state.to_bytes)
-                blob = await asyncio.to_thread(self._store_blob, payload)
+                version, blob, size_bytes = state.version, "", 0
+                if subscription.versions.get(layer) != version:
+                    payload = await self._compute.run(state.to_bytes)
+                    blob = await asyncio.to_thread(self._store_blob, payload)
+                    size_bytes = len(payload)
                 subscription.offered.add(layer)
-                offered = LayerOffered(subscription.view, layer, state.version, blob, len(payload))
-                self._put(follower, subscription, offered)
+                offered = LayerOffered(subscription.view, layer, version, blob, size_bytes)
+                self._put(key, subscription, offered)
 
     def reduced(self, step: int, states: dict[int, LayerState]) -> None:
         """The gradient buffers hold the reduced gradient of `step`, and it is not yet applied."""
         wanted = {n for s in self._subscriptions.values() for n in s.offered} & set(states)
         copies = {layer: states[layer].gradient_vector().clone() for layer in wanted}
-        for follower, subscription in list(self._subscriptions.items()):
+        for key, subscription in list(self._subscriptions.items()):
             gradients = {n: copies[n] for n in sorted(subscription.offered & set(copies))}
             if gradients:
-                self._put(follower, subscription, (step, gradients))
+                self._put(key, subscription, (step, gradients))
 
     def committed(self, outcome: StepOutcome) -> None:
-        for follower, subscription in list(self._subscriptions.items()):
+        for key, subscription in list(self._subscriptions.items()):
             if subscription.offered:
                 message = LayersCommitted(subscription.view, outcome.step, outcome.gradient_norm)
-                self._put(follower, subscription, message)
+                self._put(key, subscription, message)
 
     async def finish(self) -> None:
         """The view has taken over: send what is queued, for a bounded time, and forget."""
         subscriptions = list(self._subscriptions.items())
-        for follower, subscription in subscriptions:
-            self._put(follower, subscription, None)
-        workers = [self._workers[follower] for follower, _ in subscriptions]
+        for key, subscription in subscriptions:
+            self._put(key, subscription, None)
+        workers = [self._workers[key] for key, _ in subscriptions if key in self._workers]
         self._subscriptions.clear()
         self._workers = {}
         if workers:
@@ -144,28 +155,33 @@ class Donor:
             for worker in late:
                 worker.cancel()
 
-    def close(self) -> None:
-        for follower in list(self._subscriptions):
-            self._drop(follower)
+    def unsubscribe(self, follower: str, view: ViewId) -> None:
+        """The follower has what it wanted."""
+        self._drop((follower, view))
 
-    def _put(self, follower: str, subscription: _Subscription, item: Any) -> None:
+    def close(self) -> None:
+        for key in list(self._subscriptions):
+            self._drop(key)
+
+    def _put(self, key: _Key, subscription: _Subscription, item: Any) -> None:
         if subscription.queue.full():
-            self._end(follower, f"it is {QUEUED_STEPS_LIMIT} messages behind")
+            self._end(key, f"it is {QUEUED_STEPS_LIMIT} messages behind")
             return
         subscription.queue.put_nowait(item)
 
-    def _end(self, follower: str, reason: str) -> None:
-        log.warning("stops feeding %s: %s", follower, reason)
-        self._courier.tell(follower, FollowEnded(self._subscriptions[follower].view, reason))
-        self._drop(follower)
+    def _end(self, key: _Key, reason: str) -> None:
+        log.warning("stops feeding %s: %s", key[0], reason)
+        self._courier.tell(key[0], FollowEnded(key[1], reason))
+        self._drop(key)
 
-    def _drop(self, follower: str) -> None:
-        self._subscriptions.pop(follower, None)
-        worker = self._workers.pop(follower, None)
+    def _drop(self, key: _Key) -> None:
+        self._subscriptions.pop(key, None)
+        worker = self._workers.pop(key, None)
         if worker is not None:
             worker.cancel()
 
-    async def _feed(self, follower: str, subscription: _Subscription) -> None:
+    async def _feed(self, key: _Key, subscription: _Subscription) -> None:
+        follower = key[0]
         while True:
             item = await subscription.queue.get()
             if item is None:
@@ -179,7 +195,7 @@ class Donor:
                     await self._send_gradient(follower, subscription.view, step, layer, gradient)
             except (Unreachable, Refused) as error:
                 log.warning("gradients for a follower: %s", error)
-                self._subscriptions.pop(follower, None)
+                self._subscriptions.pop(key, None)
                 return
 
     async def _send_gradient(
@@ -208,6 +224,8 @@ class Follower:
     """Brings the states of some layers for one agreed view. Run `run`; it ends when cancelled.
 
     `states` gets each layer as it arrives; `on_progress` is called whenever more is there.
+    `on_gradient(donor, layer, step, gradient)` hears of each whole reduced gradient that rolls a
+    state here forward.
     """
 
     def __init__(
@@ -222,6 +240,8 @@ class Follower:
         compute: Compute,
         scratch: Path,
         on_progress: Callable[[], None],
+        on_gradient: Callable[[str, int, int, Tensor], None] | None = None,
+        of_present_view: bool = False,
     ) -> None:
         self.view = view
         self.missing = missing
@@ -234,6 +254,9 @@ class Follower:
         self._compute = compute
         self._scratch = scratch
         self._on_progress = on_progress
+        self._on_gradient = on_gradient
+        self._of_present_view = of_present_view
+        self._noted: set[tuple[int, int]] = set()
         self._layers = frozenset(missing)
         self._donor_of: dict[int, str] = {}
         self._offers: asyncio.Queue[LayerOffered] = asyncio.Queue()
@@ -247,19 +270,28 @@ class Follower:
         async with asyncio.TaskGroup() as group:
             self._group = group
             for layer in sorted(self._layers):
-                self._choose_donor(layer, attempt=0)
+                self._choose_donor(layer)
             for donor in sorted(set(self._donor_of.values())):
                 group.create_task(self._ask(donor))
             group.create_task(self._fetch_offers())
             group.create_task(self._replay())
 
-    def _choose_donor(self, layer: int, attempt: int) -> None:
-        donors = donors_of(self.view, layer, self._me)
+    def _choose_donor(self, layer: int) -> None:
+        donors = self._donors(layer)
         assert donors, f"nobody holds layer {layer}"
-        self._donor_of[layer] = donors[(layer + attempt) % len(donors)]
+        self._donor_of[layer] = donors[layer % len(donors)]
+
+    def _donors(self, layer: int) -> list[str]:
+        """The holders of the view itself for a guardian, else those from whom the view starts."""
+        plan = self.view.plan
+        if self._of_present_view and isinstance(plan, Plan):
+            return [peer for peer in plan.holders(layer) if peer != self._me]
+        return donors_of(self.view, layer, self._me)
 
     async def _ask(self, donor: str) -> None:
-        layers = tuple(sorted(n for n, peer in self._donor_of.items() if peer == donor))
+        wanted = sorted(layer for layer, peer in self._donor_of.items() if peer == donor)
+        held = self._states
+        layers = {n: held[n].version if n in held else -1 for n in wanted}
         while True:
             try:
                 await self._courier.ask(donor, FollowLayers(self.view.id, layers))
@@ -313,10 +345,12 @@ class Follower:
         while True:
             offer = await self._offers.get()
             donor = self._donor_of[offer.layer]
+            if not offer.blob:
+                await self._take_as_held(offer, donor)
+                continue
             target = self._scratch / f"layer-{offer.layer}-{offer.blob[:16]}"
             try:
-                donors = [donor, *donors_of(self.view, offer.layer, self._me)]
-                unique = list(dict.fromkeys(donors))
+                unique = list(dict.fromkeys([donor, *self._donors(offer.layer)]))
                 await self._blobs.fetch(offer.blob, unique, target, offer.size_bytes)
                 payload = await asyncio.to_thread(target.read_bytes)
                 state = await self._compute.run(
@@ -331,17 +365,42 @@ class Follower:
                 with contextlib.suppress(OSError):
                     target.unlink()
             self._states[offer.layer] = state
-            self.missing.discard(offer.layer)
-            self._wake.set()
-            self._on_progress()
+            self._arrived(offer.layer)
+
+    async def _take_as_held(self, offer: LayerOffered, donor: str) -> None:
+        state = self._states.get(offer.layer)
+        if state is not None and state.version == offer.version:
+            self._arrived(offer.layer)
+        else:
+            await asyncio.sleep(RETRY_S)
+            await self._ask(donor)
+
+    def _arrived(self, layer: int) -> None:
+        self.missing.discard(layer)
+        self._wake.set()
+        self._on_progress()
 
     async def _replay(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             for layer in sorted(self._layers - self.missing):
+                self._note_gradient(layer)
                 while await self._replay_step(layer):
                     self._on_progress()
+                    self._note_gradient(layer)
+
+    def _note_gradient(self, layer: int) -> None:
+        """Tell, once, that the next step's gradient of a layer is here whole."""
+        if self._on_gradient is None:
+            return
+        state = self._states[layer]
+        key = (layer, state.version)
+        chunks = self._gradients.get(key, {})
+        if key in self._noted or len(chunks) < -(-state.parameter_count // CHUNK_ELEMENTS):
+            return
+        self._noted = {noted for noted in self._noted if noted[0] != layer} | {key}
+        self._on_gradient(self._donor_of[layer], layer, state.version, _join(chunks))
 
     async def _replay_step(self, layer: int) -> bool:
         state = self._states[layer]
@@ -356,6 +415,14 @@ class Follower:
         for old in [key for key in self._gradients if key[0] == layer and key[1] <= step]:
             del self._gradients[old]
         return True
+
+    def release_donors(self) -> None:
+        """Tell the donors that no more is needed."""
+        for donor in sorted(set(self._donor_of.values())):
+            self._courier.tell(donor, FollowEnded(self.view.id, "caught up"))
+
+    def feeds_from(self, peer_id: str) -> bool:
+        return peer_id in self._donor_of.values()
 
     @property
     def behind(self) -> str:

@@ -84,6 +84,8 @@ class Mailbox:
             return  # of a step that is over
         key = FrameKey(header.step, header.kind, header.layer, header.index, sender)
         self._check(key, header)
+        if key in self._seen:
+            return  # sent again after a stream broke
         self._seen.add(key)
         future = self._waiting.pop(key, None)
         if future is not None and not future.done():
@@ -101,8 +103,6 @@ class Mailbox:
             raise PeerFault(f"a {header.dtype} tensor where float32 is due", key.sender)
         if self._step is not None and key.step >= self._step + STEPS_AHEAD_LIMIT:
             raise PeerFault(f"a tensor of step {key.step} in step {self._step}", key.sender)
-        if key in self._seen:
-            raise PeerFault(f"{key.kind} {key.index} of step {key.step} twice", key.sender)
         shape = self._due_shape(key)
         if shape is None:
             raise PeerFault(f"{key.kind} {key.index} of layer {key.layer}: not due", key.sender)

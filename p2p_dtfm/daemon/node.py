@@ -9,26 +9,30 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from p2p_dtfm import __version__
-from p2p_dtfm.core.agreement import (
+from p2p_dtfm.core.actions import (
     Actions,
-    Agreement,
     ComputePlan,
     Halt,
     Left,
+    Rejoin,
     Report,
     SendMessage,
+    StopStep,
     TakeOver,
     ViewAgreed,
 )
-from p2p_dtfm.core.agreement_messages import Contribution, JoinRequest
+from p2p_dtfm.core.agreement import Agreement
+from p2p_dtfm.core.agreement_messages import Contribution, Heartbeat, JoinRequest
 from p2p_dtfm.core.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.errors import PeerFault, UserError
+from p2p_dtfm.core.liveness import LAN_LIVENESS, Liveness
 from p2p_dtfm.core.plan import NoPlan
 from p2p_dtfm.core.planner import compute_plan
 from p2p_dtfm.core.records import PROTOCOL_VERSION, Intent, PeerRecord, open_record
@@ -63,6 +67,7 @@ from p2p_dtfm.daemon.wire import (
     Hello,
     KnownPeers,
     LayerOffered,
+    LayerReceipt,
     LayersCommitted,
     Message,
     PeerAddress,
@@ -88,6 +93,7 @@ from p2p_dtfm.web.api import LocalApi, make_app
 
 log = logging.getLogger("p2p_dtfm")
 
+FOLLOWING = (FollowLayers, LayerOffered, LayersCommitted, LayerReceipt, FollowEnded)
 TICK_S = 0.1
 PRESENCE_REFRESH_S = 20.0
 RECORD_REFRESH_S = 1.0
@@ -121,6 +127,7 @@ class Daemon:
         self._trainer: Trainer | None = None
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._liveness = Liveness(LAN_LIVENESS)
         self._welcomed_by = ""
         self._replanned_s = -REPLAN_INTERVAL_S
 
@@ -177,7 +184,9 @@ class Daemon:
         log.info("peer %s", self._host.peer_id)
         self._control = await ControlPlane(self._host, self._serve).ready()
         stack.push_async_callback(self._control.close)
-        self._courier = Courier(self._host, self._control, self._life)
+        self._courier = Courier(
+            self._host, self._control, self._life, self._on_heard, self._on_call_failed
+        )
         stack.push_async_callback(self._courier.close)
         for address in settings.initial_peers:
             peer_id, where = parse_address(address)
@@ -328,6 +337,7 @@ class Daemon:
     async def _resume_from_checkpoint(self) -> None:
         """A founder that finds whole checkpoints of its run goes on from the newest."""
         assert self._run is not None and self._trainer is not None and self._agreement is not None
+        assert self._checkpoints is not None
         if self.settings.initial_peers:
             return
         for checkpoint in list_checkpoints(self.home.checkpoints(self._run.digest)):
@@ -338,8 +348,9 @@ class Daemon:
             for layer in checkpoint.layers:
                 states[layer] = await self.compute.run(load_layer, checkpoint.directory, layer)
             self._trainer.adopt(states, step)
-            self._agreement.step = step
-            self._agreement.held = self._trainer.held
+            held = dict.fromkeys(states, step)
+            lineage = checkpoint.manifest.lineage
+            self._agreement.resume(step, held, lineage, self._checkpoints.saved)
             log.info("goes on from the checkpoint of step %d", step)
             return
 
@@ -384,7 +395,29 @@ class Daemon:
         assert self._agreement is not None
         while True:
             await asyncio.sleep(TICK_S)
-            self._do(self._agreement.tick(time.monotonic_ns()))
+            now_ns = time.monotonic_ns()
+            self._beat(self._agreement, now_ns)
+            self._do(self._agreement.tick(now_ns))
+
+    def _beat(self, agreement: Agreement, now_ns: int) -> None:
+        """Say that this peer lives, and find out who does not."""
+        assert self._trainer is not None
+        watched = set()
+        for view in (agreement.view, agreement.next_view):
+            if view is not None and agreement.me in view.members:
+                watched |= set(view.member_ids)
+        self._liveness.watch(watched - {self._me.peer_id}, now_ns)
+        for suspicion in self._liveness.tick(now_ns):
+            self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
+        for peer_id in self._liveness.due_heartbeats(now_ns):
+            beat = Heartbeat(agreement.me, self.compute.done_count, self.compute.is_idle)
+            self._courier.tell(peer_id, beat)
+
+    def _on_call_failed(self, peer_id: str) -> None:
+        self._liveness.stream_reset(peer_id, time.monotonic_ns())
+
+    def _on_heard(self, peer_id: str) -> None:
+        self._liveness.heard(peer_id, time.monotonic_ns())
 
     async def _presence_loop(self) -> None:
         assert self._run is not None
@@ -449,10 +482,15 @@ class Daemon:
                     self._courier.tell(peer_id, action.message)
             elif isinstance(action, ComputePlan):
                 self._spawn(self._compute_plan(action.snapshot))
+            elif isinstance(action, StopStep):
+                self.status.say(State.WAITING, "a failure: the members agree on how to go on")
+                self._trainer.stop_step()
             elif isinstance(action, ViewAgreed):
-                self._on_agreed(action.view)
+                self._on_agreed(action)
             elif isinstance(action, TakeOver):
-                self._on_take_over(action.view, action.step)
+                self._on_take_over(action)
+            elif isinstance(action, Rejoin):
+                self._spawn(self._rejoin(action.reason))
             elif isinstance(action, Left):
                 self._left.set()
             elif isinstance(action, Halt):
@@ -465,8 +503,9 @@ class Daemon:
         plan = await asyncio.to_thread(compute_plan, snapshot)
         self._do(self._agreement.plan_computed(snapshot, plan, time.monotonic_ns()))
 
-    def _on_agreed(self, view: View) -> None:
+    def _on_agreed(self, action: ViewAgreed) -> None:
         assert self._trainer is not None
+        view = action.view
         for record in view.snapshot.records:
             self._courier.learn(record.peer_id, record.addresses)
         log.info(
@@ -475,10 +514,11 @@ class Daemon:
             view.plan.digest()[:12],
             len(view.members),
         )
-        self._trainer.view_agreed(view)
+        self._trainer.view_agreed(view, action.discard)
 
-    def _on_take_over(self, view: View, step: int) -> None:
+    def _on_take_over(self, action: TakeOver) -> None:
         assert self._trainer is not None
+        view, step = action.view, action.step
         entry = {
             "view": view.id.number,
             "snapshot": view.id.snapshot,
@@ -494,9 +534,23 @@ class Daemon:
             log.info("waiting: %s", view.plan.reason)
         for peer_id in view.member_ids:
             self._spawn(self._connect(peer_id))
-        self._trainer.take_over(view, step)
+        self._trainer.take_over(view, step, action.ledger, action.restart)
         if self._leaving.is_set():
             self._leave_now_or_ask()
+
+    async def _rejoin(self, reason: str) -> None:
+        """The others went on without this peer: keep its work, and come back as a newcomer."""
+        trainer, agreement = self._trainer, self._agreement
+        assert trainer is not None and agreement is not None and self._run is not None
+        log.warning("rejoins: %s", reason)
+        self.status.say(State.JOINING, f"rejoins: {reason}")
+        trainer.leave_views()
+        self._life = self.home.next_life()
+        self._me = Member(self._me.peer_id, self._life)
+        self._self_record.begin_life(self._me)
+        record, signed = self._self_record.make(self._host.identity.sign)
+        agreement.begin_life(record, signed)
+        await self._join_loop()
 
     async def _connect(self, peer_id: str) -> None:
         try:
@@ -523,17 +577,39 @@ class Daemon:
             self._courier.tell(peer_id, prepared)
 
     def committed(self, outcome: StepOutcome) -> None:
+        assert self._agreement is not None
+        self._do(self._agreement.committed(outcome, time.monotonic_ns()))
+
+    def states_changed(self) -> None:
         assert self._agreement is not None and self._trainer is not None
-        self._agreement.held = self._trainer.held
-        self._do(self._agreement.committed(outcome))
+        assert self._checkpoints is not None
+        held = self._trainer.held
+        if held is not None:
+            self._agreement.held = held
+
+    def reduced(self, step: int, layers: set[int]) -> None:
+        assert self._agreement is not None
+        self._agreement.reduced(step, layers)
+
+    def skip_to(self, step: int) -> None:
+        assert self._agreement is not None
+        self._agreement.skip_to(step)
+
+    def suspect(self, peer_id: str, cause: str) -> None:
+        assert self._agreement is not None
+        self._do(self._agreement.suspect(peer_id, cause, time.monotonic_ns()))
+
+    def lineage_at(self, step: int) -> str:
+        assert self._agreement is not None
+        return self._agreement.inventory.lineage.at(step) or ""
 
     def ready_for(self) -> ViewId | None:
         assert self._agreement is not None
         return self._agreement.ready_for
 
     def synced(self, view: ViewId) -> None:
-        assert self._agreement is not None and self._trainer is not None
-        self._agreement.held = self._trainer.held
+        assert self._agreement is not None
+        self.states_changed()
         self._do(self._agreement.synced(view))
 
     async def fetch_shards(self, digests: set[str]) -> None:
@@ -595,12 +671,15 @@ class Daemon:
         assert self._agreement is not None and self._trainer is not None
         if isinstance(message, AGREEMENT):
             self._learn_addresses(message)
-            self._do(self._agreement.receive(sender, message, time.monotonic_ns()))
+            now_ns = time.monotonic_ns()
+            if isinstance(message, Heartbeat):
+                self._liveness.heartbeat(sender, message.progress, message.waits, now_ns)
+            self._do(self._agreement.receive(sender, message, now_ns))
         elif isinstance(message, Prepared):
             if message.peer_id != sender:
                 raise PeerFault("says Prepared for another peer", sender)
             self._trainer.prepared(message)
-        elif isinstance(message, FollowLayers | LayerOffered | LayersCommitted | FollowEnded):
+        elif isinstance(message, FOLLOWING):
             self._trainer.following(sender, message)
         elif isinstance(message, CheckpointFiles):
             assert self._checkpoints is not None
@@ -638,16 +717,19 @@ class Daemon:
             Welcome(PROTOCOL_VERSION, self._run.signed_spec, (own, *others), self._agreement.step)
         )
 
-    def _on_frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+    def _on_frame(
+        self, sender: str, header: FrameHeader, payload: bytearray
+    ) -> Coroutine[Any, Any, None]:
         assert self._trainer is not None
         self._courier.heard(sender)
-        self._trainer.frame(sender, header, payload)
+        return self._trainer.frame(sender, header, payload)
 
     def _on_fault(self, sender: str, fault: PeerFault) -> None:
         log.warning("disconnected %s: %s", sender, fault.cause)
 
     def _on_lost(self, peer_id: str, lane: str, error: Unreachable) -> None:
         log.debug("stream %s with %s: %s", lane, peer_id, error.cause)
+        self._liveness.stream_reset(peer_id, time.monotonic_ns())
 
     def _open_blob(self, digest: str) -> Path | None:
         if self._run is not None and (path := self._run.blobs.path(digest)) is not None:
@@ -704,9 +786,9 @@ class Daemon:
         """Nothing depends on this peer any more: save what it holds, give what was asked for."""
         assert self._trainer is not None and self._checkpoints is not None
         trainer = self._trainer
-        versions = set(trainer.held.values())
+        versions = {state.version for state in trainer.states.values()}
         if len(versions) == 1 and (step := versions.pop()) > 0:
-            await self._checkpoints.save(step, dict(trainer.states))
+            await self._checkpoints.save(step, dict(trainer.states), self.lineage_at(step))
         await trainer.hand_over()
         log.info("left the swarm")
         self.status.say(State.STOPPED, "left")

@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from p2p_dtfm.core.errors import PeerFault, UserError
-from p2p_dtfm.core.ledger import Ledger
-from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.guardians import Receipts, guarded_layers
+from p2p_dtfm.core.inventory import Restart
+from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT, Ledger
+from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import Prepared, StepOutcome
@@ -28,7 +30,13 @@ from p2p_dtfm.daemon.following import Donor, Follower, apply_outcome
 from p2p_dtfm.daemon.mailbox import Mailbox, held_out_indices
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.step_engine import LocalResult, StepEngine
-from p2p_dtfm.daemon.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
+from p2p_dtfm.daemon.wire import (
+    FollowEnded,
+    FollowLayers,
+    LayerOffered,
+    LayerReceipt,
+    LayersCommitted,
+)
 from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.frames import FrameHeader, FrameKind
@@ -37,9 +45,12 @@ from p2p_dtfm.train.data import ShardDamaged
 from p2p_dtfm.train.layer_state import LayerState
 
 log = logging.getLogger("p2p_dtfm")
+Tensor = Any
 
 EARLY_PREPARED_LIMIT = 4096
 RATE_STEPS = 20
+UNKNOWN_VIEW_WAIT_S = 5.0
+UNKNOWN_VIEW_POLL_S = 0.02
 
 
 class Outlet(Protocol):
@@ -49,7 +60,22 @@ class Outlet(Protocol):
         """Send to all other members of the view."""
 
     def committed(self, outcome: StepOutcome) -> None:
-        """A step is committed here; the agreement must hear of it before the next begins."""
+        """The ledger gave an outcome, which is not applied yet."""
+
+    def states_changed(self) -> None:
+        """What is held, or its version, is another."""
+
+    def reduced(self, step: int, layers: set[int]) -> None:
+        """The reduced gradients of these layers are here, and are kept."""
+
+    def skip_to(self, step: int) -> None:
+        """Without a stage: somebody prepares `step`, so all before it are committed."""
+
+    def suspect(self, peer_id: str, cause: str) -> None:
+        """A peer cannot be sent what it needs for the step under way."""
+
+    def lineage_at(self, step: int) -> str:
+        """The digest of the lineage of states after `step` committed steps."""
 
     def ready_for(self) -> ViewId | None:
         """The next view, if all its members are synced."""
@@ -96,9 +122,19 @@ class Trainer:
         self._spec = tools.spec
         self._mailboxes: dict[ViewId, Mailbox] = {}
         self._ledger: Ledger | None = None
+        self._stopped = False
+        self._has_settled = True
+        """All states that the present view wants here are here."""
+        self._next_view: View | None = None
+        self._restart: Restart | None = None
+        self._computing: asyncio.Task[LocalResult] | None = None
+        self._reduced: dict[tuple[ViewId, int], dict[int, Tensor]] = {}
         self._early: deque[Prepared] = deque(maxlen=EARLY_PREPARED_LIMIT)
         self._follower: Follower | None = None
         self._following: asyncio.Task[None] | None = None
+        self._guardian: Follower | None = None
+        self._guarding: asyncio.Task[None] | None = None
+        self._receipts: Receipts | None = None
         self._finishing: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._step_ends: deque[float] = deque(maxlen=RATE_STEPS + 1)
@@ -111,23 +147,45 @@ class Trainer:
         self.step = step
 
     @property
-    def held(self) -> dict[int, int]:
+    def held(self) -> dict[int, int] | None:
+        """The version of each layer here; None while a restart is due that will change them."""
+        if self._restart is not None:
+            return None
         return {layer: state.version for layer, state in self.states.items()}
 
-    def view_agreed(self, view: View) -> None:
-        """Bring the layers that the next view wants here; then say synced."""
+    def view_agreed(self, view: View, discard: bool) -> None:
+        """Bring the layers that the next view wants here; then say synced.
+
+        An unplanned view takes over first, and its layers come while its first step waits.
+        """
         me, plan = self._tools.me, view.plan
-        self._stop_following()
+        if self._has_settled:
+            self._stop_following()
+        if discard:
+            self.states.clear()
         if isinstance(plan, Plan) and plan.stage_of(me) is not None:
             self._mailboxes[view.id] = Mailbox(view.id, plan, me, self._spec)
-        missing = self._missing_layers(view)
-        if not missing or (view.snapshot.step == 0 and view.takes_effect_at_once):
-            self._outlet.synced(view.id)
+        self._wake.set()
+        self._next_view = view if view.snapshot.planned else None
+        if self._has_settled:
+            self._prepare_next_view()
+
+    def _prepare_next_view(self) -> None:
+        """Follow what the next planned view wants here; not before the present one has started."""
+        view, self._next_view = self._next_view, None
+        if view is None:
             return
+        missing = set(view.layers_of(self._tools.me)) - set(self.states)
+        if missing:
+            self._start_following(view, missing)
+        else:
+            self._outlet.synced(view.id)
+
+    def _start_following(self, view: View, missing: set[int]) -> None:
         tools = self._tools
         self._follower = Follower(
             view,
-            me,
+            tools.me,
             self._spec,
             missing,
             self.states,
@@ -139,13 +197,49 @@ class Trainer:
         )
         self._following = asyncio.create_task(self._follow(self._follower))
 
-    def _missing_layers(self, view: View) -> set[int]:
-        wanted = set(view.layers_of(self._tools.me))
-        present = view.snapshot.present
-        if present is not None:
-            return wanted - set(present.layers_of(self._tools.me))
-        step = view.snapshot.step
-        return {n for n in wanted if n not in self.states or self.states[n].version != step}
+    def _start_guarding(self, view: View) -> None:
+        """Follow the layers of this view that one other member holds alone and this one guards."""
+        self._stop_guarding()
+        me, tools = self._tools.me, self._tools
+        guards = guarded_layers(view.plan, view.member_ids)
+        mine = {layer for layer, guardian in guards.items() if guardian == me}
+        alone = {layer: peer for layer, peer in guards.items() if layer in view.layers_of(me)}
+        self._receipts = Receipts(view.id, alone)
+        wanted = set(view.layers_of(me)) | mine
+        self.states = {layer: state for layer, state in self.states.items() if layer in wanted}
+        if not mine:
+            return
+        self._guardian = Follower(
+            view,
+            me,
+            self._spec,
+            mine,
+            self.states,
+            tools.courier,
+            tools.blobs,
+            tools.compute,
+            tools.scratch,
+            self._outlet.states_changed,
+            self._guard,
+            of_present_view=True,
+        )
+        self._guarding = asyncio.create_task(self._follow(self._guardian))
+
+    def _guard(self, holder: str, layer: int, step: int, gradient: Tensor) -> None:
+        """A step's gradient of a guarded layer is here: keep it, and give a receipt."""
+        guardian = self._guardian
+        if guardian is None or self._stopped:
+            return
+        view = guardian.view.id
+        self._reduced.setdefault((view, step), {})[layer] = gradient
+        self._outlet.reduced(step, {layer})
+        self._tools.courier.tell(holder, LayerReceipt(view, step, (layer,)))
+
+    def _stop_guarding(self) -> None:
+        if self._guarding is not None and self._guardian is not None:
+            self._guarding.cancel()
+            self._guardian.release_donors()
+        self._guarding = self._guardian = None
 
     async def _follow(self, follower: Follower) -> None:
         try:
@@ -156,6 +250,7 @@ class Trainer:
     def _follower_progress(self) -> None:
         follower = self._follower
         assert follower is not None
+        self._outlet.states_changed()
         if not follower.missing:
             self._outlet.synced(follower.view.id)
         elif self.view is None:
@@ -163,16 +258,34 @@ class Trainer:
         self._wake.set()
 
     def _stop_following(self) -> None:
-        if self._following is not None:
+        if self._following is not None and self._follower is not None:
             self._following.cancel()
+            self._follower.release_donors()
             self._following = None
             self._follower = None
 
-    def take_over(self, view: View, step: int) -> None:
-        """From `step` on, steps happen in this view."""
+    def stop_step(self) -> None:
+        """A failure: the step under way is decided by the next view. Keep all, compute nothing."""
+        self._stopped = True
+        self._stop_guarding()
+        if self._computing is not None:
+            self._computing.cancel()
+        self._wake.set()
+
+    def leave_views(self) -> None:
+        """This peer is in no view any more."""
+        self.stop_step()
+        self._stop_following()
+        self.view = self._ledger = None
+
+    def take_over(
+        self, view: View, step: int, ledger: Ledger | None, restart: Restart | None
+    ) -> None:
+        """From `step` on, steps happen in this view and commit in `ledger`."""
         self.view, self.step = view, step
-        plan = view.plan
-        self._ledger = Ledger(view.id, plan, step) if isinstance(plan, Plan) else None
+        self._ledger, self._restart = ledger, restart or self._restart
+        self._stopped = False
+        self._has_settled = isinstance(view.plan, NoPlan) or not view.layers_of(self._tools.me)
         self._mailboxes = {k: v for k, v in self._mailboxes.items() if k >= view.id}
         early, self._early = self._early, deque(maxlen=EARLY_PREPARED_LIMIT)
         for prepared in early:
@@ -184,34 +297,57 @@ class Trainer:
         """Raises `PeerFault`."""
         ledger = self._ledger
         if ledger is not None and prepared.view == ledger.view:
+            is_ahead = prepared.step >= ledger.step + STEPS_AHEAD_LIMIT
+            if is_ahead and self.view is not None and not self.view.layers_of(self._tools.me):
+                self._outlet.skip_to(prepared.step)
+                self.step = ledger.step
             ledger.record(prepared)
             self._wake.set()
         elif ledger is None or prepared.view.number > ledger.view.number:
             self._early.append(prepared)
 
-    def frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
-        """Raises `PeerFault` for what is not due."""
+    async def frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+        """Raises `PeerFault` for what is not due.
+
+        A peer that took over earlier may send before this one knows the view: its lane waits.
+        """
         view = ViewId(header.view_number, header.view_digest)
         if header.kind is FrameKind.LAYER_GRADIENT:
-            if self._follower is not None and self._follower.view.id == view:
-                self._follower.gradient(sender, header, payload)
+            follower = self._follower_of(view)
+            if follower is not None:
+                follower.gradient(sender, header, payload)
             return
+        end_s = time.monotonic() + UNKNOWN_VIEW_WAIT_S
+        while view not in self._mailboxes and time.monotonic() < end_s:
+            if self.view is not None and view.number <= self.view.id.number:
+                break
+            await asyncio.sleep(UNKNOWN_VIEW_POLL_S)
         mailbox = self._mailboxes.get(view)
         if mailbox is not None:
             mailbox.put(sender, header, payload)
-        elif self.view is None or view.number > self.view.id.number:
+        elif self.view is None or view.number >= self.view.id.number:
             raise PeerFault(f"a tensor of view {view}, which this peer does not know", sender)
 
     def following(
-        self, sender: str, message: FollowLayers | LayerOffered | LayersCommitted | FollowEnded
+        self,
+        sender: str,
+        message: FollowLayers | LayerOffered | LayersCommitted | LayerReceipt | FollowEnded,
     ) -> None:
         """Raises `PeerFault`."""
         if isinstance(message, FollowLayers):
             self._tools.donor.subscribe(sender, message)
             self._wake.set()
             return
-        follower = self._follower
-        if follower is None or follower.view.id != message.view:
+        if isinstance(message, LayerReceipt):
+            if self._receipts is not None:
+                self._receipts.receipt(sender, message.view, message.step, message.layers)
+                self._wake.set()
+            return
+        follower = self._follower_of(message.view)
+        if isinstance(message, FollowEnded) and not (follower and follower.feeds_from(sender)):
+            self._tools.donor.unsubscribe(sender, message.view)
+            return
+        if follower is None:
             return
         if isinstance(message, LayerOffered):
             follower.offered(sender, message)
@@ -220,21 +356,55 @@ class Trainer:
         else:
             follower.ended(sender, message)
 
+    def _follower_of(self, view: ViewId) -> Follower | None:
+        for follower in (self._follower, self._guardian):
+            if follower is not None and follower.view.id == view:
+                return follower
+        return None
+
     # the loop ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Take part in views until the last step is committed."""
-        while self.step <= self._spec.total_steps:
+        """Take part in views; `done` is set when the last step is committed. Never ends."""
+        while True:
             view = self.view
-            if view is None or not isinstance(view.plan, Plan):
+            if self.step > self._spec.total_steps and not self.done.is_set():
+                self._tools.status.say(
+                    State.DONE, f"all {self._spec.total_steps} steps are committed"
+                )
+                self.done.set()
+            if self._restart is not None:
+                await self._do_restart(self._restart)
+            elif self.done.is_set() or self._stopped or view is None:
+                await self._idle()
+            elif not isinstance(view.plan, Plan):
                 await self._idle()
             elif view.plan.stage_of(self._tools.me) is None:
                 self._tools.status.say(State.SPARE, "the plan is faster without this peer")
                 await self._watch(view)
             else:
-                await self._train(view, view.plan)
-        self._tools.status.say(State.DONE, f"all {self._spec.total_steps} steps are committed")
-        self.done.set()
+                with contextlib.suppress(_Stopped):
+                    await self._train(view, view.plan)
+
+    async def _do_restart(self, restart: Restart) -> None:
+        """Bring the states to where an unplanned view starts; see `core.inventory.Restart`."""
+        step, compute = self.step, self._tools.compute
+        for layer in restart.discard:
+            self.states.pop(layer, None)
+        for layer in restart.load:
+            self.states[layer] = await self._tools.checkpoints.load(layer, step)
+        if restart.rolled_view is not None and restart.outcome is not None:
+            kept = self._reduced[restart.rolled_view, step - 1]
+            norm = restart.outcome.gradient_norm
+            for layer in restart.roll_forward:
+                state = self.states[layer]
+                if state.version == step:
+                    continue  # its replay was under way when the failure came
+                await compute.run(apply_outcome, self._spec, state, kept[layer], step - 1, norm)
+            self._record(restart.outcome)
+        if self._restart is restart:
+            self._restart = None
+        self._outlet.states_changed()
 
     async def _idle(self) -> None:
         """No steps happen: give state to whoever asks, until something changes."""
@@ -243,8 +413,10 @@ class Trainer:
         await self._wait()
 
     async def _watch(self, view: View) -> None:
-        """As a spare: learn the outcomes, hold no state."""
-        while self.view is view and self.step <= self._spec.total_steps:
+        """As a spare: learn the outcomes, and guard what one member holds alone."""
+        self._start_guarding(view)
+        self._outlet.states_changed()
+        while self.view is view and not self._stopped and self.step <= self._spec.total_steps:
             outcome = self._ledger.next_outcome() if self._ledger else None
             if outcome is None:
                 await self._wait()
@@ -252,6 +424,7 @@ class Trainer:
             self._record(outcome)
             self.step = outcome.step + 1
             self._outlet.committed(outcome)
+            self._forget_reduced(outcome.step)
 
     async def _train(self, view: View, plan: Plan) -> None:
         await self._have_states(view, plan)
@@ -267,6 +440,7 @@ class Trainer:
             self._tools.batches,
             self._tools.bulk,
             self._tools.compute,
+            self._outlet.suspect,
         )
         while self.view is view and self.step <= self._spec.total_steps:
             await self._one_step(view, plan, engine)
@@ -282,16 +456,28 @@ class Trainer:
                     LayerState.genesis, self._spec, layer
                 )
         while self.view is view:
-            late = [
+            late = {
                 layer
                 for layer in plan.layers_of(self._tools.me)
                 if layer not in self.states or self.states[layer].version != self.step
-            ]
+            }
             if not late:
                 break
+            if self._follower is None:
+                self._start_following(view, late)
             status.say(State.SYNCING, f"{len(late)} layers are not at step {self.step} yet")
+            if self._tools.donor.has_new_followers:
+                await self._tools.donor.offer(self.states)
+            if self._stopped:
+                raise _Stopped
             await self._wait()
+        else:
+            raise _Stopped
         self._stop_following()
+        self._start_guarding(view)
+        self._outlet.states_changed()
+        self._has_settled = True
+        self._prepare_next_view()
 
     async def _one_step(self, view: View, plan: Plan, engine: StepEngine) -> None:
         step, spec = self.step, self._spec
@@ -301,21 +487,62 @@ class Trainer:
             await self._tools.donor.offer(self.states)
         await self._have_shards(plan, step, evaluate)
         self._tools.status.say(State.TRAINING, f"step {step} of {spec.total_steps}")
-        local = await engine.run(step, train=train, evaluate=evaluate)
+        local = await self._compute_step(engine, step, train=train, evaluate=evaluate)
         if train:
             self._tools.donor.reduced(step, engine.states)
+            self._keep_reduced(view, step, engine)
+            await self._guarded(step)
         self._say_prepared(view, step, local)
         outcome = await self._outcome(view)
+        self._forget_reduced(step)
+        lineage = self._outlet.lineage_at(step + 1)
         if train:
             await self._tools.compute.run(_apply, spec, engine.states, outcome)
+        self._outlet.states_changed()
         self._tools.donor.committed(outcome)
         self._record(outcome)
-        self.step = step + 1
-        if train and (
-            self.step % spec.checkpoint.every_steps == 0 or self.step == spec.total_steps
-        ):
-            await self._tools.checkpoints.save(self.step, engine.states)
-        self._outlet.committed(outcome)
+        is_due = (step + 1) % spec.checkpoint.every_steps == 0 or step + 1 == spec.total_steps
+        if train and is_due:
+            await self._tools.checkpoints.save(step + 1, engine.states, lineage)
+
+    async def _compute_step(
+        self, engine: StepEngine, step: int, *, train: bool, evaluate: bool
+    ) -> LocalResult:
+        """The engine's part, while state is offered to those who wait for it to do theirs."""
+        self._computing = asyncio.create_task(engine.run(step, train=train, evaluate=evaluate))
+        try:
+            while not self._computing.done():
+                waking = asyncio.create_task(self._wake.wait())
+                await asyncio.wait({self._computing, waking}, return_when=asyncio.FIRST_COMPLETED)
+                waking.cancel()
+                self._wake.clear()
+                if not self._computing.done() and self._tools.donor.has_new_followers:
+                    await self._tools.donor.offer(self.states)
+            if self._stopped or self._computing.cancelled():
+                raise _Stopped
+            return self._computing.result()
+        finally:
+            self._computing.cancel()
+            self._computing = None
+            self._wake.set()
+
+    async def _guarded(self, step: int) -> None:
+        """Wait until the guardians of layers held here alone have the step's gradients."""
+        while not self._stopped and self._receipts is not None and self._receipts.waits_for(step):
+            await self._wait()
+        if self._stopped:
+            raise _Stopped
+
+    def _forget_reduced(self, committed_step: int) -> None:
+        """Gradients before the last committed step are not needed for any recovery."""
+        self._reduced = {k: held for k, held in self._reduced.items() if k[1] >= committed_step}
+
+    def _keep_reduced(self, view: View, step: int, engine: StepEngine) -> None:
+        """Until a later step commits, the next view may have to roll this one forward."""
+        states = engine.states
+        kept = self._reduced.setdefault((view.id, step), {})
+        kept |= {layer: state.gradient_vector().clone() for layer, state in states.items()}
+        self._outlet.reduced(step, set(states))
 
     def _say_prepared(self, view: View, step: int, local: LocalResult) -> None:
         prepared = Prepared(
@@ -329,19 +556,24 @@ class Trainer:
             held_out_token_count=local.held_out_token_count,
             ready_for=self._outlet.ready_for(),
         )
-        assert self._ledger is not None
+        if self._ledger is None or self._stopped:
+            raise _Stopped
         self._ledger.record(prepared)
         self._outlet.say_prepared(prepared, view)
 
     async def _outcome(self, view: View) -> StepOutcome:
         """Wait for everyone's Prepared."""
-        assert self._ledger is not None
-        while (outcome := self._ledger.next_outcome()) is None:
-            missing = self._ledger.missing
-            self._tools.status.facts["waits_for"] = list(missing)
+        ledger = self._ledger
+        while not self._stopped and self.view is view and ledger is not None:
+            outcome = ledger.next_outcome()
+            if outcome is not None:
+                self._tools.status.facts["waits_for"] = []
+                self.step = outcome.step + 1
+                self._outlet.committed(outcome)
+                return outcome
+            self._tools.status.facts["waits_for"] = list(ledger.missing)
             await self._wait()
-        self._tools.status.facts["waits_for"] = []
-        return outcome
+        raise _Stopped
 
     async def _have_shards(self, plan: Plan, step: int, evaluate: bool) -> None:
         """Bring the data shards of this step, where this stage reads tokens."""
@@ -354,7 +586,7 @@ class Trainer:
         indices = pipeline.microbatches if train else range(0)
         held_out = evaluate and bool(held_out_indices(plan, self._spec, place[0]))
         needed = self._tools.batches.shards(step, indices, held_out=held_out)
-        while True:
+        while not self._stopped:
             try:
                 await self._outlet.fetch_shards(needed)
                 await self._tools.compute.run(self._tools.batches.open_shards, needed)
@@ -371,9 +603,6 @@ class Trainer:
         task = asyncio.create_task(self._tools.donor.finish())
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
-        if self.view is not None:
-            keep = set(self.view.layers_of(self._tools.me))
-            self.states = {n: state for n, state in self.states.items() if n in keep}
 
     async def _wait(self) -> None:
         await self._wake.wait()
@@ -420,10 +649,15 @@ class Trainer:
 
     async def close(self) -> None:
         self._stop_following()
+        self._stop_guarding()
         self._tools.donor.close()
         for task in self._finishing:
             task.cancel()
         await asyncio.gather(*self._finishing, return_exceptions=True)
+
+
+class _Stopped(Exception):
+    """The step under way will not be ended in this view."""
 
 
 def _apply(spec: RunSpec, states: dict[int, LayerState], outcome: StepOutcome) -> None:

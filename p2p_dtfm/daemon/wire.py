@@ -2,7 +2,15 @@
 
 import msgspec
 
-from p2p_dtfm.core.agreement_messages import Active, Gather, JoinRequest, Ready, Synced
+from p2p_dtfm.core.agreement_messages import (
+    Active,
+    Gather,
+    Heartbeat,
+    JoinRequest,
+    Ready,
+    Standing,
+    Synced,
+)
 from p2p_dtfm.core.canonical import decode, encode_for_wire
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
@@ -37,14 +45,15 @@ class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FollowLayers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="follow"):
-    """The sender needs these layers for its place in an agreed view: state, then every gradient."""
+    """The sender wants these layers, for its place in an agreed view or as a guardian: state, then
+    every gradient. The version that it has is given with each, -1 for none."""
 
     view: ViewId
-    layers: tuple[int, ...]
+    layers: dict[int, int]
 
 
 class LayerOffered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="layer_offered"):
-    """The state of a layer at a version, to be fetched as a blob."""
+    """The state of a layer at a version, to be fetched as a blob; "" if the follower has it."""
 
     view: ViewId
     layer: int
@@ -59,6 +68,14 @@ class LayersCommitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     view: ViewId
     step: int
     gradient_norm: float
+
+
+class LayerReceipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="receipt"):
+    """A guardian has the state of these layers at `step` and the reduced gradients of `step`."""
+
+    view: ViewId
+    step: int
+    layers: tuple[int, ...]
 
 
 class FollowEnded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="follow_ended"):
@@ -82,16 +99,19 @@ Message = (
     | Ready
     | Synced
     | Active
+    | Standing
+    | Heartbeat
     | JoinRequest
     | Prepared
     | FollowLayers
     | LayerOffered
     | LayersCommitted
+    | LayerReceipt
     | FollowEnded
     | CheckpointFiles
 )
 
-AGREEMENT = (Gather, Ready, Synced, Active, JoinRequest)
+AGREEMENT = (Gather, Ready, Synced, Active, Standing, Heartbeat, JoinRequest)
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True):

@@ -300,6 +300,17 @@ class Follower:
                 log.info("asks again for state: %s", error)
                 await asyncio.sleep(RETRY_S)
 
+    async def _ask_another(self, sender: str) -> None:
+        """After a pause, ask the next donor of each layer that `sender` was to give."""
+        await asyncio.sleep(RETRY_S)
+        for layer, peer in list(self._donor_of.items()):
+            if peer == sender:
+                donors = self._donors(layer)
+                after = donors.index(sender) + 1 if sender in donors else 0
+                self._donor_of[layer] = donors[after % len(donors)]
+        for donor in sorted(set(self._donor_of.values())):
+            await self._ask(donor)
+
     # what arrives
 
     def offered(self, sender: str, message: LayerOffered) -> None:
@@ -322,7 +333,7 @@ class Follower:
         """The donor gave up on this follower: start again from a newer state."""
         log.warning("%s stopped feeding: %s", sender, message.reason)
         if self._group is not None and sender in self._donor_of.values():
-            self._group.create_task(self._ask(sender))
+            self._group.create_task(self._ask_another(sender))
 
     def gradient(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
         """A chunk of a layer's reduced gradient. Raises `PeerFault` if it is not due."""

@@ -75,7 +75,7 @@ from p2p_dtfm.daemon.wire import (
     unpack,
 )
 from p2p_dtfm.net.addresses import parse_address
-from p2p_dtfm.net.blobs import BlobExchange
+from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.directory import Directory, Presence
@@ -95,6 +95,8 @@ log = logging.getLogger("p2p_dtfm")
 
 FOLLOWING = (FollowLayers, LayerOffered, LayersCommitted, LayerReceipt, FollowEnded)
 TICK_S = 0.1
+DATA_KEPT_LIMIT_BYTES = 2 << 30
+DATA_RETRY_S = 5.0
 PRESENCE_REFRESH_S = 20.0
 RECORD_REFRESH_S = 1.0
 REPLAN_QUIET_S = 5.0
@@ -328,6 +330,7 @@ class Daemon:
         self._spawn(self._tick_loop())
         self._spawn(self._presence_loop())
         self._spawn(self._record_loop())
+        self._spawn(self._data_loop())
         self._spawn(self._trainer.run())
         if self.settings.initial_peers:
             self._spawn(self._join_loop())
@@ -618,6 +621,25 @@ class Daemon:
         for digest in sorted(digests):
             peers = [peer for peer in self._courier.known if peer != self._me.peer_id]
             await fetch_blob(self._run.blobs, self._blobs, digest, peers, sizes[digest])
+
+    async def _data_loop(self) -> None:
+        """Bring all data here ahead of need, so that no peer's death takes the only copy along.
+
+        Corpora above the limit stay with those whose steps read them.
+        """
+        assert self._run is not None
+        sizes = self._run.manifest.blobs()
+        if sum(sizes.values()) > DATA_KEPT_LIMIT_BYTES:
+            return
+        order = sorted(sizes)
+        start = sum(self._me.peer_id.encode()) % len(order)  # not all fetch the same one first
+        for digest in [*order[start:], *order[:start]]:
+            while not self._run.blobs.has(digest):
+                try:
+                    await self.fetch_shards({digest})
+                except BlobUnavailable as error:
+                    log.debug("data: %s", error)
+                    await asyncio.sleep(DATA_RETRY_S)
 
     def damaged_shard(self, digest: str) -> None:
         assert self._run is not None

@@ -135,6 +135,7 @@ class Trainer:
         self._guardian: Follower | None = None
         self._guarding: asyncio.Task[None] | None = None
         self._receipts: Receipts | None = None
+        self._wanted: set[int] = set()
         self._finishing: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._step_ends: deque[float] = deque(maxlen=RATE_STEPS + 1)
@@ -205,8 +206,7 @@ class Trainer:
         mine = {layer for layer, guardian in guards.items() if guardian == me}
         alone = {layer: peer for layer, peer in guards.items() if layer in view.layers_of(me)}
         self._receipts = Receipts(view.id, alone)
-        wanted = set(view.layers_of(me)) | mine
-        self.states = {layer: state for layer, state in self.states.items() if layer in wanted}
+        self._wanted = set(view.layers_of(me)) | mine
         if not mine:
             return
         self._guardian = Follower(
@@ -234,6 +234,11 @@ class Trainer:
         self._reduced.setdefault((view, step), {})[layer] = gradient
         self._outlet.reduced(step, {layer})
         self._tools.courier.tell(holder, LayerReceipt(view, step, (layer,)))
+
+    def _drop_unwanted(self) -> None:
+        """A step has committed in this view, so everyone has what it needed from this peer."""
+        for layer in set(self.states) - self._wanted:
+            del self.states[layer]
 
     def _stop_guarding(self) -> None:
         if self._guarding is not None and self._guardian is not None:
@@ -375,9 +380,9 @@ class Trainer:
                 self.done.set()
             if self._restart is not None:
                 await self._do_restart(self._restart)
-            elif self.done.is_set() or self._stopped or view is None:
-                await self._idle()
-            elif not isinstance(view.plan, Plan):
+            elif (
+                self.done.is_set() or self._stopped or view is None or isinstance(view.plan, NoPlan)
+            ):
                 await self._idle()
             elif view.plan.stage_of(self._tools.me) is None:
                 self._tools.status.say(State.SPARE, "the plan is faster without this peer")
@@ -419,9 +424,12 @@ class Trainer:
         while self.view is view and not self._stopped and self.step <= self._spec.total_steps:
             outcome = self._ledger.next_outcome() if self._ledger else None
             if outcome is None:
+                if self._tools.donor.has_new_followers:
+                    await self._tools.donor.offer(self.states)
                 await self._wait()
                 continue
             self._record(outcome)
+            self._drop_unwanted()
             self.step = outcome.step + 1
             self._outlet.committed(outcome)
             self._forget_reduced(outcome.step)
@@ -498,6 +506,8 @@ class Trainer:
         lineage = self._outlet.lineage_at(step + 1)
         if train:
             await self._tools.compute.run(_apply, spec, engine.states, outcome)
+        if self.view is view:
+            self._drop_unwanted()
         self._outlet.states_changed()
         self._tools.donor.committed(outcome)
         self._record(outcome)

@@ -175,3 +175,6 @@ def test_a_killed_peer_costs_no_step_and_changes_no_loss(tmp_path: Path) -> None
             assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
     assert_equals_the_plain_loop(others[1], steps)
     assert losses(others[1]) == losses(others[2])
+    for child in others[1:]:
+        committed = [e["step"] for e in child.events() if e["event"] == "step" and e["loss"]]
+        assert committed == list(range(steps)), "no committed step is lost or repeated"

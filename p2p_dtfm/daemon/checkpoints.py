@@ -34,7 +34,10 @@ STEPS_REMEMBERED = 4
 
 
 class Checkpoints:
-    """`announce(files)` tells the other members what is on disk here."""
+    """`announce(files)` tells the other members what is on disk here.
+
+    `saves_itself()` says whether this peer has a stage, and so makes checkpoints of its own.
+    """
 
     def __init__(
         self,
@@ -43,13 +46,15 @@ class Checkpoints:
         blobs: BlobExchange,
         compute: Compute,
         announce: Callable[[CheckpointFiles], None],
+        saves_itself: Callable[[], bool],
     ) -> None:
         self._root = root
         self._spec = spec
         self._blobs = blobs
         self._compute = compute
         self._announce = announce
-        self._remote: dict[int, dict[str, dict[int, tuple[str, int]]]] = {}
+        self._saves_itself = saves_itself
+        self._remote: dict[int, dict[str, CheckpointFiles]] = {}
         self._paths: dict[str, Path] = {}
         self._busy = asyncio.Lock()
         self._completing: asyncio.Task[None] | None = None
@@ -99,7 +104,7 @@ class Checkpoints:
                 raise PeerFault(f"a checkpoint file of layer {layer}", sender)
             if not 0 < size_bytes <= state_bytes_limit(self._spec, layer):
                 raise PeerFault(f"a checkpoint file of {size_bytes} bytes", sender)
-        self._remote.setdefault(message.step, {})[sender] = dict(message.files)
+        self._remote.setdefault(message.step, {})[sender] = message
         for step in sorted(self._remote)[:-STEPS_REMEMBERED]:
             del self._remote[step]
         self._complete_later()
@@ -108,7 +113,9 @@ class Checkpoints:
         """Whether this peer and all `members` have every layer of that step."""
         count = layer_count(self._spec)
         theirs = self._remote.get(step, {})
-        return self.whole_step == step and all(len(theirs.get(m, {})) == count for m in members)
+        return self.whole_step == step and all(
+            member in theirs and len(theirs[member].files) == count for member in members
+        )
 
     def _complete_later(self) -> None:
         if self._completing is None or self._completing.done():
@@ -117,8 +124,10 @@ class Checkpoints:
     async def _complete(self) -> None:
         for step in sorted(self._remote, reverse=True):
             directory = checkpoint_directory(self._root, step)
-            if step == self._spec.total_steps and not directory.is_dir():
-                await self.save(step, {})  # a spare, too, wants the model in the end
+            is_last = step == self._spec.total_steps
+            if is_last and not self._saves_itself() and not directory.is_dir():
+                # a spare, too, wants the model in the end
+                await self.save(step, {}, next(iter(self._remote[step].values())).lineage)
             if (self.whole_step is not None and step <= self.whole_step) or not directory.is_dir():
                 continue
             try:
@@ -130,12 +139,15 @@ class Checkpoints:
                 log.warning("checkpoint of step %d stays incomplete: %s", step, error)
 
     async def _fetch_one_missing(self, step: int, directory: Path) -> bool:
-        present = {int(layer) for layer in read_manifest(directory).layers}
+        manifest = read_manifest(directory)
+        present = {int(layer) for layer in manifest.layers}
         for layer in range(layer_count(self._spec)):
             if layer in present:
                 continue
             offers = {
-                peer: files[layer] for peer, files in self._remote[step].items() if layer in files
+                peer: item.files[layer]
+                for peer, item in self._remote[step].items()
+                if layer in item.files and item.lineage == manifest.lineage
             }
             if not offers:
                 continue
@@ -154,11 +166,11 @@ class Checkpoints:
         self._remember_files()
         directory = checkpoint_directory(self._root, step)
         try:
-            layers = read_manifest(directory).layers
+            manifest = read_manifest(directory)
         except UserError:
             return
-        files = {int(layer): (file.digest, file.bytes) for layer, file in layers.items()}
-        self._announce(CheckpointFiles(step, files))
+        files = {int(n): (file.digest, file.bytes) for n, file in manifest.layers.items()}
+        self._announce(CheckpointFiles(step, manifest.lineage, files))
         if len(files) == layer_count(self._spec):
             self.whole_step = max(step, self.whole_step or 0)
             self._prune()

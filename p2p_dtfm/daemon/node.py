@@ -232,7 +232,12 @@ class Daemon:
         scratch = directory / "scratch"
         scratch.mkdir(exist_ok=True)
         self._checkpoints = Checkpoints(
-            self.home.checkpoints(run.digest), run.spec, self._blobs, self.compute, self._announce
+            self.home.checkpoints(run.digest),
+            run.spec,
+            self._blobs,
+            self.compute,
+            self._announce,
+            self._has_stage,
         )
         dataset = Dataset(run.manifest, run.blobs.path, run.spec.model.context)
         tools = Tools(
@@ -644,6 +649,10 @@ class Daemon:
     def damaged_shard(self, digest: str) -> None:
         assert self._run is not None
         self._run.blobs.quarantine(digest)
+
+    def _has_stage(self) -> bool:
+        view = self._agreement.view if self._agreement is not None else None
+        return view is not None and bool(view.layers_of(self._me.peer_id))
 
     def _announce(self, files: CheckpointFiles) -> None:
         if self._agreement is not None and self._agreement.view is not None:

@@ -89,6 +89,7 @@ class CheckpointFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     """Layer files of a checkpoint that the sender has on disk and serves as blobs."""
 
     step: int
+    lineage: str
     files: dict[int, tuple[str, int]]
     """By layer: digest and size."""
 

@@ -127,6 +127,7 @@ class Agreement:
         self._active = Active(me, GENESIS, 0)
         self._highest_number = 0
         self._readied_number = 0
+        self._given_up_number = 0
         self._synced: set[Member] = set()
         self._self_synced = False
         self._synced_sent_ns = 0
@@ -458,7 +459,10 @@ class Agreement:
 
     def _open(self, planned: bool, reason: str, now_ns: int) -> Actions:
         number = max(
-            self._highest_number, self._readied_number, self.view.id.number if self.view else 0
+            self._highest_number,
+            self._readied_number,
+            self._given_up_number,
+            self.view.id.number if self.view else 0,
         )
         number += 1 if (number % 2 == 0) != planned else 2
         report = Report(f"opens view {number}: {reason}")
@@ -470,7 +474,8 @@ class Agreement:
     def _enter(
         self, number: int, planned: bool, base: ViewId, now_ns: int, grew: bool = False
     ) -> Actions:
-        assert self._record is not None and number > self._readied_number
+        assert self._record is not None
+        assert number > max(self._readied_number, self._given_up_number)
         self._highest_number = max(self._highest_number, number)
         if self._replan_reason:
             self._replan_number = number
@@ -479,6 +484,8 @@ class Agreement:
         self._synced = set()
         self._reopen_ns = None
         actions: Actions = []
+        if planned and self.view is None:
+            self.frozen = False  # a newcomer has nothing under way that an attempt could freeze
         if not planned and not self.frozen:
             self.frozen = True
             self.inventory.freeze(self.ledger)
@@ -521,10 +528,13 @@ class Agreement:
             return self._open(False, reason, now_ns)
         limit_ns = self._timing.backoff_limit_ns
         delay_ns = min(limit_ns, self._timing.backoff_ns << min(self._failures - 2, 16))
-        self._reopen_ns = now_ns + delay_ns // 2 + self._prng.below(max(1, delay_ns // 2))
+        self._reopen_ns = now_ns + delay_ns // 2 + delay_ns * self._prng.below(1024) // 2048
         return [Report(f"will try again: {reason}")]
 
     def _give_up(self, now_ns: int) -> None:
+        """For good: rounds of a number that were said once must not begin anew."""
+        if self._attempt is not None:
+            self._given_up_number = max(self._given_up_number, self._attempt.number)
         self._attempt = None
         self._quiet_until_ns = now_ns + self._timing.retry_ns
 
@@ -617,7 +627,8 @@ class Agreement:
         return record
 
     def _may_enter(self, message: Gather, parts: list[Contribution]) -> bool:
-        if self._record is None or message.number <= self._readied_number:
+        passed = max(self._readied_number, self._given_up_number)
+        if self._record is None or message.number <= passed:
             return False
         attempt = self._attempt
         if attempt is not None and message.number < attempt.number:
@@ -862,6 +873,11 @@ class Agreement:
     def _hear_of_view(self, message: Standing, now_ns: int) -> Actions:
         """Newcomers never make a view of their own while there is one."""
         self._view_heard_ns = now_ns
+        following = self.next_view
+        if following is not None and message.view.number >= following.id.number:
+            if message.view == following.id:
+                return []
+            self.next_view = None  # it was never taken over: they have gone another way
         if not self._wants_view or self._record is None or self.next_view is not None:
             return []
         attempt = self._attempt

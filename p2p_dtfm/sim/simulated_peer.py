@@ -218,7 +218,7 @@ class SimulatedPeer:
         agreement = self.agreement
         if not self.world.rejoins or agreement.view or agreement.attempting:
             return
-        if agreement.next_view is None and not self.left:
+        if not self.left:
             others = sorted(name for name in self.world.peers if name != self.name)
             if others:
                 self._send(self.world.chance.choice(others), agreement.wants_view())

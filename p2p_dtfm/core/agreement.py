@@ -963,6 +963,7 @@ class Agreement:
             if member != self.me
             and attempt.heard_ns.get(member, -1) < attempt.progress_ns
             and member not in attempt.ready
+            and (attempt.snapshot or Accusation(self.me, member) not in attempt.accusations)
             and attempt.digests.get(member, (0, ""))[1] != (mine if not attempt.snapshot else "")
         ]
         names = ", ".join(sorted(m.peer_id for m in waits_for or silent)) or "all alike"

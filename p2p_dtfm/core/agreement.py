@@ -637,8 +637,9 @@ class Agreement:
         asked = any(Member(r.peer_id, r.life) == self.me for r in joiners)
         present = [part.present for part in parts if part.present is not None]
         counted = [item for item in present if self.me in item.members]
+        if self.view is None and message.planned and counted:
+            return False  # where the base counts this peer in already, it must take that over first
         if self.view is None and self.next_view is not None:
-            # Where the next view is the base already, this peer must first take it over.
             return message.planned and message.base == self.next_view.snapshot.previous
         if self.view is None:
             known = asked or any(part.member == self.me for part in parts)
@@ -789,6 +790,9 @@ class Agreement:
                     self.inventory.lineage.move_to(message.step, message.lineage)
                     return [*actions, *self._take_over(agreed, now_ns)]
                 return actions  # this peer commits the step before by itself, and takes over then
+        last = self._last_ready
+        if view is None and attempt is None and last is not None and last.view == message.view:
+            return self._rejoin(f"had given up view {message.view}, which waits for this peer")
         return actions or self._missed(message.sender, message.view, now_ns)
 
     def _missed(self, sender: Member, theirs: ViewId, now_ns: int) -> Actions:

@@ -23,7 +23,12 @@ from p2p_dtfm.core.actions import (
     ViewAgreed,
 )
 from p2p_dtfm.core.agreement import Agreement
-from p2p_dtfm.core.agreement_messages import AgreementMessage, Heartbeat, SavedState
+from p2p_dtfm.core.agreement_messages import (
+    Active,
+    AgreementMessage,
+    Heartbeat,
+    SavedState,
+)
 from p2p_dtfm.core.canonical import digest_bytes
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.guardians import Receipts, guarded_layers
@@ -60,7 +65,7 @@ RESEND_NS = SECOND_NS
 LINGER_NS = 20 * SECOND_NS
 """A peer that has left gives state to those that took its place for so long."""
 CHECKPOINT_STEPS = 3
-PREPARED_KEPT = 4
+PREPARED_KEPT = 2
 
 
 def sign_for(peer_id: str) -> Callable[[bytes], bytes]:
@@ -200,6 +205,7 @@ class SimulatedPeer:
             self._resend()
         if now_ns - self.asked_ns >= RESEND_NS // 2:
             self.asked_ns = now_ns
+            self._check_commit()
             self._fetch_missing()
             self._ask_to_join()
 
@@ -267,6 +273,8 @@ class SimulatedPeer:
             except PeerFault as fault:
                 raise Violation(f"{self.name} takes {sender} for faulty: {fault}") from fault
             self.do(actions)
+            if isinstance(message, Active):
+                self._check_commit()
 
     def do(self, actions: Actions) -> None:
         for action in actions:
@@ -511,6 +519,7 @@ class SimulatedPeer:
             return
         self.said.add(key)
         self.computing = None
+        self.progress += 1
         prepared = self._make_prepared(view, plan, key[1], done)
         self.last_said.append(prepared)
         self._keep_prepared(prepared)
@@ -555,12 +564,16 @@ class SimulatedPeer:
         view = self.agreement.view
         if view is not None and prepared.view.number < view.id.number:
             return
-        self._keep_prepared(prepared)
-        self._check_commit()
+        if self._keep_prepared(prepared):
+            self._check_commit()
 
-    def _keep_prepared(self, prepared: Prepared) -> None:
-        key = self._key(prepared.view, prepared.step)
-        self.prepared.setdefault(key, {}).setdefault(prepared.peer_id, prepared)
+    def _keep_prepared(self, prepared: Prepared) -> bool:
+        """True if it is news."""
+        held = self.prepared.setdefault(self._key(prepared.view, prepared.step), {})
+        if prepared.peer_id in held:
+            return False
+        held[prepared.peer_id] = prepared
+        return True
 
     def _check_commit(self) -> None:
         while True:

@@ -264,7 +264,8 @@ class Agreement:
         attempt.plan = plan
         attempt.progress_ns = now_ns
         self._readied_number = max(self._readied_number, attempt.number)
-        mine = Ready(self.me, snapshot.view_id, plan.digest())
+        assert attempt.view_id is not None
+        mine = Ready(self.me, attempt.view_id, plan.digest())
         attempt.ready[self.me] = mine
         self._last_ready = mine
         return [SendMessage(attempt.others, mine), *self._check_ready(now_ns)]
@@ -779,8 +780,7 @@ class Agreement:
         for number in sorted(self._active_members)[:-8]:
             del self._active_members[number]
         actions: Actions = []
-        frozen = attempt.snapshot if attempt is not None else None
-        if attempt is not None and frozen is not None and frozen.view_id == message.view:
+        if attempt is not None and attempt.view_id == message.view:
             attempt.taken_over_elsewhere = True
             actions = self._check_ready(now_ns)
         for agreed in (self.next_view, self._dropped):

@@ -77,12 +77,12 @@ class Result:
 
 
 def any_plan(snapshot: Snapshot) -> Plan | NoPlan:
-    """A plan drawn by the snapshot's digest: far more state moves than under a good plan."""
+    """A plan drawn by what was gathered: far more state moves than under a good plan."""
     names = [r.peer_id for r in snapshot.records if r.intent is Intent.TRAIN]
     workload = snapshot.workload
     if len(names) < workload.min_members:
         return NoPlan(f"{len(names)} members, {workload.min_members} are asked for")
-    chance = prng_of_digest(snapshot.digest())
+    chance = prng_of_digest(snapshot.knowledge)
     chance.shuffle(names)
     layers, microbatches = workload.layer_count, workload.microbatch_count
     used = names[: max(1, len(names) - chance.below(3))]

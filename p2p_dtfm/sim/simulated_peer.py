@@ -31,7 +31,7 @@ from p2p_dtfm.core.agreement_messages import (
 )
 from p2p_dtfm.core.canonical import digest_bytes
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.guardians import Receipts, guarded_layers
+from p2p_dtfm.core.guardians import Receipts
 from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.liveness import Liveness
 from p2p_dtfm.core.plan import Plan
@@ -311,8 +311,7 @@ class SimulatedPeer:
     # views --------------------------------------------------------------------------------------
 
     def _wanted(self, view: View) -> set[int]:
-        guards = guarded_layers(view.plan, view.member_ids)
-        guarded = {layer for layer, guardian in guards.items() if guardian == self.name}
+        guarded = {layer for layer, guardian in view.guards.items() if guardian == self.name}
         return set(view.layers_of(self.name)) | guarded
 
     def _agreed(self, action: ViewAgreed) -> None:
@@ -342,8 +341,7 @@ class SimulatedPeer:
         if action.step == 0:
             for layer in self._wanted(view):
                 self.states.setdefault(layer, State(0, GENESIS_VALUE))
-        guards = guarded_layers(view.plan, view.member_ids)
-        own = {n: peer for n, peer in guards.items() if n in view.layers_of(self.name)}
+        own = {n: peer for n, peer in view.guards.items() if n in view.layers_of(self.name)}
         self.receipts = Receipts(view.id, own)
         for store in (self.partials, self.prepared):
             for key in [key for key in store if key[0].number < view.id.number]:
@@ -469,7 +467,7 @@ class SimulatedPeer:
         view, plan = self._training()
         if view is None or plan is None:
             return
-        guards = guarded_layers(plan, view.member_ids)
+        guards = view.guards
         for guardian in sorted(set(guards.values()) - {self.name}):
             layers = {
                 layer: gradient

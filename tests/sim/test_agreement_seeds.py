@@ -10,7 +10,8 @@ from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.step import Prepared, StepOutcome, StepTransaction
 from p2p_dtfm.sim.agreement_seeds import run_seed
-from p2p_dtfm.sim.simulated_peer import Key, SimulatedPeer
+from p2p_dtfm.sim.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.simulated_process import Key
 
 SEEDS = 200
 BATCH = 20

@@ -242,8 +242,10 @@ class Agreement(Gathering):
         if self.me in message.members:
             return self._missed(message.sender, message.view, now_ns)
         if message.sender in view.members:
-            if message.view.number < view.id.number:
-                return []
+            attempt = self._attempt
+            awaited = attempt is not None and attempt.view_id == message.view
+            if awaited or message.view.number < view.id.number:
+                return []  # a leaver that helped to agree on it learns of it by Active
             return self._rejoin(f"view {message.view} has succeeded {view.id} without this peer")
         if outranks(message, self._standing(view)):
             return self._rejoin(f"view {message.view} of {message.sender.peer_id} counts")

@@ -2,6 +2,7 @@
 
 from p2p_dtfm.core.actions import (
     Actions,
+    Left,
     Rejoin,
     SendMessage,
     StopStep,
@@ -210,4 +211,5 @@ class AgreementState:
         self.frozen = True
         self._attempt = self.next_view = None
         self.inventory.freeze(self.ledger)
-        return [StopStep(), Rejoin(reason)]
+        leaves = self._intent is Intent.LEAVING
+        return [StopStep(), Left() if leaves else Rejoin(reason)]

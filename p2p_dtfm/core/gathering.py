@@ -267,6 +267,8 @@ class Gathering(Takeover):
             if any(part.present is not None for part in parts):
                 self._view_heard_ns = now_ns
             return []
+        if message.number == view.id.number and message.sender in view.snapshot.contributors:
+            return [] if self.frozen else [SendMessage(to, self._active)]
         if message.sender not in view.members:
             return self._answer_outsider(message.sender, now_ns)
         if message.number <= view.id.number:

@@ -121,6 +121,7 @@ class Takeover(AgreementState):
         self._open_ledger()
         said = SendMessage(self._contributors(view), self._active)
         if self.me not in view.members:
+            self._outside = True
             return [said, Left()]
         self._met_ns = now_ns
         told = [SendMessage((m.peer_id,), self._standing(view)) for m in view.snapshot.absent]

@@ -22,7 +22,7 @@ from p2p_dtfm.core.canonical import digest_bytes
 from p2p_dtfm.core.guardians import Receipts
 from p2p_dtfm.core.liveness import Liveness
 from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.records import PeerRecord, sign_record
+from p2p_dtfm.core.records import Intent, PeerRecord, sign_record
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.step import Prepared
@@ -133,7 +133,8 @@ class SimulatedProcess:
 
     def restart(self) -> None:
         """After a crash: a new process in a higher life."""
-        self.record = msgspec.structs.replace(self.record, life=self.record.life + 1)
+        life = self.record.life + 1
+        self.record = msgspec.structs.replace(self.record, life=life, intent=Intent.TRAIN)
         self.start()
         self.agreement.wants_view()
 

@@ -41,6 +41,8 @@ class Attempt:
     digests: dict[Member, tuple[int, str]] = field(default_factory=dict)
     heard_ns: dict[Member, int] = field(default_factory=dict)
     snapshot: Snapshot | None = None
+    view_id: ViewId | None = None
+    """Of the snapshot."""
     recovery: Recovery | None = None
     plan: Plan | NoPlan | None = None
     ready: dict[Member, Ready] = field(default_factory=dict)
@@ -157,6 +159,7 @@ class Attempt:
             lineage=target.lineage if target is not None else "",
             lost_layers=self.recovery.lost_layers if self.recovery is not None else (),
         )
+        self.view_id = self.snapshot.view_id
         return self.snapshot
 
 

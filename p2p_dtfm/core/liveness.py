@@ -14,7 +14,7 @@ SECOND_NS = 1_000_000_000
 @dataclass(frozen=True)
 class LivenessTiming:
     heartbeat_ns: int
-    """Anything said to a peer counts as a heartbeat; without it, one is due after this time."""
+    """Anything said to a peer counts as one, up to four times; then one with progress is due."""
     silence_ns: int
     """Nothing heard for so long is evidence."""
     reset_ns: int
@@ -55,6 +55,7 @@ class _Watched:
     waits: bool = True
     reset_ns: int | None = None
     said_ns: int = 0
+    beat_ns: int = 0
     suspected: bool = False
 
 
@@ -105,8 +106,9 @@ class Liveness:
         """Whom to send a heartbeat now; they count as sent."""
         due = []
         for peer_id, watched in sorted(self._watched.items()):
-            if now_ns - watched.said_ns >= self._timing.heartbeat_ns:
-                watched.said_ns = now_ns
+            silent = now_ns - watched.said_ns >= self._timing.heartbeat_ns
+            if silent or now_ns - watched.beat_ns >= 4 * self._timing.heartbeat_ns:
+                watched.said_ns = watched.beat_ns = now_ns
                 due.append(peer_id)
         return tuple(due)
 

@@ -25,6 +25,7 @@ from p2p_dtfm.sim.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.training import Tensor
 
 TICK_NS = SECOND_NS // 4
+EVENT_LIMIT = 2_000_000
 
 
 class AgreementWorld:
@@ -109,6 +110,8 @@ class AgreementWorld:
     def step(self) -> None:
         self.now_ns, _, event = heapq.heappop(self._events)
         self.event_count += 1
+        if self.event_count > EVENT_LIMIT:
+            raise Violation(f"messages without end: {self._where_all_are()}")
         event()
 
     def tell(self, name: str, text: str) -> None:

@@ -30,7 +30,7 @@ class Network:
         return delays
 
     def is_cut(self, sender: str, receiver: str) -> bool:
-        return any((sender, receiver) in cut for cut in self.cuts)
+        return bool(self.cuts) and any((sender, receiver) in cut for cut in self.cuts)
 
     def become_good(self) -> None:
         self.loss = self.repeat = self.late = 0.0

@@ -12,7 +12,7 @@ def main() -> None:
 
     app.command()(simulate)
     try:
-        app()
+        app(prog_name="p2p-dtfm")
     except UserError as error:
         print(f"error: {error.render()}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None

@@ -52,7 +52,7 @@ def run(
         bool | None, typer.Option("--until-stdin-closes", help="Leave when standard input closes.")
     ] = None,
     log: Annotated[str | None, typer.Option(help="Log format: auto, human or json.")] = None,
-    home: HomeOption = None,
+    home: Annotated[Path | None, typer.Option(help="The daemon's directory.")] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="Settings from a TOML file.")
     ] = None,

@@ -144,9 +144,9 @@ class AgreementState:
         return self._attempt is not None
 
     @property
-    def joiners(self) -> tuple[str, ...]:
-        """Newcomers that wait to be let in."""
-        return self._newcomers.waiting
+    def joiners(self) -> tuple[PeerRecord, ...]:
+        """Records of the newcomers that wait to be let in, sorted by peer id."""
+        return self._newcomers.opened
 
     def _open_record(self, signed: Signed) -> PeerRecord:
         record = self._records.get(signed)

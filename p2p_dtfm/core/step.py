@@ -74,8 +74,9 @@ class StepTransaction:
             raise PeerFault(
                 f"Prepared for step {self.step} with a number that is not finite", sender
             )
-        if min(prepared.token_count, prepared.held_out_token_count) < 0:
-            raise PeerFault("Prepared with a negative token count", sender)
+        counts = (prepared.token_count, prepared.held_out_token_count)
+        if min(*counts, *prepared.squared_norms.values()) < 0:
+            raise PeerFault("Prepared with a negative count or squared norm", sender)
         self._prepared[sender] = prepared
 
     @property

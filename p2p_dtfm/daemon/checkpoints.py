@@ -6,6 +6,7 @@ blobs in the background. A checkpoint that cannot be written is a warning; train
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from p2p_dtfm.train.checkpoint import (
     read_manifest,
     save_layers,
 )
+from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.layer_state import LayerState, state_bytes_limit
 from p2p_dtfm.train.model import layer_count
 
@@ -58,6 +60,7 @@ class Checkpoints:
         self._paths: dict[str, Path] = {}
         self._busy = asyncio.Lock()
         self._completing: asyncio.Task[None] | None = None
+        self._has_news = False
         self.whole_step: int | None = None
         """The newest step of which every layer's file is here."""
         self._remember_files()
@@ -99,11 +102,15 @@ class Checkpoints:
 
     def remote_files(self, sender: str, message: CheckpointFiles) -> None:
         """Another member has these files. Raises `PeerFault` for impossible ones."""
-        for layer, (_, size_bytes) in message.files.items():
+        if not 0 <= message.step <= self._spec.total_steps:
+            raise PeerFault(f"a checkpoint of step {message.step}", sender)
+        for layer, (digest, size_bytes) in message.files.items():
             if not 0 <= layer < layer_count(self._spec):
                 raise PeerFault(f"a checkpoint file of layer {layer}", sender)
             if not 0 < size_bytes <= state_bytes_limit(self._spec, layer):
                 raise PeerFault(f"a checkpoint file of {size_bytes} bytes", sender)
+            if not is_digest(digest):
+                raise PeerFault("a checkpoint file under a name that is no digest", sender)
         self._remote.setdefault(message.step, {})[sender] = message
         for step in sorted(self._remote)[:-STEPS_REMEMBERED]:
             del self._remote[step]
@@ -118,10 +125,17 @@ class Checkpoints:
         )
 
     def _complete_later(self) -> None:
+        self._has_news = True
         if self._completing is None or self._completing.done():
             self._completing = asyncio.create_task(self._complete())
+            self._completing.add_done_callback(_report_bug)
 
     async def _complete(self) -> None:
+        while self._has_news:
+            self._has_news = False
+            await self._complete_steps()
+
+    async def _complete_steps(self) -> None:
         for step in sorted(self._remote, reverse=True):
             directory = checkpoint_directory(self._root, step)
             is_last = step == self._spec.total_steps
@@ -131,11 +145,13 @@ class Checkpoints:
             if (self.whole_step is not None and step <= self.whole_step) or not directory.is_dir():
                 continue
             try:
+                fetched = False
                 async with self._busy:
                     while await self._fetch_one_missing(step, directory):
-                        pass
-                self._files_changed(step)
-            except (UserError, BlobUnavailable) as error:
+                        fetched = True
+                if fetched:  # else all would answer one another's announcements for ever
+                    self._files_changed(step)
+            except (UserError, BlobUnavailable, OSError) as error:
                 log.warning("checkpoint of step %d stays incomplete: %s", step, error)
 
     async def _fetch_one_missing(self, step: int, directory: Path) -> bool:
@@ -146,21 +162,32 @@ class Checkpoints:
                 continue
             offers = {
                 peer: item.files[layer]
-                for peer, item in self._remote[step].items()
+                for peer, item in self._remote.get(step, {}).items()
                 if layer in item.files and item.lineage == manifest.lineage
             }
-            if not offers:
-                continue
-            blob, size_bytes = next(iter(offers.values()))
-            donors = [peer for peer, (digest, _) in offers.items() if digest == blob]
+            if offers:
+                await self._fetch_layer(directory, layer, offers)
+                return True
+        return False
+
+    async def _fetch_layer(
+        self, directory: Path, layer: int, offers: dict[str, tuple[str, int]]
+    ) -> None:
+        """What most peers offer first. Raises what went wrong with the last of the offers."""
+        ranked = Counter(offers.values()).most_common()
+        for number, ((blob, size_bytes), _) in enumerate(ranked, 1):
+            donors = [peer for peer, offer in offers.items() if offer == (blob, size_bytes)]
             target = directory / f"fetched-{layer}.partial"
-            await self._blobs.fetch(blob, donors, target, size_bytes)
             try:
+                await self._blobs.fetch(blob, donors, target, size_bytes)
                 await asyncio.to_thread(add_layer_file, directory, layer, target)
+                return
+            except (UserError, BlobUnavailable) as error:
+                if number == len(ranked):
+                    raise
+                log.warning("layer %d of a checkpoint, from %s: %s", layer, donors, error)
             finally:
                 target.unlink(missing_ok=True)
-            return True
-        return False
 
     def _files_changed(self, step: int) -> None:
         self._remember_files()
@@ -192,3 +219,9 @@ class Checkpoints:
         if self._completing is not None:
             self._completing.cancel()
             await asyncio.gather(self._completing, return_exceptions=True)
+
+
+def _report_bug(task: asyncio.Task[None]) -> None:
+    """Training goes on without a whole checkpoint, but not without a word."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("bug while fetching a checkpoint", exc_info=error)

@@ -5,24 +5,30 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.daemon.wire import Message, pack
 from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.errors import Refused, Unreachable
-from p2p_dtfm.net.host import Host
+from p2p_dtfm.net.host import ADDRESSES_LIMIT, Host
+
+Value = TypeVar("Value")
 
 QUEUE_LIMIT = 512
 DEADLINE_S = 5.0
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.2
 CONNECT_DEADLINE_S = 5.0
+IDLE_S = 60.0
+PEERS_LIMIT = 4096
+"""Peers remembered; whoever was learnt longest ago is forgotten first."""
 
 log = logging.getLogger("p2p_dtfm.courier")
 
 
 class Courier:
-    """Knows where peers are and keeps a worker for each that is spoken to."""
+    """Knows where peers are and keeps a worker for each that was lately spoken to."""
 
     def __init__(
         self,
@@ -48,12 +54,12 @@ class Courier:
     def learn(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Remember where a peer is said to be."""
         if addresses and peer_id != self._host.peer_id:
-            self._addresses[peer_id] = tuple(addresses)
+            _remember(self._addresses, peer_id, tuple(addresses)[:ADDRESSES_LIMIT])
             self._host.know(peer_id, addresses)
 
     def heard(self, peer_id: str) -> None:
         self._silent.discard(peer_id)
-        self.heard_s[peer_id] = time.monotonic()
+        _remember(self.heard_s, peer_id, time.monotonic())
         self._on_heard(peer_id)
 
     @property
@@ -93,8 +99,7 @@ class Courier:
         self._connected.add(peer_id)
 
     async def _deliver(self, peer_id: str, queue: asyncio.Queue[Message]) -> None:
-        while True:
-            message = await queue.get()
+        while (message := await self._next(peer_id, queue)) is not None:
             pause_s = FIRST_PAUSE_S
             for attempt in range(ATTEMPTS):
                 try:
@@ -116,6 +121,18 @@ class Courier:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
 
+    async def _next(self, peer_id: str, queue: asyncio.Queue[Message]) -> Message | None:
+        """The next message; None, with the worker forgotten, when there is none for a while."""
+        while True:
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    return await queue.get()
+            except TimeoutError:
+                if queue.empty():
+                    del self._queues[peer_id], self._workers[peer_id]
+                    self._silent.discard(peer_id)
+                    return None
+
     async def close(self) -> None:
         """Give what is queued a moment to leave, then stop."""
         with contextlib.suppress(TimeoutError):
@@ -125,6 +142,13 @@ class Courier:
         for worker in self._workers.values():
             worker.cancel()
         await asyncio.gather(*self._workers.values(), return_exceptions=True)
+
+
+def _remember(known: dict[str, Value], peer_id: str, value: Value) -> None:
+    known.pop(peer_id, None)
+    known[peer_id] = value
+    while len(known) > PEERS_LIMIT:
+        del known[next(iter(known))]
 
 
 def _name(message: Message) -> str:

@@ -9,6 +9,7 @@ anyone waiting for it.
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +29,14 @@ from p2p_dtfm.daemon.wire import FollowEnded, FollowLayers, LayerOffered, Layers
 from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader, FrameKind, Payload
+from p2p_dtfm.train.data import BlobStore, is_digest
 from p2p_dtfm.train.layer_state import LayerState, state_bytes_limit
 from p2p_dtfm.train.optimizer import clip_scale, learning_rate
 from p2p_dtfm.train.reduction import tensor_from_bytes, tensor_to_bytes
 
 QUEUED_STEPS_LIMIT = 64
+COMMITTED_LIMIT = 4096
+FINISH_DEADLINE_S = 60.0
 RETRY_S = 1.0
 
 log = logging.getLogger("p2p_dtfm.following")
@@ -78,23 +82,20 @@ class _Subscription:
     versions: dict[int, int]
     """What the follower has already."""
     offered: set[int] = field(default_factory=set)
+    blobs: set[str] = field(default_factory=set)
     queue: asyncio.Queue[Any] = field(default_factory=lambda: asyncio.Queue(QUEUED_STEPS_LIMIT))
 
 
 class Donor:
-    """`store_blob` keeps a layer's bytes where the blob exchange finds them; returns the digest."""
+    """`blobs` keeps layers' bytes where the blob exchange finds them, until they are followed."""
 
     def __init__(
-        self,
-        courier: Courier,
-        transport: Transport,
-        compute: Compute,
-        store_blob: Callable[[bytes], str],
+        self, courier: Courier, transport: Transport, compute: Compute, blobs: BlobStore
     ) -> None:
         self._courier = courier
         self._transport = transport
         self._compute = compute
-        self._store_blob = store_blob
+        self._blobs = blobs
         self._subscriptions: dict[_Key, _Subscription] = {}
         self._workers: dict[_Key, asyncio.Task[None]] = {}
 
@@ -116,13 +117,21 @@ class Donor:
             for layer in sorted(subscription.layers - subscription.offered):
                 state = states.get(layer)
                 if state is None:
-                    self._end(key, f"layer {layer} is not held here")
+                    self._end(key, subscription, f"layer {layer} is not held here")
                     break
                 version, blob, size_bytes = state.version, "", 0
                 if subscription.versions.get(layer) != version:
                     payload = await self._compute.run(state.to_bytes)
-                    blob = await asyncio.to_thread(self._store_blob, payload)
+                    try:
+                        blob = await asyncio.to_thread(self._blobs.put_bytes, payload)
+                    except OSError as error:
+                        self._end(key, subscription, f"its state cannot be written: {error}")
+                        break
                     size_bytes = len(payload)
+                    subscription.blobs.add(blob)
+                if self._subscriptions.get(key) is not subscription:
+                    self._release(subscription)
+                    break
                 subscription.offered.add(layer)
                 offered = LayerOffered(subscription.view, layer, version, blob, size_bytes)
                 self._put(key, subscription, offered)
@@ -142,18 +151,24 @@ class Donor:
                 message = LayersCommitted(subscription.view, outcome.step, outcome.gradient_norm)
                 self._put(key, subscription, message)
 
-    async def finish(self) -> None:
-        """The view has taken over: send what is queued, for a bounded time, and forget."""
-        subscriptions = list(self._subscriptions.items())
-        for key, subscription in subscriptions:
+    async def finish(self, keep: ViewId | None = None) -> None:
+        """A view has taken over: send what is queued, for a bounded time, and forget.
+
+        Subscriptions for the view `keep` stay.
+        """
+        ended = {k: s for k, s in self._subscriptions.items() if s.view != keep}
+        for key, subscription in ended.items():
             self._put(key, subscription, None)
-        workers = [self._workers[key] for key, _ in subscriptions if key in self._workers]
-        self._subscriptions.clear()
-        self._workers = {}
+        workers = [self._workers.pop(key) for key in ended if key in self._workers]
+        for key in ended:
+            self._subscriptions.pop(key, None)
         if workers:
-            _, late = await asyncio.wait(workers, timeout=60)
+            _, late = await asyncio.wait(workers, timeout=FINISH_DEADLINE_S)
             for worker in late:
                 worker.cancel()
+        for (follower, view), subscription in ended.items():
+            self._release(subscription)
+            self._courier.tell(follower, FollowEnded(view, "a view has taken over"))
 
     def unsubscribe(self, follower: str, view: ViewId) -> None:
         """The follower has what it wanted."""
@@ -165,20 +180,30 @@ class Donor:
 
     def _put(self, key: _Key, subscription: _Subscription, item: Any) -> None:
         if subscription.queue.full():
-            self._end(key, f"it is {QUEUED_STEPS_LIMIT} messages behind")
+            self._end(key, subscription, f"it is {QUEUED_STEPS_LIMIT} messages behind")
             return
         subscription.queue.put_nowait(item)
 
-    def _end(self, key: _Key, reason: str) -> None:
+    def _end(self, key: _Key, subscription: _Subscription, reason: str) -> None:
+        if self._subscriptions.get(key) is not subscription:
+            return  # it has asked anew, or its view has taken over
         log.warning("stops feeding %s: %s", key[0], reason)
-        self._courier.tell(key[0], FollowEnded(key[1], reason))
+        self._courier.tell(key[0], FollowEnded(subscription.view, reason))
         self._drop(key)
 
     def _drop(self, key: _Key) -> None:
-        self._subscriptions.pop(key, None)
+        subscription = self._subscriptions.pop(key, None)
         worker = self._workers.pop(key, None)
         if worker is not None:
             worker.cancel()
+        if subscription is not None:
+            self._release(subscription)
+
+    def _release(self, subscription: _Subscription) -> None:
+        """Remove the states that were offered to this follower and to nobody else."""
+        wanted = {blob for other in self._subscriptions.values() for blob in other.blobs}
+        for blob in subscription.blobs - wanted:
+            self._blobs.remove(blob)
 
     async def _feed(self, key: _Key, subscription: _Subscription) -> None:
         follower = key[0]
@@ -194,8 +219,7 @@ class Donor:
                 for layer, gradient in gradients.items():
                     await self._send_gradient(follower, subscription.view, step, layer, gradient)
             except (Unreachable, Refused) as error:
-                log.warning("gradients for a follower: %s", error)
-                self._subscriptions.pop(key, None)
+                self._end(key, subscription, f"gradients do not reach it: {error}")
                 return
 
     async def _send_gradient(
@@ -317,8 +341,10 @@ class Follower:
         """Raises `PeerFault` for an offer that nobody asked for."""
         if self._donor_of.get(message.layer) != sender:
             raise PeerFault(f"offers layer {message.layer}, for which it was not asked", sender)
-        if message.size_bytes > state_bytes_limit(self._spec, message.layer):
+        if not 0 < message.size_bytes <= state_bytes_limit(self._spec, message.layer):
             raise PeerFault(f"offers a layer of {message.size_bytes} bytes", sender)
+        if not is_digest(message.blob):
+            raise PeerFault("offers a layer under a name that is no digest", sender)
         if self._offers.qsize() > 4 * len(self._layers):
             raise PeerFault("offers layers faster than they can be taken", sender)
         self._offers.put_nowait(message)
@@ -326,7 +352,11 @@ class Follower:
     def committed(self, sender: str, message: LayersCommitted) -> None:
         if sender not in self._donor_of.values():
             raise PeerFault("feeds a peer that did not ask", sender)
+        if not 0 <= message.gradient_norm < math.inf:
+            raise PeerFault(f"a gradient norm of {message.gradient_norm}", sender)
         self._committed[sender, message.step] = message.gradient_norm
+        while len(self._committed) > COMMITTED_LIMIT:  # what came first was replayed long ago
+            del self._committed[next(iter(self._committed))]
         self._wake.set()
 
     def ended(self, sender: str, message: FollowEnded) -> None:
@@ -341,8 +371,11 @@ class Follower:
             raise PeerFault(f"a gradient of layer {header.layer}, not asked for", sender)
         length = self._workload.cost(header.layer).parameter_count
         start = header.index * CHUNK_ELEMENTS
-        if header.shape != (min(CHUNK_ELEMENTS, length - start),) or header.codec != "fp32":
-            raise PeerFault(f"a gradient chunk of shape {header.shape}", sender)
+        due = (min(CHUNK_ELEMENTS, length - start),)
+        if start >= length or header.shape != due:
+            raise PeerFault(f"gradient chunk {header.index} of shape {header.shape}", sender)
+        if (header.codec, header.dtype) != ("fp32", "float32"):
+            raise PeerFault(f"a gradient of {header.dtype} in {header.codec}", sender)
         steps = {step for layer, step in self._gradients if layer == header.layer}
         if header.step not in steps and len(steps) >= 2 * QUEUED_STEPS_LIMIT:
             raise PeerFault("feeds more steps than a follower can hold", sender)

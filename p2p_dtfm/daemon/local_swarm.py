@@ -80,7 +80,7 @@ class LocalSwarm:
         """Start a daemon with these arguments on top of those that all have."""
         name = f"peer-{len(self.children)}"
         home = self.directory / name
-        home.mkdir(parents=True)
+        home.mkdir(parents=True, exist_ok=True)
         files = [(home / stream).open("wb") for stream in ("stdout", "stderr")]
         command = [sys.executable, "-m", "p2p_dtfm", "--home", str(home), "--until-stdin-closes"]
         command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--log", "human"]

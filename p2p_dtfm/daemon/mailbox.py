@@ -80,12 +80,12 @@ class Mailbox:
 
     def put(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
         """Take a frame of this view. Raises `PeerFault` for one that is not due."""
-        if self._step is not None and header.step < self._step:
-            return  # of a step that is over
         key = FrameKey(header.step, header.kind, header.layer, header.index, sender)
         self._check(key, header)
         if key in self._seen:
             return  # sent again after a stream broke
+        if self._step is not None and header.step < self._step:
+            return  # of a step that is over
         self._seen.add(key)
         future = self._waiting.pop(key, None)
         if future is not None and not future.done():
@@ -108,6 +108,17 @@ class Mailbox:
             raise PeerFault(f"{key.kind} {key.index} of layer {key.layer}: not due", key.sender)
         if header.shape != shape:
             raise PeerFault(f"{key.kind} of shape {header.shape}, due is {shape}", key.sender)
+        self._check_step(key)
+
+    def _check_step(self, key: FrameKey) -> None:
+        if self._step is not None:
+            too_far = key.step >= self._step + STEPS_AHEAD_LIMIT
+        else:  # which step comes first is not known here yet, but it is one
+            steps = {seen.step for seen in self._seen} | {key.step}
+            too_far = len(steps) > STEPS_AHEAD_LIMIT
+        if too_far:
+            now = "before the first one" if self._step is None else f"in step {self._step}"
+            raise PeerFault(f"a tensor of step {key.step} {now}", key.sender)
 
     def _allowed_codecs(self, kind: FrameKind) -> tuple[str, ...]:
         codecs = self._spec.codecs

@@ -5,11 +5,12 @@ import contextlib
 import itertools
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,14 @@ from p2p_dtfm.core.liveness import LAN_LIVENESS, Liveness
 from p2p_dtfm.core.plan import NoPlan
 from p2p_dtfm.core.planner import compute_plan
 from p2p_dtfm.core.records import PROTOCOL_VERSION, Intent, PeerRecord, open_record
+from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId
 from p2p_dtfm.core.step import Prepared, StepOutcome
 from p2p_dtfm.core.view import View
 from p2p_dtfm.core.workload import workload_of
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
-from p2p_dtfm.daemon.courier import Courier
+from p2p_dtfm.daemon.courier import PEERS_LIMIT, Courier
 from p2p_dtfm.daemon.event_log import EventLog
 from p2p_dtfm.daemon.following import Donor
 from p2p_dtfm.daemon.home import Home
@@ -79,7 +81,7 @@ from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.directory import Directory, Presence
-from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader, FrameLimits
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.net.identity import verify
@@ -121,6 +123,7 @@ class Daemon:
         self.compute = Compute()
         self.views: list[dict[str, Any]] = []
         self._life = 0
+        self._signalled = False
         self._leaving = asyncio.Event()
         self._left = asyncio.Event()
         self._failed: asyncio.Future[None] | None = None
@@ -130,6 +133,7 @@ class Daemon:
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._liveness = Liveness(LAN_LIVENESS)
+        self._learnt: dict[str, Signed] = {}
         self._welcomed_by = ""
         self._replanned_s = -REPLAN_INTERVAL_S
 
@@ -144,13 +148,32 @@ class Daemon:
             self._failed = asyncio.get_running_loop().create_future()
             self._handle_signals()
             self._life = self.home.next_life()
-            await self._start_network(stack)
-            await self._start_run(stack)
-            await self._measure()
-            if not self.settings.initial_peers:
-                await self._print_invitation()
-            await self._take_part()
+            if not await self._unless_leaving(self._start(stack)):
+                log.info("left before it took part")
+                return 0
             return await self._until_end()
+
+    async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+        await self._start_network(stack)
+        await self._start_run(stack)
+        await self._measure()
+        if not self.settings.initial_peers:
+            await self._print_invitation()
+        await self._take_part()
+
+    async def _unless_leaving(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Whether `work` came to its end; it is cancelled when this peer is told to leave."""
+        working = asyncio.create_task(work)
+        leaving = asyncio.create_task(self._leaving.wait())
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+            return working.done()
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -170,8 +193,11 @@ class Daemon:
             os._exit(130)
 
     def _on_signal(self) -> None:
-        if self._leaving.is_set():
-            raise SystemExit(130)
+        if self._signalled:
+            log.warning("ends at once")
+            logging.shutdown()
+            os._exit(130)  # waits for no thread; p2pd ends with this process
+        self._signalled = True
         log.info("leaves after this step; a second signal ends at once")
         self._leaving.set()
 
@@ -190,6 +216,7 @@ class Daemon:
             self._host, self._control, self._life, self._on_heard, self._on_call_failed
         )
         stack.push_async_callback(self._courier.close)
+        await self._start_api(stack)
         for address in settings.initial_peers:
             peer_id, where = parse_address(address)
             self._courier.learn(peer_id, (where,))
@@ -217,6 +244,8 @@ class Daemon:
         stack.push_async_callback(self._trainer.close)
         stack.push_async_callback(self._checkpoints.close)
         stack.callback(self._cancel_tasks)
+
+    async def _start_api(self, stack: contextlib.AsyncExitStack) -> None:
         readers = {
             "status": self.status_json,
             "plan": self.plan_json,
@@ -229,8 +258,13 @@ class Daemon:
 
     def _make_trainer(self, run: Run) -> None:
         directory = self.home.run_directory(run.digest)
+        for leftover in ("scratch", "offers"):  # of a process that was killed
+            shutil.rmtree(directory / leftover, ignore_errors=True)
+        for leftover in run.blobs.root.glob(".*"):
+            leftover.unlink(missing_ok=True)
         scratch = directory / "scratch"
         scratch.mkdir(exist_ok=True)
+        self._offers = BlobStore(directory / "offers")
         self._checkpoints = Checkpoints(
             self.home.checkpoints(run.digest),
             run.spec,
@@ -249,7 +283,7 @@ class Daemon:
             blobs=self._blobs,
             compute=self.compute,
             checkpoints=self._checkpoints,
-            donor=Donor(self._courier, self._bulk, self.compute, run.blobs.put_bytes),
+            donor=Donor(self._courier, self._bulk, self.compute, self._offers),
             scratch=scratch,
             status=self.status,
         )
@@ -267,7 +301,10 @@ class Daemon:
         for digest in prepared.digests():
             blob = prepared.path(digest)
             assert blob is not None
-            await asyncio.to_thread(store.put_file, blob)
+            stored = await asyncio.to_thread(store.put_file, blob)
+            if stored != digest:
+                store.remove(stored)
+                raise damaged_data(blob)
         return open_local_run(signed, store)
 
     async def _print_invitation(self) -> None:
@@ -688,7 +725,11 @@ class Daemon:
             return await self._welcome(sender, message)
         if self._agreement is None or self._trainer is None:
             raise PeerFault("this peer does not take part in a run yet", sender)
-        self._receive(sender, message)
+        try:
+            self._receive(sender, message)
+        except PeerFault as fault:
+            log.warning("refused a %s of %s: %s", type(message).__name__, sender, fault.cause)
+            raise
         return encode(self._known_peers()) if isinstance(message, JoinRequest) else b""
 
     def _known_peers(self) -> KnownPeers:
@@ -701,37 +742,64 @@ class Daemon:
     def _receive(self, sender: str, message: Message) -> None:
         assert self._agreement is not None and self._trainer is not None
         if isinstance(message, AGREEMENT):
+            actions = self._agreement.receive(sender, message, time.monotonic_ns())
             self._learn_addresses(message)
-            now_ns = time.monotonic_ns()
             if isinstance(message, Heartbeat):
-                self._liveness.heartbeat(sender, message.progress, message.waits, now_ns)
-            self._do(self._agreement.receive(sender, message, now_ns))
+                self._liveness.heartbeat(
+                    sender, message.progress, message.waits, time.monotonic_ns()
+                )
+            self._do(actions)
         elif isinstance(message, Prepared):
             if message.peer_id != sender:
                 raise PeerFault("says Prepared for another peer", sender)
             self._trainer.prepared(message)
         elif isinstance(message, FOLLOWING):
+            if isinstance(message, FollowLayers):
+                self._require_follower(sender, message)
             self._trainer.following(sender, message)
         elif isinstance(message, CheckpointFiles):
             assert self._checkpoints is not None
-            self._checkpoints.remote_files(sender, message)
+            if sender in self._members():
+                self._checkpoints.remote_files(sender, message)
+
+    def _members(self) -> set[str]:
+        """Of the view in force, and of the one that is to follow it."""
+        assert self._agreement is not None
+        views = (self._agreement.view, self._agreement.next_view)
+        return {peer_id for view in views if view is not None for peer_id in view.member_ids}
+
+    def _require_follower(self, sender: str, message: FollowLayers) -> None:
+        """State goes to members; while a view is being agreed on, the others may know it first."""
+        assert self._agreement is not None and self._run is not None
+        if sender not in self._members() and not self._agreement.attempting:
+            raise PeerFault("asks for layers without a place in the view", sender)
+        layers = range(layer_count(self._run.spec))
+        if len(message.layers) > len(layers) or not set(message.layers) <= set(layers):
+            raise PeerFault("asks for layers that there are not", sender)
 
     def _learn_addresses(self, message: Any) -> None:
         """Newcomers must be answered before any view names them."""
-        assert self._run is not None
-        signed = getattr(message, "record", None)
-        if signed is not None:
-            record = open_record(signed, self._run.digest, verify)
-            self._courier.learn(record.peer_id, record.addresses)
+        if isinstance(message, JoinRequest):
+            self._learn_from_record(message.record)
         for contribution in getattr(message, "contributions", ()):
-            self._learn_from_contribution(contribution.payload)
+            opened = decode(contribution.payload, Contribution)
+            for signed in (opened.record, *opened.joiners):
+                self._learn_from_record(signed)
 
-    def _learn_from_contribution(self, payload: bytes) -> None:
-        """Addresses only: the agreement itself checks the signature before it uses anything."""
-        opened = decode(payload, Contribution)
-        for signed in (opened.record, *opened.joiners):
-            record = decode(signed.payload, PeerRecord)
-            self._courier.learn(record.peer_id, record.addresses)
+    def _learn_from_record(self, signed: Signed) -> None:
+        """Where its signer says that it is; nobody else may say that."""
+        assert self._run is not None
+        if self._learnt.get(signed.peer_id) == signed:
+            return
+        try:
+            record = open_record(signed, self._run.digest, verify)
+        except PeerFault as fault:
+            log.debug("addresses not learnt: %s", fault)
+            return
+        self._courier.learn(record.peer_id, record.addresses)
+        if len(self._learnt) >= PEERS_LIMIT:
+            self._learnt.clear()
+        self._learnt[signed.peer_id] = signed
 
     async def _welcome(self, sender: str, message: Hello) -> bytes:
         if self._run is None or self._agreement is None:
@@ -751,7 +819,8 @@ class Daemon:
     def _on_frame(
         self, sender: str, header: FrameHeader, payload: bytearray
     ) -> Coroutine[Any, Any, None]:
-        assert self._trainer is not None
+        if self._trainer is None:
+            raise PeerFault("a tensor before this peer takes part", sender)
         self._courier.heard(sender)
         return self._trainer.frame(sender, header, payload)
 
@@ -765,6 +834,8 @@ class Daemon:
     def _open_blob(self, digest: str) -> Path | None:
         if self._run is not None and (path := self._run.blobs.path(digest)) is not None:
             return path
+        if self._trainer is not None and (path := self._offers.path(digest)) is not None:
+            return path
         return self._checkpoints.path_of(digest) if self._checkpoints is not None else None
 
     # the end ------------------------------------------------------------------------------------
@@ -776,26 +847,27 @@ class Daemon:
             "lost": asyncio.create_task(self._host.lost.wait()),
             "left": asyncio.create_task(self._left.wait()),
             "leaving": asyncio.create_task(self._leaving.wait()),
-            "done": asyncio.create_task(self._trainer.done.wait()),
+            "done": asyncio.create_task(self._run_ended()),
         }
         try:
             while True:
                 pending = [task for task in waits.values() if not task.done()]
                 await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                if waits["failed"].done():
-                    waits["failed"].result()
-                if waits["lost"].done():
+                if waits["lost"].done():  # first, for it makes everything else fail
                     raise UserError(
                         "the libp2p daemon of this peer has ended by itself",
                         "start p2p-dtfm again; it takes up where the swarm is",
                         exit_code=1,
                     )
+                if waits["failed"].done():
+                    raise explained(waits["failed"].exception())
                 if waits["left"].done():
                     return await self._end_left()
-                if waits["done"].done():
-                    if await self._end_done():
-                        return 0
-                elif waits["leaving"].done():
+                if waits["done"].done() or (
+                    waits["leaving"].done() and self._trainer.done.is_set()
+                ):
+                    return 0
+                if waits["leaving"].done():
                     self._leave_now_or_ask()
         finally:
             for task in waits.values():
@@ -825,19 +897,19 @@ class Daemon:
         self.status.say(State.STOPPED, "left")
         return 0
 
-    async def _end_done(self) -> bool:
-        """After the last step: see that everyone has the whole model; then exit if so set."""
+    async def _run_ended(self) -> None:
+        """After the last step: see that everyone has the whole model; then end if so set."""
         assert self._run is not None and self._checkpoints is not None
-        assert self._agreement is not None and self._agreement.view is not None
+        assert self._agreement is not None and self._trainer is not None
+        await self._trainer.done.wait()
+        assert self._agreement.view is not None
         others = set(self._agreement.view.member_ids) - {self._me.peer_id}
         step = self._run.spec.total_steps
         end_s = time.monotonic() + DONE_WAIT_S
         while not self._checkpoints.whole_at(step, others) and time.monotonic() < end_s:
             await asyncio.sleep(TICK_S)
-        if self.settings.exit_when_done:
-            return True
-        await self._leaving.wait()
-        return True
+        if not self.settings.exit_when_done:
+            await self._leaving.wait()
 
     async def _ask_to_leave(self) -> dict[str, Any]:
         self._leaving.set()
@@ -918,6 +990,40 @@ class Daemon:
             "losses": list(trainer.losses) if trainer else [],
             "held_out_losses": list(trainer.held_out) if trainer else [],
         }
+
+
+def damaged_data(blob: Path) -> UserError:
+    """A founder's own data are not what their manifest says."""
+    return UserError(
+        f"the data shard {blob} is damaged: its bytes are not those that were prepared",
+        f"remove {blob.parents[1]} and make the data anew; "
+        "for your own text: p2p-dtfm prepare PATH... --out DIR",
+    )
+
+
+def explained(error: BaseException | None) -> BaseException:
+    """What ended this daemon; other peers that are gone are no bug of it."""
+    assert error is not None
+    leaves = list(_leaves(error))
+    if not all(isinstance(leaf, Unreachable | Refused) for leaf in leaves):
+        return error
+    causes = "; ".join(dict.fromkeys(str(leaf) for leaf in leaves))
+    return UserError(
+        f"a peer that this one works with is gone: {causes}",
+        (
+            "start p2p-dtfm again with --initial-peers and the address of a peer that still runs",
+            "if none does, start the founder again: it goes on from its newest whole checkpoint",
+        ),
+        exit_code=6,
+    )
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
 def links_are_measured(records: tuple[PeerRecord, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from p2p_dtfm.train.data import (
 
 MANIFEST_LIMIT_BYTES = 64 << 20
 WELCOME_DEADLINE_S = 10.0
+WELCOME_PATIENCE_S = 15.0
+WELCOME_RETRY_S = 0.5
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -92,6 +95,19 @@ async def ask_welcome(
 
     Raises `UserError`: exit code 5 for another run or protocol, 6 if nobody answers.
     """
+    end_s = time.monotonic() + WELCOME_PATIENCE_S
+    while True:
+        try:
+            return await _ask_welcome_once(courier, peer_ids, addresses, expected_digest)
+        except UserError as error:  # one that starts at this moment has no run yet
+            if error.exit_code != 6 or time.monotonic() > end_s:
+                raise
+        await asyncio.sleep(WELCOME_RETRY_S)
+
+
+async def _ask_welcome_once(
+    courier: Courier, peer_ids: list[str], addresses: tuple[str, ...], expected_digest: str
+) -> tuple[str, Welcome]:
     causes = []
     for peer_id in peer_ids:
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from p2p_dtfm.core.errors import PeerFault, UserError
+from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.guardians import Receipts, guarded_layers
 from p2p_dtfm.core.inventory import Restart
 from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT, Ledger
@@ -41,16 +41,21 @@ from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.batches import Batches
-from p2p_dtfm.train.data import ShardDamaged
+from p2p_dtfm.train.data import ShardDamaged, ShardMissing
 from p2p_dtfm.train.layer_state import LayerState
 
 log = logging.getLogger("p2p_dtfm")
 Tensor = Any
 
-EARLY_PREPARED_LIMIT = 4096
+EARLY_SENDERS_LIMIT = 1024
+EARLY_PREPARED_LIMIT = 2 * STEPS_AHEAD_LIMIT
+"""Of each sender, from views that have not taken over here."""
+VIEWS_REMEMBERED = 64
+"""A tensor of one of these comes late; one of any other view was never due."""
 RATE_STEPS = 20
 UNKNOWN_VIEW_WAIT_S = 5.0
 UNKNOWN_VIEW_POLL_S = 0.02
+SHARD_RETRY_S = 1.0
 
 
 class Outlet(Protocol):
@@ -129,13 +134,15 @@ class Trainer:
         self._restart: Restart | None = None
         self._computing: asyncio.Task[LocalResult] | None = None
         self._reduced: dict[tuple[ViewId, int], dict[int, Tensor]] = {}
-        self._early: deque[Prepared] = deque(maxlen=EARLY_PREPARED_LIMIT)
+        self._views: deque[ViewId] = deque(maxlen=VIEWS_REMEMBERED)
+        self._early: dict[str, deque[Prepared]] = {}
         self._follower: Follower | None = None
         self._following: asyncio.Task[None] | None = None
         self._guardian: Follower | None = None
         self._guarding: asyncio.Task[None] | None = None
         self._receipts: Receipts | None = None
         self._wanted: set[int] = set()
+        self._failure: BaseException | None = None
         self._finishing: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._step_ends: deque[float] = deque(maxlen=RATE_STEPS + 1)
@@ -164,6 +171,7 @@ class Trainer:
             self._stop_following()
         if discard:
             self.states.clear()
+        self._views.append(view.id)
         if isinstance(plan, Plan) and plan.stage_of(me) is not None:
             self._mailboxes[view.id] = Mailbox(view.id, plan, me, self._spec)
         self._wake.set()
@@ -196,7 +204,8 @@ class Trainer:
             tools.scratch,
             self._follower_progress,
         )
-        self._following = asyncio.create_task(self._follow(self._follower))
+        self._following = asyncio.create_task(self._follower.run())
+        self._following.add_done_callback(self._following_ended)
 
     def _start_guarding(self, view: View) -> None:
         """Follow the layers of this view that one other member holds alone and this one guards."""
@@ -223,7 +232,8 @@ class Trainer:
             self._guard,
             of_present_view=True,
         )
-        self._guarding = asyncio.create_task(self._follow(self._guardian))
+        self._guarding = asyncio.create_task(self._guardian.run())
+        self._guarding.add_done_callback(self._following_ended)
 
     def _guard(self, holder: str, layer: int, step: int, gradient: Tensor) -> None:
         """A step's gradient of a guarded layer is here: keep it, and give a receipt."""
@@ -246,11 +256,11 @@ class Trainer:
             self._guardian.release_donors()
         self._guarding = self._guardian = None
 
-    async def _follow(self, follower: Follower) -> None:
-        try:
-            await follower.run()
-        except* (PeerFault, UserError) as errors:
-            log.error("state could not be brought here: %s", errors.exceptions[0])
+    def _following_ended(self, task: asyncio.Task[None]) -> None:
+        """It ends by being cancelled; anything else must not leave this peer waiting for ever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = error
+            self._wake.set()
 
     def _follower_progress(self) -> None:
         follower = self._follower
@@ -292,10 +302,11 @@ class Trainer:
         self._stopped = False
         self._has_settled = isinstance(view.plan, NoPlan) or not view.layers_of(self._tools.me)
         self._mailboxes = {k: v for k, v in self._mailboxes.items() if k >= view.id}
-        early, self._early = self._early, deque(maxlen=EARLY_PREPARED_LIMIT)
-        for prepared in early:
+        early, self._early = self._early, {}
+        for prepared in (prepared for statements in early.values() for prepared in statements):
             with contextlib.suppress(PeerFault):
                 self.prepared(prepared)
+        self._finish_feeding(view)
         self._wake.set()
 
     def prepared(self, prepared: Prepared) -> None:
@@ -309,7 +320,10 @@ class Trainer:
             ledger.record(prepared)
             self._wake.set()
         elif ledger is None or prepared.view.number > ledger.view.number:
-            self._early.append(prepared)
+            sender = prepared.peer_id
+            if sender not in self._early and len(self._early) >= EARLY_SENDERS_LIMIT:
+                raise PeerFault("says Prepared in a view that this peer does not know", sender)
+            self._early.setdefault(sender, deque(maxlen=EARLY_PREPARED_LIMIT)).append(prepared)
 
     async def frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
         """Raises `PeerFault` for what is not due.
@@ -317,21 +331,20 @@ class Trainer:
         A peer that took over earlier may send before this one knows the view: its lane waits.
         """
         view = ViewId(header.view_number, header.view_digest)
+        end_s = time.monotonic() + UNKNOWN_VIEW_WAIT_S
+        while view not in self._views:
+            is_next = self.view is None or view.number > self.view.id.number
+            if not is_next or time.monotonic() > end_s:
+                raise PeerFault(f"a tensor of view {view}, which this peer does not know", sender)
+            await asyncio.sleep(UNKNOWN_VIEW_POLL_S)
         if header.kind is FrameKind.LAYER_GRADIENT:
             follower = self._follower_of(view)
             if follower is not None:
                 follower.gradient(sender, header, payload)
             return
-        end_s = time.monotonic() + UNKNOWN_VIEW_WAIT_S
-        while view not in self._mailboxes and time.monotonic() < end_s:
-            if self.view is not None and view.number <= self.view.id.number:
-                break
-            await asyncio.sleep(UNKNOWN_VIEW_POLL_S)
         mailbox = self._mailboxes.get(view)
         if mailbox is not None:
             mailbox.put(sender, header, payload)
-        elif self.view is None or view.number >= self.view.id.number:
-            raise PeerFault(f"a tensor of view {view}, which this peer does not know", sender)
 
     def following(
         self,
@@ -452,8 +465,6 @@ class Trainer:
         )
         while self.view is view and self.step <= self._spec.total_steps:
             await self._one_step(view, plan, engine)
-        if self.view is not view:
-            self._leave_view(view)
 
     async def _have_states(self, view: View, plan: Plan) -> None:
         """Wait until every layer of this peer's stage is at the step that comes."""
@@ -509,7 +520,6 @@ class Trainer:
         if self.view is view:
             self._drop_unwanted()
         self._outlet.states_changed()
-        self._tools.donor.committed(outcome)
         self._record(outcome)
         is_due = (step + 1) % spec.checkpoint.every_steps == 0 or step + 1 == spec.total_steps
         if train and is_due:
@@ -579,6 +589,7 @@ class Trainer:
             if outcome is not None:
                 self._tools.status.facts["waits_for"] = []
                 self.step = outcome.step + 1
+                self._tools.donor.committed(outcome)
                 self._outlet.committed(outcome)
                 return outcome
             self._tools.status.facts["waits_for"] = list(ledger.missing)
@@ -604,19 +615,44 @@ class Trainer:
             except ShardDamaged as error:
                 log.warning("%s", error.cause)
                 self._outlet.damaged_shard(error.digest)
+            except ShardMissing as error:
+                log.warning("%s", error)
             except BlobUnavailable as error:
-                self._tools.status.say(State.WAITING, f"data: {error}")
-                await asyncio.sleep(1.0)
+                self._say_shard_missing(error)
+                await asyncio.sleep(SHARD_RETRY_S)
+            except OSError as error:
+                self._tools.status.say(
+                    State.WAITING,
+                    f"a data shard cannot be written ({error}); free space on that disk",
+                )
+                await asyncio.sleep(SHARD_RETRY_S)
 
-    def _leave_view(self, view: View) -> None:
-        """The next view has taken over: feed its followers to the end, drop what is not needed."""
-        task = asyncio.create_task(self._tools.donor.finish())
+    def _say_shard_missing(self, error: BlobUnavailable) -> None:
+        """Waiting, until a peer turns up that has it or somebody puts the file back."""
+        causes = "; ".join(f"{peer}: {cause}" for peer, cause in error.causes.items())
+        self._tools.status.say(
+            State.WAITING,
+            f"data shard {error.digest[:16]} is missing here, and no peer gives it "
+            f"({causes or 'there is no other peer'}); it is taken as soon as a peer has it. "
+            "If these data are your own: end this daemon, make them anew with the same command, "
+            "and start again",
+        )
+
+    def _finish_feeding(self, view: View) -> None:
+        """A view has taken over: what its followers still lack is queued; send it to the end.
+
+        Who follows for an unplanned view has asked only now.
+        """
+        keep = None if view.snapshot.planned else view.id
+        task = asyncio.create_task(self._tools.donor.finish(keep))
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
 
     async def _wait(self) -> None:
         await self._wake.wait()
         self._wake.clear()
+        if self._failure is not None:
+            raise self._failure
 
     # what is known of the run -------------------------------------------------------------------
 

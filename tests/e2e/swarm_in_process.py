@@ -83,7 +83,7 @@ def prepare_engines(peers: list[EnginePeer], plan: Plan, spec: RunSpec, batch) -
             batch,
             peer.bulk,
             peer.compute,
-            lambda peer_id, cause: peer.faults.append(PeerFault(cause, peer_id)),
+            lambda peer_id, cause, faults=peer.faults: faults.append(PeerFault(cause, peer_id)),
         )
 
 

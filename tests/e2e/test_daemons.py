@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,36 +16,16 @@ from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
 from p2p_dtfm.train.batches import Batches
 from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
 from p2p_dtfm.train.reference import ReferenceRun
-from tests.core.builders import run_spec
-
-DEADLINE_S = 120.0
-
-
-def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-    end_s = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end_s, f"did not happen within {deadline_s} s: {what}"
-        time.sleep(0.05)
-
-
-def write_spec(directory: Path, **changes: object) -> Path:
-    path = directory / "run.json"
-    path.write_text(run_spec(**changes).model_dump_json())
-    return path
-
-
-def losses(child: Child) -> dict[int, float]:
-    events = [event for event in child.events() if event["event"] == "step"]
-    return {event["step"]: event["loss"] for event in events if event["loss"] is not None}
-
-
-def step_of(child: Child) -> int:
-    return max(losses(child), default=-1)
+from tests.e2e.helpers import DEADLINE_S, losses, processes_of, step_of, wait_until, write_spec
 
 
 def digests_by_view(child: Child) -> dict[int, tuple[str, str]]:
     views = [event for event in child.events() if event["event"] == "view"]
     return {event["view"]: (event["snapshot"], event["plan"]) for event in views}
+
+
+def offers_of(swarm: LocalSwarm) -> list[Path]:
+    return [path for child in swarm.children for path in child.home.glob("runs/*/offers/*")]
 
 
 def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_path: Path) -> None:
@@ -70,11 +48,15 @@ def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_pa
         late = swarm.join(address, half)
         wait_until(lambda: len(digests_by_view(late)) > 0, "the late joiner takes part")
         assert step_of(founder) < steps - 20, "it joined in the middle of the run"
+        wait_until(lambda: not any(offers_of(swarm)), "the states it was offered are removed")
         leaver.process.send_signal(signal.SIGTERM)
         assert leaver.process.wait(60) == 0, leaver.log_tail()
         for child in (founder, third, late):
             assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
     assert step_of(leaver) < steps - 1, "it left before the end"
+    for child in swarm.children:
+        for directory in ("offers", "scratch"):
+            assert not list(child.home.glob(f"runs/*/{directory}/*")), "followers' states are gone"
     assert_equals_the_plain_loop(founder, steps)
     assert losses(late).items() <= losses(founder).items()
     assert losses(leaver).items() <= losses(founder).items()
@@ -146,12 +128,7 @@ def alive(process: psutil.Process) -> bool:
 @pytest.fixture(autouse=True)
 def no_daemon_is_left(tmp_path: Path):
     yield
-    left = [
-        process.info["cmdline"]
-        for process in psutil.process_iter(["cmdline"])
-        if str(tmp_path) in " ".join(process.info["cmdline"] or ())
-    ]
-    assert not left
+    assert not processes_of(tmp_path)
 
 
 def test_a_killed_peer_costs_no_step_and_changes_no_loss(tmp_path: Path) -> None:
@@ -167,8 +144,8 @@ def test_a_killed_peer_costs_no_step_and_changes_no_loss(tmp_path: Path) -> None
     with LocalSwarm(tmp_path, ["--threads", "1", "--exit-when-done"]) as swarm:
         founder, address = swarm.found(["--run", str(spec), "--expect-peers", "4"])
         others = [swarm.join(address) for _ in range(3)]
+        survivor = others[1]
         for number, victim in enumerate((others[0], founder), 1):
-            survivor = others[1]
             wait_until(lambda n=number: step_of(survivor) >= 80 * n, f"{80 * number} steps")
             os.kill(victim.process.pid, signal.SIGKILL)
         for child in others[1:]:

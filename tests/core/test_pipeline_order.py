@@ -1,0 +1,153 @@
+"""Any pipeline, any limits, any order of arrival: no deadlock, and the order that sums rely on."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.pipeline_order import StageOrder, Tasklet, TaskletKind
+
+FORWARD, BACKWARD = TaskletKind.FORWARD, TaskletKind.BACKWARD
+
+
+class Line:
+    """Stages connected by messages that arrive whenever, and in whatever order, `choose` says."""
+
+    def __init__(self, microbatches: range, in_flight: list[int]) -> None:
+        last = len(in_flight) - 1
+        self.microbatches = microbatches
+        self.in_flight = in_flight
+        self.stages = [
+            StageOrder(microbatches, limit, makes_inputs=n == 0, makes_losses=n == last)
+            for n, limit in enumerate(in_flight)
+        ]
+        self.ran: list[list[Tasklet]] = [[] for _ in in_flight]
+        self.travelling: list[tuple[int, Tasklet]] = []
+
+    def deliver(self, index: int) -> None:
+        number, tasklet = self.travelling.pop(index)
+        stage = self.stages[number]
+        arrive = stage.input_arrived if tasklet.kind is FORWARD else stage.gradient_arrived
+        arrive(tasklet.microbatch)
+
+    def compute(self, number: int) -> bool:
+        """One tasklet of a stage, if it has one."""
+        tasklet = self.stages[number].next()
+        if tasklet is None:
+            return False
+        self.ran[number].append(tasklet)
+        target = number + (1 if tasklet.kind is FORWARD else -1)
+        if 0 <= target < len(self.stages):
+            self.travelling.append((target, tasklet))
+        kinds = [item.kind for item in self.ran[number]]
+        open_count = kinds.count(FORWARD) - kinds.count(BACKWARD)
+        assert 0 <= open_count <= self.in_flight[number]
+        return True
+
+    def run(self, choose) -> None:
+        while not all(stage.done for stage in self.stages):
+            moves = [("deliver", n) for n in range(len(self.travelling))]
+            moves += [("compute", n) for n, stage in enumerate(self.stages) if not stage.done]
+            kind, number = moves[choose(len(moves))]
+            if kind == "deliver":
+                self.deliver(number)
+            elif not self.compute(number) and not self.travelling:
+                assert any(self.compute(n) for n in range(len(self.stages))), (
+                    "deadlock: " + "; ".join(stage.waits_for for stage in self.stages)
+                )
+
+
+@given(
+    st.integers(0, 5),
+    st.integers(1, 6),
+    st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    st.data(),
+)
+def test_every_pipeline_ends_with_each_microbatch_once_each_way(
+    first: int, count: int, in_flight: list[int], data: st.DataObject
+) -> None:
+    random = data.draw(st.randoms(use_true_random=False))
+    line = Line(range(first, first + count), in_flight)
+    line.run(random.randrange)
+    for ran in line.ran:
+        for kind in (FORWARD, BACKWARD):
+            numbers = [tasklet.microbatch for tasklet in ran if tasklet.kind is kind]
+            assert numbers == list(line.microbatches), "in order: else sums differ between runs"
+    assert not line.travelling
+
+
+@given(st.integers(1, 8), st.integers(1, 4))
+def test_a_single_stage_turns_each_microbatch_around_at_once(count: int, in_flight: int) -> None:
+    line = Line(range(count), [in_flight])
+    line.run(lambda moves: 0)
+    assert line.ran[0] == [
+        Tasklet(kind, number) for number in range(count) for kind in (FORWARD, BACKWARD)
+    ]
+
+
+def test_the_first_stage_fills_its_limit_and_then_waits() -> None:
+    order = StageOrder(range(8), 3, makes_inputs=True, makes_losses=False)
+    assert [order.next() for _ in range(4)] == [*(Tasklet(FORWARD, n) for n in range(3)), None]
+    assert order.waits_for == "the gradient of microbatch 0 from the next stage"
+    order.gradient_arrived(0)
+    assert order.next() == Tasklet(BACKWARD, 0), "a backward that can run comes first"
+    assert order.next() == Tasklet(FORWARD, 3)
+
+
+def test_gradients_out_of_order_wait_for_their_turn() -> None:
+    order = StageOrder(range(2), 2, makes_inputs=True, makes_losses=False)
+    order.next(), order.next()
+    order.gradient_arrived(1)
+    assert order.next() is None
+    order.gradient_arrived(0)
+    assert [order.next(), order.next()] == [Tasklet(BACKWARD, 0), Tasklet(BACKWARD, 1)]
+    assert order.done
+
+
+def test_a_middle_stage_says_what_it_waits_for() -> None:
+    order = StageOrder(range(4, 6), 1, makes_inputs=False, makes_losses=False)
+    assert order.next() is None
+    assert order.waits_for == "the activation of microbatch 4 from the stage before"
+
+
+@pytest.mark.parametrize("number", [-1, 3, 6])
+def test_an_activation_outside_the_range_is_a_fault(number: int) -> None:
+    order = StageOrder(range(4, 6), 1, makes_inputs=False, makes_losses=False)
+    with pytest.raises(PeerFault, match="not due"):
+        order.input_arrived(number)
+
+
+def test_an_activation_twice_is_a_fault_even_after_it_was_used() -> None:
+    order = StageOrder(range(2), 1, makes_inputs=False, makes_losses=True)
+    order.input_arrived(0)
+    order.next(), order.next()
+    with pytest.raises(PeerFault, match="not due"):
+        order.input_arrived(0)
+
+
+def test_whoever_makes_its_own_inputs_takes_none() -> None:
+    order = StageOrder(range(2), 1, makes_inputs=True, makes_losses=False)
+    with pytest.raises(PeerFault):
+        order.input_arrived(1)
+
+
+def test_a_gradient_is_due_between_its_forward_and_its_backward_once() -> None:
+    order = StageOrder(range(2), 2, makes_inputs=True, makes_losses=False)
+    with pytest.raises(PeerFault, match="not due"):
+        order.gradient_arrived(0)
+    order.next()
+    order.gradient_arrived(0)
+    with pytest.raises(PeerFault, match="not due"):
+        order.gradient_arrived(0)
+    order.next()
+    with pytest.raises(PeerFault, match="not due"):
+        order.gradient_arrived(0)
+
+
+def test_a_faulty_arrival_changes_nothing() -> None:
+    order = StageOrder(range(2), 1, makes_inputs=False, makes_losses=True)
+    with pytest.raises(PeerFault):
+        order.input_arrived(7)
+    assert order.next() is None
+    order.input_arrived(0)
+    assert order.next() == Tasklet(FORWARD, 0)

@@ -1,0 +1,164 @@
+"""Run specs: unknown keys and wrong values are named with a way out; the digest names the run."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_dtfm.core.canonical import encode
+from p2p_dtfm.core.errors import PeerFault, UserError
+from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
+from tests.core.builders import run_spec
+
+
+def values() -> dict:
+    return json.loads(run_spec().model_dump_json())
+
+
+def error_of(changed: dict) -> UserError:
+    with pytest.raises(UserError) as caught:
+        parse_run_spec(changed, "here.toml")
+    assert caught.value.cause.startswith("here.toml: ")
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+SECTIONS = [name for name, value in values().items() if isinstance(value, dict)]
+
+
+@pytest.mark.parametrize(
+    "section, wrong, meant",
+    [
+        ("", "total_step", "total_steps"),
+        ("", "optimiser", "optimizer"),
+        ("model", "layer", "layers"),
+        ("batch", "micro_batch", "microbatch"),
+        ("optimizer", "learning_rate", "peak_learning_rate"),
+        ("data", "sources", "source"),
+        ("evaluation", "every_step", "every_steps"),
+        ("codecs", "activation", "activations"),
+        ("sync", "modes", "mode"),
+        ("limits", "min_member", "min_members"),
+        ("checkpoint", "keeps", "keep"),
+    ],
+)
+def test_an_unknown_key_anywhere_is_refused_with_a_suggestion(
+    section: str, wrong: str, meant: str
+) -> None:
+    changed = values()
+    (changed[section] if section else changed)[wrong] = 1
+    error = error_of(changed)
+    where = f"{section}.{wrong}" if section else wrong
+    assert f"unknown key {where!r}" in error.cause
+    assert f"did you mean {meant!r}" in error.fixes[0]
+
+
+@pytest.mark.parametrize("section", ["", *SECTIONS])
+def test_a_key_that_resembles_nothing_lists_what_there_is(section: str) -> None:
+    changed = values()
+    (changed[section] if section else changed)["zzzzqqqq"] = 1
+    assert "known keys:" in error_of(changed).fixes[0]
+
+
+@pytest.mark.parametrize(
+    "path, value",
+    [
+        ("total_steps", 0),
+        ("total_steps", "many"),
+        ("total_steps", 1.5),
+        ("name", "No Spaces"),
+        ("seed", -1),
+        ("model", 5),
+        ("model.layers", 0),
+        ("model.heads", 5),
+        ("batch.microbatch", 3),
+        ("optimizer.peak_learning_rate", float("nan")),
+        ("optimizer.peak_learning_rate", float("inf")),
+        ("optimizer.beta1", 1.0),
+        ("optimizer.clip_norm", 0),
+        ("evaluation.sequences", 3),
+        ("codecs.activations", ["zip"]),
+        ("sync.mode", "sometimes"),
+        ("data.manifest", "../etc/passwd"),
+        ("checkpoint.keep", 1),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_place(path: str, value: object) -> None:
+    changed = values()
+    *sections, key = path.split(".")
+    target = changed
+    for section in sections:
+        target = target[section]
+    target[key] = value
+    error = error_of(changed)
+    assert sections[0] in error.cause if sections else key in error.cause
+    assert error.fixes
+
+
+def test_every_mistake_is_named_at_once() -> None:
+    changed = values()
+    changed["layers"] = 3
+    del changed["total_steps"]
+    changed["model"]["width"] = "wide"
+    cause = error_of(changed).cause
+    assert all(word in cause for word in ("'layers'", "'total_steps' is missing", "model.width"))
+
+
+def test_the_digest_is_the_same_in_every_process() -> None:
+    program = (
+        "import sys, json; from p2p_dtfm.core.run_spec import RunSpec;"
+        "print(RunSpec.model_validate(json.load(sys.stdin)).digest())"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            input=run_spec().model_dump_json(),
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("0", "4242")
+    }
+    assert seen == {run_spec().digest()}
+
+
+def test_the_order_of_keys_does_not_change_the_run() -> None:
+    backwards = dict(reversed(values().items()))
+    assert parse_run_spec(backwards, "x").digest() == run_spec().digest()
+
+
+def test_any_change_is_another_run() -> None:
+    specs = [run_spec(), run_spec(seed=8), run_spec(name="other"), run_spec(total_steps=21)]
+    assert len({spec.digest() for spec in specs}) == len(specs)
+
+
+@given(
+    st.floats(min_value=1e-300, max_value=1e300),
+    st.floats(min_value=0, max_value=1, exclude_max=True),
+)
+def test_floats_come_back_exactly_from_canonical_bytes(rate: float, beta: float) -> None:
+    spec = run_spec(optimizer={"peak_learning_rate": rate, "beta1": beta})
+    again = RunSpec.from_canonical_bytes(spec.canonical_bytes())
+    assert again == spec
+    assert again.optimizer.peak_learning_rate == rate
+    assert again.canonical_bytes() == spec.canonical_bytes()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"\xc1", encode([1]), encode({}), encode({"name": "x"}), b"\x00" * (1 << 17)],
+    ids=["empty", "rubbish", "list", "nothing", "partial", "oversize"],
+)
+def test_a_run_spec_from_a_stranger_is_whole_or_a_fault(payload: bytes) -> None:
+    with pytest.raises(PeerFault):
+        RunSpec.from_canonical_bytes(payload)
+
+
+def test_a_run_spec_with_more_than_we_know_is_a_fault() -> None:
+    with pytest.raises(PeerFault, match="does not validate"):
+        RunSpec.from_canonical_bytes(encode(values() | {"new_feature": 1}))

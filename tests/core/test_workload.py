@@ -1,0 +1,53 @@
+"""The workload's integers against counts made by hand."""
+
+import pytest
+
+from p2p_dtfm.core.workload import LayerKind, workload_of
+from tests.core.builders import run_spec
+
+
+def test_parameters_of_gpt2_small_add_up_to_the_published_count() -> None:
+    spec = run_spec(
+        model={"layers": 12, "width": 768, "heads": 12, "context": 1024, "vocabulary": 50257}
+    )
+    work = workload_of(spec)
+    total = sum(work.cost(layer).parameter_count for layer in range(work.layer_count))
+    # 124,439,808 with the head tied to the embedding (Radford et al. 2019); ours is not tied
+    assert total - 50257 * 768 == 124_439_808
+
+
+def test_layers_are_embedding_blocks_head() -> None:
+    work = workload_of(run_spec())
+    kinds = [work.kind(layer) for layer in range(work.layer_count)]
+    assert kinds == [LayerKind.EMBEDDING, *[LayerKind.BLOCK] * 4, LayerKind.HEAD]
+    assert work.cost(0) is work.embedding and work.cost(5) is work.head
+
+
+@pytest.mark.parametrize("layer", [-1, 6])
+def test_there_are_no_other_layers(layer: int) -> None:
+    with pytest.raises(AssertionError):
+        workload_of(run_spec()).kind(layer)
+
+
+def test_counts_follow_the_batch() -> None:
+    work = workload_of(run_spec())
+    assert work.microbatch_count == 4
+    assert work.evaluation_microbatch_count == 2
+    assert work.boundary_bytes == 2 * 32 * 32 * 4
+    assert work.block.state_bytes == 16 * work.block.parameter_count
+
+
+def test_operations_of_a_block_are_those_of_its_matrices_and_attention() -> None:
+    work = workload_of(run_spec())
+    tokens, width, context = 2 * 32, 32, 32
+    matrices = 2 * tokens * (4 * width * width + 8 * width * width)
+    attention = 2 * (2 * tokens * context * width)
+    assert work.block.forward_flops == matrices + attention
+
+
+def test_all_costs_are_positive_integers() -> None:
+    work = workload_of(run_spec())
+    for cost in (work.embedding, work.block, work.head):
+        for name in ("parameter_count", "state_bytes", "saved_bytes", "forward_flops"):
+            value = getattr(cost, name)
+            assert type(value) is int and value > 0, name

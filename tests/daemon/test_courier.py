@@ -1,0 +1,79 @@
+"""The courier delivers in order, and forgets peers that nobody speaks to any more."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.daemon import courier as courier_module
+from p2p_dtfm.daemon.courier import Courier
+from p2p_dtfm.daemon.wire import Hello, unpack
+from p2p_dtfm.net.control import ControlPlane
+from p2p_dtfm.net.host import Host
+
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+
+
+async def until(condition, what: str) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+    assert condition(), what
+
+
+def test_messages_come_in_order_and_idle_workers_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(courier_module, "IDLE_S", 0.2)
+
+    async def scenario() -> None:
+        one = await Host.start(tmp_path / "one.key", LOOPBACK)
+        two = await Host.start(tmp_path / "two.key", LOOPBACK)
+        heard: list[int] = []
+
+        async def hear(sender: str, body: bytes) -> bytes:
+            _, message = unpack(body)
+            assert isinstance(message, Hello)
+            heard.append(message.protocol_version)
+            return b""
+
+        try:
+            await ControlPlane(two, hear).ready()
+            courier = Courier(one, await ControlPlane(one, hear).ready(), life=1)
+            courier.learn(two.peer_id, await two.addresses())
+            for round_start in (0, 10):
+                for number in range(round_start, round_start + 10):
+                    courier.tell(two.peer_id, Hello(number, ()))
+                assert len(courier._workers) == 1
+                await until(lambda end=round_start: len(heard) == end + 10, "all arrive")
+                await until(lambda: not courier._workers, "the worker ends")
+                assert not courier._queues
+            assert heard == list(range(20))
+            await courier.close()
+        finally:
+            await asyncio.gather(one.close(), two.close())
+
+    asyncio.run(scenario())
+
+
+def test_it_remembers_a_bounded_number_of_peers_and_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(courier_module, "PEERS_LIMIT", 3)
+
+    async def scenario() -> None:
+        host = await Host.start(tmp_path / "one.key", LOOPBACK)
+        try:
+            courier = Courier(host, ControlPlane(host, lambda *_: None), life=1)  # type: ignore[arg-type]
+            for number in range(10):
+                courier.learn(f"peer-{number}", ("/ip4/127.0.0.1/tcp/1",) * 1000)
+                courier.heard(f"peer-{number}")
+            assert courier.known == ("peer-7", "peer-8", "peer-9")
+            assert set(courier.heard_s) == set(courier.known)
+            assert all(len(where) <= 16 for where in courier._addresses.values())
+            courier.learn(host.peer_id, ("/ip4/127.0.0.1/tcp/1",))
+            assert host.peer_id not in courier.known
+        finally:
+            await host.close()
+
+    asyncio.run(scenario())

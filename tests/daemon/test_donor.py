@@ -1,0 +1,148 @@
+"""A donor keeps the states it offers for as long as somebody may fetch them, and no longer."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.step import StepOutcome
+from p2p_dtfm.daemon.compute import Compute
+from p2p_dtfm.daemon.following import QUEUED_STEPS_LIMIT, Donor
+from p2p_dtfm.daemon.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
+from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.train.data import BlobStore
+from p2p_dtfm.train.layer_state import LayerState
+from tests.core.builders import run_spec
+
+VIEW = ViewId(2, "ab" * 32)
+SPEC = run_spec()
+
+
+class Line:
+    """Stands for courier and bulk plane: keeps what is said; `broken` loses tensors."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, Any]] = []
+        self.gradients: list[tuple[str, int, int]] = []
+        self.broken = False
+        self.open = asyncio.Event()
+        self.open.set()
+
+    def tell(self, peer_id: str, message: Any) -> None:
+        self.said.append((peer_id, message))
+
+    async def send(self, peer_id: str, lane: str, header: Any, payload: Any) -> None:
+        await self.open.wait()
+        if self.broken:
+            raise Unreachable(peer_id, "gone")
+        self.gradients.append((peer_id, header.step, header.layer))
+
+    def heard_by(self, peer_id: str, kind: type) -> list[Any]:
+        return [m for peer, m in self.said if peer == peer_id and isinstance(m, kind)]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., None]:
+    def run(scenario: Callable[..., Any]) -> None:
+        async def whole() -> None:
+            line, blobs, compute = Line(), BlobStore(tmp_path / "offers"), Compute()
+            donor = Donor(line, line, compute, blobs)  # type: ignore[arg-type]
+            states = {layer: LayerState.genesis(SPEC, layer) for layer in (0, 1)}
+            try:
+                await scenario(donor, line, blobs, states)
+            finally:
+                donor.close()
+                compute.close()
+
+        asyncio.run(asyncio.wait_for(whole(), 20))
+
+    return run
+
+
+def outcome(step: int) -> StepOutcome:
+    return StepOutcome(step, 1.0, 1.0, 1, None, None)
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_a_follower_gets_state_then_every_step_and_its_blobs_go_in_the_end(play) -> None:
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor.subscribe("x", FollowLayers(VIEW, (0, 1)))
+        donor.subscribe("y", FollowLayers(VIEW, (1,)))
+        assert donor.has_new_followers
+        await donor.offer(states)
+        assert not donor.has_new_followers
+        await settle()
+        offers = line.heard_by("x", LayerOffered)
+        assert [offer.layer for offer in offers] == [0, 1]
+        assert sorted(offer.blob for offer in offers) == blobs.digests()
+        for step in (0, 1):
+            donor.reduced(step, states)
+            donor.committed(outcome(step))
+        await donor.finish()
+        assert [m.step for m in line.heard_by("x", LayersCommitted)] == [0, 1]
+        assert [g for g in line.gradients if g[0] == "y"] == [("y", 0, 1), ("y", 1, 1)]
+        assert blobs.digests() == []
+
+    play(scenario)
+
+
+def test_a_state_stays_while_another_follower_may_fetch_it(play) -> None:
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        for follower in ("x", "y"):
+            donor.subscribe(follower, FollowLayers(VIEW, (1,)))
+        await donor.offer(states)
+        donor.subscribe("x", FollowLayers(VIEW, (0,)))  # instead of layer 1
+        assert len(blobs.digests()) == 1
+        donor.close()
+        assert blobs.digests() == []
+
+    play(scenario)
+
+
+def test_a_follower_that_cannot_be_reached_is_told_to_ask_again(play) -> None:
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor.subscribe("x", FollowLayers(VIEW, (0,)))
+        await donor.offer(states)
+        line.broken = True
+        donor.reduced(0, states)
+        await settle()
+        (ended,) = line.heard_by("x", FollowEnded)
+        assert "gone" in ended.reason
+        assert blobs.digests() == []
+        donor.reduced(1, states)
+        donor.committed(outcome(1))
+        assert not donor.has_new_followers
+
+    play(scenario)
+
+
+def test_a_follower_that_does_not_keep_up_is_dropped_and_not_waited_for(play) -> None:
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor.subscribe("x", FollowLayers(VIEW, (0,)))
+        await donor.offer(states)
+        line.open.clear()
+        for step in range(QUEUED_STEPS_LIMIT + 2):
+            donor.reduced(step, states)
+            await settle()
+        assert len(line.heard_by("x", FollowEnded)) == 1
+        assert blobs.digests() == []
+
+    play(scenario)
+
+
+def test_layers_that_are_not_here_are_refused_in_words(play) -> None:
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor.subscribe("x", FollowLayers(VIEW, (0, 5)))
+        await donor.offer(states)
+        (ended,) = line.heard_by("x", FollowEnded)
+        assert "layer 5 is not held here" in ended.reason
+        assert blobs.digests() == []
+
+    play(scenario)

@@ -1,0 +1,66 @@
+"""What ends a daemon is told to its user as what it is: a gone peer, or a bug."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.daemon import event_log
+from p2p_dtfm.daemon.event_log import EventLog
+from p2p_dtfm.daemon.home import Home
+from p2p_dtfm.daemon.node import explained
+from p2p_dtfm.net.errors import Refused, Unreachable
+
+
+def test_gone_peers_are_no_bug() -> None:
+    inner = ExceptionGroup("sends", [Unreachable("x", "stream reset"), Refused("no", "y")])
+    error = explained(ExceptionGroup("step", [inner, Unreachable("x", "stream reset")]))
+    assert isinstance(error, UserError) and error.exit_code == 6
+    assert error.cause.count("stream reset") == 1 and "y: no" in error.cause
+    assert "--initial-peers" in error.fixes[0]
+
+
+def test_a_bug_among_them_stays_a_bug() -> None:
+    group = ExceptionGroup("step", [Unreachable("x", "gone"), ValueError("ours")])
+    assert explained(group) is group
+    assert isinstance(explained(AssertionError("ours")), AssertionError)
+
+
+def test_one_home_one_daemon(tmp_path: Path) -> None:
+    first, second = Home(tmp_path), Home(tmp_path)
+    first.acquire()
+    with pytest.raises(UserError, match="already running") as caught:
+        second.acquire()
+    assert caught.value.exit_code == 3
+    first.release()
+    second.acquire()
+    second.release()
+
+
+def test_lives_grow_even_if_the_clock_goes_back_or_the_file_is_rubbish(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    first = home.next_life()
+    assert home.next_life() > first
+    (tmp_path / "life.json").write_text(json.dumps({"life": first + 10**9}))
+    assert home.next_life() == first + 10**9 + 1
+    (tmp_path / "life.json").write_bytes(b"\xff{")
+    assert home.next_life() >= first
+
+
+def test_the_event_log_keeps_a_bounded_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_log, "LIMIT_BYTES", 1000)
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    for step in range(200):
+        log.write("step", step=step)
+    lines = path.read_text().splitlines()
+    assert json.loads(lines[-1])["step"] == 199
+    kept = sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert kept < 2 * 1000 + 200
+
+
+def test_a_disk_that_refuses_costs_the_line_only(tmp_path: Path) -> None:
+    EventLog(tmp_path / "missing" / "events.jsonl").write("step", step=1)

@@ -1,0 +1,247 @@
+"""The mailbox takes each due frame once; everything else is its sender's fault."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.daemon.mailbox import STEPS_AHEAD_LIMIT, FrameKey, Mailbox, held_out_indices
+from p2p_dtfm.net.frames import FrameHeader, FrameKind
+from tests.core.builders import run_spec
+
+SPEC = run_spec()  # layers 0-5, 4 microbatches of [2, 32, 32], 2 of evaluation
+VIEW = ViewId(2, "ab" * 32)
+PLAN = Plan(
+    (
+        Pipeline((Stage("a", 0, 2, 2), Stage("b", 2, 4, 1), Stage("c", 4, 6, 1)), 0, 3),
+        Pipeline((Stage("d", 0, 6, 1),), 3, 1),
+    ),
+    ("spare",),
+    1,
+)
+BOUNDARY = (2, 32, 32)
+
+
+def mailbox(me: str = "b", step: int | None = 5) -> Mailbox:
+    box = Mailbox(VIEW, PLAN, me, SPEC)
+    if step is not None:
+        box.begin_step(step)
+    return box
+
+
+def header(kind: FrameKind = FrameKind.ACTIVATION, **changes: object) -> FrameHeader:
+    values: dict[str, object] = {
+        "view_number": VIEW.number,
+        "view_digest": VIEW.snapshot,
+        "step": 5,
+        "kind": kind,
+        "index": 0,
+        "layer": 2,
+        "codec": "fp32",
+        "dtype": "float32",
+        "shape": BOUNDARY,
+    }
+    return FrameHeader(**(values | changes))  # type: ignore[arg-type]
+
+
+def held(box: Mailbox) -> int:
+    return len(box._held) + len(box._seen) + len(box._arrivals)
+
+
+GRADIENT = FrameKind.ACTIVATION_GRADIENT
+PART, SUM = FrameKind.GRADIENT_PART, FrameKind.GRADIENT_SUM
+CHUNKS = mailbox().chunks[2]
+MINE = next(n for n in range(len(CHUNKS.bounds)) if CHUNKS.owner(n) == "b")
+THEIRS = next(n for n in range(len(CHUNKS.bounds)) if CHUNKS.owner(n) == "d")
+
+
+def chunk_shape(index: int) -> tuple[int]:
+    start, end = CHUNKS.bounds[index]
+    return (end - start,)
+
+
+DUE = [
+    ("a", header()),
+    ("a", header(index=2, step=6)),
+    ("a", header(index=4)),  # held-out: every other one, after the four of training
+    ("c", header(GRADIENT, layer=4)),
+    ("d", header(PART, index=MINE, shape=chunk_shape(MINE))),
+    ("d", header(SUM, index=THEIRS, shape=chunk_shape(THEIRS))),
+]
+
+
+@pytest.mark.parametrize("sender, frame", DUE, ids=str)
+def test_a_due_frame_is_held_until_it_is_taken(sender: str, frame: FrameHeader) -> None:
+    async def scenario() -> None:
+        box = mailbox()
+        payload = bytearray(b"tensor")
+        box.put(sender, frame, payload)
+        key = FrameKey(frame.step, frame.kind, frame.layer, frame.index, sender)
+        assert await box.take(key) is payload
+        assert not box._held and not box._arrivals
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "sender, frame, cause",
+    [
+        ("stranger", header(), "not due"),
+        ("spare", header(), "not due"),
+        ("c", header(), "not due"),
+        ("a", header(GRADIENT, layer=4), "not due"),
+        ("a", header(index=3), "not due"),
+        ("a", header(index=5), "not due"),
+        ("a", header(index=6), "not due"),
+        ("a", header(layer=3), "not due"),
+        ("a", header(layer=-1), "not due"),
+        ("c", header(GRADIENT, layer=2), "not due"),
+        ("c", header(GRADIENT, layer=4, index=4), "not due"),
+        ("a", header(shape=(2, 32, 31)), "due is"),
+        ("a", header(shape=()), "due is"),
+        ("a", header(shape=(2 * 32 * 32,)), "due is"),
+        ("a", header(codec="int8"), "does not use"),
+        ("a", header(codec="raw"), "does not use"),
+        ("a", header(dtype="float64"), "float32 is due"),
+        ("a", header(step=5 + STEPS_AHEAD_LIMIT), "in step 5"),
+        ("a", header(step=1 << 50), "in step 5"),
+        ("d", header(PART, index=THEIRS, shape=chunk_shape(THEIRS)), "not due"),
+        ("d", header(SUM, index=MINE, shape=chunk_shape(MINE)), "not due"),
+        ("d", header(PART, index=len(CHUNKS.bounds), shape=(1,)), "not due"),
+        ("d", header(PART, index=MINE, layer=0, shape=chunk_shape(MINE)), "not due"),
+        ("c", header(PART, index=MINE, shape=chunk_shape(MINE)), "not due"),
+        ("d", header(PART, index=MINE, shape=(1,)), "due is"),
+        ("a", header(FrameKind.LAYER_STATE), "not due"),
+        ("a", header(FrameKind.BLOB), "not due"),
+        ("a", header(FrameKind.PROBE), "not due"),
+        ("stranger", header(step=1), "not due"),
+    ],
+    ids=str,
+)
+def test_what_is_not_due_is_a_fault_of_its_sender(
+    sender: str, frame: FrameHeader, cause: str
+) -> None:
+    box = mailbox()
+    with pytest.raises(PeerFault, match=cause) as caught:
+        box.put(sender, frame, bytearray())
+    assert caught.value.peer_id == sender
+    assert held(box) == 0
+
+
+def test_a_frame_twice_is_a_fault_even_after_it_was_taken() -> None:
+    async def scenario() -> None:
+        box = mailbox()
+        box.put("a", header(), bytearray())
+        with pytest.raises(PeerFault, match="twice"):
+            box.put("a", header(), bytearray())
+        await box.take(FrameKey(5, FrameKind.ACTIVATION, 2, 0, "a"))
+        with pytest.raises(PeerFault, match="twice"):
+            box.put("a", header(), bytearray())
+
+    asyncio.run(scenario())
+
+
+def test_a_late_frame_of_a_finished_step_is_dropped_without_blame() -> None:
+    box = mailbox()
+    box.put("a", header(step=4), bytearray())
+    assert held(box) == 0
+
+
+def test_a_new_step_forgets_the_old_one() -> None:
+    box = mailbox()
+    box.put("a", header(), bytearray())
+    box.put("a", header(step=6), bytearray())
+    box.begin_step(6)
+    taken = box.take_arrivals(6, range(4))
+    assert [key.step for key, _ in taken] == [6]
+    box.begin_step(7)
+    assert held(box) == 0
+
+
+def test_before_its_first_step_it_holds_no_more_steps_than_later() -> None:
+    box = mailbox(step=None)
+    for step in range(STEPS_AHEAD_LIMIT):
+        box.put("a", header(step=step), bytearray())
+    with pytest.raises(PeerFault, match="before the first one"):
+        box.put("a", header(step=99), bytearray())
+
+
+def test_someone_who_waits_is_woken_by_the_frame() -> None:
+    async def scenario() -> None:
+        box = mailbox()
+        waiting = asyncio.create_task(box.take(FrameKey(5, FrameKind.ACTIVATION, 2, 4, "a")))
+        await asyncio.sleep(0)
+        box.put("a", header(index=4), bytearray(b"x"))
+        assert await waiting == b"x"
+        assert not box._held and not box._waiting
+
+    asyncio.run(scenario())
+
+
+def test_a_frame_for_someone_who_gave_up_waiting_is_not_lost() -> None:
+    async def scenario() -> None:
+        box = mailbox()
+        key = FrameKey(5, FrameKind.ACTIVATION, 2, 4, "a")
+        waiting = asyncio.create_task(box.take(key))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        box.put("a", header(index=4), bytearray(b"x"))
+        assert await box.take(key) == b"x"
+
+    asyncio.run(scenario())
+
+
+frames = st.builds(
+    lambda sender, kind, index, layer, step, shape: (
+        sender,
+        header(kind, index=index, layer=layer, step=step, shape=shape),
+    ),
+    st.sampled_from(["a", "c", "d", "stranger"]),
+    st.sampled_from(list(FrameKind)),
+    st.integers(0, 7),
+    st.integers(-1, 6),
+    st.integers(3, 9),
+    st.sampled_from([BOUNDARY, (1,), *(chunk_shape(n) for n in range(len(CHUNKS.bounds)))]),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(frames, max_size=60), st.booleans())
+def test_whatever_comes_it_holds_at_most_what_two_steps_need(sent: list, begun: bool) -> None:
+    box = mailbox(step=5 if begun else None)
+    for sender, frame in sent:
+        try:
+            box.put(sender, frame, bytearray())
+        except PeerFault as fault:
+            assert fault.peer_id == sender
+    per_step = 3 + len(held_out_indices(PLAN, SPEC, 0)) + 3 + len(CHUNKS.bounds)
+    assert len(box._held) <= STEPS_AHEAD_LIMIT * per_step
+    assert len(box._seen) == len(box._held)
+
+
+def test_held_out_microbatches_go_round_the_pipelines_and_leave_none_out() -> None:
+    for sequences in (2, 4, 6, 14):
+        evaluation = SPEC.evaluation.model_copy(update={"sequences": sequences})
+        spec = SPEC.model_copy(update={"evaluation": evaluation})
+        shares = [held_out_indices(PLAN, spec, pipeline) for pipeline in (0, 1)]
+        assert sorted(n for share in shares for n in share) == list(range(4, 4 + sequences // 2))
+    assert held_out_indices(PLAN, SPEC, None) == range(0)
+
+
+@pytest.mark.parametrize(
+    "me, own",
+    [("a", lambda f: msgspec.structs.replace(f, layer=0)), ("d", lambda f: f)],
+)
+def test_who_has_the_embedding_is_due_no_activation(
+    me: str, own: Callable[[FrameHeader], FrameHeader]
+) -> None:
+    box = mailbox(me)
+    for sender in "abcd":
+        with pytest.raises(PeerFault, match="not due"):
+            box.put(sender, own(header()), bytearray())

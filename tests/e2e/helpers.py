@@ -1,0 +1,78 @@
+"""What tests with real daemons share."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from p2p_dtfm.daemon.local_swarm import Child
+from tests.core.builders import run_spec
+
+DEADLINE_S = 120.0
+
+
+def wait_until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Poll until `condition()` is true; fail with `what` if it does not come true in time."""
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s, f"did not happen within {deadline_s} s: {what}"
+        time.sleep(0.05)
+
+
+def write_spec(directory: Path, **changes: object) -> Path:
+    path = directory / "run.json"
+    path.write_text(run_spec(**changes).model_dump_json())
+    return path
+
+
+def losses(child: Child) -> dict[int, float]:
+    events = [event for event in child.events() if event["event"] == "step"]
+    return {event["step"]: event["loss"] for event in events if event["loss"] is not None}
+
+
+def step_of(child: Child) -> int:
+    return max(losses(child), default=-1)
+
+
+def logged(child: Child, text: str) -> bool:
+    return text in (child.home / "stderr").read_text(errors="replace")
+
+
+def state_of(child: Child) -> tuple[str, str]:
+    """(state, reason), empty while the daemon cannot be asked."""
+    facts = child.status()
+    return (facts["state"], facts["reason"]) if facts else ("", "")
+
+
+def run_program(
+    *arguments: str | Path, deadline_s: float = 60.0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """`p2p-dtfm` with these arguments, to its end; it must not show a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-m", "p2p_dtfm", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=deadline_s,
+        env={**os.environ, **environment},
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def processes_of(directory: Path) -> list[list[str]]:
+    """Command lines of living processes that name this directory."""
+    return [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["cmdline"])
+        if str(directory) in " ".join(process.info["cmdline"] or ())
+    ]
+
+
+def first_json(text: str) -> dict:
+    return json.loads(text.splitlines()[0])

@@ -1,0 +1,181 @@
+"""The command line as people use it: help, settings, exit codes, signals, data and text."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.cli import main
+from p2p_dtfm.daemon.local_swarm import LocalSwarm
+from tests.e2e.helpers import (
+    logged,
+    processes_of,
+    run_program,
+    state_of,
+    step_of,
+    wait_until,
+    write_spec,
+)
+
+Program = Callable[..., tuple[int, str, str]]
+COMMANDS = ["demo", "plan", "status", "peers", "leave", "id", "prepare", "generate", "simulate"]
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+    """(exit code, stdout, stderr) of the program, run in this process."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["p2p-dtfm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        return (code if isinstance(code, int) else 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_every_command_explains_itself(command: str, program: Program) -> None:
+    code, out, _ = program(*command.split(), "--help")
+    assert code == 0
+    assert "Usage: p2p-dtfm" in out and len(out.splitlines()) > 5
+
+
+def test_the_top_help_lists_every_command(program: Program) -> None:
+    _, out, _ = program("--help")
+    assert all(f" {command} " in out for command in COMMANDS)
+
+
+def test_version_is_a_line(program: Program) -> None:
+    from p2p_dtfm import __version__
+
+    assert program("--version")[:2] == (0, f"{__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["status", "peers", "plan", "leave"])
+def test_without_a_daemon_commands_say_how_to_start_one(
+    command: str, tmp_path: Path, program: Program
+) -> None:
+    code, out, err = program(command, "--home", tmp_path)
+    assert code == 4 and out == ""
+    assert str(tmp_path) in err and "fix 1: start one: p2p-dtfm" in err
+
+
+def test_an_id_is_made_once(tmp_path: Path, program: Program) -> None:
+    first = program("id", "--home", tmp_path / "home")
+    assert first[0] == 0 and first[1].startswith("12D3KooW")
+    assert program("id", "--home", tmp_path / "home") == first
+
+
+def test_show_config_tells_each_origin_and_the_nearest_one_counts(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text('threads = 1\ndevice = "cpu"\nmemory_gib = 1.5\nlisten = ["/ip4/0.0.0.0"]\n')
+    monkeypatch.setenv("P2P_DTFM_THREADS", "2")
+    monkeypatch.setenv("P2P_DTFM_DEVICE", "cuda")
+    monkeypatch.setenv("P2P_DTFM_HOME", str(tmp_path / "home"))
+    code, out, _ = program("--config", config, "--threads", "3", "--show-config")
+    assert code == 0
+    lines = {line.split(" = ")[0].strip(): line for line in out.splitlines()}
+    assert "= 3 " in lines["threads"] and "(flag)" in lines["threads"]
+    assert "'cuda'" in lines["device"] and "(P2P_DTFM_DEVICE)" in lines["device"]
+    assert "= 1.5 " in lines["memory_gib"] and f"({config})" in lines["memory_gib"]
+    assert "'tiny'" in lines["run"] and "(default)" in lines["run"]
+    assert "(P2P_DTFM_HOME)" in lines["home"]
+    assert not (tmp_path / "home").exists(), "to show is not to do"
+
+
+def test_a_list_in_the_environment_is_split_at_spaces(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("P2P_DTFM_LISTEN", "/ip4/127.0.0.1/tcp/1 /ip4/127.0.0.1/tcp/2")
+    _, out, _ = program("--show-config")
+    assert "['/ip4/127.0.0.1/tcp/1', '/ip4/127.0.0.1/tcp/2']" in out
+
+
+def test_data_are_prepared_trained_on_and_written_from(tmp_path: Path, program: Program) -> None:
+    text = tmp_path / "poem.txt"
+    text.write_text("".join(f"{n} green bottles hanging on the wall\n" for n in range(2000)))
+    out = tmp_path / "data"
+    code, said, _ = program("prepare", text, "--out", out, "--context", "32")
+    assert code == 0 and f'source = "{out}"' in said
+
+    home = tmp_path / "home"
+    spec = write_spec(tmp_path, total_steps=12, data={"source": str(out)})
+    done = run_program(
+        "--home", home, "--listen", "/ip4/127.0.0.1/tcp/0", "--run", spec, "--threads", "1",
+        "--exit-when-done",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "--initial-peers /ip4/127.0.0.1" in done.stdout
+
+    def text_of(seed: int) -> str:
+        code, written, _ = program(
+            "generate", "--home", home, "--prompt", "3 green", "--tokens", "40", "--seed", str(seed)
+        )
+        assert code == 0 and written.startswith("3 green")
+        return written
+
+    assert text_of(1) == text_of(1) != text_of(2)
+    assert not processes_of(tmp_path)
+
+
+def test_without_a_checkpoint_generate_says_so(tmp_path: Path, program: Program) -> None:
+    code, _, err = program("generate", "--home", tmp_path)
+    assert code == 2 and "no whole checkpoint" in err and "train first" in err
+
+
+# with daemons -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
+    with LocalSwarm(tmp_path, ["--threads", "1"]) as found:
+        yield found
+    assert not processes_of(tmp_path)
+
+
+def test_one_home_has_one_daemon_and_signals_end_it(
+    prepared_data: Path, tmp_path: Path, swarm: LocalSwarm, program: Program
+) -> None:
+    spec = write_spec(tmp_path, total_steps=1_000_000, data={"source": str(prepared_data)})
+    founder, address = swarm.found(["--run", str(spec)])
+    second = run_program("--home", founder.home, "--run", spec)
+    assert second.returncode == 3
+    assert str(founder.process.pid) in second.stderr and "p2p-dtfm status" in second.stderr
+
+    wait_until(lambda: step_of(founder) > 2, "it trains")
+    code, out, _ = program("status", "--home", founder.home)
+    assert code == 0 and "training since" in out and address.rsplit("/", 1)[1] in out
+
+    joiner = swarm.join(address)
+    wait_until(lambda: len((joiner.status() or {}).get("members", ())) == 2, "both are members")
+    wait_until(lambda: len((founder.status() or {}).get("members", ())) == 2, "both know it")
+    joiner.process.send_signal(signal.SIGSTOP)  # so that nobody agrees to the founder's leaving
+    try:
+        founder.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: state_of(founder)[0] == "leaving", "the first signal hands over")
+        began_s = time.monotonic()
+        founder.process.send_signal(signal.SIGTERM)
+        assert founder.process.wait(10) == 130
+        assert time.monotonic() - began_s < 2.0, "the second signal ends it at once"
+        wait_until(lambda: not processes_of(founder.home), "its p2pd is gone", deadline_s=2.0)
+    finally:
+        joiner.process.send_signal(signal.SIGCONT)
+        joiner.process.kill()
+
+
+def test_a_daemon_that_starts_can_be_told_to_leave(
+    prepared_data: Path, tmp_path: Path, swarm: LocalSwarm
+) -> None:
+    spec = write_spec(tmp_path, data={"source": str(prepared_data)})
+    founder = swarm.start(["--run", str(spec)])
+    wait_until(lambda: logged(founder, "peer 12D3KooW"), "it has begun to start")
+    founder.process.send_signal(signal.SIGTERM)
+    assert founder.process.wait(30) == 0, founder.log_tail()
+    assert not logged(founder, "Traceback")

@@ -5,7 +5,15 @@ import sys
 
 def main() -> None:
     """The program. A `UserError` is shown as its cause and fixes, never as a traceback."""
-    from p2p_dtfm.cli import data, demo, plan, swarm  # noqa: F401  (they register their commands)
+    from p2p_dtfm.cli import (  # noqa: F401  (they register their commands)
+        bootstrap,
+        data,
+        demo,
+        doctor,
+        models,
+        plan,
+        swarm,
+    )
     from p2p_dtfm.cli.app import app
     from p2p_dtfm.cli.simulate import simulate
     from p2p_dtfm.core.errors import UserError

@@ -35,6 +35,9 @@ def run(
         str | None, typer.Option("--run-digest", help="Join only the run of this digest.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    shape: Annotated[
+        Path | None, typer.Option(help="Shaped links, from a launcher's file.", hidden=True)
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads to compute with.")] = None,
     memory_gib: Annotated[float | None, typer.Option(help="Memory to use, in GiB.")] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on.")] = None,
@@ -79,6 +82,7 @@ def run(
             "initial_peers": tuple(initial_peers or ()),
             "run_digest": run_digest,
             "device": device,
+            "shape": shape,
             "threads": threads,
             "memory_gib": memory_gib,
             "listen": tuple(listen or ()),

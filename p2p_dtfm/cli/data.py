@@ -18,6 +18,10 @@ def prepare(
     vocabulary: Annotated[
         int | None, typer.Option(help="Learn a byte-pair encoding of this size; default: bytes.")
     ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Use this tokenizer.json, as import writes it for a model."),
+    ] = None,
     held_out: Annotated[
         float, typer.Option(help="Fraction of the text kept for evaluation.")
     ] = 0.02,
@@ -29,7 +33,11 @@ def prepare(
     """Make token shards from text."""
     from p2p_dtfm.train.data import Skipped
     from p2p_dtfm.train.data import prepare as make
+    from p2p_dtfm.train.hugging_face_tokenizer import read_tokenizer_json
 
+    if tokenizer is not None and vocabulary is not None:
+        raise UserError("--tokenizer and --vocabulary exclude each other", "give one of the two")
+    given = None if tokenizer is None else read_tokenizer_json(tokenizer)
     skipped = Skipped()
     columns = (
         TextColumn("{task.description}"),
@@ -56,6 +64,7 @@ def prepare(
             source=source,
             progress=progress,
             skipped=skipped,
+            tokenizer=given,
         )
     train, test = manifest.totals.train_tokens, manifest.totals.held_out_tokens
     typer.echo(f"{train:,} training and {test:,} held-out tokens in {out}")

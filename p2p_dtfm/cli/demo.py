@@ -5,8 +5,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,8 @@ from p2p_dtfm.cli.swarm import duration, short
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
 from p2p_dtfm.daemon.run_spec_file import read_run_spec, resolve_run_spec
+from p2p_dtfm.daemon.scenario_swarm import SHAPE_FILE, Player, cast_scenario, threads_of
+from p2p_dtfm.sim.files import read_scenario
 
 POLL_S = 0.5
 LATE_AT = 0.3
@@ -36,7 +39,13 @@ SECONDS_LIMIT = 3600.0
 
 @app.command()
 def demo(
-    peers: Annotated[int, typer.Option(min=1, max=32, help="Daemons to start.")] = 4,
+    peers: Annotated[
+        int | None, typer.Option(min=1, max=32, help="Daemons to start; default: 4.")
+    ] = None,
+    scenario: Annotated[
+        str | None,
+        typer.Option(help="Play this scenario (file or name): its peers, over its links."),
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps, instead of the run spec's.")
     ] = None,
@@ -55,25 +64,53 @@ def demo(
     with _directory(keep) as directory:
         spec_path, total_steps = _spec_file(directory, run, steps)
         if late is None:
-            late = 1 if total_steps >= STEPS_FOR_LATE_JOINER else 0
-        late = min(late, peers - 1)
-        arguments = ["--threads", str(max(1, (os.cpu_count() or 1) // peers)), "--exit-when-done"]
-        with LocalSwarm(directory, arguments) as swarm:
-            expected = ["--expect-peers", str(peers - late)]
-            _, address = swarm.found(["--run", str(spec_path), *expected])
-            for _ in range(peers - late - 1):
-                swarm.join(address)
-            _watch(swarm, address, late, console)
+            late = 1 if total_steps >= STEPS_FOR_LATE_JOINER and scenario is None else 0
+        with LocalSwarm(directory) as swarm:
+            players = _cast(swarm, scenario, peers, console)
+            late = min(late, len(players) - 1)
+            expected = ["--expect-peers", str(len(players) - late)]
+            founder, *others = players
+            run_arguments = ["--run", str(spec_path), *expected, *founder.arguments]
+            _, address = swarm.found(run_arguments, founder.name)
+
+            def join(player: Player) -> None:
+                swarm.join(address, player.arguments, player.name)
+
+            for player in others[: len(others) - late]:
+                join(player)
+            _watch(swarm, join, others[len(others) - late :], console)
         result = _result(swarm)
         left = _processes_left(directory)
-        sample = _sample(swarm.children[0])
+        emulated = any(player.emulated for player in players)
+        sample = None if emulated else _sample(swarm.children[0])
     result["processes_left"] = left
+    result |= {"scenario": scenario, "shaped_links": scenario is not None, "emulated": emulated}
     if as_json:
         typer.echo(json.dumps(result))
     else:
         _summary(console, result, sample, keep)
     if left or not result["agreed"]:
         raise typer.Exit(1)
+
+
+def _cast(
+    swarm: LocalSwarm, scenario_name: str | None, peers: int | None, console: Console
+) -> list[Player]:
+    """Who plays whom. Raises `UserError`."""
+    if scenario_name is None:
+        homes = [swarm.home(number) for number in range(4 if peers is None else peers)]
+        players = [Player(home.name, home, (), emulated=False) for home in homes]
+    else:
+        if peers is not None:
+            raise UserError("a scenario says which peers there are", "leave out --peers")
+        scenario = read_scenario(scenario_name)
+        homes = [swarm.home(number) for number in range(len(scenario.peers))]
+        players = cast_scenario(scenario, homes, swarm.directory / SHAPE_FILE)
+        console.print(f"{scenario.name}: {scenario.description or 'no description'}")
+        if scenario.faults:
+            console.print("  its faults are not played here: see p2p-dtfm chaos")
+    shared = ("--threads", str(threads_of(players)), "--exit-when-done")
+    return [replace(player, arguments=(*shared, *player.arguments)) for player in players]
 
 
 @contextmanager
@@ -106,7 +143,9 @@ def _spec_file(directory: Path, run: str, steps: int | None) -> tuple[Path, int]
 # while it runs -----------------------------------------------------------------------------------
 
 
-def _watch(swarm: LocalSwarm, address: str, late: int, console: Console) -> None:
+def _watch(
+    swarm: LocalSwarm, join: Callable[[Player], None], late: list[Player], console: Console
+) -> None:
     began_s = time.monotonic()
     with _display(console) as show:
         while any(child.running for child in swarm.children):
@@ -117,8 +156,7 @@ def _watch(swarm: LocalSwarm, address: str, late: int, console: Console) -> None
             lead = max((s for s in statuses if s), key=lambda s: s.get("step") or 0, default=None)
             progress = _progress(lead)
             if late and progress >= LATE_AT:
-                swarm.join(address)
-                late -= 1
+                join(late.pop())
             if time.monotonic() - began_s > SECONDS_LIMIT:
                 raise UserError(
                     f"the demo did not end within {duration(SECONDS_LIMIT)}",
@@ -274,7 +312,21 @@ def _sample(child: Child) -> str:
     return generate(checkpoint, tokenizer_of(checkpoint), "def ", 240, 0.7, 1)
 
 
-def _summary(console: Console, result: dict[str, Any], sample: str, keep: Path | None) -> None:
+def _summary(
+    console: Console, result: dict[str, Any], sample: str | None, keep: Path | None
+) -> None:
+    if result["shaped_links"]:
+        console.print(
+            f"\n[bold]shaped links[/bold] of {result['scenario']}: all figures below are of one "
+            "machine that imitates them",
+            highlight=False,
+        )
+    if result["emulated"]:
+        console.print(
+            "[bold]emulated devices[/bold]: they take the time and compute nothing, so the losses "
+            "mean nothing",
+            highlight=False,
+        )
     console.print(
         f"\n[bold]{result['steps']} steps[/bold] by {result['peers']} peers in "
         f"{duration(result['training_s'])}: loss {result['first_loss']:.3f} → "
@@ -294,5 +346,7 @@ def _summary(console: Console, result: dict[str, Any], sample: str, keep: Path |
     console.print(f"  processes left behind: {result['processes_left']}")
     if keep is not None:
         console.print(f"  homes, logs and checkpoints: {keep}")
+    if sample is None:
+        return
     console.print("\n[bold]what the model writes now[/bold] (from 'def '):")
     console.print(sample, markup=False, highlight=False, soft_wrap=True)

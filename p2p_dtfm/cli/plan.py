@@ -1,6 +1,7 @@
-"""`p2p-dtfm plan`: the plan of the live swarm, and why it is as it is."""
+"""`p2p-dtfm plan`: the plan of the live swarm or of a scenario, and why it is as it is."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
+from p2p_dtfm.cli.plan_scenario import Cost, Question, plan_scenario
 from p2p_dtfm.cli.swarm import short
 from p2p_dtfm.core.explain import explain
 from p2p_dtfm.core.plan import NoPlan, Plan
@@ -18,13 +20,43 @@ from p2p_dtfm.daemon.local_client import call_daemon
 
 @app.command()
 def plan(
+    scenario: Annotated[
+        str | None,
+        typer.Argument(help="Scenario file or name; without one, the swarm of this daemon."),
+    ] = None,
     explained: Annotated[
         bool, typer.Option("--explain", help="Say why each peer holds what it holds.")
     ] = False,
+    cost: Annotated[
+        Cost, typer.Option(help="step: seconds per step; paper: DT-FM's own cost.")
+    ] = Cost.STEP,
+    run: Annotated[
+        str, typer.Option("--run", help="Run spec file or name, with a scenario.")
+    ] = "gpt3-xl",
+    layers: Annotated[int | None, typer.Option(help="Blocks, instead of the run's.")] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Sequences in a step, instead of the run's.")
+    ] = None,
+    stages: Annotated[int, typer.Option(help="With --cost paper.")] = 8,
+    replicas: Annotated[int, typer.Option(help="With --cost paper.")] = 8,
+    change: Annotated[
+        str | None,
+        typer.Option("--what-if", help='"+3 london", "-oregon-2", or several with commas.'),
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a map of the scenario's plan.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the map as a page.")] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The plan in force in the swarm of this machine's daemon."""
+    """The plan in force in the swarm of this machine's daemon, or the plan for a scenario."""
+    if scenario is not None:
+        plan_scenario(
+            Question(
+                scenario, run, layers, global_batch, cost, stages, replicas, change, explained,
+                as_json, svg, html,
+            )
+        )  # fmt: skip
+        return
     facts = call_daemon(home, "plan")
     if facts["view"] is None:
         typer.echo(json.dumps(facts) if as_json else "no view yet: this peer is not let in so far")

@@ -43,6 +43,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     console.print(f"[bold]{facts['state']}[/bold] since {since}: {facts['reason']}")
     rows = [
         ("peer", facts["peer_id"]),
+        *_marks(facts),
         ("run", f"{facts['run']} ({str(facts['run_digest'])[:16]})"),
         ("step", f"{facts.get('step', 0)} of {facts.get('total_steps', '?')}"),
         ("loss", _number(facts.get("loss"))),
@@ -58,6 +59,16 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     waits_for = facts.get("waits_for") or []
     if waits_for:
         console.print(f"  waits for Prepared of {', '.join(map(short, waits_for))}")
+
+
+def _marks(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """What makes the figures below those of a laboratory."""
+    marks = []
+    if facts.get("shaped_links"):
+        marks.append(("shaped links", facts["shaped_links"]))
+    if facts.get("emulated_device"):
+        marks.append(("emulated device", "it computes nothing, so losses mean nothing"))
+    return marks
 
 
 def _number(value: float | None, digits: int = 4) -> str:

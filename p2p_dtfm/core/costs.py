@@ -3,21 +3,17 @@
     step = max over peers of (their segments' gradients ready + reduction) + commit
 
 Pipelines compute side by side (`pipeline_cost`); microbatches are dealt so that the last to end
-ends soonest. A segment's gradients are ready when the slowest of its holders has done its last
-backward. Reduction: each holder owns a part of the segment (`shard_weights`), receives it from
-all others and sends it back summed; with equal parts each of h peers sends 2 (h - 1)/h of the
-segment, the least there is (Patarasuk and Yuan 2009). Commit: Prepared travels between the two
-stage holders that are farthest apart.
+ends soonest. Reduction: `reduction_cost`. Commit: Prepared travels between the two stage holders
+that are farthest apart.
 """
 
 import heapq
 import itertools
 from dataclasses import dataclass
-from operator import itemgetter
 
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
-from p2p_dtfm.core.problem import MESSAGE_NS, Problem, duration_ns
-from p2p_dtfm.core.shard_weights import shard_weights
+from p2p_dtfm.core.problem import MESSAGE_NS, Problem
+from p2p_dtfm.core.reduction_cost import ReductionModel, SegmentCost
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
 
@@ -37,6 +33,8 @@ class PlacementCost:
     reduction_ns: int
     """From then until every segment is reduced."""
     commit_ns: int
+    critical: int
+    """A peer that holds up the reduction; -1 if there is none."""
 
     @property
     def step_ns(self) -> int:
@@ -49,20 +47,38 @@ class StepModel:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.pipelines = PipelineModel(problem)
-        self._groups: dict[tuple[int, ...], tuple[int, int]] = {}
+        self.reductions = ReductionModel(problem)
         self._farthest: dict[tuple[int, ...], int] = {}
-        self.work = 0
-        """Peers and links looked at: the unit in which searches are bounded."""
+        self._work = 0
 
-    def cost(self, placement: Placement) -> PlacementCost | None:
-        """Cost of a placement, without the pipelines that get no microbatch; None if none fits."""
+    @property
+    def work(self) -> int:
+        """Of searching, in about microseconds; what bounds a search."""
+        return self._work + self.reductions.work
+
+    def spend(self, work: int) -> None:
+        """Count work done elsewhere."""
+        self._work += work
+
+    def cost(self, placement: Placement, bound_ns: int | None = None) -> PlacementCost | None:
+        """Cost of a placement, without the pipelines that get no microbatch.
+
+        None if a pipeline does not fit, or if the step surely takes longer than `bound_ns`.
+        """
         costs: list[PipelineCost] = []
+        self._work += 10 + 4 * len(placement)
         for peers in placement:
-            self.work += len(peers)
-            cost = self.pipelines.cost(peers)
+            cost, fresh = self.pipelines.cost(peers)
+            self._work += 40 * len(peers) if fresh else 0
             if cost is None:
                 return None
             costs.append(cost)
+        return self.combine(placement, costs, bound_ns)
+
+    def combine(
+        self, placement: Placement, costs: list[PipelineCost], bound_ns: int | None
+    ) -> PlacementCost | None:
+        """Deal microbatches to pipelines that are already timed, reduce and commit."""
         dealt = deal_microbatches(costs, self.problem.microbatch_count)
         if 0 in dealt:
             used = [index for index, count in enumerate(dealt) if count]
@@ -71,78 +87,34 @@ class StepModel:
             dealt = tuple(dealt[index] for index in used)
         ends = [cost.duration_ns(count) for cost, count in zip(costs, dealt, strict=True)]
         compute = max(ends)
-        reduced = self._reduced_ns(placement, costs, ends)
+        if bound_ns is not None and compute > bound_ns:
+            return None
+        reduced, critical = self._reduced_ns(placement, costs, ends)
         commit = self._commit_ns(placement)
         return PlacementCost(
-            placement, tuple(costs), dealt, compute, max(0, reduced - compute), commit
+            placement, tuple(costs), dealt, compute, max(0, reduced - compute), commit, critical
         )
 
-    def _reduced_ns(self, placement: Placement, costs: list[PipelineCost], ends: list[int]) -> int:
-        """When the last peer has reduced its last segment."""
+    def _reduced_ns(
+        self, placement: Placement, costs: list[PipelineCost], ends: list[int]
+    ) -> tuple[int, int]:
+        """(when the last segment is reduced, the peer that holds up the longest one)."""
         if len(placement) == 1:
-            return ends[0]
+            return ends[0], -1
         edges = sorted({cut for cost in costs for cut in cost.cuts})
+        self._work += 2 * len(edges) * len(costs)
         at = [0] * len(placement)
-        ready: dict[int, int] = {}
-        busy: dict[int, int] = {}
+        segments: list[SegmentCost] = []
         for first, end in itertools.pairwise(edges):
             for number, cost in enumerate(costs):
-                while cost.cuts[at[number] + 1] <= first:
+                if cost.cuts[at[number] + 1] <= first:
                     at[number] += 1
             holders = tuple(map(tuple.__getitem__, placement, at))
             start = max(e - c.drain_ns[s] for e, c, s in zip(ends, costs, at, strict=True))
-            spent = self.reduction_ns(holders, first, end)
-            for peer in holders:
-                ready[peer] = max(start, ready.get(peer, 0))
-                busy[peer] = busy.get(peer, 0) + spent
-        return max(ready[peer] + busy[peer] for peer in ready)
-
-    def reduction_ns(self, holders: tuple[int, ...], first: int, end: int) -> int:
-        """Time to reduce the gradients of layers `first .. end - 1` among `holders`."""
-        count = len(holders)
-        if count == 1:
-            return 0
-        problem = self.problem
-        blocks = min(end, problem.block_count + 1) - max(first, 1)
-        size = blocks * problem.block.gradient_bytes
-        size += problem.embedding.gradient_bytes if first == 0 else 0
-        size += problem.head.gradient_bytes if end == problem.layer_count else 0
-        bytes_per_s, latency = self._group(holders)
-        return duration_ns(size, bytes_per_s) + 2 * latency
-
-    def _group(self, holders: tuple[int, ...]) -> tuple[int, int]:
-        """(bytes of a segment reduced in a second, longest latency) among two or more holders."""
-        key = tuple(sorted(holders))
-        found = self._groups.get(key)
-        if found is None:
-            if len(self._groups) > 1 << 16:
-                self._groups.clear()
-            found = self._groups[key] = (self._reduced_bytes_per_s(key), self._longest_ns(key))
-        return found
-
-    def _reduced_bytes_per_s(self, holders: tuple[int, ...]) -> int:
-        """The rate at which a segment goes through the shards, its slowest pair, or a limit.
-
-        With h holders, a peer that owns the share w sends and receives 1 + (h - 2) w segments.
-        """
-        problem = self.problem
-        count = len(holders)
-        self.work += count * count
-        pick = itemgetter(*holders)
-        limits = [
-            min(problem.uplink_bytes_per_s[a], problem.downlink_bytes_per_s[a]) for a in holders
-        ]
-        weights = shard_weights([pick(problem.pair_bytes_per_s[a]) for a in holders], limits)
-        total = sum(weights)
-        rate = total
-        for weight, limit in zip(weights, limits, strict=True):
-            rate = min(rate, limit * total // (total + (count - 2) * weight))
-        return max(1, rate)
-
-    def _longest_ns(self, holders: tuple[int, ...]) -> int:
-        pick = itemgetter(*holders)
-        longest: int = max(max(pick(self.problem.latency_ns[a])) for a in holders)
-        return longest
+            size = self.reductions.segment_bytes(first, end)
+            segments.append(SegmentCost(self.reductions.group(holders), size, start))
+        aligned = all(len(cost.cuts) == len(edges) for cost in costs)
+        return self.reductions.end_ns(segments, aligned)
 
     def _commit_ns(self, placement: Placement) -> int:
         """Latency between the two stage holders that are farthest apart."""
@@ -153,8 +125,10 @@ class StepModel:
         if found is None:
             if len(self._farthest) > 1 << 12:
                 self._farthest.clear()
-            self.work += len(holders) * len(holders) // 8
-            found = self._farthest[holders] = self._longest_ns(holders) + MESSAGE_NS
+            self._work += len(holders) * len(holders) // 8
+            found = self._farthest[holders] = (
+                self.reductions.longest_latency_ns(holders) + MESSAGE_NS
+            )
         return found
 
 

@@ -13,12 +13,12 @@ from p2p_dtfm.core.paper_cost import PaperPlan, PaperProblem, paper_plan
 from p2p_dtfm.core.paper_starts import Packer, Placement
 from p2p_dtfm.core.prng import prng_of_digest
 
-RANDOM_PACKINGS = 90
+RANDOM_PACKINGS = 140
 KINDS_OF_FULL_EFFORT = 20
 LEVELS = 200
-FIRST_ROUND_MOVES = 20_000
-SECOND_ROUND_MOVES, SECOND_ROUND_STARTS = 150_000, 6
-THIRD_ROUND_MOVES = 500_000
+FIRST_ROUND_MOVES = 15_000
+SECOND_ROUND_MOVES, SECOND_ROUND_STARTS = 120_000, 12
+THIRD_ROUND_MOVES = 400_000
 
 _COOLING_Q20 = 1_031_899
 """Over 200 levels a factor of 1/25."""

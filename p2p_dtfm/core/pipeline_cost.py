@@ -55,15 +55,15 @@ class PipelineModel:
             for times, memory in zip(problem.layer_ns, problem.memory_bytes, strict=True)
         )
 
-    def cost(self, peers: tuple[int, ...]) -> PipelineCost | None:
-        """Cut and time a pipeline of these peers in this order; None if it does not fit."""
+    def cost(self, peers: tuple[int, ...]) -> tuple[PipelineCost | None, bool]:
+        """(timing of these peers in this order, None if they cannot hold the model; if new)."""
         if peers in self._costs:
-            return self._costs[peers]
+            return self._costs[peers], False
         found = self._best_cost(peers)
         if len(self._costs) > 1 << 17:
             self._costs.clear()
         self._costs[peers] = found
-        return found
+        return found, True
 
     def _best_cost(self, peers: tuple[int, ...]) -> PipelineCost | None:
         """Cut for the least memory first; where memory then starves the flight, cut anew for it."""
@@ -78,6 +78,13 @@ class PipelineModel:
             return first
         _, second = self.time(peers, roomier)
         return second if second.period_ns < first.period_ns else first
+
+    def time_fixed(self, peers: tuple[int, ...], cuts: tuple[int, ...]) -> PipelineCost | None:
+        """Timing of stages that are cut already; None if one of them no longer fits."""
+        for stage, peer in enumerate(peers):
+            if self._room(peer, cuts[stage], cuts[stage + 1]) < 1:
+                return None
+        return self.time(peers, cuts)[1]
 
     def time(
         self, peers: tuple[int, ...], cuts: tuple[int, ...]
@@ -148,11 +155,13 @@ class PipelineModel:
         return -(-2 * problem.boundary_bytes * 1_000_000_000 // slowest)
 
     def _room(self, peer: int, first: int, end: int) -> int:
-        """Microbatches in flight for which this peer has memory; at least 1 by construction."""
+        """Microbatches in flight for which this peer has memory; below 1 if it has too little."""
         problem = self.problem
         state, saved = held_bytes(problem, first, end)
         spare = problem.memory_bytes[peer] - state
-        return spare // saved if saved else IN_FLIGHT_LIMIT
+        if saved == 0 and spare >= 0:
+            return IN_FLIGHT_LIMIT
+        return spare // max(1, saved)
 
     def _cut(self, peers: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int, ...] | None:
         key = (tuple(map(self._classes.__getitem__, peers)), kept)

@@ -9,6 +9,7 @@ from p2p_dtfm.core.prng import prng_of_digest
 from p2p_dtfm.core.problem import Problem, problem_of
 from p2p_dtfm.core.search import search
 from p2p_dtfm.core.snapshot import Snapshot, sorted_records
+from p2p_dtfm.core.stability import Present
 
 
 def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
@@ -28,8 +29,10 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
     if fallback is None:
         return why_infeasible(problem)
     model = StepModel(problem)
-    best = search(model, fallback, prng_of_digest(snapshot.digest()))
-    return plan_of(problem, best)
+    present = Present(model, snapshot.present) if snapshot.present else None
+    warm = present.placement() if present else None
+    best = search(model, fallback, prng_of_digest(snapshot.digest()), warm)
+    return plan_of(problem, present.choose(best) if present else best)
 
 
 def plan_of(problem: Problem, cost: PlacementCost) -> Plan:

@@ -23,6 +23,11 @@ class ModelSpec(_Section):
     heads: int = Field(ge=1, le=512)
     context: int = Field(ge=8, le=1 << 20, description="tokens in a sequence")
     vocabulary: int = Field(ge=2, le=1 << 24)
+    initial: str = Field(
+        default="",
+        pattern="^([0-9a-f]{64})?$",
+        description="digest of given weights to start from; empty: random ones from the seed",
+    )
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> "ModelSpec":

@@ -12,16 +12,20 @@ every holder computes the same parts.
 
 from collections.abc import Sequence
 
+MANY = 96
+
 
 def shard_weights(pair: Sequence[Sequence[int]], limit: Sequence[int]) -> tuple[int, ...]:
     """Positive weights, one for each of two or more holders.
 
     `pair[a][b]` is the lower rate of the two directions in bytes/s; `limit[a]` the lesser of a's
     uplink and downlink. With h holders and equal parts that carries 2 (h - 1) of them, so a stops
-    there. Time: h^2 log h.
+    there. Time: h^2 log h; above `MANY` holders all growth stops at the first round.
     """
     count = len(limit)
     own = [max(1, each // (2 * (count - 1))) for each in limit]
+    if count > MANY:
+        return tuple(max(1, min(most, min(row) // 2)) for most, row in zip(own, pair, strict=True))
     shares = [
         sorted((rate // 2, b) for b, rate in enumerate(row) if b != a) for a, row in enumerate(pair)
     ]
@@ -29,7 +33,7 @@ def shard_weights(pair: Sequence[Sequence[int]], limit: Sequence[int]) -> tuple[
     frozen_room = list(own)
     at = [0] * count
     growing = list(range(count))
-    room = [min(own[a], shares[a][0][0]) for a in range(count)]
+    room = [min(own[a], shares[a][0][0]) for a in growing]
     while growing:
         least = min(growing, key=lambda a: (room[a], a))
         value = values[least] = max(1, room[least])

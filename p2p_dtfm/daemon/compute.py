@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from p2p_dtfm.train.stage import StageRunner
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -19,6 +21,8 @@ class Compute:
         self.done_count = 0
         """Grows with each piece of work that is done."""
         self._waiting = 0
+        self.stage_runner: Callable[..., StageRunner] = StageRunner
+        """What runs a stage here: `stage_runner(spec, layer_states)`."""
 
     async def run(
         self,

@@ -20,6 +20,7 @@ DEADLINE_S = 5.0
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.2
 CONNECT_DEADLINE_S = 5.0
+CLOSE_S = 3.0
 IDLE_S = 60.0
 PEERS_LIMIT = 4096
 """Peers remembered; whoever was learnt longest ago is forgotten first."""
@@ -57,10 +58,18 @@ class Courier:
             _remember(self._addresses, peer_id, tuple(addresses)[:ADDRESSES_LIMIT])
             self._host.know(peer_id, addresses)
 
+    def forget(self, peer_id: str) -> None:
+        """It is no member of the run: a bootstrap node, or one that has gone."""
+        self._addresses.pop(peer_id, None)
+
     def heard(self, peer_id: str) -> None:
         self._silent.discard(peer_id)
         _remember(self.heard_s, peer_id, time.monotonic())
         self._on_heard(peer_id)
+
+    @property
+    def me(self) -> str:
+        return self._host.peer_id
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -77,6 +86,7 @@ class Courier:
             self._workers[peer_id] = asyncio.create_task(self._deliver(peer_id, queue))
         if queue.full():
             queue.get_nowait()
+            queue.task_done()
         queue.put_nowait(message)
 
     async def ask(self, peer_id: str, message: Message, deadline_s: float = DEADLINE_S) -> bytes:
@@ -120,6 +130,7 @@ class Courier:
                     break
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
+            queue.task_done()
 
     async def _next(self, peer_id: str, queue: asyncio.Queue[Message]) -> Message | None:
         """The next message; None, with the worker forgotten, when there is none for a while."""
@@ -134,11 +145,11 @@ class Courier:
                     return None
 
     async def close(self) -> None:
-        """Give what is queued a moment to leave, then stop."""
+        """Give what is queued or under way a moment to arrive, then stop."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                while any(not queue.empty() for queue in self._queues.values()):
-                    await asyncio.sleep(0.02)
+            async with asyncio.timeout(CLOSE_S):
+                for queue in list(self._queues.values()):
+                    await queue.join()
         for worker in self._workers.values():
             worker.cancel()
         await asyncio.gather(*self._workers.values(), return_exceptions=True)

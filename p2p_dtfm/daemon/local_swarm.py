@@ -76,10 +76,14 @@ class LocalSwarm:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def start(self, arguments: Sequence[str]) -> Child:
+    def home(self, number: int) -> Path:
+        """Where the daemon that is started as the given one lives; it may be filled before."""
+        return self.directory / f"peer-{number}"
+
+    def start(self, arguments: Sequence[str], name: str = "") -> Child:
         """Start a daemon with these arguments on top of those that all have."""
-        name = f"peer-{len(self.children)}"
-        home = self.directory / name
+        home = self.home(len(self.children))
+        name = name or home.name
         home.mkdir(parents=True, exist_ok=True)
         files = [(home / stream).open("wb") for stream in ("stdout", "stderr")]
         command = [sys.executable, "-m", "p2p_dtfm", "--home", str(home), "--until-stdin-closes"]
@@ -96,9 +100,9 @@ class LocalSwarm:
         self.children.append(child)
         return child
 
-    def found(self, arguments: Sequence[str]) -> tuple[Child, str]:
+    def found(self, arguments: Sequence[str], name: str = "") -> tuple[Child, str]:
         """Start a founder; returns when it has printed its address. Raises `UserError`."""
-        child = self.start(arguments)
+        child = self.start(arguments, name)
         end_s = time.monotonic() + START_DEADLINE_S
         while (address := child.invitation()) is None:
             if not child.running or time.monotonic() > end_s:
@@ -110,8 +114,8 @@ class LocalSwarm:
             time.sleep(POLL_S)
         return child, address
 
-    def join(self, address: str, arguments: Sequence[str] = ()) -> Child:
-        return self.start(["--initial-peers", address, *arguments])
+    def join(self, address: str, arguments: Sequence[str] = (), name: str = "") -> Child:
+        return self.start(["--initial-peers", address, *arguments], name)
 
     def stop(self) -> None:
         """End all children: first kindly, after `STOP_DEADLINE_S` by force."""

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,13 @@ from p2p_dtfm.core.workload import workload_of
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import PEERS_LIMIT, Courier
+from p2p_dtfm.daemon.discovery import ask_present, find_run
 from p2p_dtfm.daemon.event_log import EventLog
 from p2p_dtfm.daemon.following import Donor
 from p2p_dtfm.daemon.home import Home
+from p2p_dtfm.daemon.initial_states import InitialStates, store_initial
 from p2p_dtfm.daemon.run_source import (
     Run,
-    ask_welcome,
     fetch_blob,
     fetch_run,
     found_run,
@@ -86,9 +88,11 @@ from p2p_dtfm.net.frames import FrameHeader, FrameLimits
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.net.identity import verify
 from p2p_dtfm.net.probing import Probes
+from p2p_dtfm.net.shaping import Shape, Shaper
 from p2p_dtfm.train.batches import Batches
 from p2p_dtfm.train.checkpoint import list_checkpoints, load_layer
 from p2p_dtfm.train.data import BlobStore, Dataset
+from p2p_dtfm.train.emulated import EmulatedStageRunner, emulated_flops_per_s
 from p2p_dtfm.train.measure import measure_device, select_device
 from p2p_dtfm.train.model import layer_count
 from p2p_dtfm.web.api import LocalApi, make_app
@@ -111,6 +115,7 @@ DONE_WAIT_S = 60.0
 ORPHAN_GRACE_S = 15.0
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
 HISTORY_LIMIT = 256
+DEFAULT_RUN = "tiny"
 
 
 class Daemon:
@@ -134,13 +139,16 @@ class Daemon:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._liveness = Liveness(LAN_LIVENESS)
         self._learnt: dict[str, Signed] = {}
+        self._training: asyncio.Task[Any] | None = None
         self._welcomed_by = ""
+        self._founds = settings.founds
         self._replanned_s = -REPLAN_INTERVAL_S
 
     # life -------------------------------------------------------------------------------------
 
     async def run(self) -> int:
         """Returns the exit code. Raises `UserError`."""
+        self._refuse_emulation_among_strangers()
         self.home.acquire()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.home.release)
@@ -153,11 +161,20 @@ class Daemon:
                 return 0
             return await self._until_end()
 
+    def _refuse_emulation_among_strangers(self) -> None:
+        """What an emulated device sends would undo the training of everybody else."""
+        if emulated_flops_per_s(self.settings.device) is not None and self.settings.shape is None:
+            raise UserError(
+                f"device {self.settings.device!r}: an emulated device computes nothing, so it may "
+                "only be part of a scenario's swarm",
+                ("use --device auto", "or: p2p-dtfm demo --scenario NAME"),
+            )
+
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         await self._start_network(stack)
         await self._start_run(stack)
         await self._measure()
-        if not self.settings.initial_peers:
+        if self._founds:
             await self._print_invitation()
         await self._take_part()
 
@@ -208,6 +225,9 @@ class Daemon:
             self.home.identity, settings.listen, settings.announce, settings.initial_peers
         )
         stack.push_async_callback(self._host.close)
+        if settings.shape is not None:
+            self._host.shaper = Shaper(Shape.load(settings.shape), self._host.peer_id)
+            log.info("shaped links: %s", self._host.shaper.label)
         self._me = Member(self._host.peer_id, self._life)
         log.info("peer %s", self._host.peer_id)
         self._control = await ControlPlane(self._host, self._serve).ready()
@@ -226,7 +246,10 @@ class Daemon:
         self._blobs = await BlobExchange(self._host, self._open_blob, self._on_fault).ready()
 
     async def _start_run(self, stack: contextlib.AsyncExitStack) -> None:
-        run = await (self._join_run() if self.settings.initial_peers else self._found_run())
+        if self._founds:
+            run = await self._found_run()
+        else:
+            run = await self._join_run(self.settings.run_digest)
         self._run = run
         self._workload = workload_of(run.spec)
         self._events = EventLog(self.home.run_directory(run.digest) / "events.jsonl")
@@ -284,6 +307,14 @@ class Daemon:
             compute=self.compute,
             checkpoints=self._checkpoints,
             donor=Donor(self._courier, self._bulk, self.compute, self._offers),
+            initial=InitialStates(
+                run.spec,
+                run.blobs,
+                self._blobs,
+                self.compute,
+                self.status,
+                lambda: [peer for peer in self._courier.known if peer != self._me.peer_id],
+            ),
             scratch=scratch,
             status=self.status,
         )
@@ -292,12 +323,16 @@ class Daemon:
 
     async def _found_run(self) -> Run:
         self.status.say(State.STARTING, "prepares the data of the run")
-        path = resolve_run_spec(self.settings.run)
+        path = resolve_run_spec(self.settings.run or DEFAULT_RUN)
         scratch = self.home.root / "prepared"
         spec, signed, prepared = await asyncio.to_thread(
             found_run, path, self._host.identity, scratch
         )
+        if await self._is_trained_already(spec.digest()):
+            self._founds = False
+            return await self._join_run(spec.digest())
         store = BlobStore(self.home.run_directory(spec.digest()) / "blobs")
+        await asyncio.to_thread(store_initial, spec, path, store)
         for digest in prepared.digests():
             blob = prepared.path(digest)
             assert blob is not None
@@ -305,7 +340,17 @@ class Daemon:
             if stored != digest:
                 store.remove(stored)
                 raise damaged_data(blob)
+        for address in self.settings.initial_peers:
+            self._courier.forget(parse_address(address)[0])
         return open_local_run(signed, store)
+
+    async def _is_trained_already(self, run_digest: str) -> bool:
+        """Whether this very run has members: a founder that comes back joins them."""
+        if not self.settings.initial_peers:
+            return False
+        own = await self._host.addresses()
+        found = await ask_present(self._courier, self._directory, own, run_digest)
+        return found is not None
 
     async def _print_invitation(self) -> None:
         run = self._run
@@ -314,15 +359,27 @@ class Daemon:
         log.info("founded run %s (%s)", run.digest[:16], run.spec.name)
         lines = ["", "others join with one of these lines:"]
         lines += [f"  p2p-dtfm --initial-peers {address}" for address in addresses]
+        lines += [
+            f"  p2p-dtfm --initial-peers {address} --run-digest {run.digest}"
+            for address in self.settings.initial_peers
+        ]
         print("\n".join(lines), flush=True)
 
-    async def _join_run(self) -> Run:
+    async def _join_run(self, run_digest: str) -> Run:
         self.status.say(State.JOINING, "asks which run is trained here")
         initial = [parse_address(address)[0] for address in self.settings.initial_peers]
         own = await self._host.addresses()
-        self._welcomed_by, welcome = await ask_welcome(
-            self._courier, initial, own, self.settings.run_digest
+        self._welcomed_by, welcome = await find_run(
+            self._courier,
+            self._directory,
+            initial,
+            own,
+            run_digest,
+            lambda text: self.status.say(State.JOINING, text),
         )
+        members = {self._welcomed_by, *(peer.peer_id for peer in welcome.peers)}
+        for peer_id in set(initial) - members:
+            self._courier.forget(peer_id)  # a bootstrap node
         for peer in welcome.peers:
             self._courier.learn(peer.peer_id, peer.addresses)
         spec_digest = digest_bytes(welcome.run_spec.payload)
@@ -346,12 +403,17 @@ class Daemon:
         self.status.say(State.MEASURING, "times the layers on this device")
         device = select_device(settings.device)
         limit = int(settings.memory_gib * (1 << 30)) or None
+        emulated = emulated_flops_per_s(settings.device)
         measured = await self.compute.run(
-            measure_device, self._run.spec, device, settings.threads or None, limit
+            measure_device, self._run.spec, device, settings.threads or None, limit, emulated
         )
+        if emulated is not None:
+            self.compute.stage_runner = partial(EmulatedStageRunner, measured)
         self._self_record = SelfRecord(
             self._me, self._run.digest, measured, await self._host.addresses(), self._probes
         )
+        if (shaper := self._host.shaper) is not None:
+            self._self_record.state_line(shaper.uplink_bytes_per_s, shaper.downlink_bytes_per_s)
         await self._self_record.probe_all(
             [peer for peer in self._courier.known if peer != self._me.peer_id],
             self._courier,
@@ -373,17 +435,14 @@ class Daemon:
         self._spawn(self._presence_loop())
         self._spawn(self._record_loop())
         self._spawn(self._data_loop())
-        self._spawn(self._trainer.run())
-        if self.settings.initial_peers:
-            self._spawn(self._join_loop())
-        else:
-            self._spawn(self._found_loop())
+        self._training = self._spawn(self._trainer.run())
+        self._spawn(self._found_loop() if self._founds else self._join_loop())
 
     async def _resume_from_checkpoint(self) -> None:
         """A founder that finds whole checkpoints of its run goes on from the newest."""
         assert self._run is not None and self._trainer is not None and self._agreement is not None
         assert self._checkpoints is not None
-        if self.settings.initial_peers:
+        if not self._founds:
             return
         for checkpoint in list_checkpoints(self.home.checkpoints(self._run.digest)):
             if len(checkpoint.layers) < layer_count(self._run.spec):
@@ -889,6 +948,10 @@ class Daemon:
         """Nothing depends on this peer any more: save what it holds, give what was asked for."""
         assert self._trainer is not None and self._checkpoints is not None
         trainer = self._trainer
+        if self._training is not None:  # else it would go on training what is being saved
+            self._training.cancel()
+            await asyncio.gather(self._training, return_exceptions=True)
+        await self.compute.run(lambda: None)  # what was being computed has ended
         versions = {state.version for state in trainer.states.values()}
         if len(versions) == 1 and (step := versions.pop()) > 0:
             await self._checkpoints.save(step, dict(trainer.states), self.lineage_at(step))
@@ -915,10 +978,11 @@ class Daemon:
         self._leaving.set()
         return {"state": "leaving"}
 
-    def _spawn(self, coroutine: Any) -> None:
+    def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
+        return task
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -941,6 +1005,8 @@ class Daemon:
             "version": __version__,
             "peer_id": self._me.peer_id,
             "life": self._life,
+            "shaped_links": self._host.shaper.label if self._host.shaper else None,
+            "emulated_device": emulated_flops_per_s(self.settings.device) is not None,
             "run": self._run.spec.name if self._run else None,
             "run_digest": self._run.digest if self._run else None,
             **self.status.as_json(),

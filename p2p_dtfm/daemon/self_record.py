@@ -51,6 +51,13 @@ class SelfRecord:
         self._given_up: set[str] = set()
         self._intent = Intent.TRAIN
         self._sequence = 0
+        self._uplink_bytes_per_s = 0
+        self._downlink_bytes_per_s = 0
+
+    def state_line(self, uplink_bytes_per_s: int, downlink_bytes_per_s: int) -> None:
+        """What all links of this peer share, as its owner would state it; 0: no limit."""
+        self._uplink_bytes_per_s = uplink_bytes_per_s
+        self._downlink_bytes_per_s = downlink_bytes_per_s
 
     async def probe_all(
         self, peers: Sequence[str], courier: Courier, say: Callable[[str], None]
@@ -143,8 +150,8 @@ class SelfRecord:
             protocol_version=PROTOCOL_VERSION,
             run_digest=self._run_digest,
             device=self._device,
-            uplink_bytes_per_s=0,
-            downlink_bytes_per_s=0,
+            uplink_bytes_per_s=self._uplink_bytes_per_s,
+            downlink_bytes_per_s=self._downlink_bytes_per_s,
             links=dict(self._links),
             addresses=self._addresses,
             reachability=Reachability.DIRECT,

@@ -21,7 +21,10 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     home: Path = Field(default_factory=default_home, description="identity, data, checkpoints")
-    run: str = Field(default="tiny", description="run spec to found a swarm with")
+    run: str = Field(
+        default="",
+        description='run spec to found a swarm with, "tiny" if neither it nor initial_peers is set',
+    )
     initial_peers: tuple[str, ...] = Field(default=(), description="addresses of a swarm to join")
     run_digest: str = Field(
         default="", pattern="^[0-9a-f]{0,64}$", description="join only the run of this digest"
@@ -31,6 +34,9 @@ class Settings(BaseModel):
     )
     announce: tuple[str, ...] = Field(default=(), description="addresses to tell others")
     device: str = Field(default="auto", description='"auto", "cpu", "cuda" or "cuda:N"')
+    shape: Path | None = Field(
+        default=None, description="shaped links: the file that a scenario's launcher wrote"
+    )
     threads: int = Field(default=0, ge=0, le=1024, description="CPU threads; 0: half of the cores")
     memory_gib: float = Field(
         default=0.0, ge=0, description="memory to use; 0: four fifths of free"
@@ -44,6 +50,11 @@ class Settings(BaseModel):
         default=False, description="leave when standard input closes, as when a parent dies"
     )
     log: Literal["auto", "human", "json"] = Field(default="auto", description="log format")
+
+    @property
+    def founds(self) -> bool:
+        """Whether to bring a run along; with initial peers it is founded in their directory."""
+        return bool(self.run) or not self.initial_peers
 
 
 @dataclass(frozen=True)

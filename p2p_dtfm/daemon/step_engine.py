@@ -28,7 +28,6 @@ from p2p_dtfm.train.reduction import (
     tensor_to_bytes,
     unflatten_gradients,
 )
-from p2p_dtfm.train.stage import StageRunner
 
 Tensor = Any
 Batch = tuple[Tensor, Tensor]
@@ -88,7 +87,7 @@ class StepEngine:
         self._compute = compute
         self._on_trouble = on_trouble
         self._sends: set[asyncio.Task[None]] = set()
-        self._runner = StageRunner(spec, states)
+        self._runner = compute.stage_runner(spec, states)
         self._pipeline = plan.pipelines[place[0]]
         self._position = place[1]
         self._held_out = held_out_indices(plan, spec, place[0])

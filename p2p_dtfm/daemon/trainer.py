@@ -27,6 +27,7 @@ from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import Courier
 from p2p_dtfm.daemon.following import Donor, Follower, apply_outcome
+from p2p_dtfm.daemon.initial_states import InitialStates
 from p2p_dtfm.daemon.mailbox import Mailbox, held_out_indices
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.step_engine import LocalResult, StepEngine
@@ -108,6 +109,7 @@ class Tools:
     compute: Compute
     checkpoints: Checkpoints
     donor: Donor
+    initial: InitialStates
     scratch: Path
     status: Status
 
@@ -471,9 +473,7 @@ class Trainer:
         status = self._tools.status
         for layer in plan.layers_of(self._tools.me):
             if self.step == 0 and layer not in self.states:
-                self.states[layer] = await self._tools.compute.run(
-                    LayerState.genesis, self._spec, layer
-                )
+                self.states[layer] = await self._tools.initial.state(layer)
         while self.view is view:
             late = {
                 layer

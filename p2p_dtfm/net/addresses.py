@@ -164,3 +164,17 @@ def usable_addresses(addresses: Iterable[str]) -> list[WireAddress]:
             continue
         usable.append(WireAddress(address))
     return usable
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The host (a number or a name) and the port of a valid multiaddr."""
+    parts = address.strip("/").split("/")
+    return parts[1], int(parts[3])
+
+
+def is_public(host: str) -> bool:
+    """Whether a host is a number that is valid everywhere; a name counts as public."""
+    try:
+        return ipaddress.ip_address(host).is_global
+    except ValueError:
+        return True

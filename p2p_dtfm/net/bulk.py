@@ -1,16 +1,15 @@
-"""Bulk tensors: one persistent stream for each neighbour and lane, acknowledged frame by frame.
+"""Bulk tensors: persistent streams for each neighbour and lane, acknowledged frame by frame.
 
 The opener sends a hello and then frames; the acceptor answers on the same stream with one verdict
-on the hello and then a cumulative count of accepted frames (u64), or, in place of a count, 2^64-1
-and the reason why it hangs up. Each direction of traffic has its own stream, so two peers that
-send to each other at once cannot wait for each other.
+on the hello and then a cumulative count of accepted frames, or parts of frames (u64), or, in place
+of a count, 2^64-1 and the reason why it hangs up. A lane has one stream, and more (`stripes`) where
+the round trip is long; large frames then travel in parts. Each direction of traffic has its own
+streams, so two peers that send to each other at once cannot wait for each other.
 """
 
 import asyncio
-import collections
 import inspect
 import logging
-import struct
 import time
 from collections.abc import Awaitable, Callable
 
@@ -20,6 +19,7 @@ from p2p_dtfm.core.canonical import decode, encode
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.frames import (
+    WHOLE,
     FrameHeader,
     FrameLimits,
     Payload,
@@ -27,30 +27,33 @@ from p2p_dtfm.net.frames import (
     encode_frame,
     read_frame,
 )
-from p2p_dtfm.net.host import CONNECTION_ERRORS, Host
+from p2p_dtfm.net.host import CONNECTION_ERRORS, Host, Writer
+from p2p_dtfm.net.reassembly import Reassembly
+from p2p_dtfm.net.stripes import (
+    COUNT,
+    HANG_UP,
+    LENGTH,
+    STRIPES_LIMIT,
+    Lane,
+    read_reason,
+)
 
 OnFrame = Callable[[str, FrameHeader, bytearray], Awaitable[None] | None]
 OnFault = Callable[[str, PeerFault], None]
 OnLost = Callable[[str, str, Unreachable], None]
 
 LANES = ("forward", "backward", "reduce", "state")
-BULK_VERSION = 1
+BULK_VERSION = 2
 OPEN_DEADLINE_S = 10.0
 STALL_S = 60.0
 WINDOW_BYTES = 64 << 20
 STREAMS_LIMIT = 1024
 _WRITE_BYTES = 1 << 18
-_JOINED_BYTES = 1 << 14
 _STREAM_BUFFER_BYTES = 1 << 20
 _OFF_LOOP_BYTES = 1 << 20
-_ESTIMATE_MINIMUM_BYTES = 1 << 18
 _ESTIMATE_WEIGHT = 0.3
 _HELLO_LIMIT_BYTES = 1024
 _LINGER_S = 2.0
-_LAST_WORD_S = 0.2
-_COUNT = struct.Struct(">Q")
-_LENGTH = struct.Struct(">H")
-_HANG_UP = (1 << 64) - 1
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,9 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     version: int
     run_digest: str
     lane: str
+    session: int
+    """Names this opening of the lane: a lane's later stripes say to which they belong."""
+    stripe: int
 
 
 class BulkPlane:
@@ -82,6 +88,7 @@ class BulkPlane:
         on_lost: OnLost | None = None,
         window_bytes: int = WINDOW_BYTES,
         stall_s: float = STALL_S,
+        most_stripes: int = STRIPES_LIMIT,
     ) -> None:
         self._host = host
         self._run_digest = run_digest
@@ -91,10 +98,12 @@ class BulkPlane:
         self._on_lost = on_lost
         self._window_bytes = window_bytes
         self._stall_s = stall_s
-        self._outgoing: dict[tuple[str, str], _Outgoing] = {}
+        self._most_stripes = most_stripes
+        self._outgoing: dict[tuple[str, str], Lane] = {}
         self._opening: dict[tuple[str, str], asyncio.Lock] = {}
-        self._incoming: dict[tuple[str, str], asyncio.StreamWriter] = {}
+        self._incoming: dict[tuple[str, str], _IncomingLane] = {}
         self._estimates: dict[str, float] = {}
+        self._session = 0
 
     async def ready(self) -> "BulkPlane":
         """Start to accept streams."""
@@ -116,18 +125,22 @@ class BulkPlane:
             _, start = await asyncio.to_thread(encode_frame, header, view)
         else:
             _, start = encode_frame(header, view)
-        stream = await self._stream(peer_id, lane)
-        await stream.send(start, view)
+        held = await self._lane(peer_id, lane)
+        try:
+            await held.send(header, start, view)
+        except (Refused, Unreachable):
+            self._forget(held)
+            raise
 
     async def flush(self, peer_id: str, lane: str) -> None:
         """Wait until the peer has accepted all frames sent to it. Raises as `send` does."""
-        stream = self._outgoing.get((peer_id, lane))
-        if stream is None:
+        held = self._outgoing.get((peer_id, lane))
+        if held is None:
             return
         try:
-            await stream.flush()
+            await held.flush()
         except (Refused, Unreachable):
-            self._forget(stream)
+            self._forget(held)
             raise
 
     def link_estimate(self, peer_id: str) -> int | None:
@@ -135,15 +148,25 @@ class BulkPlane:
         estimate = self._estimates.get(peer_id)
         return None if estimate is None else int(estimate)
 
+    def stripe_count(self, peer_id: str, lane: str) -> int:
+        """Streams that carry a lane to a peer now."""
+        held = self._outgoing.get((peer_id, lane))
+        return 0 if held is None else len(held.stripes)
+
+    def unacknowledged_bytes(self, peer_id: str, lane: str) -> int:
+        """What has been written of a lane and not yet been accepted."""
+        held = self._outgoing.get((peer_id, lane))
+        return 0 if held is None else held.unacknowledged_bytes
+
     def disconnect(self, peer_id: str, cause: str = "disconnected by this peer") -> None:
         """Close all streams from and to a peer; what waits for it raises `Unreachable`."""
-        for (peer, _), stream in list(self._outgoing.items()):
+        for (peer, _), lane in list(self._outgoing.items()):
             if peer == peer_id:
-                stream.fail(Unreachable(peer_id, cause))
-                self._forget(stream)
-        for (peer, _), writer in list(self._incoming.items()):
+                lane.fail(Unreachable(peer_id, cause))
+                self._forget(lane)
+        for (peer, _), incoming in list(self._incoming.items()):
             if peer == peer_id:
-                writer.close()
+                incoming.close()
 
     async def close(self) -> None:
         """Close everything."""
@@ -152,51 +175,66 @@ class BulkPlane:
 
     # ---- outgoing
 
-    async def _stream(self, peer_id: str, lane: str) -> "_Outgoing":
+    async def _lane(self, peer_id: str, lane: str) -> Lane:
         assert lane in LANES, lane
         key = (peer_id, lane)
         async with self._opening.setdefault(key, asyncio.Lock()):
-            stream = self._outgoing.get(key)
-            if stream is not None and stream.failure is not None:
-                self._forget(stream)
-                if stream.lost_frames:  # whoever sent them must hear of it, once
-                    raise stream.failure
-                stream = None
-            if stream is None:
+            held = self._outgoing.get(key)
+            if held is not None and held.failure is not None:
+                self._forget(held)
+                if held.lost_frames:  # whoever sent them must hear of it, once
+                    raise held.failure
+                held = None
+            if held is None:
                 if len(self._outgoing) >= STREAMS_LIMIT:
                     raise Unreachable(peer_id, f"already {STREAMS_LIMIT} bulk streams are open")
-                stream = self._outgoing[key] = await self._open(peer_id, lane)
-            return stream
+                held = self._outgoing[key] = await self._new_lane(peer_id, lane).open()
+            return held
 
-    async def _open(self, peer_id: str, lane: str) -> "_Outgoing":
-        reader, writer = await self._host.open_stream(peer_id, _protocol(lane), OPEN_DEADLINE_S)
+    def _new_lane(self, peer_id: str, lane: str) -> Lane:
+        self._session = max(self._session + 1, time.time_ns())
+        session = self._session
+        return Lane(
+            peer_id,
+            lane,
+            self._window_bytes,
+            self._stall_s,
+            lambda stripe: self._open(
+                peer_id, Hello(BULK_VERSION, self._run_digest, lane, session, stripe)
+            ),
+            self._on_fault,
+            self._report_lost,
+            self._measured,
+            self._most_stripes,
+        )
+
+    async def _open(self, peer_id: str, hello: Hello) -> tuple[asyncio.StreamReader, Writer]:
+        name = _protocol(hello.lane)
+        reader, writer = await self._host.open_stream(peer_id, name, OPEN_DEADLINE_S)
         try:
             async with asyncio.timeout(OPEN_DEADLINE_S):
-                hello = encode(Hello(BULK_VERSION, self._run_digest, lane))
-                writer.write(_LENGTH.pack(len(hello)) + hello)
+                greeting = encode(hello)
+                writer.write(LENGTH.pack(len(greeting)) + greeting)
                 await writer.drain()
-                (verdict,) = _COUNT.unpack(await reader.readexactly(_COUNT.size))
+                (verdict,) = COUNT.unpack(await reader.readexactly(COUNT.size))
                 if verdict:
-                    raise await _reason(reader, peer_id)
+                    raise await read_reason(reader, peer_id)
         except (TimeoutError, *CONNECTION_ERRORS) as error:
             writer.close()
-            raise Unreachable(peer_id, f"no answer to a hello on {lane}") from error
+            raise Unreachable(peer_id, f"no answer to a hello on {hello.lane}") from error
         except BaseException:
             writer.close()
             raise
-        return _Outgoing(self, peer_id, lane, reader, writer)
+        return reader, writer
 
-    def _forget(self, stream: "_Outgoing") -> None:
-        key = (stream.peer_id, stream.lane)
-        if self._outgoing.get(key) is stream:
+    def _forget(self, lane: Lane) -> None:
+        key = (lane.peer_id, lane.lane)
+        if self._outgoing.get(key) is lane:
             del self._outgoing[key]
 
-    def _measured(self, peer_id: str, frame_bytes: int, elapsed_s: float) -> None:
-        if frame_bytes < _ESTIMATE_MINIMUM_BYTES or elapsed_s <= 0:
-            return
-        rate = frame_bytes / elapsed_s
-        held = self._estimates.get(peer_id, rate)
-        self._estimates[peer_id] = held + _ESTIMATE_WEIGHT * (rate - held)
+    def _measured(self, peer_id: str, bytes_per_s: float) -> None:
+        held = self._estimates.get(peer_id, bytes_per_s)
+        self._estimates[peer_id] = held + _ESTIMATE_WEIGHT * (bytes_per_s - held)
 
     def _report_lost(self, peer_id: str, lane: str, error: Unreachable) -> None:
         if self._on_lost is not None:
@@ -204,36 +242,46 @@ class BulkPlane:
 
     # ---- incoming
 
-    async def _accept(
-        self, sender: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        lane = ""
+    async def _accept(self, sender: str, reader: asyncio.StreamReader, writer: Writer) -> None:
+        lane: _IncomingLane | None = None
         try:
             lane = await self._greet(sender, reader, writer)
             await self._receive(sender, lane, reader, writer)
         except PeerFault as fault:
-            self._on_fault(sender, PeerFault(fault.cause, sender))
+            if lane is None or lane.fail():
+                self._on_fault(sender, PeerFault(fault.cause, sender))
             await _hang_up(reader, writer, fault.cause)
         except (TimeoutError, *CONNECTION_ERRORS) as error:
-            if lane:
+            if lane is not None and lane.fail():
                 cause = one_line(str(error) or repr(error))
-                self._report_lost(sender, lane, Unreachable(sender, cause))
+                self._report_lost(sender, lane.name, Unreachable(sender, cause))
         except Exception:
             log.exception("bug while taking a frame from %s", sender)
             await _hang_up(reader, writer, "internal error")
         finally:
-            if self._incoming.get((sender, lane)) is writer:
-                del self._incoming[sender, lane]
+            if lane is not None:
+                lane.writers.discard(writer)
+                lane.close()  # its stripes live and end together
+                if self._incoming.get((sender, lane.name)) is lane:
+                    del self._incoming[sender, lane.name]
             writer.close()
 
     async def _greet(
-        self, sender: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> str:
+        self, sender: str, reader: asyncio.StreamReader, writer: Writer
+    ) -> "_IncomingLane":
         async with asyncio.timeout(OPEN_DEADLINE_S):
-            (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+            (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
             if length > _HELLO_LIMIT_BYTES:
                 raise PeerFault(f"a hello of {length} bytes")
             hello = decode(await reader.readexactly(length), Hello, _HELLO_LIMIT_BYTES)
+        self._check(hello)
+        lane = self._lane_of(sender, hello)
+        lane.writers.add(writer)
+        writer.write(COUNT.pack(0))
+        await writer.drain()
+        return lane
+
+    def _check(self, hello: Hello) -> None:
         if hello.version != BULK_VERSION:
             raise PeerFault(
                 f"bulk protocol {hello.version} meets {BULK_VERSION}: one of the two must update"
@@ -244,19 +292,29 @@ class BulkPlane:
             )
         if hello.lane not in LANES:
             raise PeerFault(f"the unknown lane {one_line(hello.lane[:32])!r}")
+        if not 0 <= hello.stripe < STRIPES_LIMIT or not 0 <= hello.session < 1 << 63:
+            raise PeerFault(f"stripe {hello.stripe} of session {hello.session}")
+
+    def _lane_of(self, sender: str, hello: Hello) -> "_IncomingLane":
+        """The lane that a stream belongs to; its first stripe begins a new one."""
         key = (sender, hello.lane)
         previous = self._incoming.get(key)
+        if hello.stripe:
+            if previous is None or previous.session != hello.session:
+                raise Superseded("a stripe of a lane that is no more")
+            if len(previous.writers) >= STRIPES_LIMIT:
+                raise PeerFault(f"more than {STRIPES_LIMIT} stripes")
+            return previous
         if previous is None and len(self._incoming) >= STREAMS_LIMIT:
             raise PeerFault(f"already {STREAMS_LIMIT} bulk streams are open here")
         if previous is not None:  # the sender started anew; what hangs there is of its past
             previous.close()
-        self._incoming[key] = writer
-        writer.write(_COUNT.pack(0))
-        await writer.drain()
-        return hello.lane
+        limit = max(self._window_bytes, self._limits.payload_bytes)
+        lane = self._incoming[key] = _IncomingLane(hello.lane, hello.session, limit)
+        return lane
 
     async def _receive(
-        self, sender: str, lane: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, sender: str, lane: "_IncomingLane", reader: asyncio.StreamReader, writer: Writer
     ) -> None:
         widen(reader)
         accepted = 0
@@ -264,134 +322,54 @@ class BulkPlane:
             frame = await read_frame(reader, self._limits, self._stall_s)
             if frame is None:
                 raise EOFError("the sender closed the stream")
-            outcome = self._on_frame(sender, *frame)
+            header, payload = frame
             del frame
-            if inspect.isawaitable(outcome):
-                await outcome
+            if header.part == WHOLE:
+                await self._deliver(sender, lane, header, payload)
+            elif (whole := await lane.reassembly.add(header, payload)) is not None:
+                del payload
+                try:
+                    await self._deliver(sender, lane, *whole)
+                finally:
+                    lane.reassembly.release(whole[0])
             accepted += 1
-            writer.write(_COUNT.pack(accepted))
+            writer.write(COUNT.pack(accepted))
             async with asyncio.timeout(self._stall_s):
                 await writer.drain()
 
-
-class _Outgoing:
-    """One stream that this peer opened."""
-
-    def __init__(
-        self,
-        plane: BulkPlane,
-        peer_id: str,
-        lane: str,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+    async def _deliver(
+        self, sender: str, lane: "_IncomingLane", header: FrameHeader, payload: bytearray
     ) -> None:
-        self.peer_id = peer_id
-        self.lane = lane
-        self.failure: Refused | Unreachable | None = None
-        self.lost_frames = 0
-        self._plane = plane
-        self._reader = reader
-        self._writer = writer
-        # a drain then means that nothing of the caller's payload is referred to any more
-        writer.transport.set_write_buffer_limits(high=0)
-        self._write_lock = asyncio.Lock()
-        self._waiting: collections.deque[tuple[int, float]] = collections.deque()
-        """(bytes, time of the first write) of each frame not yet acknowledged."""
-        self._unacknowledged_bytes = 0
-        self._acknowledged = 0
-        self._last_acknowledgement_s = 0.0
-        self._changed = asyncio.Event()
-        self._reading = asyncio.create_task(self._read_acknowledgements(), name=f"acks {lane}")
+        async with lane.turn:
+            outcome = self._on_frame(sender, header, payload)
+            if inspect.isawaitable(outcome):
+                await outcome
 
-    async def send(self, start: bytes, payload: memoryview) -> None:
-        frame_bytes = len(start) + payload.nbytes
-        async with self._write_lock:
-            window = self._plane._window_bytes
-            await self._until(
-                lambda: not self._waiting or self._unacknowledged_bytes + frame_bytes <= window
-            )
-            self._waiting.append((frame_bytes, time.monotonic()))
-            self._unacknowledged_bytes += frame_bytes
-            try:
-                await self._write(start, payload)
-            except (TimeoutError, *CONNECTION_ERRORS) as error:
-                # the reader may be about to hear why
-                await asyncio.wait({self._reading}, timeout=_LAST_WORD_S)
-                self.fail(Unreachable(self.peer_id, one_line(str(error) or "the stream stalled")))
-                self._plane._forget(self)
-                assert self.failure is not None
-                raise self.failure from error
-            except BaseException:  # cancelled in the middle of a frame: the stream is of no use
-                self.fail(Unreachable(self.peer_id, "a send was cancelled halfway"))
-                self.lost_frames -= 1  # its sender knows
-                raise
 
-    async def flush(self) -> None:
-        await self._until(lambda: not self._waiting)
+class Superseded(EOFError):
+    """A stream came too late to matter."""
 
-    def fail(self, failure: Refused | Unreachable) -> None:
-        """The first failure counts; everybody who waits hears of it."""
-        if self.failure is None:
-            self.failure = failure
-            self.lost_frames = len(self._waiting)
-            self._writer.close()
-            if asyncio.current_task() is not self._reading:
-                self._reading.cancel()
-            self._changed.set()
 
-    async def _write(self, start: bytes, payload: memoryview) -> None:
-        first = min(payload.nbytes, _JOINED_BYTES)  # small frames in one write
-        await self._write_part(start + payload[:first])
-        for offset in range(first, payload.nbytes, _WRITE_BYTES):
-            await self._write_part(payload[offset : offset + _WRITE_BYTES])
+class _IncomingLane:
+    """The streams of one lane of one sender; the first that fails ends them all."""
 
-    async def _write_part(self, part: bytes | memoryview) -> None:
-        self._require_whole()
-        self._writer.write(part)
-        async with asyncio.timeout(self._plane._stall_s):
-            await self._writer.drain()
+    def __init__(self, name: str, session: int, limit_bytes: int) -> None:
+        self.name = name
+        self.session = session
+        self.writers: set[Writer] = set()
+        self.reassembly = Reassembly(limit_bytes)
+        self.turn = asyncio.Lock()
+        self._failed = False
 
-    def _require_whole(self) -> None:
-        if self.failure is not None:
-            raise ConnectionResetError(self.failure.cause)
+    def fail(self) -> bool:
+        """Whether this is the first failure: the others follow from it."""
+        first, self._failed = not self._failed, True
+        return first
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while self.failure is None and not condition():
-            self._changed.clear()
-            await self._changed.wait()
-        if self.failure is not None:
-            self._plane._forget(self)
-            raise self.failure
-
-    async def _read_acknowledgements(self) -> None:
-        try:
-            while True:
-                (count,) = _COUNT.unpack(await self._reader.readexactly(_COUNT.size))
-                if count == _HANG_UP:
-                    self.fail(await _reason(self._reader, self.peer_id))
-                    return
-                self._acknowledge(count)
-        except PeerFault as fault:
-            self.fail(Refused(fault.cause, self.peer_id))
-            self._plane._on_fault(self.peer_id, fault)
-        except CONNECTION_ERRORS:
-            unreachable = Unreachable(self.peer_id, f"the {self.lane} stream to it broke")
-            self.fail(unreachable)
-            self._plane._report_lost(self.peer_id, self.lane, unreachable)
-
-    def _acknowledge(self, count: int) -> None:
-        if not self._acknowledged < count <= self._acknowledged + len(self._waiting):
-            raise PeerFault(f"acknowledged {count} frames", self.peer_id)
-        now = time.monotonic()
-        while self._acknowledged < count:
-            frame_bytes, first_write_s = self._waiting.popleft()
-            self._unacknowledged_bytes -= frame_bytes
-            self._acknowledged += 1
-            # a frame that queued behind others began to travel when the last of them arrived
-            began = max(first_write_s, self._last_acknowledgement_s)
-            self._plane._measured(self.peer_id, frame_bytes, now - began)
-        self._last_acknowledgement_s = now
-        self._changed.set()
+    def close(self) -> None:
+        self.reassembly.close()
+        for writer in self.writers:
+            writer.close()
 
 
 def _protocol(lane: str) -> str:
@@ -403,19 +381,12 @@ def widen(reader: asyncio.StreamReader) -> None:
     reader._limit = _STREAM_BUFFER_BYTES  # type: ignore[attr-defined]
 
 
-async def _reason(reader: asyncio.StreamReader, peer_id: str) -> Refused:
-    async with asyncio.timeout(_LINGER_S):
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        text = await reader.readexactly(min(length, _HELLO_LIMIT_BYTES))
-    return Refused(one_line(text.decode(errors="replace")), peer_id)
-
-
-async def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cause: str) -> None:
+async def _hang_up(reader: asyncio.StreamReader, writer: Writer, cause: str) -> None:
     """Say why, and wait shortly for the other side to close: closing first would lose the text."""
     text = one_line(cause).encode()[:_HELLO_LIMIT_BYTES]
     try:
         async with asyncio.timeout(_LINGER_S):
-            writer.write(_COUNT.pack(_HANG_UP) + _LENGTH.pack(len(text)) + text)
+            writer.write(COUNT.pack(HANG_UP) + LENGTH.pack(len(text)) + text)
             await writer.drain()
             while await reader.read(_WRITE_BYTES):
                 pass

@@ -11,6 +11,7 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.host import Host
+from p2p_dtfm.net.shaping import CALL_OVERHEAD_BYTES, Shaper
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
@@ -45,8 +46,23 @@ class ControlPlane:
         """Ask a peer. Raises `Unreachable` on silence, `Refused` when it says no."""
         assert len(body) <= BODY_LIMIT_BYTES, f"a call of {len(body)} bytes"
         request = BytesValue(value=body).SerializeToString()
-        reply = await self._host.call(peer_id, self._name, request, deadline_s)
+        if self._host.shaper is None:
+            reply = await self._host.call(peer_id, self._name, request, deadline_s)
+        else:
+            reply = await self._shaped_call(self._host.shaper, peer_id, request, deadline_s)
         return _open_reply(peer_id, reply)
+
+    async def _shaped_call(
+        self, shaper: Shaper, peer_id: str, request: bytes, deadline_s: float
+    ) -> bytes:
+        try:
+            async with asyncio.timeout(deadline_s):
+                await shaper.depart(peer_id, len(request) + CALL_OVERHEAD_BYTES)
+                reply = await self._host.call(peer_id, self._name, request, deadline_s)
+                await shaper.arrive(peer_id, len(reply) + CALL_OVERHEAD_BYTES)
+        except TimeoutError as error:
+            raise Unreachable(peer_id, f"no answer within {deadline_s:g} s") from error
+        return reply
 
     async def _serve(self, sender: str, request: bytes) -> bytes:
         full = self._serving.total() >= CONCURRENT_LIMIT
@@ -66,6 +82,15 @@ class ControlPlane:
             del self._serving[sender]
 
     async def _answer(self, sender: str, request: bytes) -> bytes:
+        shaper = self._host.shaper
+        if shaper is None:
+            return await self._handle(sender, request)
+        await shaper.arrive(sender, len(request) + CALL_OVERHEAD_BYTES)
+        reply = await self._handle(sender, request)
+        await shaper.depart(sender, len(reply) + CALL_OVERHEAD_BYTES)
+        return reply
+
+    async def _handle(self, sender: str, request: bytes) -> bytes:
         try:
             answer = await self._handler(sender, _body_of(request))
             assert len(answer) <= BODY_LIMIT_BYTES, f"an answer of {len(answer)} bytes"

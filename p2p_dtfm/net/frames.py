@@ -20,6 +20,9 @@ Payload = bytes | bytearray | memoryview
 
 FRAME_VERSION = 1
 HEADER_LIMIT_BYTES = 4096
+PART_BYTES = 1 << 18
+"""Large frames may travel as parts of this size, each with the frame's header; the last is rest."""
+WHOLE = -1
 _PREFIX = struct.Struct(">4sBBH")
 _MAGIC = b"DTFM"
 _READ_BYTES = 1 << 18
@@ -71,7 +74,18 @@ class FrameHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     payload_bytes: int = 0
     """Set by `encode_frame`."""
     checksum: int = 0
-    """CRC-32 of the payload; set by `encode_frame`. It finds bugs, not enemies: libp2p seals."""
+    """CRC-32 of what follows; set by `encode_frame`. It finds bugs, not enemies: libp2p seals."""
+    frame: int = 0
+    """Number of the frame that a part belongs to, in its lane."""
+    part: int = WHOLE
+    """Which `PART_BYTES` of the payload follow."""
+
+    @property
+    def following_bytes(self) -> int:
+        """What comes after the header."""
+        if self.part == WHOLE:
+            return self.payload_bytes
+        return min(PART_BYTES, self.payload_bytes - self.part * PART_BYTES)
 
 
 class FrameLimits(msgspec.Struct, frozen=True):
@@ -89,6 +103,18 @@ def encode_frame(header: FrameHeader, payload: Payload) -> tuple[FrameHeader, by
     body = encode(complete)
     assert len(body) <= HEADER_LIMIT_BYTES, f"a frame header of {len(body)} bytes"
     return complete, _PREFIX.pack(_MAGIC, FRAME_VERSION, 0, len(body)) + body
+
+
+def encode_part(header: FrameHeader, frame: int, part: int, payload: memoryview) -> bytes:
+    """The bytes that precede a part of a payload."""
+    start = part * PART_BYTES
+    checksum = zlib.crc32(payload[start : start + PART_BYTES])
+    body = encode(
+        msgspec.structs.replace(
+            header, payload_bytes=payload.nbytes, checksum=checksum, frame=frame, part=part
+        )
+    )
+    return _PREFIX.pack(_MAGIC, FRAME_VERSION, 0, len(body)) + body
 
 
 def as_bytes(payload: Payload) -> memoryview:
@@ -114,7 +140,7 @@ def parse_prefix(prefix: bytes) -> int:
 def parse_header(body: bytes, limits: FrameLimits) -> FrameHeader:
     """Decode a header and check all that it claims. Raises `PeerFault`."""
     header = decode(body, FrameHeader, HEADER_LIMIT_BYTES)
-    for name in ("view_number", "step", "index", "checksum", "payload_bytes"):
+    for name in ("view_number", "step", "index", "checksum", "payload_bytes", "frame"):
         if not 0 <= getattr(header, name) < _NUMBER_LIMIT:
             raise PeerFault(f"a frame whose {name} is {getattr(header, name)}")
     if not -1 <= header.layer < 1 << 20:
@@ -125,6 +151,8 @@ def parse_header(body: bytes, limits: FrameLimits) -> FrameHeader:
             f"{limits.payload_bytes}"
         )
     _check_length(header, _element_count(header.shape), limits)
+    if header.part != WHOLE and not 0 <= header.part < -(-header.payload_bytes // PART_BYTES):
+        raise PeerFault(f"part {header.part} of a frame of {header.payload_bytes} bytes")
     return header
 
 
@@ -202,7 +230,7 @@ class FrameReader:
             if len(self._start) >= _PREFIX.size and self.wanted_bytes() == 0:
                 header = parse_header(bytes(self._start[_PREFIX.size :]), self._limits)
                 self._start.clear()
-                self._header, self._payload = header, bytearray(header.payload_bytes)
+                self._header, self._payload = header, bytearray(header.following_bytes)
                 self._filled = self._checksum = 0
         if self._header is not None:
             part = view[used : used + len(self._payload) - self._filled]

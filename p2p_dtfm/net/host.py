@@ -27,10 +27,12 @@ from p2p_dtfm.net.libp2p import (
     p2pd_pb2,
 )
 from p2p_dtfm.net.p2pd import P2pd, P2pdFailed
+from p2p_dtfm.net.shaping import ShapedWriter, Shaper
 from p2p_dtfm.net.stale import remove_stale_sockets
 
 Result = TypeVar("Result")
-StreamHandler = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Writer = asyncio.StreamWriter | ShapedWriter
+StreamHandler = Callable[[str, asyncio.StreamReader, Writer], Awaitable[None]]
 UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]
 
 STARTUP_TIMEOUT_S = 60.0
@@ -41,7 +43,7 @@ MESSAGE_LIMIT_BYTES = 4 << 20
 PEERS_REMEMBERED = 4096
 _NEVER_SENT = ("routing: not found", "failed to dial", "no addresses", "failed to find any peer")
 STREAMS_LIMIT = 4096
-STREAMS_LIMIT_PER_PEER = 64
+STREAMS_LIMIT_PER_PEER = 96
 
 # what hivemind and asyncio raise when p2pd or the connection is gone; uvloop adds RuntimeError
 CONNECTION_ERRORS = (
@@ -65,6 +67,8 @@ class Host:
         self.peer_id: str = identity.peer_id
         self.lost = asyncio.Event()
         """Set when p2pd has died by itself: nothing works any more, start a new Host."""
+        self.shaper: Shaper | None = None
+        """Set before streams are opened or served, to live through a scenario's links."""
         self._p2pd = p2pd
         self._listens_on_loopback = listens_on_loopback
         self._closing = False
@@ -183,7 +187,7 @@ class Host:
 
     async def open_stream(
         self, peer_id: str, name: str, deadline_s: float
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    ) -> tuple[asyncio.StreamReader, Writer]:
         """A new stream to the handler `name` of a peer. Raises `Unreachable`."""
 
         async def open_once() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -191,7 +195,10 @@ class Host:
             _, reader, writer = await self._reach(peer_id, opening, deadline_s)
             return reader, writer
 
-        return await self._with_address_book(peer_id, open_once, deadline_s)
+        reader, writer = await self._with_address_book(peer_id, open_once, deadline_s)
+        return (
+            (reader, writer) if self.shaper is None else self.shaper.wrap(peer_id, reader, writer)
+        )
 
     async def _with_address_book(
         self, peer_id: str, attempt: Callable[[], Awaitable[Result]], deadline_s: float
@@ -219,15 +226,18 @@ class Host:
                 writer.close()
                 return
             self._streams[sender] += 1
+            shaped: Writer = writer
+            if self.shaper is not None:
+                reader, shaped = self.shaper.wrap(sender, reader, writer)
             try:
-                await handler(sender, reader, writer)
+                await handler(sender, reader, shaped)
             except Exception:
                 log.exception("bug in the stream handler %s", name)
             finally:
                 self._streams[sender] -= 1
                 if not self._streams[sender]:
                     del self._streams[sender]
-                writer.close()
+                shaped.close()
 
         await self._ask(self.p2p.add_binary_stream_handler(name, serve), CLOSE_DEADLINE_S)
 

@@ -1,34 +1,51 @@
 """The one place that imports hivemind, and only the two parts of it that are used.
 
-`import hivemind` would also load its averaging, mixture of experts and optimizer: 47 MB and 0.4 s
-more in each process. So its package is entered without running its `__init__`, unless somebody
-has imported it already.
+`import hivemind` would also load its averaging, mixture of experts and optimizer, and its packages
+`utils` and `dht` load torch for processes of their own: 264 MB that a bootstrap node has no use
+for. So these packages are entered without running their `__init__`, and given the few names that
+their modules take from them; unless somebody has imported them already.
 """
 
+import importlib
 import importlib.util
 import logging
 import os
 import sys
 
+_NAMES_OF_UTILS = {
+    "logging": ("get_logger",),
+    "serializer": ("MSGPackSerializer", "SerializerBase"),
+    "timed_storage": ("get_dht_time",),
+}
 
-def _enter_package_only(name: str) -> None:
+
+def _enter_package_only(name: str, names: dict[str, tuple[str, ...]] | None = None) -> None:
     if name in sys.modules:
         return
     spec = importlib.util.find_spec(name)
     assert spec is not None, f"{name} is a dependency of this package"
-    sys.modules[name] = importlib.util.module_from_spec(spec)
+    package = sys.modules[name] = importlib.util.module_from_spec(spec)
+    parent, _, leaf = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], leaf, package)
+    for module, taken in (names or {}).items():
+        source = importlib.import_module(f"{name}.{module}")
+        for item in taken:
+            setattr(package, item, getattr(source, item))
 
 
 # p2pd and hivemind say more at INFO than a person wants to read; the variable still decides
 os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
 _enter_package_only("hivemind")
+_enter_package_only("hivemind.utils", _NAMES_OF_UTILS)
+_enter_package_only("hivemind.dht")
 
 from hivemind.dht.node import DHTNode  # noqa: E402
 from hivemind.dht.protocol import ValidationError as DHTRefusal  # noqa: E402
 from hivemind.dht.routing import DHTID  # noqa: E402
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
 from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID  # noqa: E402
-from hivemind.proto import p2pd_pb2  # noqa: E402
+from hivemind.proto import dht_pb2, p2pd_pb2  # noqa: E402
 from hivemind.utils import MSGPackSerializer, get_dht_time  # noqa: E402
 from hivemind.utils.logging import use_hivemind_log_handler  # noqa: E402
 from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
@@ -45,6 +62,7 @@ __all__ = [
     "P2PHandlerError",
     "PeerID",
     "RecordValidatorBase",
+    "dht_pb2",
     "get_dht_time",
     "p2pd_pb2",
 ]

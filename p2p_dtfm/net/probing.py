@@ -8,7 +8,7 @@ import time
 
 from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.errors import Refused, Unreachable
-from p2p_dtfm.net.host import CONNECTION_ERRORS, Host
+from p2p_dtfm.net.host import CONNECTION_ERRORS, Host, Writer
 
 ROUND_TRIPS = 5
 CALL_DEADLINE_S = 10.0
@@ -16,6 +16,7 @@ BANDWIDTH_DEADLINE_S = 10.0
 FIRST_PROBE_BYTES = 1 << 20
 LARGEST_PROBE_BYTES = 8 << 20
 LONG_ENOUGH_S = 0.05
+_SHORTEST_SPAN_S = 0.005
 _GROWTH = 4
 _PROTOCOL = "/p2p-dtfm/1/bandwidth"
 _REPORT_BYTES = 1 << 16
@@ -85,7 +86,7 @@ class Probes:
         return b""
 
     async def _expect_welcome(
-        self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, peer_id: str, reader: asyncio.StreamReader, writer: Writer
     ) -> None:
         writer.write(b"?")  # a stream begins to exist with its first byte
         async with asyncio.timeout(CALL_DEADLINE_S):
@@ -93,9 +94,7 @@ class Probes:
         if verdict == _BUSY:
             raise Refused("busy with the probe of another peer", peer_id)
 
-    async def _serve(
-        self, sender: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _serve(self, sender: str, reader: asyncio.StreamReader, writer: Writer) -> None:
         with contextlib.suppress(TimeoutError, *CONNECTION_ERRORS):
             async with asyncio.timeout(_SERVED_SECONDS_LIMIT):
                 await reader.readexactly(1)
@@ -110,7 +109,7 @@ class Probes:
                     self._serving = False
 
 
-async def _count_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _count_bytes(reader: asyncio.StreamReader, writer: Writer) -> None:
     """Report the bytes that arrived, at each multiple of 64 KiB, until the prober closes."""
     writer.write(_COUNT.pack(0))
     arrived = reported = 0
@@ -128,7 +127,7 @@ async def _count_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 async def _measure(
     peer_id: str,
     reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
+    writer: Writer,
     first_bytes: int,
     largest_bytes: int,
     deadline_s: float,
@@ -138,25 +137,32 @@ async def _measure(
     while True:
         left_s = deadline_s - (time.monotonic() - started)
         size -= size % _REPORT_BYTES
-        arrived, elapsed_s = await _send_and_count(reader, writer, before, size, left_s)
+        counted, elapsed_s, arrived = await _send_and_count(reader, writer, before, size, left_s)
         if arrived < _REPORT_BYTES:
             raise Unreachable(peer_id, f"less than 64 KiB arrived within {deadline_s:g} s")
         over = arrived < size or time.monotonic() - started >= deadline_s
-        if over or elapsed_s >= LONG_ENOUGH_S or size * _GROWTH > largest_bytes * 2:
-            return max(1, int(arrived / elapsed_s))
+        long_enough = counted < arrived and elapsed_s >= LONG_ENOUGH_S
+        if over or long_enough or size * _GROWTH > largest_bytes * 2:
+            return max(1, int(counted / elapsed_s))
         before, size = before + size, min(size * _GROWTH, largest_bytes)
 
 
 async def _send_and_count(
     reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
+    writer: Writer,
     before: int,
     size: int,
     deadline_s: float,
-) -> tuple[int, float]:
-    """(bytes that arrived, seconds from the first write to the last report that counts)."""
+) -> tuple[int, float, int]:
+    """(bytes between two reports, seconds between them, bytes that arrived in all).
+
+    From the first report to the last: both came the same way back, so the round trip, which on a
+    long link takes longer than the bytes do, does not count. Where all reports came at once, from
+    the first write on.
+    """
     began = time.perf_counter()
-    arrived, last_report = 0, began
+    arrived = first_count = 0
+    first_report = last_report = began
 
     async def write() -> None:
         for _ in range(size // _REPORT_BYTES):
@@ -169,12 +175,17 @@ async def _send_and_count(
             while arrived < size:
                 (count,) = _COUNT.unpack(await reader.readexactly(_COUNT.size))
                 arrived, last_report = min(count - before, size), time.perf_counter()
+                if first_report == began:
+                    first_count, first_report = arrived, last_report
     except TimeoutError:
         pass
     finally:
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
-    return arrived, max(last_report - began, 1e-9)
+    between_s = last_report - first_report
+    if arrived == first_count or between_s < _SHORTEST_SPAN_S:
+        return arrived, max(last_report - began, 1e-9), arrived
+    return arrived - first_count, between_s, arrived
 
 
 async def probe_round_trip(probes: Probes, peer_id: str) -> int:

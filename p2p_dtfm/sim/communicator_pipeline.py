@@ -4,11 +4,12 @@ Every peer does the same things in the same order: receive, compute, send, for e
 a flush forward, then, after a barrier, for each backward. Because that order is fixed, the time of
 each operation follows from operations before it, and no queue of events is needed.
 
-A message of x ns (at the efficient rate) over a link of latency l, with R ns worth of receive
-buffer and S ns worth of data that a sender holds unacknowledged:
+A message of x ns (at the efficient rate) over a link of latency l, with R ns worth of bytes that
+may be on their way or wait at the receiver, and S ns worth that a sender need not wait for:
 
     begins     once the sender gets there and its previous message has left
-    has left   x later, but no earlier than posted + x - R
+    has left   x later; what exceeds R leaves l after the receive is posted, when word of it is
+               back, or after the previous message's receive was, as far as that one filled R
     received   l after it has left, no earlier than the receive is posted
     returns    S before it has left; before the receive is posted only if R + S hold it all
 """
@@ -30,7 +31,7 @@ class _Hop:
 
     transmit_ns: int
     latency_ns: int
-    receive_buffer_ns: int
+    buffered_ns: int
     unacknowledged_ns: int
 
 
@@ -42,6 +43,8 @@ class _Engines:
     communicator_ns: int = 0
     link_ns: int = 0
     """The link out, in the direction of the present phase."""
+    posted_ns: int | None = None
+    """When the receive of the previous message on that link was posted."""
 
 
 def run_communicator_pipelines(
@@ -119,12 +122,16 @@ def _pass(hop: _Hop, sender: _Engines, receiver: _Engines) -> int:
     """Send what the sender has just computed; when it is received."""
     at_send = max(sender.compute_ns, sender.communicator_ns)
     posted = receiver.communicator_ns
-    begins = max(at_send, sender.link_ns)
-    unhindered = begins + hop.transmit_ns
-    left = max(unhindered, posted + hop.transmit_ns - hop.receive_buffer_ns)
-    held = hop.receive_buffer_ns + hop.unacknowledged_ns >= hop.transmit_ns
-    returns = (unhindered if held else left) - hop.unacknowledged_ns
-    sender.link_ns = left
+    unhindered = max(at_send, sender.link_ns) + hop.transmit_ns
+    excess = 2 * hop.transmit_ns - hop.buffered_ns
+    if sender.posted_ns is not None and excess > 0:
+        unhindered = max(unhindered, sender.posted_ns + hop.latency_ns + excess)
+    left = unhindered
+    excess -= hop.transmit_ns
+    if excess > 0:
+        left = max(left, posted + hop.latency_ns + excess)
+    returns = (unhindered if excess <= hop.unacknowledged_ns else left) - hop.unacknowledged_ns
+    sender.link_ns, sender.posted_ns = left, posted
     sender.communicator_ns = max(at_send, returns)
     receiver.communicator_ns = max(left + hop.latency_ns, posted)
     return receiver.communicator_ns
@@ -135,6 +142,7 @@ def _barrier(engines: list[_Engines]) -> None:
     latest = max(engine.compute_ns for engine in engines)
     for engine in engines:
         engine.compute_ns = engine.communicator_ns = engine.link_ns = latest
+        engine.posted_ns = None
 
 
 def _hop(
@@ -152,6 +160,6 @@ def _hop(
     return _Hop(
         transmit_ns=round(boundary_bytes * SECOND_NS / rate),
         latency_ns=link.latency_ns,
-        receive_buffer_ns=round(communicator.receive_buffer_bytes * SECOND_NS / rate),
-        unacknowledged_ns=round(communicator.unacknowledged_round_trips * round_trip_ns),
+        buffered_ns=round(communicator.receive_buffer_bytes * SECOND_NS / rate) + round_trip_ns,
+        unacknowledged_ns=min(round_trip_ns, round(communicator.window_bytes * SECOND_NS / rate)),
     )

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from p2p_dtfm.sim.shard_weights import divide
 from p2p_dtfm.sim.virtual_network import VirtualNetwork
 
-CHUNK_BYTES = 4 << 20
-MOST_CHUNKS = 8
+CHUNK_BYTES = 1 << 20
+MOST_CHUNKS = 32
 
 Then = Callable[[int], None]
 
@@ -35,7 +35,7 @@ class ShardedExchange:
         cut = [divide(p, (1,) * max(1, min(MOST_CHUNKS, p // CHUNK_BYTES))) for p in parts]
         for number in range(max(map(len, cut))):
             for owner, chunks in zip(holders, cut, strict=True):
-                if number < len(chunks):
+                if number < len(chunks) and chunks[number]:
                     self._chunks.append((owner, chunks[number]))
         self._missing = [len(holders)] * len(self._chunks)
         self._incomplete = dict.fromkeys(holders, len(self._chunks))

@@ -20,15 +20,15 @@ STREAM_OVERHEAD_NS = 100_000
 class Communicator:
     """DT-FM's transport: blocking sends and receives of a peer, one at a time, in program order.
 
-    While a receive is not posted, at most `receive_buffer_bytes` of a message cross the link. A
-    send returns when no more is left to send than fits in flight: `unacknowledged_round_trips`
-    times round trip times rate, which is what a TCP sender holds until it is acknowledged.
+    What is sent before its receive is posted waits: `receive_buffer_bytes`, besides the round
+    trip's worth of bytes to which TCP tunes its buffers. A send returns when no more is left of
+    it than TCP holds until it is acknowledged: a round trip's worth, at most `window_bytes`.
     `efficiency` is the fraction of a link's rate that such messages reach.
     """
 
     efficiency: float
     receive_buffer_bytes: int
-    unacknowledged_round_trips: float
+    window_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ OURS = Execution("ours", order="1f1b", reduction="weighted", overlap=True, commi
 
 DTFM_COMMUNICATOR = Communicator(
     efficiency=0.8173,
-    receive_buffer_bytes=9_656_000,
-    unacknowledged_round_trips=1.0,
+    receive_buffer_bytes=7_386_000,
+    window_bytes=2_510_000,
 )
-"""The first two are fitted to the paper's measurements (docs/simulator.md)."""
+"""Fitted to the paper's measurements (docs/simulator.md)."""
 
 DTFM = Execution(
     "dtfm",

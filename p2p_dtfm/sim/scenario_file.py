@@ -113,10 +113,17 @@ def parse_scenario_file(text: str, origin: str) -> ScenarioFile:
     try:
         return ScenarioFile.model_validate(values)
     except ValidationError as error:
-        told = [_explain(item, values, text, origin) for item in error.errors()]
+        told = [_explain(item, values, text, origin) for item in _first_causes(error)]
         raise UserError(
             "\n".join(cause for cause, _ in told), tuple(fix for _, fix in told)
         ) from error
+
+
+def _first_causes(error: ValidationError) -> list[Any]:
+    """Without "too few tables" where tables are missing because they have mistakes themselves."""
+    items = error.errors()
+    broken = {item["loc"][0] for item in items if len(item["loc"]) > 1}
+    return [item for item in items if len(item["loc"]) > 1 or item["loc"][0] not in broken]
 
 
 def line_of(text: str, path: tuple[str | int, ...]) -> int | None:
@@ -137,7 +144,7 @@ def line_of(text: str, path: tuple[str | int, ...]) -> int | None:
                 number = at if inside and number is None else number
             else:
                 inside = False
-        elif inside and re.search(rf"(^|[;{{,\s])\"?{re.escape(key)}\"?\s*=", line):
+        elif inside and key and re.search(rf"(^|[;{{,\s])\"?{re.escape(key)}\"?\s*=", line):
             return at
     return number
 
@@ -157,8 +164,9 @@ def _explain(item: Any, values: dict[str, Any], text: str, origin: str) -> tuple
         return f"{where}: {key!r} is missing", f"add {str(path[-1])!r} there"
     message = item["msg"].removeprefix("Value error, ")
     found = _lookup(values, path)
-    now = "" if isinstance(found, dict | list) else f" (now {found!r})"
-    return f"{where}: {key}: {message}", f"change {key}{now}"
+    if isinstance(found, dict | list):
+        return f"{where}: {key}: {message}", f"change the keys of {key} accordingly"
+    return f"{where}: {key}: {message}", f"change {key} (now {found!r})"
 
 
 def _known_keys(path: tuple[str | int, ...]) -> list[str]:

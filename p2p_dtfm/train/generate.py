@@ -56,12 +56,13 @@ def stream(
         raise UserError(f"temperature {temperature} is negative", "give 0 or more, 0.8 say")
     if tokens < 0:
         raise UserError(f"{tokens} tokens cannot be generated", "give 0 or more")
-    model, context = _load_model(_one_step(checkpoint))
+    model, context = _load_model(whole_checkpoint(checkpoint))
     drawn = _draw(model, context, tokenizer, prompt, tokens, temperature, seed)
     return _whole_characters(tokenizer, drawn)
 
 
-def _one_step(checkpoint: Path) -> Path:
+def whole_checkpoint(checkpoint: Path) -> Path:
+    """The directory of one step: as given, or the newest in it with all layers. UserError."""
     if (checkpoint / "manifest.json").exists():
         return checkpoint
     for found in list_checkpoints(checkpoint):

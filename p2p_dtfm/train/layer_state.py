@@ -6,10 +6,8 @@ being gathered first, and a state is copied or hashed as three runs of bytes.
 """
 
 import hashlib
-import json
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.train.model import build_layer, initialise_layer
+from p2p_dtfm.train.tensor_file import Entry, entry_bytes, header
 
 assert sys.byteorder == "little", "state travels as the memory's own bytes, which are little-endian"
 
@@ -216,31 +215,15 @@ def _header(
     version: int,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
 ) -> bytes:
-    """The head of a safetensors file: its length, then JSON padded to a multiple of 8 bytes.
-
-    Written here, since the library orders metadata by chance and equal states must have equal
-    bytes. Format: https://github.com/huggingface/safetensors#format
-    """
+    """The head of the file; equal states have equal bytes."""
     metadata = {"format": "pt", "layer": str(layer), "run": run_digest, "version": str(version)}
-    entries: dict[str, object] = {"__metadata__": metadata}
-    for name, shape, start, end in _placed(shapes):
-        entries[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _LENGTH_BYTES)
-    assert len(text) + _LENGTH_BYTES <= _HEADER_LIMIT_BYTES
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    head = header(_entries(shapes), metadata)
+    assert len(head) <= _HEADER_LIMIT_BYTES
+    return head
 
 
-def _placed(
-    shapes: tuple[tuple[str, tuple[int, ...]], ...],
-) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
-    """(name, shape, first byte, end byte) of every tensor in the file."""
-    start = 0
-    for part in _PARTS:
-        for name, shape in shapes:
-            end = start + 4 * int(numpy.prod(shape, dtype=numpy.int64))
-            yield f"{part}.{name}", shape, start, end
-            start = end
+def _entries(shapes: tuple[Entry, ...]) -> list[Entry]:
+    return [(f"{part}.{name}", shape) for part in _PARTS for name, shape in shapes]
 
 
 _VERSION = re.compile(rb'"version":"(0|[1-9][0-9]{0,11})"')
@@ -258,7 +241,7 @@ def _check_header(
     found = _VERSION.search(head)
     version = int(found[1]) if found else 0
     expected = _header(run_digest, layer, version, shapes)
-    expected_bytes = len(expected) + list(_placed(shapes))[-1][3]
+    expected_bytes = len(expected) + sum(map(entry_bytes, _entries(shapes)))
     if len(view) == expected_bytes and head[: len(expected)] == expected:
         return version
     if not found or len(view) < _LENGTH_BYTES:

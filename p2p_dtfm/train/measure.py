@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.records import Device, LayerTiming
 from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.train.emulated import emulated_device, emulated_flops_per_s
 from p2p_dtfm.train.model import build_layer, layer_count, token_loss_sum
 
 _REPETITIONS = 5
@@ -26,12 +27,14 @@ _FIRST_TOKENS = 128
 def select_device(text: str) -> torch.device:
     """ "cpu", "cuda", "cuda:1" or "auto" (the first CUDA device if there is one, else the CPU).
 
+    An emulated device's tensors are the CPU's.
+
     Raises `UserError` if there is no such device here.
     """
     name = text.strip().lower()
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cpu":
+    if name == "cpu" or emulated_flops_per_s(name) is not None:
         return torch.device("cpu")
     kind, _, number = name.partition(":")
     if kind != "cuda" or not (number.isdecimal() or name == "cuda"):
@@ -58,16 +61,21 @@ def measure_device(
     device: torch.device | str = "cpu",
     threads: int | None = None,
     memory_limit_bytes: int | None = None,
+    emulated_flops_per_s: int | None = None,
 ) -> Device:
     """Median forward and backward times of the three kinds of layers, memory and name.
 
     Takes about two seconds, longer only where touching a layer's parameters takes that long. A
     layer too slow for that is measured on fewer tokens, and its times are extrapolated. `threads`
-    sets torch's thread count for the whole process.
+    sets torch's thread count for the whole process. With `emulated_flops_per_s` nothing is timed:
+    the device is one of that speed, and has the memory of the limit.
     """
     device = torch.device(device)
     if threads is not None:
         torch.set_num_threads(threads)
+    if emulated_flops_per_s is not None:
+        memory_bytes = memory_limit_bytes or _memory_bytes(device, None)
+        return emulated_device(spec, emulated_flops_per_s, memory_bytes)
     return Device(
         kind=device.type,
         name=_device_name(device),

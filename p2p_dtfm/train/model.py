@@ -95,6 +95,12 @@ def build_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -
     return module.to_empty(device=device)
 
 
+def layer_entries(spec: RunSpec, layer: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a layer's parameters, in canonical order."""
+    module = build_layer(spec, layer, "meta")
+    return [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
+
+
 def token_loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
     """Sum over all tokens of the negative log-likelihood, in nats.
 

@@ -56,6 +56,31 @@ def test_messages_come_in_order_and_idle_workers_end(
     asyncio.run(scenario())
 
 
+def test_what_was_told_before_the_end_still_arrives(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        one = await Host.start(tmp_path / "one.key", LOOPBACK)
+        two = await Host.start(tmp_path / "two.key", LOOPBACK)
+        heard: list[bytes] = []
+
+        async def hear_slowly(sender: str, body: bytes) -> bytes:
+            await asyncio.sleep(0.2)
+            heard.append(body)
+            return b""
+
+        try:
+            await ControlPlane(two, hear_slowly).ready()
+            courier = Courier(one, await ControlPlane(one, hear_slowly).ready(), life=1)
+            courier.learn(two.peer_id, await two.addresses())
+            courier.tell(two.peer_id, Hello(1, ()))
+            courier.tell(two.peer_id, Hello(2, ()))
+            await courier.close()
+            assert len(heard) == 2
+        finally:
+            await asyncio.gather(one.close(), two.close())
+
+    asyncio.run(scenario())
+
+
 def test_it_remembers_a_bounded_number_of_peers_and_addresses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ class BytePairTokenizer:
         self._inner = _assemble(models.BPE(vocab=vocabulary, merges=merges))
         self._bytes_of = [b""] * self.vocabulary
         for piece, token in vocabulary.items():
-            self._bytes_of[token] = bytes(_BYTE_OF[symbol] for symbol in piece)
+            self._bytes_of[token] = bytes(SYMBOLS[symbol] for symbol in piece)
 
     @classmethod
     def train(cls, texts: Iterator[str], vocabulary: int) -> "BytePairTokenizer":
@@ -122,10 +122,10 @@ def _check(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> None:
     """Refuse what the library would choke on or quietly encode to nothing."""
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise PeerFault("tokenizer whose tokens are not numbered 0, 1, 2 ...")
-    missing = [symbol for symbol in _BYTE_OF if symbol not in vocabulary]
+    missing = [symbol for symbol in SYMBOLS if symbol not in vocabulary]
     if missing:
         raise PeerFault(f"tokenizer that has no token for {len(missing)} of the 256 bytes")
-    if any(symbol not in _BYTE_OF for piece in vocabulary for symbol in piece):
+    if any(symbol not in SYMBOLS for piece in vocabulary for symbol in piece):
         raise PeerFault("tokenizer with tokens that are no byte strings")
     for left, right in merges:
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
@@ -140,4 +140,4 @@ def _symbols() -> dict[str, int]:
     return symbols | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
 
-_BYTE_OF = _symbols()
+SYMBOLS = _symbols()

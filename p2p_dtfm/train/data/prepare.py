@@ -104,10 +104,12 @@ def prepare(
     licence: str = "",
     source: str = "",
     skipped: Skipped | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Manifest:
     """Make the directory `out` from text files and directories. Raises `UserError`.
 
     `vocabulary`: None for bytes, else the tokens of a byte-pair encoding learnt from the text.
+    `tokenizer`: one that is there already, instead of either.
     `context`: both splits must hold at least one window of context + 1 tokens.
     `skipped`: filled with counts of what was left out, if given.
     """
@@ -121,7 +123,8 @@ def prepare(
             f"no text found in {', '.join(map(str, paths)) or 'no paths'} (skipped: {skipped})",
             "name files or directories with UTF-8 text",
         )
-    tokenizer = _make_tokenizer(survey, vocabulary, progress)
+    if tokenizer is None:
+        tokenizer = _make_tokenizer(survey, vocabulary, progress)
     try:
         store = BlobStore(out / BLOBS_NAME)
         store.remove_temporary_files()

@@ -1,0 +1,369 @@
+"""Link use: how much of a long, fast link the bulk plane fills, and whether shaped links equal it.
+
+    python -m benchmarks.links --wanem PATH/wanem.c [--quick] [--json]
+
+A real network: `wanem` (one C file; also by the variable P2P_DTFM_WANEM) carries packets between
+two network namespaces with the link's latency and rate. It needs root, /dev/net/tun, gcc and ip;
+where one is missing, this says so and ends with code 0. The same transfer then runs on loopback
+over shaped links with the same figures. Lower bound beside each figure: the link's own rate; and
+what a plain TCP connection carries over the same network, warm, in the same run.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.net.bulk import BulkPlane
+from p2p_dtfm.net.frames import FrameHeader, FrameKind, FrameLimits
+from p2p_dtfm.net.host import Host
+from p2p_dtfm.net.identity import Identity
+from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer, Shaper
+from p2p_dtfm.net.stripes import STRIPES_LIMIT
+
+ONE_WAY_MS = 50.0
+RATE_MBPS = 1000.0
+LINK_BYTES_PER_S = RATE_MBPS * 1e6 / 8
+TARGET = 0.85
+FRAME_BYTES = 4 << 20
+MTU = 9000
+RUN_DIGEST = "00" * 32
+START_S = 30.0
+SENDERS = 4
+TCP_PORT = 4701
+ADDRESS = "10.77.0.{}"
+
+
+class Missing(Exception):
+    """What the real network needs is not here."""
+
+
+# one end, as a process ----------------------------------------------------------------------------
+
+
+def _header(index: int) -> FrameHeader:
+    shape = (FRAME_BYTES // 4,)
+    return FrameHeader(1, "00", 0, FrameKind.PROBE, index, 0, "fp32", "float32", shape)
+
+
+async def _start_host(folder: Path, ip: str, shape: str, initial: tuple[str, ...] = ()) -> Host:
+    host = await Host.start(
+        folder / "identity.key", [f"/ip4/{ip}/tcp/0"], initial_peers=list(initial)
+    )
+    if shape:
+        host.shaper = Shaper(Shape.load(Path(shape)), host.peer_id)
+    return host
+
+
+def _complain(sender: str, fault: PeerFault) -> None:
+    print(f"fault: {fault}", file=sys.stderr)
+
+
+async def _receive(folder: Path, ip: str, shape: str) -> None:
+    host = await _start_host(folder, ip, shape)
+    plane = BulkPlane(host, RUN_DIGEST, FrameLimits(), lambda *frame: None, _complain)
+    await plane.ready()
+    print((await host.addresses())[0], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await plane.close()
+    await host.close()
+
+
+async def _send(
+    folder: Path, ip: str, shape: str, to: str, stripes: int, warm_s: float, measured_s: float
+) -> None:
+    host = await _start_host(folder, ip, shape, (to,))
+    peer_id = to.rsplit("/", 1)[1]
+    plane = BulkPlane(
+        host, RUN_DIGEST, FrameLimits(), lambda *frame: None, _complain, most_stripes=stripes
+    )
+    payload, sent = bytes(FRAME_BYTES), 0
+
+    async def flood(seconds: float) -> None:
+        end_s = time.monotonic() + seconds
+
+        async def give() -> None:  # as a step engine does: several tensors are ready at once
+            nonlocal sent
+            while time.monotonic() < end_s:
+                sent += FRAME_BYTES
+                await plane.send(peer_id, "reduce", _header(sent // FRAME_BYTES), payload)
+
+        await asyncio.gather(*(give() for _ in range(SENDERS)))
+
+    await flood(warm_s)
+    before, began_s = sent - plane.unacknowledged_bytes(peer_id, "reduce"), time.monotonic()
+    await flood(measured_s)
+    accepted = sent - plane.unacknowledged_bytes(peer_id, "reduce") - before
+    rate = accepted / (time.monotonic() - began_s)
+    await plane.flush(peer_id, "reduce")
+    began_s = time.monotonic()
+    burst = 8
+    sends = [plane.send(peer_id, "reduce", _header(index), payload) for index in range(burst)]
+    await asyncio.gather(*sends)
+    await plane.flush(peer_id, "reduce")
+    result = {
+        "bytes_per_s": round(rate),
+        "stripes": plane.stripe_count(peer_id, "reduce"),
+        "burst_s": round(time.monotonic() - began_s, 3),
+        "burst_bytes": burst * FRAME_BYTES,
+        "estimate_bytes_per_s": plane.link_estimate(peer_id),
+    }
+    print(json.dumps(result), flush=True)
+    await plane.close()
+    await host.close()
+
+
+def _receive_tcp(ip: str) -> None:
+    with socket.create_server((ip, TCP_PORT)) as server:
+        print("ready", flush=True)
+        connection, _ = server.accept()
+        buffer = bytearray(1 << 20)
+        with connection:
+            while connection.recv_into(buffer):
+                pass
+
+
+def _send_tcp(to: str, warm_s: float, measured_s: float) -> None:
+    """What left within the measured time; what the socket buffers is as much at both ends of it."""
+    with socket.create_connection((to, TCP_PORT)) as connection:
+        piece, sent = bytes(1 << 20), 0
+        for seconds in (warm_s, measured_s):
+            before, began_s = sent, time.monotonic()
+            while time.monotonic() - began_s < seconds:
+                connection.sendall(piece)
+                sent += len(piece)
+        rate = (sent - before) / (time.monotonic() - began_s)
+    print(json.dumps({"bytes_per_s": round(rate), "stripes": 1}), flush=True)
+
+
+# both ends, from outside -------------------------------------------------------------------------
+
+
+def _role(namespace: str, *arguments: str) -> subprocess.Popen[str]:
+    inside = ["ip", "netns", "exec", namespace] if namespace else []
+    return subprocess.Popen(
+        [*inside, sys.executable, "-m", "benchmarks.links", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    if not line:
+        raise SystemExit("an end of the transfer ended early; see above")
+    return line
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _transfer(
+    folder: Path, namespaces: tuple[str, str], ips: tuple[str, str], *more: str
+) -> dict[str, Any]:
+    folder.mkdir(parents=True, exist_ok=True)
+    homes = [folder / "sender", folder / "receiver"]
+    for home in homes:
+        home.mkdir(exist_ok=True)
+    receiver = _role(
+        namespaces[1], "--role", "receive", "--home", str(homes[1]), "--ip", ips[1], *more
+    )
+    try:
+        to = _line_of(receiver)
+        arguments = ["--role", "send", "--home", str(homes[0]), "--ip", ips[0], "--to", to, *more]
+        sender = _role(namespaces[0], *arguments)
+        try:
+            result: dict[str, Any] = json.loads(_line_of(sender))
+        finally:
+            _end(sender)
+    finally:
+        _end(receiver)
+    return result
+
+
+def _transfer_tcp(times: list[str]) -> dict[str, Any]:
+    receiver = _role("wan1", "--role", "receive-tcp", "--ip", ADDRESS.format(2))
+    try:
+        _line_of(receiver)
+        sender = _role("wan0", "--role", "send-tcp", "--to", ADDRESS.format(2), *times)
+        try:
+            result: dict[str, Any] = json.loads(_line_of(sender))
+        finally:
+            _end(sender)
+    finally:
+        _end(receiver)
+    return result
+
+
+@contextlib.contextmanager
+def _network(source: Path | None, folder: Path) -> Iterator[None]:
+    """Namespaces wan0 and wan1 with the link between them. Raises `Missing`."""
+    if source is None or not source.is_file():
+        raise Missing("no wanem.c: give --wanem PATH or set P2P_DTFM_WANEM")
+    if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
+        raise Missing("network namespaces need root and /dev/net/tun")
+    for tool in ("gcc", "ip"):
+        if shutil.which(tool) is None:
+            raise Missing(f"{tool} is not installed")
+    names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    if any(line.startswith("wan") for line in names.stdout.splitlines()):
+        raise Missing("namespaces called wan... exist: another wanem runs here")
+    program, matrix = folder / "wanem", folder / "matrix"
+    subprocess.run(["gcc", "-O2", "-w", "-o", str(program), str(source)], check=True)
+    way = f"{ONE_WAY_MS} {RATE_MBPS}"
+    matrix.write_text(f"2\n0 1 {way}\n1 0 {way}\n")
+    process = subprocess.Popen(
+        [str(program), str(matrix), str(MTU)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != "ready 2":
+            raise Missing("wanem could not make its network: " + process.communicate()[1][-300:])
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=10)
+
+
+def _shape_file(folder: Path) -> Path:
+    ids = []
+    for name in ("sender", "receiver"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        ids.append(Identity.load_or_create(folder / name / "identity.key").peer_id)
+    latency_ns, rate = int(ONE_WAY_MS * 1e6), int(LINK_BYTES_PER_S)
+    shape = Shape(
+        "links",
+        (ShapedPeer("sender", ids[0]), ShapedPeer("receiver", ids[1])),
+        tuple(ShapedLink(*way, latency_ns, rate) for way in (ids, ids[::-1])),
+    )
+    return shape.save(folder / "shape.json")
+
+
+def measure(source: Path | None, quick: bool) -> list[dict[str, Any]]:
+    """A row for each kind of transfer. Raises `Missing`."""
+    measured = ["--measured-s", "2" if quick else "10"]
+    times = ["--warm-s", "5" if quick else "15", *measured]
+    short_times = ["--warm-s", "2" if quick else "10", *measured]  # one stream has none to add
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="p2p-dtfm-links-") as name:
+        folder = Path(name)
+        ips, namespaces = (ADDRESS.format(1), ADDRESS.format(2)), ("wan0", "wan1")
+        with _network(source, folder):
+            rows.append({"transfer": "TCP, wanem", **_transfer_tcp(short_times)})
+            for most in (STRIPES_LIMIT,) if quick else (1, STRIPES_LIMIT):
+                more = (*(times if most > 1 else short_times), "--stripes", str(most))
+                result = _transfer(folder / f"wanem-{most}", namespaces, ips, *more)
+                rows.append({"transfer": f"bulk, at most {most}, wanem", **result})
+        shaped = folder / "shaped"
+        more = (*times, "--stripes", str(STRIPES_LIMIT), "--shape", str(_shape_file(shaped)))
+        loopback = ("127.0.0.1", "127.0.0.1")
+        result = _transfer(shaped, ("", ""), loopback, *more)
+        rows.append({"transfer": f"bulk, at most {STRIPES_LIMIT}, shaped links", **result})
+    return rows
+
+
+def report(rows: list[dict[str, Any]], as_json: bool) -> int:
+    """Print; 0 if the target is met."""
+    for row in rows:
+        row["link_use"] = round(row["bytes_per_s"] / LINK_BYTES_PER_S, 3)
+        if "burst_s" in row:
+            ideal_s = row["burst_bytes"] / LINK_BYTES_PER_S + 2 * ONE_WAY_MS / 1000
+            row["burst_over_ideal"] = round(row["burst_s"] / ideal_s, 2)
+    by_name = {row["transfer"]: row for row in rows}
+    use = by_name[f"bulk, at most {STRIPES_LIMIT}, wanem"]["link_use"]
+    shaped = by_name[f"bulk, at most {STRIPES_LIMIT}, shaped links"]["link_use"]
+    met = use >= TARGET
+    if as_json:
+        figures = {
+            "link": {"round_trip_ms": 2 * ONE_WAY_MS, "bytes_per_s": LINK_BYTES_PER_S},
+            "transfers": rows,
+            "link_use": use,
+            "target": TARGET,
+            "met": met,
+            "shaped_over_real": round(shaped / use, 3),
+        }
+        print(json.dumps(figures))
+        return 0 if met else 1
+    print(f"{RATE_MBPS:g} Mbit/s, {2 * ONE_WAY_MS:g} ms round trip; bound: 125.0 MB/s")
+    print(f"{'transfer':32s} {'streams':>7s} {'MB/s':>7s} {'of link':>8s} {'32 MiB / ideal':>15s}")
+    for row in rows:
+        burst = f"{row['burst_over_ideal']:.2f}" if "burst_s" in row else ""
+        print(
+            f"{row['transfer']:32s} {row['stripes']:7d} {row['bytes_per_s'] / 1e6:7.1f} "
+            f"{row['link_use']:8.1%} {burst:>15s}"
+        )
+    verdict = "met" if met else "MISSED"
+    print(f"link use {use:.1%}, target {TARGET:.0%}: {verdict}")
+    print(f"shaped links carry {shaped / use:.2f} times what the real network did")
+    return 0 if met else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    wanem = os.environ.get("P2P_DTFM_WANEM")
+    parser.add_argument("--wanem", type=Path, default=Path(wanem) if wanem else None)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--role", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--home", type=Path, default=Path(), help=argparse.SUPPRESS)
+    parser.add_argument("--ip", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--to", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--shape", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--stripes", type=int, default=STRIPES_LIMIT, help=argparse.SUPPRESS)
+    parser.add_argument("--warm-s", type=float, default=5.0, help=argparse.SUPPRESS)
+    parser.add_argument("--measured-s", type=float, default=3.0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role == "receive":
+        asyncio.run(_receive(options.home, options.ip, options.shape))
+    elif options.role == "send":
+        work = _send(
+            options.home,
+            options.ip,
+            options.shape,
+            options.to,
+            options.stripes,
+            options.warm_s,
+            options.measured_s,
+        )
+        asyncio.run(work)
+    elif options.role == "receive-tcp":
+        _receive_tcp(options.ip)
+    elif options.role == "send-tcp":
+        _send_tcp(options.to, options.warm_s, options.measured_s)
+    else:
+        try:
+            rows = measure(options.wanem, options.quick)
+        except Missing as missing:
+            skipped = {"skipped": str(missing)}
+            print(json.dumps(skipped) if options.json else f"skipped: {missing}")
+            return 0
+        return report(rows, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,169 @@
+"""Our plans against the alternatives, under the simulator, on random swarms.
+
+    python -m benchmarks.placement [--scenarios 100] [--quick] [--json]
+
+Each alternative may choose its own depth: of all depths (paper: 2, 4 and 8) the one that our cost
+model likes best, with our cuts, microbatches and in-flight depths. So what is compared is the
+placement alone, which makes the alternatives stronger than their originals.
+
+- region: peers in file order, cut into runs
+- paper: DT-FM's optimum, its matchings chained into pipelines
+- random: the best of 1,000 random orders
+- greedy: a chain of nearest neighbours, cut into runs
+
+`ratio` is our simulated seconds a step over the alternative's.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Iterator
+
+from benchmarks.random_swarms import mixed_swarm
+from p2p_dtfm.core.costs import Placement, PlacementCost, StepModel
+from p2p_dtfm.core.paper_solver import solve_paper
+from p2p_dtfm.core.plan import NoPlan
+from p2p_dtfm.core.planner import compute_plan, plan_of
+from p2p_dtfm.core.problem import problem_of
+from p2p_dtfm.core.search import rank
+from p2p_dtfm.core.snapshot import Snapshot
+from p2p_dtfm.core.starts import nearest_chain, runs
+from p2p_dtfm.sim.execution import OURS
+from p2p_dtfm.sim.files import read_run_spec
+from p2p_dtfm.sim.paper_scenario import paper_problem_of
+from p2p_dtfm.sim.scenario import Scenario
+from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot, workload_in
+from p2p_dtfm.sim.step_time import simulate_step
+
+RANDOM_ORDERS = 1000
+PAPER_DEPTHS = (2, 4, 8)
+
+
+def cheapest(model: StepModel, placements: Iterator[Placement]) -> PlacementCost | None:
+    costs = (model.cost(placement) for placement in placements)
+    return min((cost for cost in costs if cost is not None), key=rank, default=None)
+
+
+def every_depth(model: StepModel, order: list[int]) -> Iterator[Placement]:
+    """All peers, or as many as make equal pipelines."""
+    for stages in range(1, min(len(order), model.problem.layer_count) + 1):
+        pipelines = len(order) // stages
+        yield runs(order, pipelines)
+        if pipelines * stages < len(order):
+            yield runs(order[: pipelines * stages], pipelines)
+
+
+def random_placements(model: StepModel, seed: int) -> Iterator[Placement]:
+    chance = random.Random(seed)
+    count = model.problem.peer_count
+    for _ in range(RANDOM_ORDERS):
+        order = list(range(count))
+        chance.shuffle(order)
+        stages = chance.randint(1, min(count, model.problem.layer_count))
+        yield runs(order, max(1, count // stages))
+
+
+def paper_placements(scenario: Scenario, numbers: dict[str, int]) -> Iterator[Placement]:
+    names = tuple(peer.name for peer in scenario.peers)
+    for stages in PAPER_DEPTHS:
+        replicas = len(names) // stages
+        if replicas:
+            part = scenario.with_peers(names[: stages * replicas])
+            found = solve_paper(paper_problem_of(part, stages, replicas))
+            yield tuple(tuple(numbers[name] for name in p) for p in found.pipelines)
+
+
+def alternatives(
+    scenario: Scenario, snapshot: Snapshot, seed: int
+) -> dict[str, PlacementCost | None]:
+    problem = problem_of(snapshot)
+    model = StepModel(problem)
+    numbers = {name: at for at, name in enumerate(problem.peer_ids)}
+    region = [numbers[peer.name] for peer in scenario.peers]
+    return {
+        "region": cheapest(model, every_depth(model, region)),
+        "paper": cheapest(model, paper_placements(scenario, numbers)),
+        "random": cheapest(model, random_placements(model, seed)),
+        "greedy": cheapest(model, every_depth(model, nearest_chain(problem, region))),
+    }
+
+
+def compared(seed: int) -> dict[str, object] | None:
+    """One scenario; None where no plan exists."""
+    scenario = mixed_swarm(seed)
+    chance = random.Random(f"run {seed}")
+    layers, batch = chance.choice([12, 24]), chance.choice([128, 256, 512, 1024])
+    spec = read_run_spec("gpt3-xl", layers, batch)
+    snapshot = scenario_snapshot(scenario, spec)
+    workload = workload_in(scenario, spec, OURS)
+    began = time.process_time()
+    plan = compute_plan(snapshot)
+    elapsed = time.process_time() - began
+    if isinstance(plan, NoPlan):
+        return None
+    ours_ns = simulate_step(plan, scenario, workload, OURS).total_ns
+    ratios = {}
+    for name, cost in alternatives(scenario, snapshot, seed).items():
+        if cost is not None:
+            other = plan_of(problem_of(snapshot), cost)
+            ratios[name] = ours_ns / simulate_step(other, scenario, workload, OURS).total_ns
+    return {
+        "seed": seed,
+        "peers": len(scenario.peers),
+        "simulated_s": ours_ns / 1e9,
+        "predicted_over_simulated": plan.predicted_step_ns / ours_ns,
+        "planned_s": round(elapsed, 2),
+        "ratios": ratios,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scenarios", type=int, default=100)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows = []
+    for seed in range(5 if arguments.quick else arguments.scenarios):
+        row = compared(seed)
+        if row is not None:
+            rows.append(row)
+            if not arguments.json:
+                print(_line(row), flush=True)
+    summary = _summary(rows)
+    if arguments.json:
+        print(json.dumps({"rows": rows, "summary": summary}))
+        return
+    for name, figures in summary.items():
+        print(f"{name:>10}  " + "  ".join(f"{key} {value:.3f}" for key, value in figures.items()))
+
+
+def _summary(rows: list[dict[str, object]]) -> dict[str, dict[str, float]]:
+    summary = {}
+    for name in ("region", "paper", "random", "greedy"):
+        ratios = [row["ratios"][name] for row in rows if name in row["ratios"]]
+        summary[name] = {
+            "mean": statistics.mean(ratios),
+            "worst": max(ratios),
+            "scenarios": float(len(ratios)),
+        }
+    best = [max(row["ratios"].values(), default=0.0) for row in rows]
+    summary["best of all"] = {"mean": statistics.mean(best), "worst": max(best)}
+    accuracy = [row["predicted_over_simulated"] for row in rows]
+    summary["prediction"] = {"least": min(accuracy), "most": max(accuracy)}
+    return summary
+
+
+def _line(row: dict[str, object]) -> str:
+    ratios = "  ".join(f"{name} {ratio:.3f}" for name, ratio in row["ratios"].items())
+    return (
+        f"{row['seed']:>4}  {row['peers']:>3} peers  {row['simulated_s']:8.2f} s  "
+        f"predicted/simulated {row['predicted_over_simulated']:.3f}  planned in "
+        f"{row['planned_s']:.2f} s  {ratios}"
+    )
+
+
+if __name__ == "__main__":
+    main()

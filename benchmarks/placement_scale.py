@@ -1,0 +1,63 @@
+"""Time, memory and quality of plans for large swarms.
+
+    python -m benchmarks.placement_scale [--quick] [--json]
+
+`over_bound` is the predicted step over a lower bound (`core/bound.py`): what computing alone
+takes on those peers that can send one layer's gradients within the step.
+"""
+
+import argparse
+import json
+import resource
+import time
+
+from benchmarks.random_swarms import large_swarm
+from p2p_dtfm.core.bound import step_lower_bound_ns
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.planner import compute_plan
+from p2p_dtfm.core.problem import problem_of
+from p2p_dtfm.sim.files import read_run_spec
+from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot
+
+LIMITS_S = {64: 10.0, 256: 10.0, 1024: 60.0}
+MEMORY_LIMIT_BYTES = 1 << 30
+
+
+def measured(count: int, batch: int) -> dict[str, object]:
+    """Plan for `count` peers; seconds of this process, and its highest memory so far."""
+    snapshot = scenario_snapshot(large_swarm(count), read_run_spec("gpt3-xl", 24, batch))
+    began = time.process_time()
+    plan = compute_plan(snapshot)
+    elapsed = time.process_time() - began
+    assert isinstance(plan, Plan)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "peers": count,
+        "planned_s": round(elapsed, 2),
+        "memory_mib": memory >> 20,
+        "step_s": plan.predicted_step_ns / 1e9,
+        "over_bound": plan.predicted_step_ns / step_lower_bound_ns(problem_of(snapshot)),
+        "pipelines": len(plan.pipelines),
+        "spares": len(plan.spares),
+        "ok": elapsed <= LIMITS_S[count] and memory <= MEMORY_LIMIT_BYTES,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    shapes = [(64, 1024), (256, 2048), (1024, 4096)][: 2 if arguments.quick else 3]
+    rows = [measured(*shape) for shape in shapes]
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    print("  ".join(f"{key:>12}" for key in rows[0]))
+    for row in rows:
+        shown = (f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values())
+        print("  ".join(f"{value:>12}" for value in shown))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Random swarms over the ten cities of the paper's network, for the placement benchmarks."""
+
+import random
+from dataclasses import replace
+
+from p2p_dtfm.sim.files import read_scenario
+from p2p_dtfm.sim.scenario import Scenario, ScenarioPeer
+
+GBIT = 125_000_000
+V100_FLOPS = 52_780_000_000_000
+
+
+def uneven_cities(seed: int, count: int = 64) -> Scenario:
+    """Equal devices unevenly over ten cities, each with a cap on all its links."""
+    chance = random.Random(f"uneven {seed}")
+    world = read_scenario("uneven-world")
+    cities = list(dict.fromkeys(peer.group for peer in world.peers))
+    weights = [0.05 + chance.random() ** 2 for _ in cities]
+    homes = sorted(chance.choices(range(len(cities)), weights, k=count))
+    peers = []
+    for number, home in enumerate(homes):
+        cap = int(chance.choice([0.3, 0.5, 1, 2, 5]) * GBIT)
+        name = f"{cities[home]}-{number + 1}"
+        peers.append(ScenarioPeer(name, cities[home], V100_FLOPS, 16 * 10**9, 0, 0, cap))
+    return replace(world, name=f"uneven-{seed}", peers=tuple(peers), faults=())
+
+
+def mixed_swarm(seed: int) -> Scenario:
+    """4 to 64 peers in 1 to 10 cities, of mixed speed, memory, uplinks and link caps."""
+    chance = random.Random(f"mixed {seed}")
+    world = read_scenario("uneven-world")
+    cities = list(dict.fromkeys(peer.group for peer in world.peers))
+    chosen = chance.sample(cities, chance.randint(1, len(cities)))
+    speeds = chance.choice([[1.0], [1.0], [0.5, 1.0, 2.0], [0.2, 1.0], [0.25, 1.0]])
+    memories = chance.choice([[16], [8, 16, 24], [12, 48], [80]])
+    uplinks = chance.choice([[0], [0], [0, 0.02, 0.1, 1], [0.1, 0.5, 1]])
+    caps = chance.choice([[0], [0], [0.3, 0.5, 1, 2, 5]])
+    count = chance.randint(4, 64)
+    weights = [0.05 + chance.random() ** 2 for _ in chosen]
+    homes = sorted(chance.choices(range(len(chosen)), weights, k=count))
+    peers = tuple(
+        ScenarioPeer(
+            name=f"{chosen[home]}-{number + 1}",
+            group=chosen[home],
+            forward_flops=int(chance.choice(speeds) * V100_FLOPS),
+            memory_bytes=chance.choice(memories) * 10**9,
+            uplink_bytes_per_s=int(chance.choice(uplinks) * GBIT),
+            downlink_bytes_per_s=0,
+            link_cap_bytes_per_s=int(chance.choice(caps) * GBIT),
+        )
+        for number, home in enumerate(homes)
+    )
+    head = chance.random() < 0.3
+    return replace(world, name=f"mixed-{seed}", peers=peers, faults=(), head=head)
+
+
+def large_swarm(count: int) -> Scenario:
+    """Ten cities; speeds, memories, uplinks and link caps all mixed."""
+    chance = random.Random(f"large {count}")
+    world = read_scenario("uneven-world")
+    cities = list(dict.fromkeys(peer.group for peer in world.peers))
+    homes = sorted(chance.choices(range(len(cities)), k=count))
+    peers = tuple(
+        ScenarioPeer(
+            name=f"{cities[home]}-{number + 1}",
+            group=cities[home],
+            forward_flops=int(chance.choice([0.5, 1.0, 2.0]) * V100_FLOPS),
+            memory_bytes=chance.choice([12, 24, 48]) * 10**9,
+            uplink_bytes_per_s=int(chance.choice([0, 0.1, 1]) * GBIT),
+            downlink_bytes_per_s=0,
+            link_cap_bytes_per_s=int(chance.choice([0, 0.5, 1, 2]) * GBIT),
+        )
+        for number, home in enumerate(homes)
+    )
+    return replace(world, name=f"large-{count}", peers=peers, faults=())

@@ -1,0 +1,97 @@
+"""Commands that bring models out and in: export, import."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from p2p_dtfm.cli.app import HomeOption, app
+from p2p_dtfm.cli.data import newest_checkpoint, tokenizer_of
+from p2p_dtfm.core.errors import UserError
+
+
+class ExportFormat(StrEnum):
+    HF = "hf"
+    SAFETENSORS = "safetensors"
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option(help="A new directory (hf) or file (safetensors).")],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(help="A checkpoint directory; default: the newest whole one of this home."),
+    ] = None,
+    form: Annotated[
+        ExportFormat, typer.Option("--format", help="For transformers, or one file of tensors.")
+    ] = ExportFormat.HF,
+    home: HomeOption = None,
+) -> None:
+    """Write the trained model for use elsewhere."""
+    from p2p_dtfm.train.checkpoint import read_manifest
+    from p2p_dtfm.train.generate import whole_checkpoint
+    from p2p_dtfm.train.hugging_face import export_hugging_face, export_safetensors
+
+    directory = whole_checkpoint(checkpoint or newest_checkpoint(home))
+    manifest = read_manifest(directory)
+    tokenizer = None
+    if form is ExportFormat.HF:
+        try:
+            tokenizer = tokenizer_of(directory)
+        except UserError as error:
+            typer.echo(f"without a tokenizer: {error.cause}", err=True)
+    with _progress("writing") as progress:
+        if form is ExportFormat.HF:
+            export_hugging_face(directory, out, tokenizer, progress)
+        else:
+            export_safetensors(directory, out, progress)
+    typer.echo(f"the model of {manifest.spec().name} after step {manifest.step} is in {out}")
+    if form is ExportFormat.HF:
+        typer.echo(f"load it with: transformers.GPT2LMHeadModel.from_pretrained({str(out)!r})")
+
+
+@app.command(name="import")
+def import_model(
+    directory: Annotated[Path, typer.Argument(help="A GPT-2 in Hugging Face's format.")],
+    out: Annotated[Path, typer.Option(help="New directory for the run spec and the weights.")],
+    data: Annotated[
+        str, typer.Option(help="Directory that p2p-dtfm prepare made, with the text to learn.")
+    ] = "python-standard-library",
+    name: Annotated[str, typer.Option(help="What the run is called.")] = "",
+    steps: Annotated[int, typer.Option(min=1, help="Steps to train.")] = 1000,
+    global_batch: Annotated[int, typer.Option(min=1, help="Sequences in a step.")] = 32,
+    microbatch: Annotated[int, typer.Option(min=1, help="Sequences computed at once.")] = 4,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-4,
+) -> None:
+    """Start a run from a model that is there already: fine-tuning."""
+    from p2p_dtfm.train.hugging_face_import import RUN_SPEC_NAME, Training, import_hugging_face
+
+    source = data if data == "python-standard-library" else str(Path(data).absolute())
+    training = Training(source, steps, global_batch, microbatch, learning_rate)
+    spec = import_hugging_face(directory, out, name, training)
+    typer.echo(
+        f"{spec.model.layers} blocks of width {spec.model.width}, vocabulary "
+        f"{spec.model.vocabulary}, context {spec.model.context}"
+    )
+    typer.echo(f"found the run with: p2p-dtfm --run {out / RUN_SPEC_NAME}")
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[object]:
+    """A bar with the time left, on a terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as bars:
+        task = bars.add_task(what)
+        yield lambda done_bytes, total_bytes: bars.update(
+            task, completed=done_bytes, total=total_bytes
+        )

@@ -1,0 +1,165 @@
+"""Whether a better plan is worth leaving the present one for.
+
+A plan that moves layers costs time and risk, and measurements are noisy: with every figure 5% off,
+another plan may seem up to a tenth better than it is. So, counted over `HORIZON_STEPS` steps, the
+gain must exceed the time in which the state moves, and it must exceed the noise: a tenth of a step
+if anybody who has a stage gets other layers, a fiftieth if pipelines of spares are only added.
+Microbatches and their number in flight are dealt anew each time; that moves no state.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from p2p_dtfm.core.costs import PlacementCost, StepModel
+from p2p_dtfm.core.pipeline_cost import PipelineCost
+from p2p_dtfm.core.plan import Pipeline, Plan
+from p2p_dtfm.core.problem import duration_ns
+from p2p_dtfm.core.search import rank
+
+HORIZON_STEPS = 100
+NOISE_DIVISOR = 10
+ADDING_DIVISOR = 50
+
+_Fixed = tuple[tuple[int, ...], tuple[int, ...]]
+"""Peers of a pipeline, and its cuts as they are in force."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A candidate, and what leaving the present plan for it costs."""
+
+    cost: PlacementCost
+    move_ns: int
+    only_adds: bool
+
+    @property
+    def horizon_ns(self) -> int:
+        return HORIZON_STEPS * self.cost.step_ns + self.move_ns
+
+
+class Present:
+    """The plan in force, seen from a new snapshot's problem."""
+
+    def __init__(self, model: StepModel, plan: Plan) -> None:
+        self.model = model
+        self.problem = model.problem
+        self.numbers = {peer: at for at, peer in enumerate(self.problem.peer_ids)}
+        self.plan = plan
+        self.held = {
+            self.numbers[stage.peer_id]: range(stage.first_layer, stage.end_layer)
+            for pipeline in plan.pipelines
+            for stage in pipeline.stages
+            if stage.peer_id in self.numbers
+        }
+        fits = plan.pipelines[0].stages[-1].end_layer == self.problem.layer_count
+        self.pipelines = plan.pipelines if fits else ()
+
+    def placement(self) -> tuple[tuple[int, ...], ...]:
+        """Present pipelines less those who are gone: where a search may begin."""
+        left = (
+            tuple(self.numbers[s.peer_id] for s in p.stages if s.peer_id in self.numbers)
+            for p in self.pipelines
+        )
+        return tuple(peers for peers in left if peers)
+
+    def choose(self, found: PlacementCost) -> PlacementCost:
+        """`found`, or what stays closer to the present plan if that is the better bargain."""
+        kept = [self._choice(cost) for cost in self._kept()]
+        rival = self._choice(found)
+        if not kept:
+            left = self.placement()
+            again = self.model.cost(left) if left else None
+            near = [rival] if again is None else [rival, self._choice(again)]
+            return min(near, key=_bargain).cost
+        base = min(kept, key=_bargain)
+        grown = [self._choice(cost) for cost in self._grown(base.cost)]
+        worthwhile = [c for c in (rival, *grown) if _pays(c, base)]
+        return min([base, *worthwhile], key=_bargain).cost
+
+    def _kept(self) -> Iterator[PlacementCost]:
+        """The present pipelines that still stand; and with a spare in the place of each loss."""
+        whole = [fixed for p in self.pipelines if (fixed := self._fixed(p, None)) is not None]
+        if whole:
+            cost = self._cost(whole)
+            if cost is not None:
+                yield cost
+        if len(whole) == len(self.pipelines):
+            return
+        for spare in range(self.problem.peer_count):
+            if spare not in self.held:
+                mended = [
+                    fixed
+                    for p in self.pipelines
+                    if self._fixed(p, None) is None and (fixed := self._fixed(p, spare)) is not None
+                ]
+                cost = self._cost([*whole, *mended[:1]]) if mended else None
+                if cost is not None:
+                    yield cost
+
+    def _grown(self, base: PlacementCost) -> Iterator[PlacementCost]:
+        """`base` with one more pipeline of peers that have no stage."""
+        used = {peer for peers in base.placement for peer in peers}
+        spares = [peer for peer in range(self.problem.peer_count) if peer not in used]
+        fixed = [(p, c.cuts) for p, c in zip(base.placement, base.pipelines, strict=True)]
+        offers: list[tuple[int, ...]] = [(spare,) for spare in spares[:64]]
+        offers += [tuple(spares[:count]) for count in range(2, min(len(spares), 16) + 1)]
+        for peers in offers:
+            added, _ = self.model.pipelines.cost(peers)
+            cost = None if added is None else self._cost([*fixed, (peers, added.cuts)])
+            if cost is not None:
+                yield cost
+
+    def _fixed(self, pipeline: Pipeline, spare: int | None) -> _Fixed | None:
+        """Peers and cuts of a pipeline; one missing peer is replaced by `spare`."""
+        peers: list[int] = []
+        for stage in pipeline.stages:
+            number = self.numbers.get(stage.peer_id, spare)
+            if number is None or number in peers:
+                return None
+            peers.append(number)
+        cuts = (0, *(stage.end_layer for stage in pipeline.stages))
+        return tuple(peers), cuts
+
+    def _cost(self, fixed: list[_Fixed]) -> PlacementCost | None:
+        timed: list[PipelineCost] = []
+        for peers, cuts in fixed:
+            cost = self.model.pipelines.time_fixed(peers, cuts)
+            if cost is None:
+                return None
+            timed.append(cost)
+        return self.model.combine(tuple(peers for peers, _ in fixed), timed, None)
+
+    def _choice(self, cost: PlacementCost) -> Choice:
+        move_ns, only_adds = 0, True
+        for peers, timed in zip(cost.placement, cost.pipelines, strict=True):
+            for position, peer in enumerate(peers):
+                layers = range(timed.cuts[position], timed.cuts[position + 1])
+                before = self.held.get(peer, range(0))
+                move_ns = max(move_ns, self._fetch_ns(peer, layers, before))
+                only_adds &= not before or layers == before
+        return Choice(cost, move_ns, only_adds)
+
+    def _fetch_ns(self, peer: int, layers: range, before: range) -> int:
+        """Time to fetch parameters and moments, three quarters of the state, of new layers.
+
+        From the peer that holds something and has the best link to this one.
+        """
+        size = sum(
+            3 * self.problem.layer_bytes(layer).state_bytes // 4
+            for layer in layers
+            if layer not in before
+        )
+        if size == 0:
+            return 0
+        rates = [self.problem.bytes_per_s[donor][peer] for donor in self.held if donor != peer]
+        return duration_ns(size, max(rates)) if rates else 0
+
+
+def _bargain(choice: Choice) -> tuple[int, object]:
+    return choice.horizon_ns, rank(choice.cost)
+
+
+def _pays(choice: Choice, base: Choice) -> bool:
+    divisor = ADDING_DIVISOR if choice.only_adds else NOISE_DIVISOR
+    gain = base.cost.step_ns - choice.cost.step_ns
+    return gain * divisor > base.cost.step_ns and choice.horizon_ns < base.horizon_ns

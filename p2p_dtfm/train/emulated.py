@@ -1,0 +1,128 @@
+"""A device that takes the time of another: for large swarms with real protocol, real bytes and
+real waiting on small machines. It computes nothing, so what it trains is worth nothing.
+
+Its activations and gradients are zeros of the right shapes, and its loss is that of a uniform
+guess, `log(vocabulary)` for each token. Parameters and optimizer are the real ones: they take real
+memory, and move as they would.
+"""
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.records import Device, LayerTiming
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.workload import LayerCost, workload_of
+from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.train.stage import StageRunner
+
+KIND = "emulated"
+BACKWARD_FORWARDS = 2
+"""How many times longer a backward takes than a forward (Kaplan et al. 2020)."""
+_LARGEST_TFLOPS = 1e6
+_LATE_LIMIT_NS = 20_000_000
+
+
+def emulated_flops_per_s(text: str) -> int | None:
+    """The rate in "emulated:TFLOPS"; None for any other device. Raises `UserError`."""
+    kind, colon, number = text.strip().lower().partition(":")
+    if kind != KIND:
+        return None
+    try:
+        tflops = float(number) if colon else math.nan
+    except ValueError:
+        tflops = math.nan
+    if not 0 < tflops <= _LARGEST_TFLOPS:
+        raise UserError(
+            f"unknown device {text!r}",
+            'say how many TFLOPS it sustains, for example "emulated:40"',
+        )
+    return max(1, round(tflops * 1e12))
+
+
+def emulated_timing(cost: LayerCost, flops_per_s: int) -> LayerTiming:
+    """Time of a layer for one microbatch, as a scenario's planner takes it."""
+    forward_ns = max(1, -(-cost.forward_flops * 1_000_000_000 // flops_per_s))
+    return LayerTiming(forward_ns, BACKWARD_FORWARDS * forward_ns)
+
+
+def emulated_device(spec: RunSpec, flops_per_s: int, memory_bytes: int) -> Device:
+    """The device as its peer's record states it."""
+    workload = workload_of(spec)
+    return Device(
+        kind=KIND,
+        name=f"{flops_per_s / 1e12:g} TFLOPS",
+        memory_bytes=memory_bytes,
+        embedding=emulated_timing(workload.embedding, flops_per_s),
+        block=emulated_timing(workload.block, flops_per_s),
+        head=emulated_timing(workload.head, flops_per_s),
+    )
+
+
+class EmulatedStageRunner(StageRunner):
+    """A `StageRunner` whose passes take the time of its device. Blocks its thread meanwhile."""
+
+    def __init__(
+        self,
+        device: Device,
+        spec: RunSpec,
+        layer_states: dict[int, LayerState],
+        recompute: bool = False,
+    ) -> None:
+        assert device.kind == KIND, device.kind
+        super().__init__(spec, layer_states, recompute)
+        workload = workload_of(spec)
+        timings = [getattr(device, workload.kind(layer).value) for layer in self.layer_states]
+        self._forward_ns = sum(timing.forward_ns for timing in timings)
+        self._backward_ns = sum(timing.backward_ns for timing in timings)
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._late_ns = 0
+
+    def _run(self, entry: Tensor, targets: Tensor | None) -> Tensor:
+        result: Tensor = _EmulatedPass.apply(self._anchor, entry, targets, self)
+        return result
+
+    def pass_time(self, duration_ns: int) -> None:
+        """Sleep; what one sleep takes too long is taken off the next."""
+        began_ns = time.perf_counter_ns()
+        time.sleep(max(0, duration_ns - self._late_ns) / 1e9)
+        late_ns = self._late_ns + time.perf_counter_ns() - began_ns - duration_ns
+        self._late_ns = min(max(0, late_ns), _LATE_LIMIT_NS)
+
+    @property
+    def forward_ns(self) -> int:
+        return self._forward_ns
+
+    @property
+    def backward_ns(self) -> int:
+        return self._backward_ns
+
+
+class _EmulatedPass(torch.autograd.Function):
+    """In autograd's place, so that whatever order of passes the engine chooses holds here too."""
+
+    @staticmethod
+    def forward(
+        context: Any,
+        anchor: Tensor,
+        entry: Tensor,
+        targets: Tensor | None,
+        runner: EmulatedStageRunner,
+    ) -> Tensor:
+        runner.pass_time(runner.forward_ns)
+        context.runner = runner
+        context.entry_shape = entry.shape if entry.is_floating_point() else None
+        model = runner.spec.model
+        if targets is not None:
+            return torch.tensor(targets.numel() * math.log(model.vocabulary))
+        return torch.zeros((*entry.shape[:2], model.width))
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        context.runner.pass_time(context.runner.backward_ns)
+        shape = context.entry_shape
+        return torch.zeros(()), None if shape is None else torch.zeros(shape), None, None

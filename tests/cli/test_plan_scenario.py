@@ -1,0 +1,49 @@
+"""`p2p-dtfm plan SCENARIO` as a person types it."""
+
+import json
+
+from typer.testing import CliRunner, Result
+
+from p2p_dtfm.cli import plan  # noqa: F401  (registers the command)
+from p2p_dtfm.cli.app import app
+from p2p_dtfm.core.errors import UserError
+
+
+def typed(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["plan", *arguments])
+
+
+def test_paper_cost_as_json() -> None:
+    result = json.loads(typed("paper-3-two-sites", "--cost", "paper", "--json").stdout)
+    assert set(result) == {
+        "total_s", "data_parallel_s", "pipeline_s", "stages", "elapsed_s", "snapshot", "plan",
+    }  # fmt: skip
+    assert abs(result["total_s"] / 16.08684 - 1) < 1e-4
+    assert abs(result["total_s"] - result["data_parallel_s"] - result["pipeline_s"]) < 1e-9
+    assert [len(group) for group in result["stages"]] == [8] * 8
+
+
+def test_step_cost_explained_with_what_if_and_pictures(tmp_path) -> None:
+    svg, html = tmp_path / "map.svg", tmp_path / "map.html"
+    done = typed(
+        "three-homes", "--run", "tiny", "--what-if", "+1 london", "--explain", "--json",
+        "--svg", str(svg), "--html", str(html),
+    )  # fmt: skip
+    result = json.loads(done.stdout)
+    peers = {peer["peer_id"] for peer in result["explanation"]["peers"]}
+    assert "london-3" in peers
+    assert result["before"]["seconds_per_step"] > 0
+    assert svg.read_text().startswith("<svg") and "london-3" in html.read_text()
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    first, second = (
+        json.loads(typed("three-homes", "--run", "tiny", "--json").stdout) for _ in range(2)
+    )
+    assert (first["snapshot"], first["plan"]) == (second["snapshot"], second["plan"])
+
+
+def test_a_grid_that_does_not_fit_names_the_fix() -> None:
+    failed = typed("paper-3-two-sites", "--cost", "paper", "--stages", "7")
+    assert isinstance(failed.exception, UserError)
+    assert "--stages" in str(failed.exception)

@@ -1,0 +1,130 @@
+"""A bootstrap node brings people together, holds no torch, and a swarm outlives it."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from tests.core.builders import run_spec
+from tests.e2e.test_daemons import alive, step_of, wait_until
+
+
+@contextmanager
+def bootstrap_node(home: Path, listen: str = "/ip4/127.0.0.1/tcp/0") -> Iterator[tuple]:
+    """The process, and its address."""
+    command = [sys.executable, "-m", "p2p_dtfm", "bootstrap", "--home", str(home), "--json"]
+    process = subprocess.Popen([*command, "--listen", listen], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process, json.loads(process.stdout.readline())["addresses"][0]
+    finally:
+        process.terminate()
+        process.wait(20)
+        process.stdout.close()
+
+
+def write_spec(directory: Path) -> Path:
+    """A run without an end, of steps long enough for a newcomer to catch up."""
+    path = directory / "run.json"
+    spec = run_spec(
+        total_steps=100_000,
+        model={"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256},
+        batch={"global_batch": 32, "microbatch": 4},
+        evaluation={"every_steps": 1000, "sequences": 4},
+    )
+    path.write_text(spec.model_dump_json())
+    return path
+
+
+def digest_from(founder: Child) -> str:
+    lines = (founder.home / "stdout").read_text().splitlines()
+    return next(line.rsplit(" ", 1)[1] for line in lines if "--run-digest" in line)
+
+
+def members(child: Child) -> int:
+    return len((child.status() or {}).get("members", ()))
+
+
+def test_a_swarm_meets_at_a_bootstrap_node_and_outlives_it(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path)
+    with (
+        bootstrap_node(tmp_path / "bootstrap") as (node, address),
+        LocalSwarm(tmp_path, ["--threads", "1"]) as swarm,
+    ):
+        founder, own_address = swarm.found(["--run", str(spec), "--initial-peers", address])
+        digest = digest_from(founder)
+        assert len(digest) == 64
+        # the founder may still be measuring: it waits until the founder is present
+        second = swarm.join(address, ["--run-digest", digest])
+        wait_until(lambda: members(founder) == members(second) == 2, "two train together")
+        node.terminate()
+        assert node.wait(20) == 0
+        third = swarm.join(own_address)
+        wait_until(lambda: members(third) == 3, "a newcomer joins without the bootstrap node")
+        before = step_of(third)
+        wait_until(lambda: step_of(third) > before + 3, "and they train on")
+
+
+def test_who_brings_a_run_that_is_trained_already_joins_it(tmp_path: Path) -> None:
+    run = ["--run", str(write_spec(tmp_path))]
+    with (
+        bootstrap_node(tmp_path / "bootstrap") as (_, address),
+        LocalSwarm(tmp_path, ["--threads", "1"]) as swarm,
+    ):
+        founder, _ = swarm.found([*run, "--initial-peers", address])
+        wait_until(lambda: step_of(founder) >= 0, "the founder trains")
+        swarm.join(address, run)
+        wait_until(lambda: members(founder) == 2, "the same command joins")
+
+
+def test_without_a_digest_the_error_says_what_is_missing(tmp_path: Path) -> None:
+    with bootstrap_node(tmp_path / "bootstrap") as (_, address):
+        command = [sys.executable, "-m", "p2p_dtfm", "--home", str(tmp_path / "peer")]
+        command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--initial-peers", address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 6
+    assert "bootstrap node and trains nothing" in done.stderr
+    assert "--run-digest" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_its_address_stays_the_same(tmp_path: Path) -> None:
+    with bootstrap_node(tmp_path / "bootstrap") as (_, first):
+        pass
+    port = first.split("/")[4]
+    with bootstrap_node(tmp_path / "bootstrap", f"/ip4/127.0.0.1/tcp/{port}") as (_, second):
+        assert first == second
+
+
+def test_it_loads_no_torch_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with bootstrap_node(tmp_path / "bootstrap") as (process, _):
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        assert "libtorch" not in maps and "numpy" not in maps
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert any("p2pd" in member.name() for member in family)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        wait_until(lambda: not any(map(alive, family)), "p2pd is gone", deadline_s=2.0)
+
+
+def test_a_second_one_in_the_same_home_is_refused(tmp_path: Path) -> None:
+    with bootstrap_node(tmp_path / "bootstrap"):
+        command = [sys.executable, "-m", "p2p_dtfm", "bootstrap", "--home"]
+        command += [str(tmp_path / "bootstrap"), "--listen", "/ip4/127.0.0.1/tcp/0"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert "already running" in done.stderr
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    for process in psutil.process_iter(["cmdline"]):
+        assert str(tmp_path) not in " ".join(process.info["cmdline"] or ())

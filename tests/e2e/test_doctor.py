@@ -1,0 +1,193 @@
+"""The doctor names what is wrong, and one fix with the user's own address in it."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.daemon import doctor
+from p2p_dtfm.daemon.doctor import Check, Verdict, check_disk, check_ports, check_reachability
+from p2p_dtfm.daemon.local_swarm import LocalSwarm
+from p2p_dtfm.daemon.peer_check import Finding, check_initial_peer
+from p2p_dtfm.net.host import Host
+from tests.core.builders import run_spec
+from tests.e2e.test_bootstrap import bootstrap_node
+
+SOMEBODY = "12D3KooWRbpEJ767DUrmMgm1PApxQQP6RGu8ZLY4XCYqd54AiwbL"
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+SKEWED = """
+import asyncio, pathlib, sys, time
+import p2p_dtfm.net.libp2p
+import hivemind.dht.protocol
+hivemind.dht.protocol.get_dht_time = lambda: time.time() + float(sys.argv[2])
+from p2p_dtfm.daemon.bootstrap import Bootstrap
+node = Bootstrap(pathlib.Path(sys.argv[1]), ["/ip4/127.0.0.1/tcp/0"], as_json=True)
+sys.exit(asyncio.run(node.run()))
+"""
+
+
+def ask_doctor(home: Path, *addresses: str) -> tuple[int, dict[str, dict]]:
+    """(exit code, findings by name)"""
+    command = [sys.executable, "-m", "p2p_dtfm", "doctor", "--json", "--home", str(home)]
+    command += ["--listen", LOOPBACK]
+    for address in addresses:
+        command += ["--initial-peers", address]
+    few = {**os.environ, "P2P_DTFM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=few)
+    assert "Traceback" not in done.stderr
+    result = json.loads(done.stdout)
+    assert result["ok"] == (done.returncode == 0)
+    return done.returncode, {check["name"]: check for check in result["checks"]}
+
+
+def look_at(folder: Path, address: str) -> list[Finding]:
+    """What the doctor finds on the way to one peer."""
+
+    async def look() -> list[Finding]:
+        host = await Host.start(folder / "doctor.key", [LOOPBACK])
+        try:
+            return await check_initial_peer(host, address)
+        finally:
+            await host.close()
+
+    return asyncio.run(look())
+
+
+@pytest.fixture(scope="module")
+def node_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with bootstrap_node(tmp_path_factory.mktemp("doctor") / "bootstrap") as (_, address):
+        yield address
+
+
+def test_a_healthy_machine_and_a_bootstrap_node(node_address: str, tmp_path: Path) -> None:
+    code, found = ask_doctor(tmp_path, node_address)
+    assert code == 0
+    assert found["initial peer"]["verdict"] == "ok"
+    assert "a bootstrap node" in found["initial peer"]["found"]
+    assert 0 < found["initial peer"]["connect_ms"] < 10_000
+    assert found["clock"]["verdict"] == "ok"
+    assert abs(found["clock"]["offset_ms"]) < 500
+    assert found["device"]["block_ms"] > 0
+    assert set(found["versions"]["versions"]) == {"p2p-dtfm", "python", "hivemind", "torch"}
+    assert not (tmp_path / "identity.key").exists(), "it leaves nothing in the home"
+
+
+def test_a_member_tells_what_it_trains(tmp_path: Path) -> None:
+    spec = tmp_path / "run.json"
+    spec.write_text(run_spec().model_dump_json())
+    with LocalSwarm(tmp_path, ["--threads", "1"]) as swarm:
+        _, address = swarm.found(["--run", str(spec), "--expect-peers", "2"])
+        peer, clock = look_at(tmp_path, address)
+    assert peer.verdict == clock.verdict == "ok"
+    assert "trains test" in peer.found
+    assert len(str(peer.facts["run_digest"])) == 64
+
+
+def test_a_port_at_which_nobody_listens(tmp_path: Path) -> None:
+    with closing(socket.socket()) as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{SOMEBODY}"
+        code, found = ask_doctor(tmp_path, address)
+    assert code == 6
+    assert found["initial peer"]["found"] == f"nothing listens on TCP port {port} of 127.0.0.1"
+    assert address in found["initial peer"]["fix"]
+    assert "clock" not in found
+
+
+def test_another_program_listens_there(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        (peer,) = look_at(tmp_path, f"/ip4/127.0.0.1/tcp/{port}/p2p/{SOMEBODY}")
+    assert peer.verdict == "failed"
+    assert "is open, and libp2p gets no answer" in peer.found
+
+
+def test_another_peer_answers(node_address: str, tmp_path: Path) -> None:
+    wrong = node_address.rsplit("/", 1)[0] + "/" + SOMEBODY
+    (peer,) = look_at(tmp_path, wrong)
+    assert peer.verdict == "failed"
+    assert f"another peer than {SOMEBODY}" in peer.found
+
+
+def test_a_mangled_address(tmp_path: Path) -> None:
+    (peer,) = look_at(tmp_path, "127.0.0.1:4001")
+    assert peer.verdict == "failed"
+    assert "malformed address '127.0.0.1:4001'" in peer.found
+    assert "/ip4/127.0.0.1/tcp/4001/p2p/" in peer.fix
+
+
+@pytest.mark.parametrize(("ahead_s", "verdict"), [(30.0, "failed"), (-2.0, "warning")])
+def test_a_wrong_clock(ahead_s: float, verdict: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SKEWED, str(tmp_path / "node"), str(ahead_s)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = json.loads(process.stdout.readline())["addresses"][0]
+        _, clock = look_at(tmp_path, address)
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+    assert clock.verdict == verdict
+    assert abs(float(str(clock.facts["offset_ms"])) / 1e3 - ahead_s) < 0.5
+    assert ("behind" if ahead_s > 0 else "ahead of") in clock.found
+    assert "timedatectl" in clock.fix
+
+
+def test_a_home_that_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    check = check_disk(tmp_path / "file" / "home")
+    assert check.verdict is Verdict.FAILED and str(tmp_path / "file") in check.found
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "DISK_NEEDED_BYTES", 1 << 60)
+    check = check_disk(tmp_path / "not" / "yet" / "there")
+    assert check.verdict is Verdict.FAILED and "--home DIR" in check.fix
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        address = f"/ip4/127.0.0.1/tcp/{port}"
+        assert next(check_ports([address], False)).verdict is Verdict.FAILED
+        assert next(check_ports([address], True)).verdict is Verdict.OK
+    assert next(check_ports([address], False)).verdict is Verdict.OK
+    assert next(check_ports([LOOPBACK], False)).verdict is Verdict.OK
+    assert next(check_ports(["127.0.0.1:80"], False)).verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize(
+    ("address", "verdict", "word"),
+    [
+        ("/ip4/8.8.8.8/tcp/4001", Verdict.OK, "public address 8.8.8.8"),
+        ("/ip4/192.168.1.5/tcp/4001", Verdict.WARNING, "router to 192.168.1.5"),
+    ],
+)
+def test_reachability_as_far_as_it_can_be_told(address: str, verdict: Verdict, word: str) -> None:
+    check = check_reachability([f"{address}/p2p/{SOMEBODY}"], ["/ip4/0.0.0.0/tcp/4001"], [])
+    assert check.verdict is verdict
+    assert word in check.found + check.fix
+    assert verdict is Verdict.OK or "TCP port 4001" in check.fix
+
+
+def test_loopback_and_announced_addresses() -> None:
+    check = check_reachability([f"{LOOPBACK}/p2p/{SOMEBODY}"], [LOOPBACK], [])
+    assert check.verdict is Verdict.WARNING and "no other machine" in check.found
+    check = check_reachability([], ["/ip4/0.0.0.0/tcp/1"], ["/ip4/8.8.8.8/tcp/1"])
+    assert check.verdict is Verdict.OK and "/ip4/8.8.8.8/tcp/1" in check.found
+
+
+def test_exit_codes() -> None:
+    fine = Check("disk", Verdict.OK, "")
+    lost = Check("initial peer", Verdict.FAILED, "")
+    assert doctor.exit_code([fine]) == 0
+    assert doctor.exit_code([fine, lost]) == 6
+    assert doctor.exit_code([lost, Check("disk", Verdict.FAILED, "")]) == 2

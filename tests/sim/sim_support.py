@@ -1,0 +1,52 @@
+"""Scenarios and run specs for the simulator's tests."""
+
+from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.sim.scenario import Scenario, parse_scenario
+
+EQUAL_PEERS = """
+name = "equal"
+
+[workload]
+head = false
+
+[[group]]
+name = "home"
+count = {count}
+forward_tflops = 1.0
+{limits}
+
+[[link]]
+from = "*"
+to = "*"
+latency_ms = {latency_ms}
+bandwidth_mbps = {bandwidth_mbps}
+"""
+
+
+def equal_peers(
+    count: int, latency_ms: float = 10.0, bandwidth_mbps: float = 800.0, limits: str = ""
+) -> Scenario:
+    """Peers that are all alike, with the same link between any two of them."""
+    text = EQUAL_PEERS.format(
+        count=count, latency_ms=latency_ms, bandwidth_mbps=bandwidth_mbps, limits=limits
+    )
+    return parse_scenario(text, "equal.toml")
+
+
+def small_spec(layers: int = 4, global_batch: int = 16, width: int = 256) -> RunSpec:
+    return parse_run_spec(
+        {
+            "name": "small",
+            "total_steps": 10,
+            "model": {
+                "layers": layers,
+                "width": width,
+                "heads": 4,
+                "context": 128,
+                "vocabulary": 256,
+            },
+            "batch": {"global_batch": global_batch, "microbatch": 1},
+            "optimizer": {"peak_learning_rate": 1e-3},
+        },
+        "small.toml",
+    )

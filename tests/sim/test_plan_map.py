@@ -1,0 +1,64 @@
+"""What-if changes of a scenario, and the picture of its plan."""
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.planner import compute_plan
+from p2p_dtfm.sim.files import read_run_spec, read_scenario
+from p2p_dtfm.sim.map_layout import lay_out
+from p2p_dtfm.sim.plan_map import HEIGHT, WIDTH, plan_html, plan_svg
+from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot
+from p2p_dtfm.sim.what_if import what_if
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_what_if_adds_and_takes_away() -> None:
+    scenario = read_scenario("uneven-world")
+    names = [peer.name for peer in scenario.peers]
+    changed = what_if(scenario, "+2 oregon, -oregon-2, -tokyo")
+    left = [peer.name for peer in changed.peers]
+    assert "oregon-2" not in left
+    assert not any(name.startswith("tokyo") for name in left)
+    assert len([name for name in left if name.startswith("oregon")]) == 4
+    assert [peer.name for peer in scenario.peers] == names
+    added = next(name for name in left if name not in names)
+    assert changed.link(added, "seoul-1") == scenario.link("oregon-3", "seoul-1")
+
+
+@pytest.mark.parametrize("change", ["3 london", "+x london", "+1 atlantis", "-atlantis", "-"])
+def test_what_if_refuses_what_it_cannot_read(change: str) -> None:
+    with pytest.raises(UserError) as refused:
+        what_if(read_scenario("uneven-world"), change)
+    assert refused.value.fixes
+
+
+@pytest.mark.parametrize("name", ["uneven-world", "three-homes"])
+def test_picture_is_valid_and_shows_everybody(name: str) -> None:
+    scenario = read_scenario(name)
+    snapshot = scenario_snapshot(scenario, read_run_spec("tiny"))
+    plan = compute_plan(snapshot)
+    assert isinstance(plan, Plan)
+    root = ElementTree.fromstring(plan_svg(plan, scenario, snapshot.workload))
+    circles = [c for c in root.iter(f"{SVG}circle") if c.get("class") in ("peer", "spare")]
+    assert len(circles) == len(scenario.peers)
+    edges = sum(len(pipeline.stages) - 1 for pipeline in plan.pipelines)
+    assert len([p for p in root.iter(f"{SVG}path") if p.get("class") == "flow"]) == edges
+    for circle in circles:
+        assert 0 < float(circle.get("cx") or 0) < WIDTH
+        assert 0 < float(circle.get("cy") or 0) < HEIGHT
+    page = plan_html(plan, scenario, snapshot.workload)
+    assert page.startswith("<!doctype html>") and "http" not in page.replace(
+        "http://www.w3.org/2000/svg", ""
+    )
+
+
+def test_groups_do_not_overlap_on_the_map() -> None:
+    layout = lay_out(read_scenario("uneven-world"), WIDTH, HEIGHT, 40)
+    circles = list(layout.groups.values())
+    for number, (x, y, radius) in enumerate(circles):
+        for other_x, other_y, other in circles[:number]:
+            assert (x - other_x) ** 2 + (y - other_y) ** 2 > (radius + other) ** 2

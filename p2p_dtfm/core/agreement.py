@@ -79,7 +79,7 @@ class Agreement(Gathering):
         """Become a newcomer that may be let in; the caller sends the request to other peers."""
         assert self._record is not None and self.view is None
         self._wants_view = True
-        return JoinRequest(self._record)
+        return JoinRequest(self._record, self.next_view.id if self.next_view else None)
 
     def request_replan(self, reason: str, now_ns: int) -> Actions:
         """Ask for a view with the newest records, as when leaving or after a change of speed."""
@@ -159,6 +159,13 @@ class Agreement(Gathering):
         actions = self._hear(member, now_ns)
         if self.view is not None and member in self.view.members:
             return actions
+        following = self.next_view
+        if following is not None and member in following.members:
+            if message.awaits == following.id:
+                return actions
+            self._drop_next = True
+            if self._vouched is None:
+                self._drop_next_view()
         if self._newcomers.count >= MEMBERS_LIMIT:
             raise PeerFault("more newcomers than this swarm lets wait", record.peer_id)
         if not self._newcomers.ask(record, message.record, now_ns):

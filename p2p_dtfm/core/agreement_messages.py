@@ -143,9 +143,13 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="he
 
 
 class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="join_request"):
-    """A measured newcomer asks to be let in at the next view."""
+    """A measured newcomer asks to be let in at the next view.
+
+    `awaits` is the agreed view that it waits to take over; without one, it has given up any such.
+    """
 
     record: Signed
+    awaits: ViewId | None = None
 
 
 AgreementMessage = Gather | Ready | Synced | Active | Standing | Heartbeat | JoinRequest

@@ -124,7 +124,10 @@ class SeededRun:
         self.seed, self.world = seed, world
         self.careful = chance.random() < 0.4
         for number in range(count):
-            world.add_peer(f"p{number:02}").agreement.wants_view()
+            peer = world.add_peer(f"p{number:02}")
+            peer.clock_rate = chance.uniform(0.97, 1.03)
+            peer.clock_offset_ns = chance.randrange(1 << 50)
+            peer.agreement.wants_view()
         world.after(3 * SECOND_NS, lambda: world.found("p00") if self._nobody_yet() else None)
         self.faults = Faults(world, chance, self.careful)
         self.faults.schedule(chance.randrange(*FAULTS), FAULTS_BEGIN_NS, FAULTS_END_NS)

@@ -76,7 +76,7 @@ class AgreementWorld:
 
     def found(self, name: str) -> None:
         peer = self.peers[name]
-        peer.do(peer.agreement.found(self.now_ns))
+        peer.do(peer.agreement.found(peer.now_ns))
 
     def ask_to_join(self, name: str, member: str) -> None:
         """Ask again each second until let in."""
@@ -164,7 +164,7 @@ class AgreementWorld:
 
     def _notice(self, peer: SimulatedPeer, name: str) -> None:
         delay_ns = self.network.delay_ns[1]  # what was under way comes first
-        peer.later(delay_ns, lambda: peer.liveness.stream_reset(name, self.now_ns))
+        peer.later(delay_ns, lambda: peer.liveness.stream_reset(name, peer.now_ns))
 
     def restart(self, name: str) -> None:
         if not self.peers[name].alive:

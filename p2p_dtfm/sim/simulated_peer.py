@@ -55,7 +55,7 @@ class SimulatedPeer(SimulatedTraining):
 
     def leave(self) -> None:
         self._set_record(intent=Intent.LEAVING, sequence=self.record.sequence + 1)
-        self.do(self.agreement.request_replan(f"{self.name} leaves", self.world.now_ns))
+        self.do(self.agreement.request_replan(f"{self.name} leaves", self.now_ns))
 
     def go_on(self) -> None:
         """Timers fire before sockets are read."""
@@ -70,7 +70,7 @@ class SimulatedPeer(SimulatedTraining):
         self.later(self.world.tick_ns, self._tick)
 
     def _beat(self) -> None:
-        now_ns, agreement = self.world.now_ns, self.agreement
+        now_ns, agreement = self.now_ns, self.agreement
         self.liveness.watch(self._watched(), now_ns)
         for suspicion in self.liveness.tick(now_ns):
             self.do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
@@ -119,7 +119,7 @@ class SimulatedPeer(SimulatedTraining):
             self._feed_guardians(key)
 
     def receive(self, sender: str, message: AgreementMessage | Prepared | Tensor) -> None:
-        now_ns = self.world.now_ns
+        now_ns = self.now_ns
         if isinstance(message, Heartbeat):
             self.liveness.heartbeat(sender, message.progress, message.waits, now_ns)
         else:
@@ -175,7 +175,7 @@ class SimulatedPeer(SimulatedTraining):
     def _plan_later(self, action: ComputePlan) -> None:
         def planned() -> None:
             plan = self.world.planner(action.snapshot)
-            self.do(self.agreement.plan_computed(action.snapshot, plan, self.world.now_ns))
+            self.do(self.agreement.plan_computed(action.snapshot, plan, self.now_ns))
 
         self.later(self.world.chance.randrange(SECOND_NS // 2), planned)
 

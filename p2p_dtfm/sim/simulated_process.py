@@ -77,6 +77,8 @@ class SimulatedProcess:
     left: bool = False
     gone: bool = False
     slowness: float = 1.0
+    clock_rate: float = 1.0
+    clock_offset_ns: int = 0
     process: int = 0
     disk: list[Checkpoint] = field(default_factory=list)
     views: list[View] = field(default_factory=list)
@@ -152,6 +154,11 @@ class SimulatedProcess:
             event()
 
     @property
+    def now_ns(self) -> int:
+        """By this peer's own clock, which is off and runs at its own rate."""
+        return self.clock_offset_ns + int(self.world.now_ns * self.clock_rate)
+
+    @property
     def view(self) -> View | None:
         return self.agreement.view
 
@@ -162,7 +169,7 @@ class SimulatedProcess:
         self.world.tell(self.name, text)
 
     def _send(self, receiver: str, message: AgreementMessage | Prepared | Tensor) -> None:
-        self.liveness.said(receiver, self.world.now_ns)
+        self.liveness.said(receiver, self.now_ns)
         self.world.send(self.name, receiver, message)
 
     def _broadcast(self, prepared: Prepared) -> None:

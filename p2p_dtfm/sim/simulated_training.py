@@ -223,7 +223,7 @@ class SimulatedTraining(SimulatedProcess):
         outcome = ledger.next_outcome()
         if outcome is None:
             return False
-        now_ns, step = self.world.now_ns, outcome.step
+        now_ns, step = self.now_ns, outcome.step
         gradients = self.gradients.get((view.id, step), {})
         stage = set(view.layers_of(self.name))
         for layer, state in list(self.states.items()):

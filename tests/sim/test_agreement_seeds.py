@@ -6,6 +6,9 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core import membership
+from p2p_dtfm.core.actions import Actions
+from p2p_dtfm.core.agreement import Agreement
+from p2p_dtfm.core.agreement_messages import AgreementMessage, JoinRequest
 from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.step import Prepared, StepOutcome, StepTransaction
@@ -65,7 +68,21 @@ def test_a_merge_that_prefers_the_older_record_is_found(monkeypatch: pytest.Monk
             lives[member.peer_id] = min(lives.get(member.peer_id, member.life), member.life)
         return frozenset(Member(peer_id, life) for peer_id, life in lives.items())
 
+    original = Agreement.receive
+
+    def prefer_older(
+        self: Agreement, sender: str, message: AgreementMessage, now_ns: int
+    ) -> Actions:
+        if isinstance(message, JoinRequest):
+            life = self._open_record(message.record).life
+        else:
+            life = message.sender.life
+        if life > self._lives.setdefault(sender, life):
+            return []
+        return original(self, sender, message, now_ns)
+
     monkeypatch.setattr(membership, "newest_lives", oldest)
+    monkeypatch.setattr(Agreement, "receive", prefer_older)
     _, violation = first_seed_that_fails()
     assert "not there after" in violation
 

@@ -71,9 +71,7 @@ class Checkpoints:
         return path if path is not None and path.is_file() else None
 
     async def load(self, layer: int, step: int) -> LayerState:
-        """A layer as it was saved after `step` steps; the initial state for step 0."""
-        if step == 0:
-            return await self._compute.run(LayerState.genesis, self._spec, layer)
+        """A layer as it was saved after `step` steps. Raises `UserError`."""
         return await self._compute.run(load_layer, checkpoint_directory(self._root, step), layer)
 
     @property

@@ -83,7 +83,7 @@ class Mailbox:
         key = FrameKey(header.step, header.kind, header.layer, header.index, sender)
         self._check(key, header)
         if key in self._seen:
-            return  # sent again after a stream broke
+            raise PeerFault(f"{key.kind} {key.index} of step {key.step} twice", key.sender)
         if self._step is not None and header.step < self._step:
             return  # of a step that is over
         self._seen.add(key)

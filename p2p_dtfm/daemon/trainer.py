@@ -412,7 +412,10 @@ class Trainer:
         for layer in restart.discard:
             self.states.pop(layer, None)
         for layer in restart.load:
-            self.states[layer] = await self._tools.checkpoints.load(layer, step)
+            if step == 0:
+                self.states[layer] = await self._tools.initial.state(layer)
+            else:
+                self.states[layer] = await self._tools.checkpoints.load(layer, step)
         if restart.rolled_view is not None and restart.outcome is not None:
             kept = self._reduced[restart.rolled_view, step - 1]
             norm = restart.outcome.gradient_norm

@@ -73,8 +73,8 @@ async def settle() -> None:
 
 def test_a_follower_gets_state_then_every_step_and_its_blobs_go_in_the_end(play) -> None:
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
-        donor.subscribe("x", FollowLayers(VIEW, (0, 1)))
-        donor.subscribe("y", FollowLayers(VIEW, (1,)))
+        donor.subscribe("x", FollowLayers(VIEW, {0: -1, 1: -1}))
+        donor.subscribe("y", FollowLayers(VIEW, {1: -1}))
         assert donor.has_new_followers
         await donor.offer(states)
         assert not donor.has_new_followers
@@ -96,9 +96,9 @@ def test_a_follower_gets_state_then_every_step_and_its_blobs_go_in_the_end(play)
 def test_a_state_stays_while_another_follower_may_fetch_it(play) -> None:
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
         for follower in ("x", "y"):
-            donor.subscribe(follower, FollowLayers(VIEW, (1,)))
+            donor.subscribe(follower, FollowLayers(VIEW, {1: -1}))
         await donor.offer(states)
-        donor.subscribe("x", FollowLayers(VIEW, (0,)))  # instead of layer 1
+        donor.subscribe("x", FollowLayers(VIEW, {0: -1}))  # instead of layer 1
         assert len(blobs.digests()) == 1
         donor.close()
         assert blobs.digests() == []
@@ -108,7 +108,7 @@ def test_a_state_stays_while_another_follower_may_fetch_it(play) -> None:
 
 def test_a_follower_that_cannot_be_reached_is_told_to_ask_again(play) -> None:
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
-        donor.subscribe("x", FollowLayers(VIEW, (0,)))
+        donor.subscribe("x", FollowLayers(VIEW, {0: -1}))
         await donor.offer(states)
         line.broken = True
         donor.reduced(0, states)
@@ -125,7 +125,7 @@ def test_a_follower_that_cannot_be_reached_is_told_to_ask_again(play) -> None:
 
 def test_a_follower_that_does_not_keep_up_is_dropped_and_not_waited_for(play) -> None:
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
-        donor.subscribe("x", FollowLayers(VIEW, (0,)))
+        donor.subscribe("x", FollowLayers(VIEW, {0: -1}))
         await donor.offer(states)
         line.open.clear()
         for step in range(QUEUED_STEPS_LIMIT + 2):
@@ -139,7 +139,7 @@ def test_a_follower_that_does_not_keep_up_is_dropped_and_not_waited_for(play) ->
 
 def test_layers_that_are_not_here_are_refused_in_words(play) -> None:
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
-        donor.subscribe("x", FollowLayers(VIEW, (0, 5)))
+        donor.subscribe("x", FollowLayers(VIEW, {0: -1, 5: -1}))
         await donor.offer(states)
         (ended,) = line.heard_by("x", FollowEnded)
         assert "layer 5 is not held here" in ended.reason

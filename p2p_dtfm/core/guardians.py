@@ -46,6 +46,10 @@ class Receipts:
             if self._guards.get(layer) == sender:
                 self._received[layer] = max(step, self._received.get(layer, -1))
 
+    def received_all_of(self, guardian: str) -> bool:
+        """Whether every layer that this guardian guards here has a receipt."""
+        return all(layer in self._received for layer, of in self._guards.items() if of == guardian)
+
     def waits_for(self, step: int) -> tuple[int, ...]:
         """Layers whose guardian is in place but has no reduced gradient of `step` yet.
 

@@ -170,6 +170,13 @@ class Donor:
             self._release(subscription)
             self._courier.tell(follower, FollowEnded(view, "a view has taken over"))
 
+    def arrived(self, follower: str, view: ViewId) -> None:
+        """The follower has the states that it was offered; it goes on with gradients."""
+        subscription = self._subscriptions.get((follower, view))
+        if subscription is not None and subscription.blobs:
+            blobs, subscription.blobs = subscription.blobs, set()
+            self._remove_unless_wanted(blobs)
+
     def unsubscribe(self, follower: str, view: ViewId) -> None:
         """The follower has what it wanted."""
         self._drop((follower, view))
@@ -201,8 +208,11 @@ class Donor:
 
     def _release(self, subscription: _Subscription) -> None:
         """Remove the states that were offered to this follower and to nobody else."""
+        self._remove_unless_wanted(subscription.blobs)
+
+    def _remove_unless_wanted(self, blobs: set[str]) -> None:
         wanted = {blob for other in self._subscriptions.values() for blob in other.blobs}
-        for blob in subscription.blobs - wanted:
+        for blob in blobs - wanted:
             self._blobs.remove(blob)
 
     async def _feed(self, key: _Key, subscription: _Subscription) -> None:
@@ -341,9 +351,11 @@ class Follower:
         """Raises `PeerFault` for an offer that nobody asked for."""
         if self._donor_of.get(message.layer) != sender:
             raise PeerFault(f"offers layer {message.layer}, for which it was not asked", sender)
-        if not 0 < message.size_bytes <= state_bytes_limit(self._spec, message.layer):
-            raise PeerFault(f"offers a layer of {message.size_bytes} bytes", sender)
-        if not is_digest(message.blob):
+        has_blob = message.blob != ""  # else the state is here already
+        size_bytes = message.size_bytes
+        if has_blob and not 0 < size_bytes <= state_bytes_limit(self._spec, message.layer):
+            raise PeerFault(f"offers a layer of {size_bytes} bytes", sender)
+        if has_blob and not is_digest(message.blob):
             raise PeerFault("offers a layer under a name that is no digest", sender)
         if self._offers.qsize() > 4 * len(self._layers):
             raise PeerFault("offers layers faster than they can be taken", sender)

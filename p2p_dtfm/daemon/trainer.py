@@ -361,6 +361,8 @@ class Trainer:
         if isinstance(message, LayerReceipt):
             if self._receipts is not None:
                 self._receipts.receipt(sender, message.view, message.step, message.layers)
+                if self._receipts.received_all_of(sender):
+                    self._tools.donor.arrived(sender, message.view)
                 self._wake.set()
             return
         follower = self._follower_of(message.view)

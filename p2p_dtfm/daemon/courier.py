@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from p2p_dtfm.core.errors import PeerFault
@@ -31,7 +31,16 @@ log = logging.getLogger("p2p_dtfm.courier")
 class Courier:
     """Knows where peers are and keeps a worker for each that was lately spoken to."""
 
-    def __init__(self, host: Host, control: ControlPlane, life: int) -> None:
+    def __init__(
+        self,
+        host: Host,
+        control: ControlPlane,
+        life: int,
+        on_heard: Callable[[str], None] = lambda peer_id: None,
+        on_failed: Callable[[str], None] = lambda peer_id: None,
+    ) -> None:
+        self._on_heard = on_heard
+        self._on_failed = on_failed
         self._host = host
         self._control = control
         self._life = life
@@ -56,6 +65,7 @@ class Courier:
     def heard(self, peer_id: str) -> None:
         self._silent.discard(peer_id)
         _remember(self.heard_s, peer_id, time.monotonic())
+        self._on_heard(peer_id)
 
     @property
     def me(self) -> str:
@@ -86,6 +96,7 @@ class Courier:
             reply = await self._control.call(peer_id, pack(self._life, message), deadline_s)
         except Unreachable:
             self._connected.discard(peer_id)
+            self._on_failed(peer_id)
             raise
         self.heard(peer_id)
         return reply

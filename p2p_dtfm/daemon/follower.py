@@ -57,6 +57,17 @@ def apply_outcome(
     state.apply(gradient, scale, learning_rate(spec, step))
 
 
+def replay_outcome(
+    spec: RunSpec, state: LayerState, gradient: Tensor, step: int, gradient_norm: float
+) -> None:
+    """The same update from a received gradient, unless it is made already.
+
+    A replay that is cancelled may still be under way in the compute thread.
+    """
+    if state.version <= step:
+        apply_outcome(spec, state, gradient, step, gradient_norm)
+
+
 def donors_of(view: View, layer: int, me: str) -> list[str]:
     """Who has a layer's state from which `view` goes on, best first.
 
@@ -324,7 +335,7 @@ class Follower:
         if norm is None or len(chunks) < _chunk_count(state):
             return False
         gradient = await tools.compute.run(_join, chunks)
-        await tools.compute.run(apply_outcome, tools.spec, state, gradient, step, norm)
+        await tools.compute.run(replay_outcome, tools.spec, state, gradient, step, norm)
         for old in [key for key in self._gradients if key[0] == layer and key[1] <= step]:
             self._gradients_bytes -= sum(chunk.nbytes for chunk in self._gradients[old].values())
             del self._gradients[old]

@@ -28,7 +28,13 @@ from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import Courier
 from p2p_dtfm.daemon.donor import Donor
-from p2p_dtfm.daemon.follower import Follower, FollowerTools, OnGradient, apply_outcome
+from p2p_dtfm.daemon.follower import (
+    Follower,
+    FollowerTools,
+    OnGradient,
+    apply_outcome,
+    replay_outcome,
+)
 from p2p_dtfm.daemon.initial_states import InitialStates
 from p2p_dtfm.daemon.mailbox import Mailbox, held_out_indices
 from p2p_dtfm.daemon.status import State, Status
@@ -454,7 +460,7 @@ class Trainer:
             norm = restart.outcome.gradient_norm
             for layer in restart.roll_forward:
                 state = self.states[layer]
-                await compute.run(_roll_forward, self._spec, state, kept[layer], step - 1, norm)
+                await compute.run(replay_outcome, self._spec, state, kept[layer], step - 1, norm)
             self._record(restart.outcome)
         if self._restart is restart:
             self._restart = None
@@ -731,14 +737,6 @@ class Trainer:
 
 class _Stopped(Exception):
     """The step under way will not be ended in this view."""
-
-
-def _roll_forward(
-    spec: RunSpec, state: LayerState, gradient: Tensor, step: int, gradient_norm: float
-) -> None:
-    """Unless its replay was under way when the failure came."""
-    if state.version <= step:
-        apply_outcome(spec, state, gradient, step, gradient_norm)
 
 
 def _apply(spec: RunSpec, states: dict[int, LayerState], outcome: StepOutcome) -> None:

@@ -161,6 +161,7 @@ class Trainer:
         self._receipts: Receipts | None = None
         self._request_numbers = itertools.count(1)
         self._wanted: set[int] = set()
+        self._wanted_next: set[int] = set()
         self._failure: BaseException | None = None
         self._wake = asyncio.Event()
         self._step_ends: deque[float] = deque(maxlen=RATE_STEPS + 1)
@@ -202,7 +203,8 @@ class Trainer:
         view, self._next_view = self._next_view, None
         if view is None:
             return
-        missing = set(view.layers_of(self._tools.me)) - set(self.states)
+        self._wanted_next = set(view.layers_of(self._tools.me))
+        missing = self._wanted_next - set(self.states)
         if missing:
             self._start_following(view, missing)
         else:
@@ -260,7 +262,7 @@ class Trainer:
 
     def _drop_unwanted(self) -> None:
         """A step has committed in this view, so everyone has what it needed from this peer."""
-        for layer in set(self.states) - self._wanted:
+        for layer in set(self.states) - self._wanted - self._wanted_next:
             del self.states[layer]
 
     def _stop_guarding(self) -> None:
@@ -330,7 +332,7 @@ class Trainer:
         self.view, self.step = view, step
         self._catch_up()
         self._ledger, self._restart = ledger, restart or self._restart
-        self._stopped = False
+        self._stopped, self._wanted_next = False, set()
         self._has_settled = isinstance(view.plan, NoPlan) or not view.layers_of(self._tools.me)
         self._mailboxes = {k: v for k, v in self._mailboxes.items() if k >= view.id}
         early, self._early = self._early, {}

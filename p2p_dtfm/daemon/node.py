@@ -235,6 +235,7 @@ class Daemon:
         stack.push_async_callback(self._host.close)
         if settings.shape is not None:
             self._host.shaper = Shaper(Shape.load(settings.shape), self._host.peer_id)
+            self._spawn(self._host.shaper.follow(settings.shape))
             log.info("shaped links: %s", self._host.shaper.label)
         self._me = Member(self._host.peer_id, self._life)
         log.info("peer %s", self._host.peer_id)

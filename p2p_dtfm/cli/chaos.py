@@ -258,5 +258,5 @@ def _summary(console: Console, report: dict[str, Any]) -> None:
         highlight=False,
     )
     for violation in report["violations"]:
-        console.print(f"[red]violated[/red]: {violation}", highlight=False)
+        console.print(f"violated: {violation}", style="red", highlight=False, markup=False)
     console.print("[green]all invariants held[/green]" if report["ok"] else "[red]NOT ok[/red]")

@@ -122,7 +122,16 @@ class Chaos:
             return False
         if not fault.is_careful:
             return True
-        return not self._under_way and step >= self._calm_from_step + CALM_STEPS
+        calm = not self._under_way and step >= self._calm_from_step + CALM_STEPS
+        return calm and self._all_take_part()
+
+    def _all_take_part(self) -> bool:
+        """Whether the newest view has every daemon that runs."""
+        views = [v for v in (history.view for history in self._histories.values()) if v is not None]
+        newest = max(views, key=lambda view: view["view"], default=None)
+        members = set(newest["members"]) if newest is not None else set()
+        names = {self._names[peer_id] for peer_id in members}
+        return names == {child.name for child in self._children if child.running}
 
     def _wrong_ends(self) -> list[str]:
         wrong = []
@@ -273,6 +282,7 @@ class _History:
     def __init__(self, home: Path) -> None:
         self.events: list[Event] = []
         self.step = -1
+        self.view: Event | None = None
         self._home = home
         self._offsets: dict[Path, int] = {}
 
@@ -281,6 +291,8 @@ class _History:
             self.events.append(event)
             if event["event"] == "step":
                 self.step = max(self.step, event["step"])
+            elif event["event"] == "view":
+                self.view = event
 
     def _new_events(self) -> Iterator[Event]:
         for path in self._home.glob("runs/*/events.jsonl"):

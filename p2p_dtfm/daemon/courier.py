@@ -49,6 +49,7 @@ class Courier:
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._connected: set[str] = set()
         self._silent: set[str] = set()
+        self._refusals: dict[str, str] = {}
         self.heard_s: dict[str, float] = {}
         """When each peer last answered or spoke, on this process's monotonic clock."""
 
@@ -117,7 +118,7 @@ class Courier:
                     break
                 except Refused as refusal:
                     if refusal.cause != "busy":
-                        log.warning("%s refuses a %s: %s", peer_id, _name(message), refusal.cause)
+                        self._log_refusal(peer_id, message, refusal.cause)
                         break
                 except Unreachable as error:
                     if attempt == ATTEMPTS - 1:
@@ -131,6 +132,13 @@ class Courier:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
             queue.task_done()
+
+    def _log_refusal(self, peer_id: str, message: Message, cause: str) -> None:
+        """Once for each cause in a row; a peer that has just started refuses much at first."""
+        first = self._refusals.get(peer_id) != cause
+        _remember(self._refusals, peer_id, cause)
+        level = logging.WARNING if first else logging.DEBUG
+        log.log(level, "%s refuses a %s: %s", peer_id, _name(message), cause)
 
     async def _next(self, peer_id: str, queue: asyncio.Queue[Message]) -> Message | None:
         """The next message; None, with the worker forgotten, when there is none for a while."""

@@ -68,7 +68,7 @@ def replay_outcome(
         apply_outcome(spec, state, gradient, step, gradient_norm)
 
 
-def donors_of(view: View, layer: int, me: str) -> list[str]:
+def donors_of(view: View, layer: int, me: str, taken_over: bool = False) -> list[str]:
     """Who has a layer's state from which `view` goes on, best first.
 
     For a planned view these are the holders of the view before it; once it has taken over, its own
@@ -76,7 +76,7 @@ def donors_of(view: View, layer: int, me: str) -> list[str]:
     """
     snapshot, plan = view.snapshot, view.plan
     if snapshot.planned and snapshot.present is not None:
-        own = plan.holders(layer) if isinstance(plan, Plan) else ()
+        own = plan.holders(layer) if taken_over and isinstance(plan, Plan) else ()
         holders = dict.fromkeys((*snapshot.present.holders(layer), *own))
         return [peer for peer in holders if peer != me]
     versions = {item.peer_id: item.version for item in snapshot.held if item.layer == layer}
@@ -124,6 +124,8 @@ class Follower:
         self.view = view
         self.layers = frozenset(layers)
         self.missing = set(layers)
+        self.taken_over = False
+        """Whether steps happen in the view already; said by the trainer."""
         self._tools = tools
         self._workload = workload_of(tools.spec)
         self._on_progress = on_progress
@@ -155,8 +157,9 @@ class Follower:
     # asking
 
     def _donors(self, layer: int) -> list[str]:
-        find = donors_of if self._on_gradient is None else guarded_from
-        return find(self.view, layer, self._tools.me)
+        if self._on_gradient is not None:
+            return guarded_from(self.view, layer, self._tools.me)
+        return donors_of(self.view, layer, self._tools.me, self.taken_over)
 
     def _ask_soon(self, donor: str) -> None:
         self._to_ask[donor] = None

@@ -949,6 +949,8 @@ class Daemon:
         self.status.say(State.LEAVING, "hands its layers to the others")
         view = self._agreement.view
         if view is None or len(view.members) == 1:
+            assert self._trainer is not None
+            self._trainer.leave_views()
             self._left.set()
             return
         self._set_record(Intent.LEAVING)

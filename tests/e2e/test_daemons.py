@@ -49,7 +49,7 @@ def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_pa
         assert step_of(founder) < steps - 20, "it joined in the middle of the run"
         wait_until(lambda: not any(offers_of(swarm)), "the states it was offered are removed")
         leaver.process.send_signal(signal.SIGTERM)
-        assert leaver.process.wait(60) == 0, leaver.log_tail()
+        assert leaver.process.wait(DEADLINE_S) == 0, leaver.log_tail()
         for child in (founder, third, late):
             assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
     assert step_of(leaver) < steps - 1, "it left before the end"
@@ -115,7 +115,7 @@ def test_daemons_end_when_their_parent_dies(tmp_path: Path) -> None:
         founder, _ = swarm.found(["--run", str(write_spec(tmp_path))])
         assert founder.process.stdin is not None
         founder.process.stdin.close()
-        assert founder.process.wait(30) == 0
+        assert founder.process.wait(DEADLINE_S) in (0, 130), "130: not in time to hand over"
 
 
 def alive(process: psutil.Process) -> bool:

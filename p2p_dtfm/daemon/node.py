@@ -213,7 +213,7 @@ class Daemon:
             while os.read(sys.stdin.fileno(), 4096):
                 pass
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-            loop.call_soon_threadsafe(self._leaving.set)
+            loop.call_soon_threadsafe(self._begin_to_leave)
             threading.Event().wait(ORPHAN_GRACE_S)
             os._exit(130)
 
@@ -224,6 +224,10 @@ class Daemon:
             os._exit(130)  # waits for no thread; p2pd ends with this process
         self._signalled = True
         log.info("leaves after this step; a second signal ends at once")
+        self._begin_to_leave()
+
+    def _begin_to_leave(self) -> None:
+        self.status.say(State.LEAVING, "finishes the step and hands its layers to the others")
         self._leaving.set()
 
     async def _start_network(self, stack: contextlib.AsyncExitStack) -> None:
@@ -414,7 +418,7 @@ class Daemon:
         limit = int(settings.memory_gib * (1 << 30)) or None
         emulated = emulated_flops_per_s(settings.device)
         measured = await self.compute.run(
-            measure_device, self._run.spec, device, settings.threads or None, limit, emulated
+            measure_device, self._run.spec, device, settings.compute_threads, limit, emulated
         )
         if emulated is not None:
             self.compute.stage_runner = partial(EmulatedStageRunner, measured)
@@ -946,7 +950,6 @@ class Daemon:
     def _leave_now_or_ask(self) -> None:
         """Leave at once where nobody depends on this peer; else ask for a view without it."""
         assert self._agreement is not None
-        self.status.say(State.LEAVING, "hands its layers to the others")
         view = self._agreement.view
         if view is None or len(view.members) == 1:
             assert self._trainer is not None
@@ -985,7 +988,7 @@ class Daemon:
             await self._leaving.wait()
 
     async def _ask_to_leave(self) -> dict[str, Any]:
-        self._leaving.set()
+        self._begin_to_leave()
         return {"state": "leaving"}
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:

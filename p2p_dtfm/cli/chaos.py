@@ -28,7 +28,7 @@ from p2p_dtfm.sim.scenario import Scenario
 
 STEPS_AFTER = 20
 """Without faults, at the end."""
-SPARE_STEPS = 100
+SPARE_STEPS = 60
 """For each fault: those that need all others well may come much later than they are due."""
 CHECKPOINT_EVERY_STEPS = 20
 START_S = 120.0

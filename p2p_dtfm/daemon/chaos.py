@@ -100,7 +100,7 @@ class Chaos:
             time.sleep(POLL_S)
 
     def _has_recovered(self, steps: int) -> bool:
-        return self._all_take_part() and self.step >= self._calm_from_step + steps
+        return self.step >= self._calm_from_step + steps and self._all_take_part()
 
     def _end_all(self) -> None:
         self._tell(self.step, "all are told to leave")
@@ -130,7 +130,7 @@ class Chaos:
 
     @property
     def step(self) -> int:
-        """The highest committed step."""
+        """The highest committed step, once the daemons' histories are read up to now."""
         for history in self._histories.values():
             history.read()
         return max((history.step for history in self._histories.values()), default=-1)
@@ -307,7 +307,7 @@ class _History:
     def read(self) -> None:
         for event in self._new_events():
             self.events.append(event)
-            if event["event"] == "step":
+            if event["event"] == "step" and event["loss"] is not None:
                 self.step = max(self.step, event["step"])
             elif event["event"] == "view":
                 self.view = event

@@ -40,7 +40,7 @@ COMMITTED_LIMIT = 4096
 GRADIENTS_LIMIT_BYTES = 512 << 20
 """Of steps that are not replayed yet; beyond it the follower begins again from a newer state."""
 RETRY_S = 1.0
-STALL_S = 10.0
+STALL_S = 5.0
 """Later steps arrive but the next one does not: part of it was lost, so ask anew."""
 
 log = logging.getLogger("p2p_dtfm.follower")
@@ -250,6 +250,12 @@ class Follower:
             self._begin_again("more steps wait than there is room for")
         self._wake.set()
 
+    def stream_lost(self, donor: str) -> None:
+        """A stream with a donor broke: what was on its way is gone."""
+        if donor in self._donor_of.values():
+            self._number_of.pop(donor, None)
+            self._ask_soon(donor)
+
     def _begin_again(self, reason: str) -> None:
         log.warning("asks for newer states: %s", reason)
         self._gradients, self._gradients_bytes = {}, 0
@@ -308,7 +314,11 @@ class Follower:
                     self._note_gradient(layer)
 
     def _check_stall(self) -> None:
-        """Nothing has arrived for a while: is anything here that cannot be used?"""
+        """Nothing has arrived for a while: is anything here that cannot be used?
+
+        A guardian tells again what it has, in case its receipt was lost.
+        """
+        self._noted = set()
         held = self._tools.states
         for layer in self.layers - self.missing:
             version, donor = held[layer].version, self._donor_of[layer]

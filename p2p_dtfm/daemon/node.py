@@ -900,6 +900,8 @@ class Daemon:
 
     def _on_fault(self, sender: str, fault: PeerFault) -> None:
         log.warning("disconnected %s: %s", sender, fault.cause)
+        if self._trainer is not None:
+            self._trainer.stream_lost(sender)
 
     def _on_lost(self, peer_id: str, lane: str, error: Unreachable) -> None:
         log.debug("stream %s with %s: %s", lane, peer_id, error.cause)

@@ -397,6 +397,8 @@ class Trainer:
         donor = self._tools.donor
         if isinstance(message, FollowLayers):
             donor.subscribe(sender, message)
+            if self._receipts is not None and message.from_takeover:
+                self._receipts.begins_again(sender)
             self._wake.set()
         elif isinstance(message, FollowDone):
             donor.unsubscribe(sender, message.view, message.number)
@@ -410,6 +412,12 @@ class Trainer:
             follower.committed(sender, message)
         else:
             follower.ended(sender, message)
+
+    def stream_lost(self, sender: str) -> None:
+        """What `sender` had sent of layers' states may not all arrive."""
+        for follower in (self._follower, self._guardian):
+            if follower is not None:
+                follower.stream_lost(sender)
 
     def _receive_receipt(self, sender: str, message: LayerReceipt) -> None:
         if self._receipts is not None:

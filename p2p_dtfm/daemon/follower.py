@@ -288,6 +288,10 @@ class Follower:
                 log.warning("state of layer %d: %s", offer.layer, error)
                 self._ask_soon(donor)
                 continue
+            except OSError as error:
+                log.warning("state of layer %d cannot be kept: %s; free space", offer.layer, error)
+                self._ask_soon(donor)
+                continue
             finally:
                 with contextlib.suppress(OSError):
                     target.unlink()

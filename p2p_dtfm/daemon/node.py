@@ -664,12 +664,22 @@ class Daemon:
         self.status.say(State.JOINING, f"rejoins: {reason}")
         trainer.stop_step()
         trainer.leave_views()
-        self._life = self.home.next_life()
+        self._life = await self._next_life()
         self._me = Member(self._me.peer_id, self._life)
         self._self_record.begin_life(self._me)
         record, signed = self._self_record.make(self._host.identity.sign)
         agreement.begin_life(record, signed)
         await self._join_loop()
+
+    async def _next_life(self) -> int:
+        """Without a number on disk that grows, a later start could speak as an earlier one."""
+        while True:
+            try:
+                return self.home.next_life()
+            except OSError as error:
+                text = f"its life cannot be written down ({error}); free space on that disk"
+                self.status.say(State.WAITING, text)
+                await asyncio.sleep(DATA_RETRY_S)
 
     async def _connect(self, peer_id: str) -> None:
         try:
@@ -753,7 +763,7 @@ class Daemon:
             while not self._run.blobs.has(digest):
                 try:
                     await self.fetch_shards({digest})
-                except BlobUnavailable as error:
+                except (BlobUnavailable, OSError) as error:
                     log.debug("data: %s", error)
                     await asyncio.sleep(DATA_RETRY_S)
 

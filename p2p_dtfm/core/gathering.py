@@ -147,7 +147,13 @@ class Gathering(Takeover):
         return actions + (self._knowledge_grew(attempt, now_ns) if grew else [])
 
     def _reopen(self, reason: str, now_ns: int) -> Actions:
-        """An unplanned attempt has failed: again with a higher number, later each time."""
+        """An unplanned attempt has failed: again with a higher number, later each time.
+
+        Never with the same one: to the others, rounds that begin anew are older than what they
+        have heard, and nothing settles.
+        """
+        if self._attempt is not None:
+            self._given_up_number = max(self._given_up_number, self._attempt.number)
         self._attempt = None
         self._failures += 1
         if self._failures == 1:

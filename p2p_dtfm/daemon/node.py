@@ -213,7 +213,7 @@ class Daemon:
             while os.read(sys.stdin.fileno(), 4096):
                 pass
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-            loop.call_soon_threadsafe(self._leaving.set)
+            loop.call_soon_threadsafe(self._begin_to_leave)
             threading.Event().wait(ORPHAN_GRACE_S)
             os._exit(130)
 
@@ -224,6 +224,10 @@ class Daemon:
             os._exit(130)  # waits for no thread; p2pd ends with this process
         self._signalled = True
         log.info("leaves after this step; a second signal ends at once")
+        self._begin_to_leave()
+
+    def _begin_to_leave(self) -> None:
+        self.status.say(State.LEAVING, "finishes the step and hands its layers to the others")
         self._leaving.set()
 
     async def _start_network(self, stack: contextlib.AsyncExitStack) -> None:
@@ -414,7 +418,7 @@ class Daemon:
         limit = int(settings.memory_gib * (1 << 30)) or None
         emulated = emulated_flops_per_s(settings.device)
         measured = await self.compute.run(
-            measure_device, self._run.spec, device, settings.threads or None, limit, emulated
+            measure_device, self._run.spec, device, settings.compute_threads, limit, emulated
         )
         if emulated is not None:
             self.compute.stage_runner = partial(EmulatedStageRunner, measured)
@@ -660,12 +664,22 @@ class Daemon:
         self.status.say(State.JOINING, f"rejoins: {reason}")
         trainer.stop_step()
         trainer.leave_views()
-        self._life = self.home.next_life()
+        self._life = await self._next_life()
         self._me = Member(self._me.peer_id, self._life)
         self._self_record.begin_life(self._me)
         record, signed = self._self_record.make(self._host.identity.sign)
         agreement.begin_life(record, signed)
         await self._join_loop()
+
+    async def _next_life(self) -> int:
+        """Without a number on disk that grows, a later start could speak as an earlier one."""
+        while True:
+            try:
+                return self.home.next_life()
+            except OSError as error:
+                text = f"its life cannot be written down ({error}); free space on that disk"
+                self.status.say(State.WAITING, text)
+                await asyncio.sleep(DATA_RETRY_S)
 
     async def _connect(self, peer_id: str) -> None:
         try:
@@ -749,7 +763,7 @@ class Daemon:
             while not self._run.blobs.has(digest):
                 try:
                     await self.fetch_shards({digest})
-                except BlobUnavailable as error:
+                except (BlobUnavailable, OSError) as error:
                     log.debug("data: %s", error)
                     await asyncio.sleep(DATA_RETRY_S)
 
@@ -896,6 +910,8 @@ class Daemon:
 
     def _on_fault(self, sender: str, fault: PeerFault) -> None:
         log.warning("disconnected %s: %s", sender, fault.cause)
+        if self._trainer is not None:
+            self._trainer.stream_lost(sender)
 
     def _on_lost(self, peer_id: str, lane: str, error: Unreachable) -> None:
         log.debug("stream %s with %s: %s", lane, peer_id, error.cause)
@@ -946,9 +962,10 @@ class Daemon:
     def _leave_now_or_ask(self) -> None:
         """Leave at once where nobody depends on this peer; else ask for a view without it."""
         assert self._agreement is not None
-        self.status.say(State.LEAVING, "hands its layers to the others")
         view = self._agreement.view
         if view is None or len(view.members) == 1:
+            assert self._trainer is not None
+            self._trainer.leave_views()
             self._left.set()
             return
         self._set_record(Intent.LEAVING)
@@ -983,7 +1000,7 @@ class Daemon:
             await self._leaving.wait()
 
     async def _ask_to_leave(self) -> dict[str, Any]:
-        self._leaving.set()
+        self._begin_to_leave()
         return {"state": "leaving"}
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:

@@ -48,6 +48,7 @@ from p2p_dtfm.core.agreement_messages import (
 from p2p_dtfm.core.agreement_state import MEMBERS_LIMIT
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.gathering import Gathering
+from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.signed import Signed
@@ -130,6 +131,7 @@ class Agreement(Gathering):
         if view is not None and self._self_synced and resend_due:
             self._synced_sent_ns = now_ns
             actions.append(self._synced_message(view))
+        actions += self._give_up_unsynced(now_ns)
         return actions + self._tell_active(now_ns) + self._meet(now_ns) + self._open_if_due(now_ns)
 
     def _hear(self, sender: Member, now_ns: int) -> Actions:
@@ -250,7 +252,9 @@ class Agreement(Gathering):
             return self._missed(message.sender, message.view, now_ns)
         if message.sender in view.members:
             attempt = self._attempt
+            agreed = {view.id for view in (self.next_view, self._dropped) if view is not None}
             awaited = attempt is not None and attempt.view_id == message.view
+            awaited |= message.view in agreed and message.step <= self.step + STEPS_AHEAD_LIMIT
             if awaited or message.view.number < view.id.number:
                 return []  # a leaver that helped to agree on it learns of it by Active
             return self._rejoin(f"view {message.view} has succeeded {view.id} without this peer")

@@ -287,6 +287,8 @@ class SimulatedTraining(SimulatedProcess):
             donors = set(present.holders(layer))
         if view is self.agreement.view and isinstance(view.plan, Plan):
             donors |= set(view.plan.holders(layer))
+        if not view.takes_effect_at_once and self.world.chance.random() < 0.2:
+            donors = {m.peer_id for m in view.snapshot.contributors}  # a guardian may have it
         donors.discard(self.name)
         if donors:
             donor = self.world.chance.choice(sorted(donors))

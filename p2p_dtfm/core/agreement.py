@@ -56,6 +56,10 @@ from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.standing import outranks
 
 
+NUMBERS_AHEAD_LIMIT = 4096
+"""By so much a newcomer may raise the number of the next attempt."""
+
+
 class Agreement(Gathering):
     """One peer's part in agreeing on views.
 
@@ -80,7 +84,12 @@ class Agreement(Gathering):
         """Become a newcomer that may be let in; the caller sends the request to other peers."""
         assert self._record is not None and self.view is None
         self._wants_view = True
-        return JoinRequest(self._record, self.next_view.id if self.next_view else None)
+        return self._join_request(self._record)
+
+    def _join_request(self, record: Signed) -> JoinRequest:
+        awaits = self.next_view.id if self.next_view is not None else None
+        passed = max(self._readied_number, self._given_up_number)
+        return JoinRequest(record, awaits, passed)
 
     def request_replan(self, reason: str, now_ns: int) -> Actions:
         """Ask for a view with the newest records, as when leaving or after a change of speed."""
@@ -168,6 +177,8 @@ class Agreement(Gathering):
             self._drop_next = True
             if self._vouched is None:
                 self._drop_next_view()
+        bound = self._highest_number + NUMBERS_AHEAD_LIMIT
+        self._highest_number = max(self._highest_number, min(message.passed, bound))
         if self._newcomers.count >= MEMBERS_LIMIT:
             raise PeerFault("more newcomers than this swarm lets wait", record.peer_id)
         if not self._newcomers.ask(record, message.record, now_ns):
@@ -278,7 +289,7 @@ class Agreement(Gathering):
         if attempt is not None:
             self._give_up(now_ns)
             self.frozen = False
-        return self._tell(message.sender.peer_id, JoinRequest(self._record), now_ns)
+        return self._tell(message.sender.peer_id, self._join_request(self._record), now_ns)
 
     def _meet(self, now_ns: int) -> Actions:
         view = self.view

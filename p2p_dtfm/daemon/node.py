@@ -405,6 +405,7 @@ class Daemon:
                 "found a new run, or ask a member for the model",
                 exit_code=5,
             )
+        log.info("%s", run.manifest.notes.describe())
         log.info("takes part in run %s (%s)", run.digest[:16], run.spec.name)
         return run
 
@@ -1034,6 +1035,7 @@ class Daemon:
             "emulated_device": emulated_flops_per_s(self.settings.device) is not None,
             "run": self._run.spec.name if self._run else None,
             "run_digest": self._run.digest if self._run else None,
+            "data": self._run.manifest.notes.describe() if self._run else None,
             **self.status.as_json(),
             "view": view.id.number if view else None,
             "snapshot": view.id.snapshot if view else None,

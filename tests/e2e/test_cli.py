@@ -156,6 +156,9 @@ def test_one_home_has_one_daemon_and_signals_end_it(
     joiner = swarm.join(address)
     wait_until(lambda: len((joiner.status() or {}).get("members", ())) == 2, "both are members")
     wait_until(lambda: len((founder.status() or {}).get("members", ())) == 2, "both know it")
+    told = (joiner.home / "stderr").read_text()
+    notes = "data one module, licence PSF-2.0, source https://python.org"
+    assert 0 < told.find(notes) < told.find("takes part in run"), "before it takes part"
     joiner.process.send_signal(signal.SIGSTOP)  # so that nobody agrees to the founder's leaving
     try:
         founder.process.send_signal(signal.SIGTERM)

@@ -88,6 +88,7 @@ def test_a_member_tells_what_it_trains(tmp_path: Path) -> None:
         peer, clock = look_at(tmp_path, address)
     assert peer.verdict == clock.verdict == "ok"
     assert "trains test" in peer.found
+    assert "data python-standard-library, licence PSF-2.0, source standard library" in peer.found
     assert len(str(peer.facts["run_digest"])) == 64
 
 

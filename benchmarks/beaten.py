@@ -3,8 +3,8 @@
     python -m benchmarks.beaten
 
 The same compute rate, fp16, synchronous, no lossy codec; links at 85% of their stated rates.
-`bound` is what computing alone takes when all 64 peers share it evenly; `grid` is the least that any
-grid can take, by filling and draining, reduction and commit besides (`core/bound.py`). Writes
+`bound` is what computing alone takes when all 64 peers share it evenly; `grid` is the least that
+any grid can take, by filling and draining, reduction and commit besides (`core/bound.py`). Writes
 beaten.json.
 """
 

@@ -85,6 +85,16 @@ class StepModel:
     ) -> PlacementCost | None:
         """Deal microbatches to pipelines that are already timed, reduce and commit."""
         dealt = deal_microbatches(costs, self.problem.microbatch_count)
+        return self.dealt(placement, costs, dealt, bound_ns)
+
+    def dealt(
+        self,
+        placement: Placement,
+        costs: list[PipelineCost],
+        dealt: tuple[int, ...],
+        bound_ns: int | None = None,
+    ) -> PlacementCost | None:
+        """With so many microbatches for each pipeline; without those that get none."""
         if 0 in dealt:
             used = [index for index, count in enumerate(dealt) if count]
             placement = tuple(placement[index] for index in used)

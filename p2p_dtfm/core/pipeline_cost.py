@@ -83,7 +83,7 @@ class PipelineModel:
     def time_fixed(self, peers: tuple[int, ...], cuts: tuple[int, ...]) -> PipelineCost | None:
         """Timing of stages that are cut already; None if one of them no longer fits."""
         for stage, peer in enumerate(peers):
-            if self._room(peer, cuts[stage], cuts[stage + 1]) < 1:
+            if self.room(peer, cuts[stage], cuts[stage + 1]) < 1:
                 return None
         return self.time(peers, cuts)[1]
 
@@ -114,7 +114,7 @@ class PipelineModel:
             drain[stage] += drain[stage - 1]
         if last > 1:
             period = max(period, self._shared_links_ns(peers))
-        rooms = [self._room(peers[s], cuts[s], cuts[s + 1]) for s in range(last + 1)]
+        rooms = [self.room(peers[s], cuts[s], cuts[s + 1]) for s in range(last + 1)]
         limit = min(problem.microbatch_count, IN_FLIGHT_LIMIT)
         here_ns = list(map(int.__add__, forward, backward))
         away_ns = list(map(int.__sub__, round_trips, here_ns))
@@ -155,7 +155,7 @@ class PipelineModel:
         )
         return -(-2 * problem.boundary_bytes * 1_000_000_000 // slowest)
 
-    def _room(self, peer: int, first: int, end: int) -> int:
+    def room(self, peer: int, first: int, end: int) -> int:
         """Microbatches in flight for which this peer has memory; below 1 if it has too little."""
         problem = self.problem
         state, saved = held_bytes(problem, first, end)

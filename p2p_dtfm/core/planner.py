@@ -33,7 +33,8 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
     warm = present.placement() if present else None
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm)
     chosen = present.choose(best) if present else best
-    return plan_of(problem, model.refined(chosen))
+    unchanged = present.unchanged(chosen) if present else None
+    return unchanged or plan_of(problem, model.refined(chosen))
 
 
 def plan_of(problem: Problem, cost: PlacementCost) -> Plan:

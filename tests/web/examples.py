@@ -27,7 +27,6 @@ from p2p_dtfm.web.state import (
 )
 
 NOW_S = 1_790_000_000.0
-STEP_NS = 10_400_000_000
 
 
 @dataclass
@@ -50,7 +49,12 @@ class Example:
 
 
 def example(
-    scenario: str, run: str, stages: int, steps: int = 700, only: tuple[str, ...] = ()
+    scenario: str,
+    run: str,
+    stages: int,
+    steps: int = 700,
+    step_ns: int = 10_400_000_000,
+    only: tuple[str, ...] = (),
 ) -> Example:
     """A swarm of that scenario's peers, named as libp2p would, in pipelines of `stages` peers."""
     spec = read_run_spec(run)
@@ -61,17 +65,17 @@ def example(
     snapshot = _with_peer_ids(made)
     order = tuple(record.peer_id for record in snapshot.records)
     plan = msgspec.structs.replace(
-        grid_plan(order, snapshot.workload, stages), predicted_step_ns=STEP_NS
+        grid_plan(order, snapshot.workload, stages), predicted_step_ns=step_ns * 97 // 100
     )
     me = plan.pipelines[0].stages[min(1, stages - 1)].peer_id
     view = view_state(View(snapshot, plan), me, from_step=310)
     return Example(
         DashboardState(
-            live=_live(me, steps, snapshot, spec),
+            live=_live(me, steps, step_ns, snapshot, spec),
             run=_run_facts(spec, snapshot),
             view=view,
-            history=_series(steps).history(),
-            timeline=_timeline(plan, snapshot),
+            history=_series(steps, spec.tokens_per_step / step_ns * 1e9).history(),
+            timeline=_timeline(plan, step_ns),
         )
     )
 
@@ -120,20 +124,19 @@ def _loss(step: int) -> float:
     return 3.1 + 7.6 / (1 + step / 38) + 0.09 * _wobble(step)
 
 
-def _series(steps: int) -> Series:
+def _series(steps: int, tokens_per_s: float) -> Series:
     series = Series()
     for step in range(steps):
         if step in (0, 140, 310):
             series.view_took_over(step)
         held_out = 3.14 + 7.6 / (1 + step / 38) if step % 50 == 0 else None
-        rate = (148_000 if step < 140 else 176_000 if step < 310 else 201_000) * (
-            1 + 0.03 * _wobble(3 * step)
-        )
+        rate = tokens_per_s * (0.74 if step < 140 else 0.88 if step < 310 else 1.0)
+        rate *= 1 + 0.03 * _wobble(3 * step)
         series.committed(StepOutcome(step, 1.0, _loss(step), 1, held_out, None), rate)
     return series
 
 
-def _live(me: str, steps: int, snapshot: Snapshot, spec: RunSpec) -> Live:
+def _live(me: str, steps: int, step_ns: int, snapshot: Snapshot, spec: RunSpec) -> Live:
     others = [record.peer_id for record in snapshot.records if record.peer_id != me]
     heard = tuple(
         None if record.peer_id == me else 0.4 + number % 5 * 0.3
@@ -148,12 +151,15 @@ def _live(me: str, steps: int, snapshot: Snapshot, spec: RunSpec) -> Live:
         since_s=NOW_S - 4000,
         step=steps,
         loss=_loss(steps - 1),
-        held_out_loss=3.14 + 7.6 / (1 + 650 / 38),
-        tokens_per_s=spec.tokens_per_step / (STEP_NS / 1e9),
-        step_ns=STEP_NS,
-        eta_s=(spec.total_steps - steps) * STEP_NS / 1e9,
+        held_out_loss=3.14 + 7.6 / (1 + steps // 50 * 50 / 38),
+        tokens_per_s=spec.tokens_per_step / (step_ns / 1e9),
+        step_ns=step_ns,
+        eta_s=(spec.total_steps - steps) * step_ns / 1e9,
         committed_here=512,
-        next=("a held-out evaluation after step 750", "a checkpoint after step 800"),
+        next=(
+            f"a held-out evaluation after step {steps // 50 * 50 + 50}",
+            f"a checkpoint after step {steps // 100 * 100 + 100}",
+        ),
         events=(
             Event(NOW_S - 4000, "view", f"view 3 from step 310 on: {len(others) + 1} members"),
             Event(NOW_S - 4001, "joined", f"…{others[-1][-6:]} takes part"),
@@ -166,11 +172,11 @@ def _live(me: str, steps: int, snapshot: Snapshot, spec: RunSpec) -> Live:
     )
 
 
-def _timeline(plan: Plan, snapshot: Snapshot) -> Timeline:
+def _timeline(plan: Plan, step_ns: int) -> Timeline:
     """One forward, one backward, as a pipeline of equal stages runs it."""
     pipeline = plan.pipelines[0]
     count, depth = pipeline.microbatch_count, len(pipeline.stages)
-    forward = int(STEP_NS * 0.8 / (count + depth - 1) / 3)
+    forward = int(step_ns * 0.8 / (count + depth - 1) / 3)
     lanes = []
     for position, stage in enumerate(pipeline.stages):
         spans: list[Span] = []
@@ -187,12 +193,12 @@ def _timeline(plan: Plan, snapshot: Snapshot) -> Timeline:
             now = max(now, ready)
             spans.append(Span("backward", backward, now, now + 2 * forward))
             now += 2 * forward
-        reduced = int(STEP_NS * 0.955)
+        reduced = int(step_ns * 0.955)
         spans.append(Span("reduce", stage.first_layer, now, reduced))
-        spans.append(Span("commit", 0, reduced, int(STEP_NS * 0.985)))
-        spans.append(Span("apply", 0, int(STEP_NS * 0.985), STEP_NS))
+        spans.append(Span("commit", 0, reduced, int(step_ns * 0.985)))
+        spans.append(Span("apply", 0, int(step_ns * 0.985), step_ns))
         lanes.append(Lane(stage.peer_id, tuple(spans), 0 if position == 1 else 1_800_000))
-    return Timeline(699, STEP_NS, tuple(lanes))
+    return Timeline(699, step_ns, tuple(lanes))
 
 
 def sixty_four() -> Example:
@@ -202,7 +208,7 @@ def sixty_four() -> Example:
 
 def two() -> Example:
     """One pipeline of two stages, in a bad moment."""
-    found = example("two-cities", "tiny", 2, steps=120, only=("london-1", "berlin-1"))
+    found = example("two-cities", "tiny", 2, steps=120, step_ns=380_000_000, only=("london-1", "berlin-1"))
     view = found.state.view
     assert len(view.peers) >= 2
     found.change_live(

@@ -46,7 +46,7 @@ function draw() {
   show(charts.loss, loss, enough, lossSeries);
   show(charts.rate, rate, enough, rateSeries);
   const views = history.view_step.length > 1 ? [["line-view", "a new view took over"]] : [];
-  const items = [["line-smooth", loss[2].length ? "average of late steps" : "each step"]];
+  const items = [["line-smooth", history.step.length > SMOOTH_FROM ? "smoothed" : "each step"]];
   if (history.step.length > SMOOTH_FROM) items.push(["line-raw", "each step"]);
   if (history.held_out_step.length) items.push(["point-held-out", "held out"]);
   legend(byId("loss-legend"), enough ? [...items, ...views] : []);

@@ -20,13 +20,13 @@ export function appendHistory(history, grown) {
   return result;
 }
 
-/** Exponential moving average; about the last `span` values count. */
+/** Means of up to `span` values around each one; fewer at both ends. */
 export function smoothed(values, span) {
-  const weight = 2 / (span + 1);
-  let mean = null;
-  return values.map((value) => {
-    if (value === null) return mean;
-    mean = mean === null ? value : mean + weight * (value - mean);
-    return mean;
+  const sums = [0];
+  for (const value of values) sums.push(sums.at(-1) + value);
+  const reach = Math.floor(span / 2);
+  return values.map((_, at) => {
+    const near = Math.min(reach, at, values.length - 1 - at);
+    return (sums[at + near + 1] - sums[at - near]) / (2 * near + 1);
   });
 }

@@ -34,13 +34,22 @@ function titled(text) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** Calls `draw(width)` now and whenever the element's width changes. */
+/** Calls `draw(width, height)` soon and whenever the element's size changes. */
+export function onSize(node, draw) {
+  let [width, height] = [0, 0];
+  new ResizeObserver(() => {
+    if (!node.clientWidth || (node.clientWidth === width && node.clientHeight === height)) return;
+    [width, height] = [node.clientWidth, node.clientHeight];
+    draw(width, height);
+  }).observe(node);
+}
+
+/** Calls `draw(width)` soon and whenever the element's width changes. */
 export function onWidth(node, draw) {
   let width = 0;
-  new ResizeObserver(() => {
-    const now = Math.floor(node.clientWidth);
-    if (now > 0 && now !== width) draw((width = now));
-  }).observe(node);
+  onSize(node, (now) => {
+    if (now !== width) draw((width = now));
+  });
 }
 
 /** Fills a legend: pairs of a swatch's class and its text. */

@@ -45,19 +45,30 @@ export function duration(seconds) {
   return `${Math.floor(hours / 24)} days ${hours % 24} h`;
 }
 
-export const percent = (share) =>
-  share > 0 && share < 0.01 ? "< 1%" : `${Math.round(share * 100)}%`;
+export function percent(share) {
+  if (share > 0 && share < 0.001) return "< 0.1%";
+  return share > 0 && share < 0.0995 ? `${(share * 100).toFixed(1)}%` : `${Math.round(share * 100)}%`;
+}
 
 /** The part of a peer id in which peers differ. */
 export const short = (peerId) => (peerId.length > 16 ? `…${peerId.slice(-6)}` : peerId);
 
-export const clock = (seconds) =>
-  new Date(seconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const TIME = { hour: "2-digit", minute: "2-digit" };
+
+/** When something was: the time of day, and the day unless it is today. */
+export function clock(seconds) {
+  const then = new Date(seconds * 1000);
+  if (then.toDateString() === new Date().toDateString()) {
+    return then.toLocaleTimeString("en-GB", { ...TIME, second: "2-digit" });
+  }
+  const day = then.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  return `${day} ${then.toLocaleTimeString("en-GB", TIME)}`;
+}
 
 /** When something will be, if it is `seconds` from now. */
 export function atClock(seconds) {
   const then = new Date(Date.now() + seconds * 1000);
-  const time = then.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+  const time = then.toLocaleTimeString("en-GB", TIME);
   if (then.toDateString() === new Date().toDateString()) return `at ${time}`;
   const day = then.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
   return `on ${day} at ${time}`;

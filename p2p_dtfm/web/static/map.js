@@ -1,15 +1,16 @@
 // Peers where their round trips put them, and what flows between them.
 
-import { byId, drawing, element, legend, onWidth } from "./dom.js";
+import { byId, drawing, element, legend, onSize } from "./dom.js";
 import { duration, hueOf, layers, memory, percent, perSecond, short, shortTime } from "./format.js";
 
+const FEW_PEERS = 3;
 const MANY_PEERS = 16;
 const MANY_FLOWS = 150;
 const SILENT_S = 10;
 const GAP = 7;
 
 let state = null;
-let width = 0;
+let size = { width: 0, height: 0 };
 let chosen = null;
 let watching = false;
 
@@ -17,8 +18,8 @@ export function drawMap(newest) {
   state = newest;
   if (!watching) {
     watching = true;
-    onWidth(byId("map"), (now) => {
-      width = now;
+    onSize(byId("map"), (width, height) => {
+      size = { width, height };
       draw();
     });
   }
@@ -37,16 +38,17 @@ export function markHeard({ live, view }) {
 
 function draw() {
   const view = state?.view;
+  const { width, height } = size;
   if (!width || !view) return;
   if (!view.peers.some((peer) => peer.peer_id === chosen)) chosen = null;
   const room = byId("map");
+  room.classList.toggle("small", view.peers.length <= FEW_PEERS);
   if (!view.peers.length) {
     room.replaceChildren(element("p", { className: "quiet" }, "There is no view yet: nobody to show."));
     byId("map-legend").replaceChildren();
     drawFacts();
     return;
   }
-  const height = Math.round(Math.min(Math.max(width * 0.58, 260), 520));
   const nodes = placed(view, width, height);
   const image = drawing("svg", {
     viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
@@ -162,7 +164,9 @@ function peers(view, nodes) {
     if (me) group.append(drawing("circle", { class: "ring", cx: node.x, cy: node.y, r: node.radius + 4 }));
     group.append(drawing("circle", { class: "body", cx: node.x, cy: node.y, r: node.radius }));
     if (few || me) {
-      const text = drawing("text", { x: node.x, y: node.y + node.radius + (me ? 17 : 14) });
+      const reach = 34; // about half of the longest label
+      const x = Math.min(Math.max(node.x, reach), size.width - reach);
+      const text = drawing("text", { x, y: node.y + node.radius + (me ? 17 : 14) });
       text.textContent = me ? "this peer" : short(peer.peer_id);
       group.append(text);
     }

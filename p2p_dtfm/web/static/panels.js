@@ -86,7 +86,7 @@ function worthOf(view, me) {
 function neighbours(view, live, me) {
   const table = element("table", { className: "neighbours" },
     element("thead", {}, element("tr", {},
-      ...["with", "for", "a step, each way", "link", "busy", "heard"].map((text) => element("th", {}, text)))));
+      ...["with", "each way", "link", "busy", "heard"].map((text) => element("th", {}, text)))));
   const mine = view.flows.filter((flow) => flow.here === view.me || flow.there === view.me)
     .sort((a, b) => (a.kind === b.kind ? b.bytes_per_step - a.bytes_per_step : a.kind < b.kind ? -1 : 1));
   if (!mine.length) return element("p", { className: "quiet" }, "It exchanges tensors with nobody.");
@@ -98,12 +98,14 @@ function neighbours(view, live, me) {
     const peer = view.peers[other];
     const kind = flow.kind === "pipeline" ? (peer.position < me.position ? "its input" : "its output") : "gradients";
     body.append(element("tr", {},
-      element("td", {}, element("span", { className: "dot", hue: hueOf(peer.pipeline ?? 0) }), short(peer.peer_id)),
-      element("td", {}, kind),
-      element("td", {}, memory(flow.bytes_per_step)),
-      element("td", {}, flow.bytes_per_s === null ? "not measured" : `${perSecond(flow.bytes_per_s)}, ${shortTime(flow.round_trip_ns)}`),
+      element("td", {}, element("span", { className: "dot", hue: hueOf(peer.pipeline ?? 0) }), short(peer.peer_id),
+        element("small", {}, kind)),
+      element("td", {}, memory(flow.bytes_per_step), element("small", {}, "a step")),
+      flow.bytes_per_s === null
+        ? element("td", { className: "quiet" }, "not measured")
+        : element("td", {}, perSecond(flow.bytes_per_s), element("small", {}, shortTime(flow.round_trip_ns))),
       element("td", {}, flow.use === null ? unknown : percent(flow.use)),
-      element("td", {}, heard === null || heard === undefined ? unknown : `${duration(heard)} ago`)));
+      element("td", {}, heard === null || heard === undefined ? unknown : duration(heard), element("small", {}, "ago"))));
   }
   table.append(body);
   const more = mine.length - shown.length;

@@ -18,7 +18,7 @@ export function drawPipelines({ view }) {
   const idle = view.peers.filter((peer) => peer.pipeline === null);
   room.replaceChildren(
     element("p", { className: "quiet" },
-      `Layers 0 to ${layerCount - 1} from left to right; each row computes its share of a step's microbatches.`),
+      `Layers 0 to ${layerCount - 1} from left to right; each row computes the microbatches that stand behind it.`),
     list,
     idle.length ? spares(view, idle) : element("span"),
   );
@@ -42,7 +42,9 @@ function row(view, pipeline, number, layerCount) {
   return element("li", { className: pipeline.peers.includes(view.me) ? "mine" : "" },
     element("span", { className: "number" }, String(number + 1)),
     element("div", { className: "stages" }, ...stages),
-    element("span", { className: "load", title: "microbatches of a step" }, `${count(pipeline.microbatch_count)} mb`));
+    element("span", { className: "load", title: "microbatches of a step" },
+      count(pipeline.microbatch_count),
+      element("span", {}, " microbatches")));
 }
 
 function spares(view, idle) {

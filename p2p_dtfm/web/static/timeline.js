@@ -48,7 +48,7 @@ function draw() {
 }
 
 function picture(timeline) {
-  const left = width < NARROW ? 62 : 118;
+  const left = width < NARROW ? 70 : 104;
   const right = 46;
   const room = width - left - right;
   const height = timeline.lanes.length * ROW + AXIS;

@@ -43,11 +43,13 @@ from p2p_dtfm.core.workload import workload_of
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import PEERS_LIMIT, Courier
+from p2p_dtfm.daemon.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.discovery import ask_present, find_run
 from p2p_dtfm.daemon.event_log import EventLog
 from p2p_dtfm.daemon.following import Donor
 from p2p_dtfm.daemon.home import Home
 from p2p_dtfm.daemon.initial_states import InitialStates, store_initial
+from p2p_dtfm.daemon.observer import Observer
 from p2p_dtfm.daemon.run_source import (
     Run,
     fetch_blob,
@@ -117,6 +119,8 @@ class Daemon:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.status = Status()
+        self.observer = Observer(self.status)
+        self._dashboard = DashboardHost(self.observer, {"leave": self._ask_to_leave})
         self.home = Home(settings.home)
         self.compute = Compute()
         self.views: list[dict[str, Any]] = []
@@ -144,6 +148,7 @@ class Daemon:
         self.home.acquire()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.home.release)
+            stack.callback(self.observer.close)
             stack.callback(self.compute.close)
             self._failed = asyncio.get_running_loop().create_future()
             self._handle_signals()
@@ -226,6 +231,8 @@ class Daemon:
         stack.push_async_callback(self._control.close)
         self._courier = Courier(self._host, self._control, self._life)
         stack.push_async_callback(self._courier.close)
+        self.observer.meets(self._courier)
+        self.observer.marks = laboratory_marks(settings, self._host)
         await self._start_api(stack)
         for address in settings.initial_peers:
             peer_id, where = parse_address(address)
@@ -252,6 +259,7 @@ class Daemon:
         self._agreement = Agreement(
             self._me, run.digest, self._workload, self._host.identity.sign, verify
         )
+        self.observer.trains(run.spec, run.digest, self._workload, self._agreement)
         self._make_trainer(run)
         assert self._trainer is not None and self._checkpoints is not None
         stack.push_async_callback(self._trainer.close)
@@ -264,10 +272,15 @@ class Daemon:
             "plan": self.plan_json,
             "peers": self.peers_json,
             "history": self.history_json,
+            "dashboard": self._dashboard.invitation,
         }
         self._api = LocalApi(make_app(readers, {"leave": self._ask_to_leave}), self.home.socket)
         await self._api.start()
         stack.push_async_callback(self._api.close)
+        await self._dashboard.start(self.settings.dashboard, self.home.root)
+        stack.push_async_callback(self._dashboard.close)
+        if self._dashboard.address is not None:
+            log.info("dashboard %s", self._dashboard.address)
 
     def _make_trainer(self, run: Run) -> None:
         directory = self.home.run_directory(run.digest)
@@ -585,6 +598,7 @@ class Daemon:
         }
         self.views = [*self.views, entry][-HISTORY_LIMIT:]
         self._events.write("view", **entry)
+        self.observer.view_took_over(view, step)
         log.info("view %s from step %d on", view.id, step)
         if isinstance(view.plan, NoPlan):
             self.status.say(State.WAITING, view.plan.reason)
@@ -658,6 +672,7 @@ class Daemon:
             gradient_norm=outcome.gradient_norm,
             view=self.views[-1]["view"] if self.views else 0,
         )
+        self.observer.step_committed(outcome)
         held_out = outcome.held_out_loss
         text = "" if held_out is None else f", held-out loss {held_out:.4f}"
         if outcome.loss is not None:
@@ -890,6 +905,7 @@ class Daemon:
         view = self._agreement.view if self._agreement else None
         return {
             "version": __version__,
+            "dashboard": self._dashboard.address,
             "peer_id": self._me.peer_id,
             "life": self._life,
             "shaped_links": self._host.shaper.label if self._host.shaper else None,
@@ -943,6 +959,16 @@ class Daemon:
             "losses": list(trainer.losses) if trainer else [],
             "held_out_losses": list(trainer.held_out) if trainer else [],
         }
+
+
+def laboratory_marks(settings: Settings, host: Host) -> tuple[str, ...]:
+    """What makes a daemon's figures those of a laboratory."""
+    marks = []
+    if host.shaper is not None:
+        marks.append(f"shaped links: {host.shaper.label}")
+    if emulated_flops_per_s(settings.device) is not None:
+        marks.append("emulated device: it computes nothing, so losses mean nothing")
+    return tuple(marks)
 
 
 def damaged_data(blob: Path) -> UserError:

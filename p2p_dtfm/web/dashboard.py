@@ -6,9 +6,9 @@
     GET  /metrics             for Prometheus
     POST /api/actions/NAME    an action of the daemon; needs the token
 
-Events: `hello` (once), then `run`, `view` and `timeline` whole whenever they change, `history`
-from the point on where it grew, and `live` every second, from which a page sees that its data are
-fresh.
+Events: `hello` (once), then `run`, `view`, `timeline` and `events` whole whenever they change,
+`history` from the row on where it grew, and `live` every second, from which a page sees that its
+data are fresh.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from p2p_dtfm.web.state import DashboardState, History
 STATIC = Path(__file__).parent / "static"
 INTERVAL_S = 1.0
 WATCHERS_LIMIT = 16
-WHOLE_PARTS = ("run", "view", "timeline")
+WHOLE_PARTS = ("run", "view", "timeline", "events")
 HISTORY_GROUPS = (
     ("step", "loss", "tokens_per_s"),
     ("held_out_step", "held_out_loss"),

@@ -1,4 +1,4 @@
-"""uvicorn within the daemon's own event loop: its start, its end, and none of its signal handling."""
+"""uvicorn within the daemon's own event loop, without its handling of signals."""
 
 import asyncio
 import contextlib

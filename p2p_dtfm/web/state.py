@@ -1,7 +1,7 @@
 """What the dashboard shows, as plain typed data. The daemon makes it; nothing here asks anybody.
 
-A state has four parts that change at different speeds: `Live` every second, `History` and
-`Timeline` with steps, `ViewState` with views. Peers are named by their number in `ViewState.peers`
+A state has parts that change at different speeds: `Live` every second, `History` and `Timeline`
+with steps, `ViewState` with views. Peers are named by their number in `ViewState.peers`
 wherever there are many of them. What a peer says of itself (its device's name) is text of a
 stranger and must be shown as text.
 """
@@ -141,10 +141,10 @@ class Live(msgspec.Struct, frozen=True):
     next: tuple[str, ...] = ()
     """What happens next, soonest first."""
     problems: tuple[Problem, ...] = ()
-    events: tuple[Event, ...] = ()
-    """Newest first."""
     heard_s_ago: tuple[float | None, ...] = ()
     """Parallel to the view's peers; None for this peer and for peers never heard."""
+    silent_after_s: float = 10.0
+    """Whoever was not heard for longer is unusually silent."""
     marks: tuple[str, ...] = ()
     """What makes the figures those of a laboratory: shaped links, emulated devices."""
 
@@ -205,3 +205,5 @@ class DashboardState(msgspec.Struct, frozen=True):
     view: ViewState = ViewState()
     history: History = History()
     timeline: Timeline = Timeline()
+    events: tuple[Event, ...] = ()
+    """Newest first."""

@@ -11,6 +11,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +21,18 @@ DEADLINE_S = 30.0
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
+# Chromium reads from descriptor 3 and writes to 4; either number may be taken by the other's pipe
+_MOVE_PIPES = """
+import fcntl, os, sys
+high = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
+os.dup2(high[0], 3)
+os.dup2(high[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
 class Page:
-    """One tab. `problems` holds uncaught errors, console errors and what the page's policy stopped."""
+    """One tab. `problems` holds uncaught and console errors, and what the page's policy stopped."""
 
     def __init__(self, write_to: int, read_from: int) -> None:
         self.problems: list[str] = []
@@ -67,9 +78,7 @@ class Page:
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """A PNG of the whole page, or of what the window shows."""
-        reply = self._call(
-            "Page.captureScreenshot", format="png", captureBeyondViewport=whole
-        )
+        reply = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(reply["data"]))
 
     def accept_dialogs(self) -> None:
@@ -122,10 +131,8 @@ def chromium(profile: Path) -> Iterator[Page]:
         "--no-first-run", "--disable-background-networking", "--disable-component-update",
         "--disable-sync", "--hide-scrollbars", "--mute-audio", f"--user-data-dir={profile}",
     ]  # fmt: skip
-    # sh moves the pipes to the numbers that Chromium expects
-    moved = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
     process = subprocess.Popen(
-        ["sh", "-c", moved, "sh", *command],
+        [sys.executable, "-c", _MOVE_PIPES, str(to_browser), str(from_browser), *command],
         pass_fds=(to_browser, from_browser),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

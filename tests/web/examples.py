@@ -76,6 +76,7 @@ def example(
             view=view,
             history=_series(steps, spec.tokens_per_step / step_ns * 1e9).history(),
             timeline=_timeline(plan, step_ns),
+            events=_events(order, me),
         )
     )
 
@@ -137,7 +138,6 @@ def _series(steps: int, tokens_per_s: float) -> Series:
 
 
 def _live(me: str, steps: int, step_ns: int, snapshot: Snapshot, spec: RunSpec) -> Live:
-    others = [record.peer_id for record in snapshot.records if record.peer_id != me]
     heard = tuple(
         None if record.peer_id == me else 0.4 + number % 5 * 0.3
         for number, record in enumerate(snapshot.records)
@@ -160,15 +160,19 @@ def _live(me: str, steps: int, step_ns: int, snapshot: Snapshot, spec: RunSpec) 
             f"a held-out evaluation after step {steps // 50 * 50 + 50}",
             f"a checkpoint after step {steps // 100 * 100 + 100}",
         ),
-        events=(
-            Event(NOW_S - 4000, "view", f"view 3 from step 310 on: {len(others) + 1} members"),
-            Event(NOW_S - 4001, "joined", f"…{others[-1][-6:]} takes part"),
-            Event(NOW_S - 4100, "fault", f"…{others[0][-6:]} was silent for 12 s"),
-            Event(NOW_S - 6000, "view", f"view 2 from step 140 on: {len(others)} members"),
-            Event(NOW_S - 6001, "left", f"…{others[0][-6:]} has left"),
-            Event(NOW_S - 8000, "view", f"view 1 from step 0 on: {len(others)} members"),
-        ),
         heard_s_ago=heard,
+    )
+
+
+def _events(order: tuple[str, ...], me: str) -> tuple[Event, ...]:
+    others = [peer_id for peer_id in order if peer_id != me]
+    return (
+        Event(NOW_S - 4000, "view", f"view 3 from step 310 on: {len(others) + 1} members"),
+        Event(NOW_S - 4001, "joined", f"…{others[-1][-6:]} takes part"),
+        Event(NOW_S - 4100, "fault", f"…{others[0][-6:]} was silent for 12 s"),
+        Event(NOW_S - 6000, "view", f"view 2 from step 140 on: {len(others)} members"),
+        Event(NOW_S - 6001, "left", f"…{others[0][-6:]} has left"),
+        Event(NOW_S - 8000, "view", f"view 1 from step 0 on: {len(others)} members"),
     )
 
 
@@ -208,7 +212,9 @@ def sixty_four() -> Example:
 
 def two() -> Example:
     """One pipeline of two stages, in a bad moment."""
-    found = example("two-cities", "tiny", 2, steps=120, step_ns=380_000_000, only=("london-1", "berlin-1"))
+    found = example(
+        "two-cities", "tiny", 2, steps=120, step_ns=380_000_000, only=("london-1", "berlin-1")
+    )
     view = found.state.view
     assert len(view.peers) >= 2
     found.change_live(

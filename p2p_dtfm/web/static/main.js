@@ -44,13 +44,13 @@ function connect() {
     state.history = appendHistory(state.history, grown);
     drawCharts(state.history);
   });
+  on("events", drawEvents);
   on("live", (live) => {
     state.live = live;
     drawNow(state);
     drawProblems(state);
     drawNext(state);
     drawPart(state);
-    drawEvents(state);
     markHeard(state);
     showAge();
   });

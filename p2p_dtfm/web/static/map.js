@@ -6,7 +6,6 @@ import { duration, hueOf, layers, memory, percent, perSecond, short, shortTime }
 const FEW_PEERS = 3;
 const MANY_PEERS = 16;
 const MANY_FLOWS = 150;
-const SILENT_S = 10;
 const GAP = 7;
 
 let state = null;
@@ -31,7 +30,7 @@ export function markHeard({ live, view }) {
   if (!view) return;
   for (const node of byId("map").querySelectorAll(".peer")) {
     const heard = live.heard_s_ago[Number(node.dataset.peer)];
-    node.classList.toggle("silent", heard !== null && heard !== undefined && heard > SILENT_S);
+    node.classList.toggle("silent", heard !== null && heard !== undefined && heard > live.silent_after_s);
   }
   drawFacts();
 }

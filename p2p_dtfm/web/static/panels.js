@@ -133,9 +133,9 @@ export function drawNext({ live }) {
     : [element("li", { className: "quiet" }, "Nothing is planned.")]));
 }
 
-export function drawEvents({ live }) {
-  byId("history").replaceChildren(...(live.events.length
-    ? live.events.map((event) => element("li", { className: event.kind },
+export function drawEvents(events) {
+  byId("history").replaceChildren(...(events.length
+    ? events.map((event) => element("li", { className: event.kind },
         element("time", {}, clock(event.time_s)),
         element("span", { className: "kind" }, event.kind),
         element("span", {}, event.text)))

@@ -13,9 +13,9 @@ TOKEN = "a-token-of-tests-0123456789"
 
 
 @contextlib.contextmanager
-def served(example: Example, interval_s: float = 0.1) -> Iterator[str]:
+def served(example: Example, interval_s: float = 0.1, port: int = 0) -> Iterator[str]:
     """The address, without the token."""
-    listener = loopback_listener(0)
+    listener = loopback_listener(port)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
     started = threading.Event()
     loop = asyncio.new_event_loop()

@@ -15,6 +15,7 @@ def main() -> None:
         models,
         plan,
         swarm,
+        trace,
     )
     from p2p_dtfm.cli.app import app
     from p2p_dtfm.cli.simulate import simulate

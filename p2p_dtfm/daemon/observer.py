@@ -41,9 +41,9 @@ class Observer:
     """`state()` is cheap: what changes seldom is made once and kept."""
 
     def __init__(self, status: Status) -> None:
-        self.timeline = Timeline()
         self.marks: tuple[str, ...] = ()
         self._status = status
+        self._timeline = Timeline()
         self._peer_id = ""
         self._courier: Courier | None = None
         self._agreement: Agreement | None = None
@@ -126,6 +126,18 @@ class Observer:
         for peer_id in sorted(before - after):
             self._tell("left", f"{shortened(peer_id)} takes part no more")
 
+    def show_timeline(self, timeline: Timeline) -> None:
+        """A step's bars."""
+        self._timeline = timeline
+
+    def note(self, text: str) -> None:
+        """Something worth a line of history."""
+        self._tell("note", shortened(text))
+
+    def fault(self, text: str) -> None:
+        """Something went wrong that is being dealt with."""
+        self._tell("fault", shortened(text))
+
     def step_committed(self, outcome: StepOutcome) -> None:
         """A step's outcome is known here."""
         self._committed_here += 1
@@ -144,7 +156,7 @@ class Observer:
             run=self._run,
             view=self._view_state,
             history=self._series.history(),
-            timeline=self.timeline,
+            timeline=self._timeline,
             events=self._events.newest_first(),
         )
 

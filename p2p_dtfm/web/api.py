@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,16 @@ from p2p_dtfm.web.server import Server
 
 Reader = Callable[[], Any]
 Action = Callable[[], Awaitable[Any]]
+Question = Callable[[Mapping[str, str]], Awaitable[Any]]
 
 
-def make_app(readers: dict[str, Reader], actions: dict[str, Action]) -> Starlette:
-    """GET /NAME for each reader, POST /NAME for each action."""
+def make_app(
+    readers: dict[str, Reader],
+    actions: dict[str, Action],
+    questions: dict[str, Question] | None = None,
+) -> Starlette:
+    """GET /NAME for each reader, and for each question with the address's parameters; POST /NAME
+    for each action."""
 
     def get(reader: Reader) -> Callable[[Request], Awaitable[JSONResponse]]:
         async def endpoint(request: Request) -> JSONResponse:
@@ -32,8 +38,15 @@ def make_app(readers: dict[str, Reader], actions: dict[str, Action]) -> Starlett
 
         return endpoint
 
+    def put(question: Question) -> Callable[[Request], Awaitable[JSONResponse]]:
+        async def endpoint(request: Request) -> JSONResponse:
+            return JSONResponse(await question(request.query_params))
+
+        return endpoint
+
     routes = [Route(f"/{name}", get(reader), methods=["GET"]) for name, reader in readers.items()]
     routes += [Route(f"/{name}", post(act), methods=["POST"]) for name, act in actions.items()]
+    routes += [Route(f"/{name}", put(asked)) for name, asked in (questions or {}).items()]
     return Starlette(routes=routes)
 
 

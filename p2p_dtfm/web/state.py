@@ -165,12 +165,25 @@ class History(msgspec.Struct, frozen=True):
     """Steps at which a view took over."""
 
 
+SPAN_KINDS = (
+    "forward",
+    "backward",
+    "evaluate",
+    "wait",
+    "reduce",
+    "guard",
+    "commit",
+    "apply",
+    "save",
+)
+
+
 class Span(msgspec.Struct, frozen=True, array_like=True):
     """Something that a peer did during a step, in nanoseconds from the timeline's start.
 
     `kind`: "forward", "backward", "evaluate", "wait" (for a neighbour's tensor), "reduce",
-    "commit" (waiting for everyone's Prepared), "apply", "save". `number` is the microbatch, or the
-    first layer of the segment.
+    "guard" (waiting for guardians' receipts), "commit" (for everyone's Prepared), "apply", "save".
+    `number` is the microbatch, or the first layer of the segment.
     """
 
     kind: str

@@ -101,7 +101,7 @@ class TraceCollector:
             clock = await self._clock(peer_id)
             reply = await self._courier.ask(peer_id, request, DEADLINE_S)
             steps = decode(reply, TraceReply).steps
-            _check(steps, peer_id)
+            check_times(steps, peer_id)
         except (Unreachable, Refused, PeerFault):
             return None
         return PeerTrace(peer_id, clock.round_trip_ns // 2, _by_step(steps, clock.offset_ns))
@@ -203,7 +203,7 @@ def _on_wall_clock(held: RecordedStep, wall_ns: int) -> TracedStep:
     return TracedStep(held.step, spans)
 
 
-def _check(steps: Sequence[TracedStep], peer_id: str) -> None:
+def check_times(steps: Sequence[TracedStep], peer_id: str) -> None:
     """Refuse times that would make a picture of all the others' unreadable."""
     now_ns = time.time_ns()
     for span in (span for traced in steps for span in traced.spans):

@@ -80,6 +80,7 @@ function worthOf(view, me) {
   }
   if (part.other_step_ns === null) return "Without it, its pipeline could not hold the model.";
   const more = part.other_step_ns / part.step_ns - 1;
+  if (more >= 1) return `Without it a step would take ${(more + 1).toFixed(1)} times as long.`;
   return more >= 0.005 ? `Without it a step would take ${percent(more)} longer.` : "Without it a step would take about as long.";
 }
 

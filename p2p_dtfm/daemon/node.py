@@ -298,12 +298,12 @@ class Daemon:
             "history": self.history_json,
             "dashboard": self._dashboard.invitation,
         }
+        await self._dashboard.start(self.settings.dashboard, self.home.root)
+        stack.push_async_callback(self._dashboard.close)
         actions, questions = {"leave": self._ask_to_leave}, {"trace": self._trace_json}
         self._api = LocalApi(make_app(readers, actions, questions), self.home.socket)
         await self._api.start()
         stack.push_async_callback(self._api.close)
-        await self._dashboard.start(self.settings.dashboard, self.home.root)
-        stack.push_async_callback(self._dashboard.close)
         if self._dashboard.address is not None:
             log.info("dashboard %s", self._dashboard.address)
 

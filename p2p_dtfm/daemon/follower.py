@@ -20,6 +20,7 @@ from p2p_dtfm.core.view import View
 from p2p_dtfm.core.workload import workload_of
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import Courier
+from p2p_dtfm.daemon.estimate import Estimate
 from p2p_dtfm.daemon.mailbox import CHUNK_ELEMENTS
 from p2p_dtfm.daemon.wire import (
     FollowDone,
@@ -126,6 +127,7 @@ class Follower:
         self.missing = set(layers)
         self.taken_over = False
         """Whether steps happen in the view already; said by the trainer."""
+        self._estimate = Estimate()
         self._tools = tools
         self._workload = workload_of(tools.spec)
         self._on_progress = on_progress
@@ -367,7 +369,9 @@ class Follower:
     def behind(self) -> str:
         """What is still missing, in words."""
         if self.missing:
-            return f"{len(self.missing)} of {len(self.layers)} layers to fetch"
+            total, missing = len(self.layers), len(self.missing)
+            left = self._estimate.words(total - missing, total)
+            return f"{missing} of {total} layers to fetch{left}"
         return "replaying the latest steps"
 
 

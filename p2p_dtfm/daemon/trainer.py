@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ from p2p_dtfm.daemon.initial_states import InitialStates
 from p2p_dtfm.daemon.mailbox import Mailbox, held_out_indices
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.step_engine import LocalResult, StepEngine
+from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.daemon.wire import (
     FollowDone,
     FollowEnded,
@@ -126,6 +127,7 @@ class Tools:
     initial: InitialStates
     scratch: Path
     status: Status
+    recorder: StepRecorder = field(default_factory=StepRecorder)
 
 
 class Trainer:
@@ -518,6 +520,7 @@ class Trainer:
             self._tools.bulk,
             self._tools.compute,
             self._outlet.suspect,
+            self._tools.recorder,
         )
         while self.view is view and self.step <= self._spec.total_steps:
             await self._one_step(view, plan, engine)
@@ -552,7 +555,7 @@ class Trainer:
         return {n for n in layers if n not in held or held[n].version != self.step}
 
     async def _one_step(self, view: View, plan: Plan, engine: StepEngine) -> None:
-        step, spec = self.step, self._spec
+        step, spec, recorder = self.step, self._spec, self._tools.recorder
         train = step < spec.total_steps
         evaluate = not train or step % spec.evaluation.every_steps == 0
         await self._offer_states()
@@ -562,13 +565,16 @@ class Trainer:
         if train:
             self._tools.donor.reduced(step, engine.states)
             self._keep_reduced(view, step, engine)
-            await self._guarded(step)
+            with recorder.span("guard"):
+                await self._guarded(step)
         self._say_prepared(view, step, local)
-        outcome = await self._outcome(view)
+        with recorder.span("commit"):
+            outcome = await self._outcome(view)
         self._forget_reduced(step)
         lineage = self._outlet.lineage_at(step + 1)
         if train:
-            await self._tools.compute.run(_apply, spec, engine.states, outcome)
+            apply = recorder.timed("apply", 0, _apply)
+            await self._tools.compute.run(apply, spec, engine.states, outcome)
         self._applying = False
         if self.view is view:
             self._drop_unwanted()
@@ -576,7 +582,9 @@ class Trainer:
         self._record(outcome)
         is_due = (step + 1) % spec.checkpoint.every_steps == 0 or step + 1 == spec.total_steps
         if train and is_due:
-            await self._tools.checkpoints.save(step + 1, engine.states, lineage)
+            with recorder.span("save"):
+                await self._tools.checkpoints.save(step + 1, engine.states, lineage)
+        recorder.end()
 
     async def _compute_step(
         self, engine: StepEngine, step: int, *, train: bool, evaluate: bool

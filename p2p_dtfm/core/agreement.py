@@ -55,7 +55,6 @@ from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.standing import outranks
 
-
 NUMBERS_AHEAD_LIMIT = 4096
 """By so much a newcomer may raise the number of the next attempt."""
 

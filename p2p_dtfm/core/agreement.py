@@ -96,6 +96,13 @@ class Agreement(Gathering):
         self._replan_number = 0
         return self.tick(now_ns)
 
+    def repeat_step(self, reason: str, now_ns: int) -> Actions:
+        """Something of the step under way is lost, though nobody need be: a new view repeats it."""
+        view = self.view
+        if view is None or self.frozen or self._outside or self.me not in view.members:
+            return []
+        return self._open(False, reason, now_ns)
+
     def receive(self, sender: str, message: AgreementMessage, now_ns: int) -> Actions:
         """A message from `sender`, authenticated by the transport. Raises `PeerFault`."""
         if self._outside:

@@ -154,6 +154,8 @@ class Daemon:
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._liveness = Liveness(LAN_LIVENESS)
+        self._troubled: set[str] = set()
+        """Peers with whom a tensor was lost since the last commit."""
         self._learnt: dict[str, Signed] = {}
         self._training: asyncio.Task[Any] | None = None
         self._welcomed_by = ""
@@ -280,7 +282,13 @@ class Daemon:
         self._events = EventLog(self.home.run_directory(run.digest) / "events.jsonl")
         limits = FrameLimits(payload_bytes=max(64 << 20, self._workload.boundary_bytes))
         self._bulk = BulkPlane(
-            self._host, run.digest, limits, self._on_frame, self._on_fault, self._on_lost
+            self._host,
+            run.digest,
+            limits,
+            self._on_frame,
+            self._on_fault,
+            self._on_lost,
+            on_undelivered=self._on_undelivered,
         )
         await self._bulk.ready()
         stack.push_async_callback(self._bulk.close)
@@ -740,6 +748,7 @@ class Daemon:
 
     def committed(self, outcome: StepOutcome) -> None:
         assert self._agreement is not None
+        self._troubled.clear()
         self._do(self._agreement.committed(outcome, time.monotonic_ns()))
 
     def states_changed(self) -> None:
@@ -757,9 +766,28 @@ class Daemon:
         assert self._agreement is not None
         self._agreement.skip_to(step)
 
-    def suspect(self, peer_id: str, cause: str) -> None:
+    def trouble(self, peer_id: str, cause: str) -> None:
+        """Once in a step it may be the link, and the step is repeated; twice it is the peer."""
         assert self._agreement is not None
-        self._do(self._agreement.suspect(peer_id, cause, time.monotonic_ns()))
+        view, now_ns = self._agreement.view, time.monotonic_ns()
+        if view is None or peer_id not in view.member_ids:
+            return
+        self._liveness.stream_reset(peer_id, now_ns)
+        if peer_id in self._troubled:
+            self._do(self._agreement.suspect(peer_id, cause, now_ns))
+        else:
+            self._troubled.add(peer_id)
+            text = f"what goes to or comes from {peer_id} is lost: {cause}"
+            self._do(self._agreement.repeat_step(text, now_ns))
+
+    def _on_undelivered(self, peer_id: str, lane: str, failure: Refused | Unreachable) -> None:
+        log.debug("frames of %s to %s are lost: %s", lane, peer_id, failure.cause)
+        if self._trainer is None:
+            return
+        if lane == "state":
+            self._trainer.undelivered(peer_id)
+        else:
+            self.trouble(peer_id, failure.cause)
 
     def lineage_at(self, step: int) -> str:
         assert self._agreement is not None

@@ -55,7 +55,9 @@ class Invariants:
         heard: Mapping[str, tuple[int, int]],
         joiners: Iterable[PeerRecord],
     ) -> None:
-        """What `member` brings: the versions of records that it has heard, and newcomers."""
+        """What `member` brings: the versions of records that it has heard, and the newcomers that
+        it names from within a view; what newcomers name may not count.
+        """
         self._entered[member, number] = dict(heard)
         self._named[member, number] = frozenset(Member(r.peer_id, r.life) for r in joiners)
 

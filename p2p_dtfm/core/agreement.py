@@ -159,11 +159,10 @@ class Agreement(Gathering):
         if len(self._lives) >= 4 * MEMBERS_LIMIT:
             self._lives.clear()
         self._lives[sender.peer_id] = sender.life
-        if self.view is None:
-            return []
-        older = [m for m in self.view.members if m.peer_id == sender.peer_id and m != sender]
+        views = [view for view in (self.view, self.next_view) if view is not None]
+        named = {member for view in views for member in view.members}
         actions: Actions = []
-        for member in older:
+        for member in sorted(m for m in named if m.peer_id == sender.peer_id):
             if member.life < sender.life and member not in self._suspects:
                 actions += self._on_evidence(member, "it has started again", now_ns)
         return actions

@@ -5,7 +5,7 @@ import logging
 
 from p2p_dtfm.cli.logs import set_up_logging
 from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.daemon.node import Daemon
+from p2p_dtfm.daemon.resident import Resident
 from p2p_dtfm.daemon.settings import Settings
 
 
@@ -13,7 +13,7 @@ def run_daemon(settings: Settings) -> int:
     """Run until the end; the exit code. What nobody foresaw is logged whole, with exit code 1."""
     set_up_logging(settings.log)
     try:
-        return asyncio.run(Daemon(settings).run())
+        return asyncio.run(Resident(settings).run())
     except UserError:
         raise
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2p_dtfm.train.checkpoint import list_checkpoints, remove_checkpoint
+from p2p_dtfm.train.checkpoint import CheckpointFailed, list_checkpoints, remove_checkpoint
 
 CHECKPOINTS_KEPT = 2
 LOOK_EVERY_S = 0.5
@@ -68,7 +68,10 @@ def trim(home: Path, run_directory: Path, limit_bytes: int) -> int:
         if used_bytes <= limit_bytes:
             break
         log.info("removes %s: the disk limit is reached", item.path)
-        item.remove(item.path)
+        try:
+            item.remove(item.path)
+        except (OSError, CheckpointFailed) as error:
+            log.warning("%s stays: %s", item.path, error)
         used_bytes = size_of(home)  # what has another name there frees nothing
     return used_bytes
 

@@ -10,6 +10,7 @@ here depends on the plan: any set of peers can load what any other set saved.
 One process writes to a directory at a time.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -214,8 +215,8 @@ def prune(root: Path, keep: int) -> list[Path]:
 
 
 def remove_checkpoint(directory: Path) -> None:
-    """Delete one. Raises `CheckpointFailed`."""
-    with _disk_errors(directory):
+    """Delete one, unless somebody else does at this moment. Raises `CheckpointFailed`."""
+    with _disk_errors(directory), contextlib.suppress(FileNotFoundError):
         (directory / _MANIFEST).unlink(missing_ok=True)  # from here on it counts as torn
         shutil.rmtree(directory)
 

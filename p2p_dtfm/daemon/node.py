@@ -47,7 +47,9 @@ from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import PEERS_LIMIT, Courier
 from p2p_dtfm.daemon.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.device_lock import only_daemon_on
 from p2p_dtfm.daemon.discovery import ask_present, find_run
+from p2p_dtfm.daemon.disk import keep_under
 from p2p_dtfm.daemon.donor import Donor
 from p2p_dtfm.daemon.event_log import EventLog
 from p2p_dtfm.daemon.home import Home
@@ -94,12 +96,12 @@ from p2p_dtfm.net.frames import FrameHeader, FrameLimits
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.net.identity import verify
 from p2p_dtfm.net.probing import Probes
-from p2p_dtfm.net.shaping import Shape, Shaper
+from p2p_dtfm.net.shaping import LineLimit, Shape, Shaper
 from p2p_dtfm.train.batches import Batches
 from p2p_dtfm.train.checkpoint import list_checkpoints, load_layer
 from p2p_dtfm.train.data import BlobStore, Dataset
 from p2p_dtfm.train.emulated import EmulatedStageRunner, emulated_flops_per_s
-from p2p_dtfm.train.measure import measure_device, select_device
+from p2p_dtfm.train.measure import exclusive_name, measure_device, select_device
 from p2p_dtfm.train.model import layer_count
 from p2p_dtfm.web.api import LocalApi, make_app
 
@@ -160,6 +162,8 @@ class Daemon:
         self._training: asyncio.Task[Any] | None = None
         self._welcomed_by = ""
         self._founds = settings.founds
+        self.pause_reason: str | None = None
+        """Why this peer left, if it is to come back."""
         self._replanned_s = -REPLAN_INTERVAL_S
 
     # life -------------------------------------------------------------------------------------
@@ -190,6 +194,7 @@ class Daemon:
             )
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+        stack.enter_context(only_daemon_on(exclusive_name(select_device(self.settings.device))))
         await self._start_network(stack)
         await self._start_run(stack)
         await self._measure()
@@ -234,8 +239,25 @@ class Daemon:
             logging.shutdown()
             os._exit(130)  # waits for no thread; p2pd ends with this process
         self._signalled = True
+        self.pause_reason = None
         log.info("leaves after this step; a second signal ends at once")
         self._begin_to_leave()
+
+    def pause(self, reason: str) -> None:
+        """Leave like any peer, but to come back: `run` ends with `pause_reason` set."""
+        if not self._leaving.is_set():
+            self.pause_reason = reason
+            self._begin_to_leave()
+
+    def acquaintances(self) -> tuple[str, ...]:
+        """Where the other members of the last view are, for coming back."""
+        members = self.views[-1]["members"] if self.views else []
+        return tuple(address for peer_id in members for address in self._courier.where(peer_id))
+
+    @property
+    def run_digest(self) -> str:
+        """Of the run that it took part in, or empty."""
+        return self._run.digest if self._run is not None else ""
 
     def _begin_to_leave(self) -> None:
         self.status.say(State.LEAVING, "finishes the step and hands its layers to the others")
@@ -252,6 +274,10 @@ class Daemon:
             self._host.shaper = Shaper(Shape.load(settings.shape), self._host.peer_id)
             self._spawn(self._host.shaper.follow(settings.shape))
             log.info("shaped links: %s", self._host.shaper.label)
+        elif settings.uplink_mbps or settings.downlink_mbps:
+            self._host.shaper = LineLimit(
+                bytes_per_s(settings.uplink_mbps), bytes_per_s(settings.downlink_mbps)
+            )
         self._me = Member(self._host.peer_id, self._life)
         log.info("peer %s", self._host.peer_id)
         self._control = await ControlPlane(self._host, self._serve).ready()
@@ -312,7 +338,8 @@ class Daemon:
         }
         await self._dashboard.start(self.settings.dashboard, self.home.root)
         stack.push_async_callback(self._dashboard.close)
-        actions, questions = {"leave": self._ask_to_leave}, {"trace": self._trace_json}
+        actions = {"leave": self._ask_to_leave, "pause": self._ask_to_pause}
+        questions = {"trace": self._trace_json}
         self._api = LocalApi(make_app(readers, actions, questions), self.home.socket)
         await self._api.start()
         stack.push_async_callback(self._api.close)
@@ -475,6 +502,9 @@ class Daemon:
         await self._resume_from_checkpoint()
         self._spawn(self._tick_loop())
         self._spawn(self._presence_loop())
+        if self._disk_limit_bytes:
+            directory = self.home.run_directory(self._run.digest)
+            self._spawn(keep_under(self.home.root, directory, self._disk_limit_bytes))
         self._spawn(self._record_loop())
         self._spawn(self._data_loop())
         self._spawn(self._timeline_loop())
@@ -809,6 +839,10 @@ class Daemon:
             peers = [peer for peer in self._courier.known if peer != self._me.peer_id]
             await fetch_blob(self._run.blobs, self._blobs, digest, peers, sizes[digest])
 
+    @property
+    def _disk_limit_bytes(self) -> int:
+        return int(self.settings.disk_gib * (1 << 30))
+
     async def _data_loop(self) -> None:
         """Bring all data here ahead of need, so that no peer's death takes the only copy along.
 
@@ -816,7 +850,8 @@ class Daemon:
         """
         assert self._run is not None
         sizes = self._run.manifest.blobs()
-        if sum(sizes.values()) > DATA_KEPT_LIMIT_BYTES:
+        limits = [DATA_KEPT_LIMIT_BYTES, self._disk_limit_bytes // 2]
+        if sum(sizes.values()) > min(filter(None, limits)):
             return
         order = sorted(sizes)
         start = sum(self._me.peer_id.encode()) % len(order)  # not all fetch the same one first
@@ -1065,7 +1100,12 @@ class Daemon:
         if not self.settings.exit_when_done:
             await self._leaving.wait()
 
+    async def _ask_to_pause(self) -> dict[str, Any]:
+        self.pause("its user asked for it; p2p-dtfm resume ends it")
+        return {"state": "leaving"}
+
     async def _ask_to_leave(self) -> dict[str, Any]:
+        self.pause_reason = None
         self._begin_to_leave()
         return {"state": "leaving"}
 
@@ -1171,6 +1211,11 @@ def laboratory_marks(settings: Settings, host: Host) -> tuple[str, ...]:
     if emulated_flops_per_s(settings.device) is not None:
         marks.append("emulated device: it computes nothing, so losses mean nothing")
     return tuple(marks)
+
+
+def bytes_per_s(mbps: float) -> int:
+    """Of a rate in Mbit/s; 0 stays 0, no limit."""
+    return int(mbps * 125_000)
 
 
 def damaged_data(blob: Path) -> UserError:

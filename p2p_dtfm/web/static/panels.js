@@ -90,7 +90,7 @@ function worthOf(view, me) {
       ? `The best place for it would make a step ${percent(more)} slower. It takes over when another peer goes.`
       : "No place makes a step faster. It takes over when another peer goes.";
   }
-  if (part.other_step_ns === null) return "Without it, its pipeline could not hold the model.";
+  if (part.other_step_ns === null) return "Without it, the rest of the plan could not hold the model.";
   const more = part.other_step_ns / part.step_ns - 1;
   if (more >= 1) return `Without it a step would take ${(more + 1).toFixed(1)} times as long.`;
   return more >= 0.005 ? `Without it a step would take ${percent(more)} longer.` : "Without it a step would take about as long.";
@@ -128,7 +128,7 @@ function neighbours(view, live, me) {
   table.append(body);
   const more = mine.length - shown.length;
   return element("div", { className: "scroll" }, table,
-    more ? element("p", { className: "quiet" }, `and ${more} more, with less to send`) : null);
+    more ? element("p", { className: "quiet" }, `and ${more} more`) : null);
 }
 
 // problems, next, history ----------------------------------------------------------------------

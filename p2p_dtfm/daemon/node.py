@@ -222,7 +222,7 @@ class Daemon:
             while os.read(sys.stdin.fileno(), 4096):
                 pass
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-            loop.call_soon_threadsafe(self._leaving.set)
+            loop.call_soon_threadsafe(self._begin_to_leave)
             threading.Event().wait(ORPHAN_GRACE_S)
             os._exit(130)
 
@@ -233,6 +233,10 @@ class Daemon:
             os._exit(130)  # waits for no thread; p2pd ends with this process
         self._signalled = True
         log.info("leaves after this step; a second signal ends at once")
+        self._begin_to_leave()
+
+    def _begin_to_leave(self) -> None:
+        self.status.say(State.LEAVING, "finishes the step and hands its layers to the others")
         self._leaving.set()
 
     async def _start_network(self, stack: contextlib.AsyncExitStack) -> None:
@@ -421,6 +425,7 @@ class Daemon:
                 "found a new run, or ask a member for the model",
                 exit_code=5,
             )
+        log.info("%s", run.manifest.notes.describe())
         log.info("takes part in run %s (%s)", run.digest[:16], run.spec.name)
         return run
 
@@ -434,7 +439,7 @@ class Daemon:
         limit = int(settings.memory_gib * (1 << 30)) or None
         emulated = emulated_flops_per_s(settings.device)
         measured = await self.compute.run(
-            measure_device, self._run.spec, device, settings.threads or None, limit, emulated
+            measure_device, self._run.spec, device, settings.compute_threads, limit, emulated
         )
         if emulated is not None:
             self.compute.stage_runner = partial(EmulatedStageRunner, measured)
@@ -692,12 +697,22 @@ class Daemon:
         self.status.say(State.JOINING, f"rejoins: {reason}")
         trainer.stop_step()
         trainer.leave_views()
-        self._life = self.home.next_life()
+        self._life = await self._next_life()
         self._me = Member(self._me.peer_id, self._life)
         self._self_record.begin_life(self._me)
         record, signed = self._self_record.make(self._host.identity.sign)
         agreement.begin_life(record, signed)
         await self._join_loop()
+
+    async def _next_life(self) -> int:
+        """Without a number on disk that grows, a later start could speak as an earlier one."""
+        while True:
+            try:
+                return self.home.next_life()
+            except OSError as error:
+                text = f"its life cannot be written down ({error}); free space on that disk"
+                self.status.say(State.WAITING, text)
+                await asyncio.sleep(DATA_RETRY_S)
 
     async def _connect(self, peer_id: str) -> None:
         try:
@@ -781,7 +796,7 @@ class Daemon:
             while not self._run.blobs.has(digest):
                 try:
                     await self.fetch_shards({digest})
-                except BlobUnavailable as error:
+                except (BlobUnavailable, OSError) as error:
                     log.debug("data: %s", error)
                     await asyncio.sleep(DATA_RETRY_S)
 
@@ -933,6 +948,8 @@ class Daemon:
 
     def _on_fault(self, sender: str, fault: PeerFault) -> None:
         log.warning("disconnected %s: %s", sender, fault.cause)
+        if self._trainer is not None:
+            self._trainer.stream_lost(sender)
 
     def _on_lost(self, peer_id: str, lane: str, error: Unreachable) -> None:
         log.debug("stream %s with %s: %s", lane, peer_id, error.cause)
@@ -983,9 +1000,10 @@ class Daemon:
     def _leave_now_or_ask(self) -> None:
         """Leave at once where nobody depends on this peer; else ask for a view without it."""
         assert self._agreement is not None
-        self.status.say(State.LEAVING, "hands its layers to the others")
         view = self._agreement.view
         if view is None or len(view.members) == 1:
+            assert self._trainer is not None
+            self._trainer.leave_views()
             self._left.set()
             return
         self._set_record(Intent.LEAVING)
@@ -1020,7 +1038,7 @@ class Daemon:
             await self._leaving.wait()
 
     async def _ask_to_leave(self) -> dict[str, Any]:
-        self._leaving.set()
+        self._begin_to_leave()
         return {"state": "leaving"}
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
@@ -1055,6 +1073,7 @@ class Daemon:
             "emulated_device": emulated_flops_per_s(self.settings.device) is not None,
             "run": self._run.spec.name if self._run else None,
             "run_digest": self._run.digest if self._run else None,
+            "data": self._run.manifest.notes.describe() if self._run else None,
             **self.status.as_json(),
             "view": view.id.number if view else None,
             "snapshot": view.id.snapshot if view else None,

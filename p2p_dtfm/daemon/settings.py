@@ -55,6 +55,11 @@ class Settings(BaseModel):
     log: Literal["auto", "human", "json"] = Field(default="auto", description="log format")
 
     @property
+    def compute_threads(self) -> int:
+        """CPU threads to compute with: as set, or half of the cores that this process may use."""
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // 2)
+
+    @property
     def founds(self) -> bool:
         """Whether to bring a run along; with initial peers it is founded in their directory."""
         return bool(self.run) or not self.initial_peers

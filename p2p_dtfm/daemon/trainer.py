@@ -147,6 +147,8 @@ class Trainer:
         self._ledger: Ledger | None = None
         self._behind: Ledger | None = None
         self._recorded_step = -1
+        self._applying = False
+        """A step is committed, and its update under way."""
         self._stopped = False
         self._has_settled = True
         """All states that the present view wants here are here."""
@@ -316,12 +318,9 @@ class Trainer:
 
     async def settled(self) -> None:
         """Wait, for a bounded time, until the last committed step is applied to all states."""
-        version = min(self.step, self._spec.total_steps)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_LIMIT_S):
-                while not self._stopped and any(
-                    state.version != version for state in self.states.values()
-                ):
+                while self._applying and not self._stopped:
                     await asyncio.sleep(SETTLE_POLL_S)
 
     def take_over(
@@ -341,6 +340,8 @@ class Trainer:
         for prepared in (prepared for statements in early.values() for prepared in statements):
             with contextlib.suppress(PeerFault):
                 self.prepared(prepared)
+        if self._follower is not None:
+            self._follower.taken_over = self._follower.view.id == view.id
         self._tools.donor.take_over(view.id)
         self._wake.set()
 
@@ -398,6 +399,8 @@ class Trainer:
         donor = self._tools.donor
         if isinstance(message, FollowLayers):
             donor.subscribe(sender, message)
+            if self._receipts is not None and message.from_takeover:
+                self._receipts.begins_again(sender)
             self._wake.set()
         elif isinstance(message, FollowDone):
             donor.unsubscribe(sender, message.view, message.number)
@@ -411,6 +414,12 @@ class Trainer:
             follower.committed(sender, message)
         else:
             follower.ended(sender, message)
+
+    def stream_lost(self, sender: str) -> None:
+        """What `sender` had sent of layers' states may not all arrive."""
+        for follower in (self._follower, self._guardian):
+            if follower is not None:
+                follower.stream_lost(sender)
 
     def _receive_receipt(self, sender: str, message: LayerReceipt) -> None:
         if self._receipts is not None:
@@ -566,6 +575,7 @@ class Trainer:
         if train:
             apply = recorder.timed("apply", 0, _apply)
             await self._tools.compute.run(apply, spec, engine.states, outcome)
+        self._applying = False
         if self.view is view:
             self._drop_unwanted()
         self._outlet.states_changed()
@@ -639,7 +649,7 @@ class Trainer:
             outcome = ledger.next_outcome()
             if outcome is not None:
                 self._tools.status.facts["waits_for"] = []
-                self.step = outcome.step + 1
+                self.step, self._applying = outcome.step + 1, True
                 self._tools.donor.committed(outcome)
                 self._outlet.committed(outcome)
                 return outcome

@@ -17,6 +17,7 @@ from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.frames import FrameHeader, FrameLimits
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.train.layer_state import LayerState
+from tests.e2e.helpers import DEADLINE_S
 
 VIEW = ViewId(1, "0" * 64)
 
@@ -88,7 +89,7 @@ def prepare_engines(peers: list[EnginePeer], plan: Plan, spec: RunSpec, batch) -
 
 
 async def run_all(peers: list[EnginePeer], step: int, *, evaluate: bool = False):
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         return await asyncio.gather(
             *(peer.engine.run(step, train=True, evaluate=evaluate) for peer in peers if peer.engine)
         )

@@ -41,7 +41,7 @@ def test_picture_is_valid_and_shows_everybody(name: str) -> None:
     scenario = read_scenario(name)
     snapshot = scenario_snapshot(scenario, read_run_spec("tiny"))
     few = len(scenario.peers) < 10
-    plan = compute_plan(snapshot) if few else fixed_plan(snapshot, (4,) * 15)
+    plan = compute_plan(snapshot) if few else fixed_plan(snapshot, (4,) * 4)
     assert isinstance(plan, Plan)
     root = ElementTree.fromstring(plan_svg(plan, scenario, snapshot.workload))
     circles = [c for c in root.iter(f"{SVG}circle") if c.get("class") in ("peer", "spare")]

@@ -130,7 +130,9 @@ def bound_ns(scenario: Scenario, names: list[str], opener: str) -> int:
     return max(hop(hop(news)).values())
 
 
-def measured(world: ScenarioWorld, what: str, trigger_ns: int, numbers_before: int) -> dict[str, object]:
+def measured(
+    world: ScenarioWorld, what: str, trigger_ns: int, numbers_before: int
+) -> dict[str, object]:
     """Run until the view that something leads to is agreed."""
     began_s = time.process_time()
     counts = world.message_count, world.byte_count
@@ -162,7 +164,9 @@ def measured(world: ScenarioWorld, what: str, trigger_ns: int, numbers_before: i
 
 def largest_round_trip_ns(scenario: Scenario, names: list[str]) -> int:
     link = scenario.link
-    return max(link(a, b).latency_ns + link(b, a).latency_ns for a in names for b in names if a != b)
+    return max(
+        link(a, b).latency_ns + link(b, a).latency_ns for a in names for b in names if a != b
+    )
 
 
 def run(path: Path, count: int) -> list[dict[str, object]]:

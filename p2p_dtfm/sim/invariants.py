@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.step import StepOutcome
@@ -27,7 +28,7 @@ class Invariants:
         """By step, in the view where it was committed last."""
         self.furthest = 0
         self.commit_count = 0
-        self._committed_in: set[ViewId] = set()
+        self._starts: dict[ViewId, tuple[int, int, set[str]]] = {}
         self._plans: dict[ViewId, str] = {}
         self._entered: dict[tuple[Member, int], dict[str, tuple[int, int]]] = {}
         self._named: dict[tuple[Member, int], frozenset[Member]] = {}
@@ -86,12 +87,19 @@ class Invariants:
                         f"though {maker.peer_id} named its life {joiner.life}"
                     )
 
-    def _check_start(self, view: ViewId, step: int) -> None:
+    def _check_start(self, name: str, view: ViewId, step: int) -> None:
         """Where a copy of everything is left, no view repeats more than the last committed step.
 
-        Whoever commits first may take that one step along when it dies.
+        Whoever commits first may take that one step along when it dies. And a sleeper may wake up
+        and commit by itself what the others have given up: it counts what all stage-holders do.
         """
-        lost = self.furthest - step
+        lost, first, names = self._starts.setdefault(view, (self.furthest - step, step, set()))
+        if step != first or name in names:
+            return
+        names.add(name)
+        plan = self.views[view].plan
+        if not isinstance(plan, Plan) or not names >= set(plan.stage_holders()):
+            return
         self.given_up_steps += max(0, lost)
         if self.keeps_steps and lost > 1:
             raise Violation(
@@ -113,9 +121,7 @@ class Invariants:
         expected = loss_sum(step, self.microbatch_count) / self.microbatch_count
         if outcome.loss != expected:
             raise Violation(f"step {step} has loss {outcome.loss}, undisturbed {expected}")
-        if view not in self._committed_in:
-            self._committed_in.add(view)
-            self._check_start(view, step)
+        self._check_start(name, view, step)
         self.commits[step] = (view, outcome.loss)
         self.commit_count += 1
         self.furthest = max(self.furthest, step + 1)

@@ -55,6 +55,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         ("view", f"{facts['view']}, {len(facts['members'])} members"),
         ("layers held here", ", ".join(map(str, facts["layers"])) or "none"),
         ("checkpoints", facts["checkpoints"]),
+        ("dashboard", f"{facts['dashboard'] or 'off'}"),
     ]
     for name, value in rows:
         console.print(f"  {name:<18} {value}", highlight=False, soft_wrap=True)

@@ -48,11 +48,15 @@ from p2p_dtfm.core.agreement_messages import (
 from p2p_dtfm.core.agreement_state import MEMBERS_LIMIT
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.gathering import Gathering
+from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.standing import outranks
+
+NUMBERS_AHEAD_LIMIT = 4096
+"""By so much a newcomer may raise the number of the next attempt."""
 
 
 class Agreement(Gathering):
@@ -79,13 +83,25 @@ class Agreement(Gathering):
         """Become a newcomer that may be let in; the caller sends the request to other peers."""
         assert self._record is not None and self.view is None
         self._wants_view = True
-        return JoinRequest(self._record, self.next_view.id if self.next_view else None)
+        return self._join_request(self._record)
+
+    def _join_request(self, record: Signed) -> JoinRequest:
+        awaits = self.next_view.id if self.next_view is not None else None
+        passed = max(self._readied_number, self._given_up_number)
+        return JoinRequest(record, awaits, passed)
 
     def request_replan(self, reason: str, now_ns: int) -> Actions:
         """Ask for a view with the newest records, as when leaving or after a change of speed."""
         self._replan_reason = reason
         self._replan_number = 0
         return self.tick(now_ns)
+
+    def repeat_step(self, reason: str, now_ns: int) -> Actions:
+        """Something of the step under way is lost, though nobody need be: a new view repeats it."""
+        view = self.view
+        if view is None or self.frozen or self._outside or self.me not in view.members:
+            return []
+        return self._open(False, reason, now_ns)
 
     def receive(self, sender: str, message: AgreementMessage, now_ns: int) -> Actions:
         """A message from `sender`, authenticated by the transport. Raises `PeerFault`."""
@@ -130,6 +146,7 @@ class Agreement(Gathering):
         if view is not None and self._self_synced and resend_due:
             self._synced_sent_ns = now_ns
             actions.append(self._synced_message(view))
+        actions += self._give_up_unsynced(now_ns)
         return actions + self._tell_active(now_ns) + self._meet(now_ns) + self._open_if_due(now_ns)
 
     def _hear(self, sender: Member, now_ns: int) -> Actions:
@@ -142,11 +159,10 @@ class Agreement(Gathering):
         if len(self._lives) >= 4 * MEMBERS_LIMIT:
             self._lives.clear()
         self._lives[sender.peer_id] = sender.life
-        if self.view is None:
-            return []
-        older = [m for m in self.view.members if m.peer_id == sender.peer_id and m != sender]
+        views = [view for view in (self.view, self.next_view) if view is not None]
+        named = {member for view in views for member in view.members}
         actions: Actions = []
-        for member in older:
+        for member in sorted(m for m in named if m.peer_id == sender.peer_id):
             if member.life < sender.life and member not in self._suspects:
                 actions += self._on_evidence(member, "it has started again", now_ns)
         return actions
@@ -166,6 +182,8 @@ class Agreement(Gathering):
             self._drop_next = True
             if self._vouched is None:
                 self._drop_next_view()
+        bound = self._highest_number + NUMBERS_AHEAD_LIMIT
+        self._highest_number = max(self._highest_number, min(message.passed, bound))
         if self._newcomers.count >= MEMBERS_LIMIT:
             raise PeerFault("more newcomers than this swarm lets wait", record.peer_id)
         if not self._newcomers.ask(record, message.record, now_ns):
@@ -218,7 +236,7 @@ class Agreement(Gathering):
             actions = self._check_ready(now_ns)
         for agreed in (self.next_view, self._dropped):
             if agreed is not None and agreed.id == message.view:
-                present = agreed.snapshot.present
+                present = agreed.snapshot.present if agreed.snapshot.planned else None
                 if view is None or present is None or present.stage_of(self.me.peer_id) is None:
                     self.inventory.lineage.move_to(message.step, message.lineage)
                     return [*actions, *self._take_over(agreed, now_ns)]
@@ -250,7 +268,9 @@ class Agreement(Gathering):
             return self._missed(message.sender, message.view, now_ns)
         if message.sender in view.members:
             attempt = self._attempt
+            agreed = {view.id for view in (self.next_view, self._dropped) if view is not None}
             awaited = attempt is not None and attempt.view_id == message.view
+            awaited |= message.view in agreed and message.step <= self.step + STEPS_AHEAD_LIMIT
             if awaited or message.view.number < view.id.number:
                 return []  # a leaver that helped to agree on it learns of it by Active
             return self._rejoin(f"view {message.view} has succeeded {view.id} without this peer")
@@ -274,7 +294,7 @@ class Agreement(Gathering):
         if attempt is not None:
             self._give_up(now_ns)
             self.frozen = False
-        return self._tell(message.sender.peer_id, JoinRequest(self._record), now_ns)
+        return self._tell(message.sender.peer_id, self._join_request(self._record), now_ns)
 
     def _meet(self, now_ns: int) -> Actions:
         view = self.view

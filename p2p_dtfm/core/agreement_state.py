@@ -9,6 +9,7 @@ from p2p_dtfm.core.actions import (
     Timing,
 )
 from p2p_dtfm.core.agreement_messages import (
+    Accusation,
     Active,
     AgreementMessage,
     PresentView,
@@ -63,7 +64,7 @@ class AgreementState:
         self._lives: dict[str, int] = {}
         self._known_peers: dict[str, None] = {}
         self._last_tick_ns: int | None = None
-        self._taken_over_ns = 0
+        self._taken_over_ns = self._agreed_ns = 0
         self._accepts_loss = False
         self._newcomers = Newcomers()
         self._begin(me)
@@ -91,6 +92,8 @@ class AgreementState:
         self._dropped: View | None = None
         self._quiet_until_ns = 0
         self._suspects: set[Member] = set()
+        self._carried: set[Accusation] = set()
+        """Links of newcomers that made the attempt before fail."""
         self._active_members: dict[ViewId, set[Member]] = {}
         self._active_sent_ns = 0
         self._told_ns: dict[str, int] = {}
@@ -187,6 +190,7 @@ class AgreementState:
             if self._view_heard_ns is not None:
                 self._view_heard_ns += gap_ns
             self._taken_over_ns += gap_ns
+            self._agreed_ns += gap_ns
 
     def _standing(self, view: View) -> Standing:
         return Standing(self.me, view.id, view.members, isinstance(view.plan, Plan), self.step)

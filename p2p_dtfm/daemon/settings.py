@@ -5,7 +5,7 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -63,6 +63,9 @@ class Settings(BaseModel):
     exit_when_done: bool = Field(default=False, description="end when the run is complete")
     until_stdin_closes: bool = Field(
         default=False, description="leave when standard input closes, as when a parent dies"
+    )
+    dashboard: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=65535)] = Field(
+        default="auto", description='port on loopback, "auto" for a free one, or "off"'
     )
     log: Literal["auto", "human", "json"] = Field(default="auto", description="log format")
 

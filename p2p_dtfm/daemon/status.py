@@ -45,7 +45,9 @@ class Status:
         if self.state in LAST_STATES and state not in LAST_STATES:
             return
         changed = state is not self.state
-        self.state, self.reason, self.since_s = state, reason, time.time()
+        self.state, self.reason = state, reason
+        if changed:
+            self.since_s = time.time()
         log.log(logging.INFO if changed else logging.DEBUG, "%s: %s", state.value, reason)
 
     def as_json(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from p2p_dtfm.daemon.mailbox import (
     held_out_indices,
     segments_of,
 )
+from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader, FrameKind, Payload
 from p2p_dtfm.train.layer_state import LayerState
@@ -73,6 +74,7 @@ class StepEngine:
         transport: Transport,
         compute: Compute,
         on_trouble: Callable[[str, str], None],
+        recorder: StepRecorder | None = None,
     ) -> None:
         place = plan.place_of(me)
         assert place is not None, "a spare has no steps to compute"
@@ -86,6 +88,7 @@ class StepEngine:
         self._transport = transport
         self._compute = compute
         self._on_trouble = on_trouble
+        self._recorder = recorder or StepRecorder()
         self._sends: set[asyncio.Task[None]] = set()
         self._runner = compute.stage_runner(spec, states)
         self._pipeline = plan.pipelines[place[0]]
@@ -106,6 +109,7 @@ class StepEngine:
         not send what is due, this waits until it is cancelled.
         """
         self.mailbox.begin_step(step)
+        self._recorder.begin(step)
         await self._compute.run(self._runner.zero_gradients)
         self._runner.discard()
         held_out_loss = loss = 0.0
@@ -157,7 +161,8 @@ class StepEngine:
                     self._on_trouble(key.sender, fault.cause)
             tasklet = order.next()
             if tasklet is None:
-                await self.mailbox.wait_for_arrival()
+                with self._recorder.span("wait"):
+                    await self.mailbox.wait_for_arrival()
             elif tasklet.kind is TaskletKind.FORWARD:
                 loss_sum += await self._forward(step, tasklet, inputs)
             else:
@@ -167,9 +172,8 @@ class StepEngine:
     async def _forward(self, step: int, tasklet: Tasklet, inputs: dict[int, Tensor]) -> float:
         number = tasklet.microbatch
         entry = inputs.pop(number, None)
-        result = await self._compute.run(
-            lambda: self._runner.forward(number, *self._entry(step, number, entry))
-        )
+        forward = self._recorder.timed("forward", number, self._runner.forward)
+        result = await self._compute.run(lambda: forward(number, *self._entry(step, number, entry)))
         if self._runner.has_head:
             return float(result)
         self._send_boundary(step, FrameKind.ACTIVATION, number, result)
@@ -178,7 +182,8 @@ class StepEngine:
     async def _backward(self, step: int, tasklet: Tasklet, gradients: dict[int, Tensor]) -> None:
         number = tasklet.microbatch
         gradient = gradients.pop(number, None)
-        result = await self._compute.run(lambda: self._runner.backward(number, gradient))
+        backward = self._recorder.timed("backward", number, self._runner.backward)
+        result = await self._compute.run(lambda: backward(number, gradient))
         if result is not None:
             self._send_boundary(step, FrameKind.ACTIVATION_GRADIENT, number, result)
 
@@ -187,9 +192,12 @@ class StepEngine:
         for number in self._held_out:
             entry = None
             if not self._runner.has_embedding:
-                entry = self._boundary(await self.mailbox.take(self._activation(step, number)))
+                with self._recorder.span("wait"):
+                    payload = await self.mailbox.take(self._activation(step, number))
+                entry = self._boundary(payload)
+            evaluate = self._recorder.timed("evaluate", number, self._runner.evaluate)
             result = await self._compute.run(
-                lambda number=number, entry=entry: self._runner.evaluate(
+                lambda evaluate=evaluate, number=number, entry=entry: evaluate(
                     *self._entry(step, number, entry)
                 )
             )
@@ -237,13 +245,14 @@ class StepEngine:
             return
         chunks = self._chunks[segment.first_layer]
         states = self._states_of(segment)
-        flat = await self._compute.run(flatten_gradients, states)
-        exchanges = [
-            self._exchange_chunk(step, segment, chunks, chunk, flat[start:end])
-            for chunk, (start, end) in enumerate(chunks.bounds)
-        ]
-        await asyncio.gather(*exchanges)
-        await self._compute.run(_store_gradients, flat, states)
+        with self._recorder.span("reduce", segment.first_layer):
+            flat = await self._compute.run(flatten_gradients, states)
+            exchanges = [
+                self._exchange_chunk(step, segment, chunks, chunk, flat[start:end])
+                for chunk, (start, end) in enumerate(chunks.bounds)
+            ]
+            await asyncio.gather(*exchanges)
+            await self._compute.run(_store_gradients, flat, states)
 
     async def _exchange_chunk(
         self,

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ from p2p_dtfm.daemon.initial_states import InitialStates
 from p2p_dtfm.daemon.mailbox import Mailbox, held_out_indices
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.step_engine import LocalResult, StepEngine
+from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.daemon.wire import (
     FollowDone,
     FollowEnded,
@@ -91,8 +92,8 @@ class Outlet(Protocol):
     def skip_to(self, step: int) -> None:
         """Without a stage: somebody prepares `step`, so all before it are committed."""
 
-    def suspect(self, peer_id: str, cause: str) -> None:
-        """A peer cannot be sent what it needs for the step under way."""
+    def trouble(self, peer_id: str, cause: str) -> None:
+        """What a peer needs for the step under way, or what it sent for it, is lost."""
 
     def lineage_at(self, step: int) -> str:
         """The digest of the lineage of states after `step` committed steps."""
@@ -126,6 +127,7 @@ class Tools:
     initial: InitialStates
     scratch: Path
     status: Status
+    recorder: StepRecorder = field(default_factory=StepRecorder)
 
 
 class Trainer:
@@ -145,6 +147,8 @@ class Trainer:
         self._ledger: Ledger | None = None
         self._behind: Ledger | None = None
         self._recorded_step = -1
+        self._applying = False
+        """A step is committed, and its update under way."""
         self._stopped = False
         self._has_settled = True
         """All states that the present view wants here are here."""
@@ -314,12 +318,9 @@ class Trainer:
 
     async def settled(self) -> None:
         """Wait, for a bounded time, until the last committed step is applied to all states."""
-        version = min(self.step, self._spec.total_steps)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_LIMIT_S):
-                while not self._stopped and any(
-                    state.version != version for state in self.states.values()
-                ):
+                while self._applying and not self._stopped:
                     await asyncio.sleep(SETTLE_POLL_S)
 
     def take_over(
@@ -339,6 +340,8 @@ class Trainer:
         for prepared in (prepared for statements in early.values() for prepared in statements):
             with contextlib.suppress(PeerFault):
                 self.prepared(prepared)
+        if self._follower is not None:
+            self._follower.taken_over = self._follower.view.id == view.id
         self._tools.donor.take_over(view.id)
         self._wake.set()
 
@@ -396,6 +399,8 @@ class Trainer:
         donor = self._tools.donor
         if isinstance(message, FollowLayers):
             donor.subscribe(sender, message)
+            if self._receipts is not None and message.from_takeover:
+                self._receipts.begins_again(sender)
             self._wake.set()
         elif isinstance(message, FollowDone):
             donor.unsubscribe(sender, message.view, message.number)
@@ -409,6 +414,16 @@ class Trainer:
             follower.committed(sender, message)
         else:
             follower.ended(sender, message)
+
+    def stream_lost(self, sender: str) -> None:
+        """What `sender` had sent of layers' states may not all arrive."""
+        for follower in (self._follower, self._guardian):
+            if follower is not None:
+                follower.stream_lost(sender)
+
+    def undelivered(self, receiver: str) -> None:
+        """Gradients on their way to a follower are lost."""
+        self._tools.donor.undelivered(receiver)
 
     def _receive_receipt(self, sender: str, message: LayerReceipt) -> None:
         if self._receipts is not None:
@@ -508,7 +523,8 @@ class Trainer:
             self._tools.batches,
             self._tools.bulk,
             self._tools.compute,
-            self._outlet.suspect,
+            self._outlet.trouble,
+            self._tools.recorder,
         )
         while self.view is view and self.step <= self._spec.total_steps:
             await self._one_step(view, plan, engine)
@@ -543,7 +559,7 @@ class Trainer:
         return {n for n in layers if n not in held or held[n].version != self.step}
 
     async def _one_step(self, view: View, plan: Plan, engine: StepEngine) -> None:
-        step, spec = self.step, self._spec
+        step, spec, recorder = self.step, self._spec, self._tools.recorder
         train = step < spec.total_steps
         evaluate = not train or step % spec.evaluation.every_steps == 0
         await self._offer_states()
@@ -553,20 +569,26 @@ class Trainer:
         if train:
             self._tools.donor.reduced(step, engine.states)
             self._keep_reduced(view, step, engine)
-            await self._guarded(step)
+            with recorder.span("guard"):
+                await self._guarded(step)
         self._say_prepared(view, step, local)
-        outcome = await self._outcome(view)
+        with recorder.span("commit"):
+            outcome = await self._outcome(view)
         self._forget_reduced(step)
         lineage = self._outlet.lineage_at(step + 1)
         if train:
-            await self._tools.compute.run(_apply, spec, engine.states, outcome)
+            apply = recorder.timed("apply", 0, _apply)
+            await self._tools.compute.run(apply, spec, engine.states, outcome)
+        self._applying = False
         if self.view is view:
             self._drop_unwanted()
         self._outlet.states_changed()
         self._record(outcome)
         is_due = (step + 1) % spec.checkpoint.every_steps == 0 or step + 1 == spec.total_steps
         if train and is_due:
-            await self._tools.checkpoints.save(step + 1, engine.states, lineage)
+            with recorder.span("save"):
+                await self._tools.checkpoints.save(step + 1, engine.states, lineage)
+        recorder.end()
 
     async def _compute_step(
         self, engine: StepEngine, step: int, *, train: bool, evaluate: bool
@@ -631,7 +653,7 @@ class Trainer:
             outcome = ledger.next_outcome()
             if outcome is not None:
                 self._tools.status.facts["waits_for"] = []
-                self.step = outcome.step + 1
+                self.step, self._applying = outcome.step + 1, True
                 self._tools.donor.committed(outcome)
                 self._outlet.committed(outcome)
                 return outcome

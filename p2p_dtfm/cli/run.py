@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable
 from typing import TextIO
 
 from rich.console import Console
@@ -20,7 +19,8 @@ def run_daemon(settings: Settings) -> int:
     """Run until the end; the exit code. What nobody foresaw is logged whole, with exit code 1."""
     handler = set_up_logging(settings.log)
     try:
-        return asyncio.run(Resident(settings, _shown(settings, handler)).run())
+        resident = Resident(settings, lambda daemon: _take_part(daemon, settings, handler))
+        return asyncio.run(resident.run())
     except UserError:
         raise
     except KeyboardInterrupt:
@@ -30,15 +30,10 @@ def run_daemon(settings: Settings) -> int:
         return 1
 
 
-def _shown(
-    settings: Settings, handler: "logging.StreamHandler[TextIO]"
-) -> Callable[[Daemon], Awaitable[int]]:
-    """Takes part; on a terminal with a view of it at its foot."""
-
-    async def take_part(daemon: Daemon) -> int:
-        if settings.log == "json" or not sys.stderr.isatty():
-            return await daemon.run()
-        async with live_view(daemon.observer.state, Console(stderr=True), handler):
-            return await daemon.run()
-
-    return take_part
+async def _take_part(
+    daemon: Daemon, settings: Settings, handler: "logging.StreamHandler[TextIO]"
+) -> int:
+    if settings.log == "json" or not sys.stderr.isatty():
+        return await daemon.run()
+    async with live_view(daemon.observer.state, Console(stderr=True), handler):
+        return await daemon.run()

@@ -135,7 +135,14 @@ class Resident:
             home.release()
 
     def _status_json(self, status: Status) -> dict[str, Any]:
-        nothing = {"view": None, "snapshot": None, "plan": None, "members": [], "layers": []}
+        nothing = {
+            "dashboard": None,
+            "view": None,
+            "snapshot": None,
+            "plan": None,
+            "members": [],
+            "layers": [],
+        }
         unknown = dict.fromkeys(("peer_id", "run", "run_digest", "data", "checkpoints"))
         return {"version": __version__, **unknown, **self._last, **nothing, **status.as_json()}
 

@@ -61,6 +61,11 @@ class SegmentReduction:
         if not codec.lossless:
             self.owed = torch.zeros_like(values)
 
+    def elements(self, chunk: int) -> int:
+        """How many a chunk has."""
+        start, end = self._bounds[chunk]
+        return end - start
+
     def part(self, chunk: int) -> Buffer:
         """This holder's part of a chunk, for the owner.
 

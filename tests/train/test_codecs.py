@@ -161,7 +161,7 @@ def test_extreme_values(name: str) -> None:
         assert float((decoded - values).abs().amax()) <= largest / 100 + 2e-43
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(ALL), st.integers(0, 700), st.randoms(use_true_random=False))
 def test_malformed_bytes_are_the_senders_fault(
     name: str, count: int, chance: random.Random

@@ -13,7 +13,7 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage
 from hivemind.utils import get_dht_time
 
-from benchmarks.reduction_values import ELEMENTS, PEERS, digest_of, say, values_of
+from benchmarks.reduction_values import ELEMENTS, PEERS, digest_of, processor_s, say, values_of
 
 GROUP_S = 60.0
 
@@ -55,16 +55,18 @@ def main(number: int) -> None:
             time.sleep(0.01)
         say(ready=not control.done() and control.stage == AveragingStage.AWAITING_TRIGGER)
         sys.stdin.readline()
-        began_s = time.monotonic()
+        began_s, computed_s = time.monotonic(), processor_s()
         control.allow_allreduce()
         gathered = control.result(GROUP_S)
         elapsed_s = time.monotonic() - began_s
+        computed_s = processor_s() - computed_s
         with averager.get_tensors() as tensors:
             result = tensors[0].clone()
         expected = torch.stack([values_of(n)[:1000] for n in range(PEERS)]).mean(0)
         error = float((result[:1000] - expected).abs().max())
         say(
             elapsed_s=elapsed_s,
+            computed_s=computed_s,
             digest=digest_of(result),
             group=0 if gathered is None else len(gathered),
             error=error,

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.reduction_values import ELEMENTS, digest_of, say, values_of
+from benchmarks.reduction_values import ELEMENTS, digest_of, processor_s, say, values_of
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.run_spec import CodecSpec, parse_run_spec
 from p2p_dtfm.daemon.compute import Compute
@@ -85,12 +85,13 @@ async def _our_peer(number: int, folder: Path) -> None:
         say(ready=True)
         if not await asyncio.to_thread(sys.stdin.readline):
             break
-        began_s = time.monotonic()
+        began_s, computed_s = time.monotonic(), processor_s()
         reduction = SegmentReduction(SPEC, codec, frames.step, 0, chunks.bounds, values, None)
         await exchange(reduction, host.peer_id, holders, owners, frames, compute)
         elapsed_s = time.monotonic() - began_s
+        computed_s = processor_s() - computed_s
         frames.step += 1
-        say(elapsed_s=elapsed_s, digest=digest_of(reduction.reduced))
+        say(elapsed_s=elapsed_s, computed_s=computed_s, digest=digest_of(reduction.reduced))
     compute.close()
     await plane.close()
     await host.close()

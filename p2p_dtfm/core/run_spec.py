@@ -85,7 +85,7 @@ class EvaluationSpec(_Section):
 
 
 class SparseSpec(_Section):
-    """What the codec `sparse` sends: of `one_in` elements one, of these the largest, in few bits."""
+    """What the codec `sparse` sends: one element in `one_in`, the largest of these, in few bits."""
 
     one_in: int = Field(default=8, ge=1, le=1024, description="one in so many, by chance")
     keep_percent: int = Field(default=25, ge=1, le=100, description="the largest of these")

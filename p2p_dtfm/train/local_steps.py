@@ -1,4 +1,5 @@
-"""`sync = "local"`: a pipeline's inner steps between two reductions (DiLoCo, Douillard et al. 2023).
+"""`sync = "local"`: the inner steps of a pipeline between two reductions (DiLoCo, Douillard et al.
+2023).
 
 Within one step of the swarm each pipeline takes `inner_steps` AdamW steps, each on its part of the
 pipeline's microbatches. What is then reduced is not a gradient but the difference between the

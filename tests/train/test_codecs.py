@@ -93,7 +93,7 @@ def test_every_element_has_its_turn() -> None:
     for step in range(40, 40 + one_in):
         indices = selected_indices(count, one_in, Turn(99, step))
         assert indices.numel() == selected_count(count, one_in)
-        assert bool((indices.diff() > 0).all()) and 0 <= indices[0] and indices[-1] < count
+        assert bool((indices.diff() > 0).all()) and indices[0] >= 0 and indices[-1] < count
         seen[indices] += 1
     assert bool((seen[: count // one_in * one_in] == 1).all()) and bool((seen >= 1).all())
     firsts = selected_indices(8 * 4000, 8, Turn(99, 0)) % 8

@@ -1,4 +1,4 @@
-"""Reduction with codecs: equal bits on all holders, nothing lost for good, nothing counted twice."""
+"""Reduction with codecs: equal bits on all holders, nothing lost, nothing counted twice."""
 
 import pytest
 import torch

@@ -7,6 +7,7 @@ def main() -> None:
     """The program. A `UserError` is shown as its cause and fixes, never as a traceback."""
     from p2p_dtfm.cli import (  # noqa: F401  (they register their commands)
         bootstrap,
+        chaos,
         data,
         demo,
         doctor,

@@ -61,7 +61,7 @@ def demo(
 ) -> None:
     """Train with several real daemons on this machine, and show how it goes."""
     console = Console(stderr=as_json)
-    with _directory(keep) as directory:
+    with kept_directory(keep) as directory:
         spec_path, total_steps = _spec_file(directory, run, steps)
         if late is None:
             late = 1 if total_steps >= STEPS_FOR_LATE_JOINER and scenario is None else 0
@@ -80,7 +80,7 @@ def demo(
                 join(player)
             _watch(swarm, join, others[len(others) - late :], console)
         result = _result(swarm)
-        left = _processes_left(directory)
+        left = processes_left(directory)
         emulated = any(player.emulated for player in players)
         sample = None if emulated else _sample(swarm.children[0])
     result["processes_left"] = left
@@ -114,9 +114,10 @@ def _cast(
 
 
 @contextmanager
-def _directory(keep: Path | None) -> Iterator[Path]:
+def kept_directory(keep: Path | None) -> Iterator[Path]:
+    """A new directory that stays if the user named it. Raises `UserError`."""
     if keep is None:
-        path = Path(tempfile.mkdtemp(prefix="p2p-dtfm-demo-"))
+        path = Path(tempfile.mkdtemp(prefix="p2p-dtfm-"))
         try:
             yield path
         finally:
@@ -294,13 +295,13 @@ def _agreed(events: list[list[dict[str, Any]]]) -> bool:
     return all(len(values) == 1 for values in seen.values())
 
 
-def _processes_left(directory: Path) -> int:
-    """Processes that still have this demo's directory on their command line."""
+def processes_left(directory: Path) -> int:
+    """Processes that still have this directory's homes on their command line."""
     mine = os.getpid()
     count = 0
     for process in psutil.process_iter(["pid", "cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
-        if process.info["pid"] != mine and f"{directory}/peer-" in command:
+        if process.info["pid"] != mine and f"--home {directory}/" in command:
             count += 1
     return count
 

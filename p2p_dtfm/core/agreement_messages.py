@@ -6,6 +6,7 @@ from p2p_dtfm.core.canonical import digest, encode_for_wire
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Sign, Signed, Verify, open_signed, sign
 from p2p_dtfm.core.snapshot import Member, ViewId
+from p2p_dtfm.core.step import Prepared, StepOutcome
 
 _CONTRIBUTION = "contribution"
 
@@ -16,6 +17,36 @@ class PresentView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     view: ViewId
     members: tuple[Member, ...]
     plan: Plan | None
+
+
+class SavedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Layers of a checkpoint on disk, and the lineage that they lie on."""
+
+    version: int
+    lineage: str
+    layers: tuple[int, ...]
+
+
+class PendingStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The step of the present view that was under way when this peer entered Gather."""
+
+    step: int
+    base: str
+    """Lineage digest of the states that the step starts from."""
+    prepared: tuple[Prepared, ...]
+    """All that this peer had received, and its own."""
+    reduced_layers: tuple[int, ...]
+    """Of these it has the step's reduced gradients."""
+
+
+class RetainedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The last step that this peer committed, kept until a later one commits."""
+
+    view: ViewId
+    step: int
+    base: str
+    outcome: StepOutcome
+    reduced_layers: tuple[int, ...]
 
 
 class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,6 +62,22 @@ class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The layers whose state this peer has, with their versions."""
     joiners: tuple[Signed, ...]
     """Records of newcomers that asked this peer to be let in."""
+    lineages: dict[int, str] = {}
+    """Lineage digest of each version in `held`; a version without one is of no use to others."""
+    saved: tuple[SavedState, ...] = ()
+    pending: PendingStep | None = None
+    retained: RetainedStep | None = None
+    accepts_loss: bool = False
+    """Has waited long enough for lost layers: go back to what is left."""
+
+
+class Accusation(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, order=True
+):
+    """Evidence about a link: `by` cannot reach `of`."""
+
+    by: Member
+    of: Member
 
 
 class Gather(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="gather"):
@@ -44,6 +91,7 @@ class Gather(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="gathe
     contributions: tuple[Signed, ...]
     absent: tuple[Member, ...]
     digest: str
+    accusations: tuple[Accusation, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):
@@ -62,20 +110,49 @@ class Synced(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="synce
 
 
 class Active(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="active"):
-    """The sender has taken over: from `step` on, steps happen in this view."""
+    """The sender has taken over: from `step` on, steps happen in this view.
+
+    `asks` asks for the receiver's own Active, which the sender has not heard yet.
+    """
 
     sender: Member
     view: ViewId
     step: int
+    lineage: str = ""
+    """Of the states from which `step` starts."""
+    asks: bool = False
+
+
+class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="standing"):
+    """Where the sender stands, told to peers outside its view: they left it, or were cut off."""
+
+    sender: Member
+    view: ViewId
+    members: tuple[Member, ...]
+    has_plan: bool
+    step: int
+
+
+class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="heartbeat"):
+    """The sender lives. `progress` grows with each piece of work that it completes."""
+
+    sender: Member
+    progress: int
+    waits: bool
+    """It has nothing to compute before somebody else sends something."""
 
 
 class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="join_request"):
-    """A measured newcomer asks to be let in at the next view."""
+    """A measured newcomer asks to be let in at the next view.
+
+    `awaits` is the agreed view that it waits to take over; without one, it has given up any such.
+    """
 
     record: Signed
+    awaits: ViewId | None = None
 
 
-AgreementMessage = Gather | Ready | Synced | Active | JoinRequest
+AgreementMessage = Gather | Ready | Synced | Active | Standing | Heartbeat | JoinRequest
 
 
 def sign_contribution(contribution: Contribution, signer: Sign) -> Signed:
@@ -87,7 +164,12 @@ def open_contribution(signed: Signed, verify: Verify) -> Contribution:
     return open_signed(signed, _CONTRIBUTION, Contribution, verify)
 
 
-def knowledge_digest(number: int, contributions: dict[Member, Signed], absent: set[Member]) -> str:
+def knowledge_digest(
+    number: int,
+    contributions: dict[Member, Signed],
+    absent: set[Member],
+    accusations: set[Accusation] | None = None,
+) -> str:
     """Digest of what has been gathered: equal at all peers exactly when they know the same."""
     known = [(member, contributions[member].payload) for member in sorted(contributions)]
-    return digest((number, known, sorted(absent)))
+    return digest((number, known, sorted(absent), sorted(accusations or ())))

@@ -10,19 +10,26 @@ STEPS_AHEAD_LIMIT = 2
 
 
 class Ledger:
-    """Follows a view from `step` on."""
+    """Follows a view from `step` on.
+
+    While `may_commit` is False no step commits: not all members have said that they are active in
+    the view. Once `freeze` is called nothing is taken and nothing commits any more: the step under
+    way is now decided by what the peers bring to the next view.
+    """
 
     def __init__(self, view: ViewId, plan: Plan, step: int) -> None:
         self.view = view
         self.plan = plan
         self.step = step
+        self.may_commit = True
+        self.frozen = False
         self._transactions: dict[int, StepTransaction] = {}
 
     def record(self, prepared: Prepared) -> None:
         """Take a Prepared. One of a step that is committed is ignored. Raises `PeerFault`."""
         if prepared.view != self.view:
             raise PeerFault(f"Prepared of view {prepared.view}, not {self.view}", prepared.peer_id)
-        if prepared.step < self.step:
+        if self.frozen or prepared.step < self.step:
             return
         if prepared.step >= self.step + STEPS_AHEAD_LIMIT:
             raise PeerFault(
@@ -33,11 +40,23 @@ class Ledger:
 
     def next_outcome(self) -> StepOutcome | None:
         """Commit the present step if all have said Prepared; call again until None."""
+        if self.frozen or not self.may_commit:
+            return None
         outcome = self._transaction(self.step).outcome()
         if outcome is not None:
             del self._transactions[self.step]
             self.step += 1
         return outcome
+
+    def skip_to(self, step: int) -> None:
+        """The steps before are known to be committed."""
+        self.step = step
+        self._transactions = {n: t for n, t in self._transactions.items() if n >= step}
+
+    def freeze(self) -> tuple[Prepared, ...]:
+        """Take and commit nothing from now on; returns the Prepared of the step under way."""
+        self.frozen = True
+        return self._transaction(self.step).prepared
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from p2p_dtfm.core.canonical import digest
 from p2p_dtfm.core.records import PeerRecord
+from p2p_dtfm.core.snapshot import Member
 
 Roster = dict[str, PeerRecord]
 
@@ -29,3 +30,11 @@ def is_news(roster: Roster, record: PeerRecord) -> bool:
     """Whether `record` would change the roster; a lower or equal sequence never does."""
     held = roster.get(record.peer_id)
     return held is None or record.version > held.version
+
+
+def newest_lives(members: Iterable[Member]) -> frozenset[Member]:
+    """Each peer in the newest of its lives that is named."""
+    newest: dict[str, int] = {}
+    for member in members:
+        newest[member.peer_id] = max(newest.get(member.peer_id, 0), member.life)
+    return frozenset(Member(peer_id, life) for peer_id, life in newest.items())

@@ -40,8 +40,9 @@ class HeldLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=T
 class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Equal snapshots have equal bytes, and equal bytes have equal plans.
 
-    `records` holds the members of the new view, sorted by peer id. `step` is the highest step that
-    any contributor had reached. `present` is the plan in force, from which planning starts.
+    `records` holds the members of the new view, sorted by peer id. `step` is the step from which an
+    unplanned view goes on; for a planned one, the highest that any contributor had reached.
+    `present` is the plan in force, from which planning starts; None if no steps are under way.
     """
 
     run_digest: str
@@ -55,7 +56,14 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
     present: Plan | None
     held: tuple[HeldLayer, ...] = ()
-    """What state contributors had when they entered Gather; sorted."""
+    """What state contributors had when they entered Gather; for an unplanned view, what of it they
+    have at `step`, once they have rolled forward what they can. Sorted."""
+    knowledge: str = ""
+    """Digest of all that was gathered: two views of different knowledge never share an id."""
+    lineage: str = ""
+    """Of the states that an unplanned view starts from, at `step`."""
+    lost_layers: tuple[int, ...] = ()
+    """Nobody holds these: there is no plan before someone brings them."""
 
     def digest(self) -> str:
         return digest(self)

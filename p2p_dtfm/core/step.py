@@ -84,6 +84,11 @@ class StepTransaction:
         """Stage-holders that have not said Prepared."""
         return tuple(holder for holder in self._holders if holder not in self._prepared)
 
+    @property
+    def prepared(self) -> tuple[Prepared, ...]:
+        """All that were taken, in the order of the holders."""
+        return tuple(self._prepared[item] for item in self._holders if item in self._prepared)
+
     def outcome(self) -> StepOutcome | None:
         """The commit, or None while a Prepared is missing."""
         if self.missing:

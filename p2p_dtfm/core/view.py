@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from p2p_dtfm.core.guardians import guarded_layers
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId
 
@@ -31,4 +32,15 @@ class View:
 
     def layers_of(self, peer_id: str) -> range:
         """The layers that a peer holds in this view."""
-        return self.plan.layers_of(peer_id) if isinstance(self.plan, Plan) else range(0)
+        return self._layers.get(peer_id, range(0))
+
+    @cached_property
+    def guards(self) -> dict[int, str]:
+        """The guardian of each layer that a single member holds."""
+        return guarded_layers(self.plan, self.member_ids)
+
+    @cached_property
+    def _layers(self) -> dict[str, range]:
+        if not isinstance(self.plan, Plan):
+            return {}
+        return {s.peer_id: s.layers for pipeline in self.plan.pipelines for s in pipeline.stages}

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from p2p_dtfm.core.agreement_messages import SavedState
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.compute import Compute
@@ -21,6 +22,7 @@ from p2p_dtfm.train.checkpoint import (
     checkpoint_directory,
     layer_path,
     list_checkpoints,
+    load_layer,
     prune,
     read_manifest,
     save_layers,
@@ -34,7 +36,10 @@ STEPS_REMEMBERED = 4
 
 
 class Checkpoints:
-    """`announce(files)` tells the other members what is on disk here."""
+    """`announce(files)` tells the other members what is on disk here.
+
+    `saves_itself()` says whether this peer has a stage, and so makes checkpoints of its own.
+    """
 
     def __init__(
         self,
@@ -43,13 +48,15 @@ class Checkpoints:
         blobs: BlobExchange,
         compute: Compute,
         announce: Callable[[CheckpointFiles], None],
+        saves_itself: Callable[[], bool],
     ) -> None:
         self._root = root
         self._spec = spec
         self._blobs = blobs
         self._compute = compute
         self._announce = announce
-        self._remote: dict[int, dict[str, dict[int, tuple[str, int]]]] = {}
+        self._saves_itself = saves_itself
+        self._remote: dict[int, dict[str, CheckpointFiles]] = {}
         self._paths: dict[str, Path] = {}
         self._busy = asyncio.Lock()
         self._completing: asyncio.Task[None] | None = None
@@ -63,14 +70,26 @@ class Checkpoints:
         path = self._paths.get(blob)
         return path if path is not None and path.is_file() else None
 
-    async def save(self, step: int, states: dict[int, LayerState]) -> None:
+    async def load(self, layer: int, step: int) -> LayerState:
+        """A layer as it was saved after `step` steps. Raises `UserError`."""
+        return await self._compute.run(load_layer, checkpoint_directory(self._root, step), layer)
+
+    @property
+    def saved(self) -> tuple[SavedState, ...]:
+        """What can be loaded from this disk."""
+        return tuple(
+            SavedState(item.manifest.step, item.manifest.lineage, item.layers)
+            for item in list_checkpoints(self._root)
+        )
+
+    async def save(self, step: int, states: dict[int, LayerState], lineage: str = "") -> None:
         """Write these layers as they are after `step` committed steps."""
         snapshots = await self._compute.run(lambda: [state.snapshot() for state in states.values()])
         tokens = step * self._spec.tokens_per_step
         async with self._busy:
             try:
                 await asyncio.to_thread(
-                    save_layers, self._root, self._spec, step, tokens, snapshots
+                    save_layers, self._root, self._spec, step, tokens, snapshots, lineage
                 )
             except CheckpointFailed as error:
                 log.warning("%s", error)
@@ -90,7 +109,7 @@ class Checkpoints:
                 raise PeerFault(f"a checkpoint file of {size_bytes} bytes", sender)
             if not is_digest(digest):
                 raise PeerFault("a checkpoint file under a name that is no digest", sender)
-        self._remote.setdefault(message.step, {})[sender] = dict(message.files)
+        self._remote.setdefault(message.step, {})[sender] = message
         for step in sorted(self._remote)[:-STEPS_REMEMBERED]:
             del self._remote[step]
         self._complete_later()
@@ -99,7 +118,9 @@ class Checkpoints:
         """Whether this peer and all `members` have every layer of that step."""
         count = layer_count(self._spec)
         theirs = self._remote.get(step, {})
-        return self.whole_step == step and all(len(theirs.get(m, {})) == count for m in members)
+        return self.whole_step == step and all(
+            member in theirs and len(theirs[member].files) == count for member in members
+        )
 
     def _complete_later(self) -> None:
         self._has_news = True
@@ -115,8 +136,10 @@ class Checkpoints:
     async def _complete_steps(self) -> None:
         for step in sorted(self._remote, reverse=True):
             directory = checkpoint_directory(self._root, step)
-            if step == self._spec.total_steps and not directory.is_dir():
-                await self.save(step, {})  # a spare, too, wants the model in the end
+            is_last = step == self._spec.total_steps
+            if is_last and not self._saves_itself() and not directory.is_dir():
+                # a spare, too, wants the model in the end
+                await self.save(step, {}, next(iter(self._remote[step].values())).lineage)
             if (self.whole_step is not None and step <= self.whole_step) or not directory.is_dir():
                 continue
             try:
@@ -130,12 +153,16 @@ class Checkpoints:
                 log.warning("checkpoint of step %d stays incomplete: %s", step, error)
 
     async def _fetch_one_missing(self, step: int, directory: Path) -> bool:
-        present = {int(layer) for layer in read_manifest(directory).layers}
+        manifest = read_manifest(directory)
+        present = {int(layer) for layer in manifest.layers}
         for layer in range(layer_count(self._spec)):
             if layer in present:
                 continue
-            theirs = self._remote.get(step, {})
-            offers = {peer: files[layer] for peer, files in theirs.items() if layer in files}
+            offers = {
+                peer: item.files[layer]
+                for peer, item in self._remote.get(step, {}).items()
+                if layer in item.files and item.lineage == manifest.lineage
+            }
             if offers:
                 await self._fetch_layer(directory, layer, offers)
                 return True
@@ -164,11 +191,11 @@ class Checkpoints:
         self._remember_files()
         directory = checkpoint_directory(self._root, step)
         try:
-            layers = read_manifest(directory).layers
+            manifest = read_manifest(directory)
         except UserError:
             return
-        files = {int(layer): (file.digest, file.bytes) for layer, file in layers.items()}
-        self._announce(CheckpointFiles(step, files))
+        files = {int(n): (file.digest, file.bytes) for n, file in manifest.layers.items()}
+        self._announce(CheckpointFiles(step, manifest.lineage, files))
         if len(files) == layer_count(self._spec):
             self.whole_step = max(step, self.whole_step or 0)
             self._prune()

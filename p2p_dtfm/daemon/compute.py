@@ -18,6 +18,9 @@ class Compute:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self.busy_ns = 0
+        self.done_count = 0
+        """Grows with each piece of work that is done."""
+        self._waiting = 0
         self.stage_runner: Callable[..., StageRunner] = StageRunner
         """What runs a stage here: `stage_runner(spec, layer_states)`."""
 
@@ -36,7 +39,17 @@ class Compute:
             finally:
                 self.busy_ns += time.perf_counter_ns() - start_ns
 
-        return await asyncio.get_running_loop().run_in_executor(self._executor, timed)
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, timed)
+        finally:
+            self._waiting -= 1
+            self.done_count += 1
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is computed and nothing waits to be."""
+        return self._waiting == 0
 
     def close(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)

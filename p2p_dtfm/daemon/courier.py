@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from p2p_dtfm.core.errors import PeerFault
@@ -31,7 +31,16 @@ log = logging.getLogger("p2p_dtfm.courier")
 class Courier:
     """Knows where peers are and keeps a worker for each that was lately spoken to."""
 
-    def __init__(self, host: Host, control: ControlPlane, life: int) -> None:
+    def __init__(
+        self,
+        host: Host,
+        control: ControlPlane,
+        life: int,
+        on_heard: Callable[[str], None] = lambda peer_id: None,
+        on_failed: Callable[[str], None] = lambda peer_id: None,
+    ) -> None:
+        self._on_heard = on_heard
+        self._on_failed = on_failed
         self._host = host
         self._control = control
         self._life = life
@@ -40,6 +49,7 @@ class Courier:
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._connected: set[str] = set()
         self._silent: set[str] = set()
+        self._refusals: dict[str, str] = {}
         self.heard_s: dict[str, float] = {}
         """When each peer last answered or spoke, on this process's monotonic clock."""
 
@@ -56,6 +66,7 @@ class Courier:
     def heard(self, peer_id: str) -> None:
         self._silent.discard(peer_id)
         _remember(self.heard_s, peer_id, time.monotonic())
+        self._on_heard(peer_id)
 
     @property
     def me(self) -> str:
@@ -86,6 +97,7 @@ class Courier:
             reply = await self._control.call(peer_id, pack(self._life, message), deadline_s)
         except Unreachable:
             self._connected.discard(peer_id)
+            self._on_failed(peer_id)
             raise
         self.heard(peer_id)
         return reply
@@ -106,7 +118,7 @@ class Courier:
                     break
                 except Refused as refusal:
                     if refusal.cause != "busy":
-                        log.warning("%s refuses a %s: %s", peer_id, _name(message), refusal.cause)
+                        self._log_refusal(peer_id, message, refusal.cause)
                         break
                 except Unreachable as error:
                     if attempt == ATTEMPTS - 1:
@@ -120,6 +132,13 @@ class Courier:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
             queue.task_done()
+
+    def _log_refusal(self, peer_id: str, message: Message, cause: str) -> None:
+        """Once for each cause in a row; a peer that has just started refuses much at first."""
+        first = self._refusals.get(peer_id) != cause
+        _remember(self._refusals, peer_id, cause)
+        level = logging.WARNING if first else logging.DEBUG
+        log.log(level, "%s refuses a %s: %s", peer_id, _name(message), cause)
 
     async def _next(self, peer_id: str, queue: asyncio.Queue[Message]) -> Message | None:
         """The next message; None, with the worker forgotten, when there is none for a while."""

@@ -80,12 +80,12 @@ class LocalSwarm:
         """Where the daemon that is started as the given one lives; it may be filled before."""
         return self.directory / f"peer-{number}"
 
-    def start(self, arguments: Sequence[str], name: str = "") -> Child:
+    def start(self, arguments: Sequence[str], name: str = "", home: Path | None = None) -> Child:
         """Start a daemon with these arguments on top of those that all have."""
-        home = self.home(len(self.children))
+        home = home or self.home(len(self.children))
         name = name or home.name
         home.mkdir(parents=True, exist_ok=True)
-        files = [(home / stream).open("wb") for stream in ("stdout", "stderr")]
+        files = [(home / stream).open("ab") for stream in ("stdout", "stderr")]
         command = [sys.executable, "-m", "p2p_dtfm", "--home", str(home), "--until-stdin-closes"]
         command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--log", "human"]
         process = subprocess.Popen(
@@ -100,9 +100,11 @@ class LocalSwarm:
         self.children.append(child)
         return child
 
-    def found(self, arguments: Sequence[str], name: str = "") -> tuple[Child, str]:
+    def found(
+        self, arguments: Sequence[str], name: str = "", home: Path | None = None
+    ) -> tuple[Child, str]:
         """Start a founder; returns when it has printed its address. Raises `UserError`."""
-        child = self.start(arguments, name)
+        child = self.start(arguments, name, home)
         end_s = time.monotonic() + START_DEADLINE_S
         while (address := child.invitation()) is None:
             if not child.running or time.monotonic() > end_s:
@@ -114,8 +116,14 @@ class LocalSwarm:
             time.sleep(POLL_S)
         return child, address
 
-    def join(self, address: str, arguments: Sequence[str] = (), name: str = "") -> Child:
-        return self.start(["--initial-peers", address, *arguments], name)
+    def join(
+        self,
+        address: str,
+        arguments: Sequence[str] = (),
+        name: str = "",
+        home: Path | None = None,
+    ) -> Child:
+        return self.start(["--initial-peers", address, *arguments], name, home)
 
     def stop(self) -> None:
         """End all children: first kindly, after `STOP_DEADLINE_S` by force."""

@@ -82,6 +82,8 @@ class Mailbox:
         """Take a frame of this view. Raises `PeerFault` for one that is not due."""
         key = FrameKey(header.step, header.kind, header.layer, header.index, sender)
         self._check(key, header)
+        if key in self._seen:
+            raise PeerFault(f"{key.kind} {key.index} of step {key.step} twice", key.sender)
         if self._step is not None and header.step < self._step:
             return  # of a step that is over
         self._seen.add(key)
@@ -99,8 +101,8 @@ class Mailbox:
             raise PeerFault(f"codec {header.codec!r}, which this run does not use", key.sender)
         if header.dtype != "float32":
             raise PeerFault(f"a {header.dtype} tensor where float32 is due", key.sender)
-        if key in self._seen:
-            raise PeerFault(f"{key.kind} {key.index} of step {key.step} twice", key.sender)
+        if self._step is not None and key.step >= self._step + STEPS_AHEAD_LIMIT:
+            raise PeerFault(f"a tensor of step {key.step} in step {self._step}", key.sender)
         shape = self._due_shape(key)
         if shape is None:
             raise PeerFault(f"{key.kind} {key.index} of layer {key.layer}: not due", key.sender)

@@ -18,20 +18,23 @@ from typing import Any
 import msgspec
 
 from p2p_dtfm import __version__
-from p2p_dtfm.core.agreement import (
+from p2p_dtfm.core.actions import (
     Actions,
-    Agreement,
     ComputePlan,
     Halt,
     Left,
+    Rejoin,
     Report,
     SendMessage,
+    StopStep,
     TakeOver,
     ViewAgreed,
 )
-from p2p_dtfm.core.agreement_messages import Contribution, JoinRequest
+from p2p_dtfm.core.agreement import Agreement
+from p2p_dtfm.core.agreement_messages import Contribution, Heartbeat, JoinRequest
 from p2p_dtfm.core.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.errors import PeerFault, UserError
+from p2p_dtfm.core.liveness import LAN_LIVENESS, Liveness
 from p2p_dtfm.core.plan import NoPlan
 from p2p_dtfm.core.planner import compute_plan
 from p2p_dtfm.core.records import PROTOCOL_VERSION, Intent, PeerRecord, open_record
@@ -44,8 +47,8 @@ from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import PEERS_LIMIT, Courier
 from p2p_dtfm.daemon.discovery import ask_present, find_run
+from p2p_dtfm.daemon.donor import Donor
 from p2p_dtfm.daemon.event_log import EventLog
-from p2p_dtfm.daemon.following import Donor
 from p2p_dtfm.daemon.home import Home
 from p2p_dtfm.daemon.initial_states import InitialStates, store_initial
 from p2p_dtfm.daemon.run_source import (
@@ -63,11 +66,13 @@ from p2p_dtfm.daemon.trainer import Tools, Trainer
 from p2p_dtfm.daemon.wire import (
     AGREEMENT,
     CheckpointFiles,
+    FollowDone,
     FollowEnded,
     FollowLayers,
     Hello,
     KnownPeers,
     LayerOffered,
+    LayerReceipt,
     LayersCommitted,
     Message,
     PeerAddress,
@@ -75,7 +80,7 @@ from p2p_dtfm.daemon.wire import (
     unpack,
 )
 from p2p_dtfm.net.addresses import parse_address
-from p2p_dtfm.net.blobs import BlobExchange
+from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.directory import Directory, Presence
@@ -95,7 +100,17 @@ from p2p_dtfm.web.api import LocalApi, make_app
 
 log = logging.getLogger("p2p_dtfm")
 
+FOLLOWING = (
+    FollowLayers,
+    LayerOffered,
+    LayersCommitted,
+    LayerReceipt,
+    FollowEnded,
+    FollowDone,
+)
 TICK_S = 0.1
+DATA_KEPT_LIMIT_BYTES = 2 << 30
+DATA_RETRY_S = 5.0
 PRESENCE_REFRESH_S = 20.0
 RECORD_REFRESH_S = 1.0
 REPLAN_QUIET_S = 5.0
@@ -130,6 +145,7 @@ class Daemon:
         self._trainer: Trainer | None = None
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._liveness = Liveness(LAN_LIVENESS)
         self._learnt: dict[str, Signed] = {}
         self._training: asyncio.Task[Any] | None = None
         self._welcomed_by = ""
@@ -219,12 +235,15 @@ class Daemon:
         stack.push_async_callback(self._host.close)
         if settings.shape is not None:
             self._host.shaper = Shaper(Shape.load(settings.shape), self._host.peer_id)
+            self._spawn(self._host.shaper.follow(settings.shape))
             log.info("shaped links: %s", self._host.shaper.label)
         self._me = Member(self._host.peer_id, self._life)
         log.info("peer %s", self._host.peer_id)
         self._control = await ControlPlane(self._host, self._serve).ready()
         stack.push_async_callback(self._control.close)
-        self._courier = Courier(self._host, self._control, self._life)
+        self._courier = Courier(
+            self._host, self._control, self._life, self._on_heard, self._on_call_failed
+        )
         stack.push_async_callback(self._courier.close)
         await self._start_api(stack)
         for address in settings.initial_peers:
@@ -279,7 +298,12 @@ class Daemon:
         scratch.mkdir(exist_ok=True)
         self._offers = BlobStore(directory / "offers")
         self._checkpoints = Checkpoints(
-            self.home.checkpoints(run.digest), run.spec, self._blobs, self.compute, self._announce
+            self.home.checkpoints(run.digest),
+            run.spec,
+            self._blobs,
+            self.compute,
+            self._announce,
+            self._has_stage,
         )
         dataset = Dataset(run.manifest, run.blobs.path, run.spec.model.context)
         tools = Tools(
@@ -419,12 +443,14 @@ class Daemon:
         self._spawn(self._tick_loop())
         self._spawn(self._presence_loop())
         self._spawn(self._record_loop())
+        self._spawn(self._data_loop())
         self._training = self._spawn(self._trainer.run())
         self._spawn(self._found_loop() if self._founds else self._join_loop())
 
     async def _resume_from_checkpoint(self) -> None:
         """A founder that finds whole checkpoints of its run goes on from the newest."""
         assert self._run is not None and self._trainer is not None and self._agreement is not None
+        assert self._checkpoints is not None
         if not self._founds:
             return
         for checkpoint in list_checkpoints(self.home.checkpoints(self._run.digest)):
@@ -435,8 +461,9 @@ class Daemon:
             for layer in checkpoint.layers:
                 states[layer] = await self.compute.run(load_layer, checkpoint.directory, layer)
             self._trainer.adopt(states, step)
-            self._agreement.step = step
-            self._agreement.held = self._trainer.held
+            held = dict.fromkeys(states, step)
+            lineage = checkpoint.manifest.lineage
+            self._agreement.resume(step, held, lineage, self._checkpoints.saved)
             log.info("goes on from the checkpoint of step %d", step)
             return
 
@@ -481,7 +508,29 @@ class Daemon:
         assert self._agreement is not None
         while True:
             await asyncio.sleep(TICK_S)
-            self._do(self._agreement.tick(time.monotonic_ns()))
+            now_ns = time.monotonic_ns()
+            self._beat(self._agreement, now_ns)
+            self._do(self._agreement.tick(now_ns))
+
+    def _beat(self, agreement: Agreement, now_ns: int) -> None:
+        """Say that this peer lives, and find out who does not."""
+        assert self._trainer is not None
+        watched = set()
+        for view in (agreement.view, agreement.next_view):
+            if view is not None and agreement.me in view.members:
+                watched |= set(view.member_ids)
+        self._liveness.watch(watched - {self._me.peer_id}, now_ns)
+        for suspicion in self._liveness.tick(now_ns):
+            self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
+        for peer_id in self._liveness.due_heartbeats(now_ns):
+            beat = Heartbeat(agreement.me, self.compute.done_count, self.compute.is_idle)
+            self._courier.tell(peer_id, beat)
+
+    def _on_call_failed(self, peer_id: str) -> None:
+        self._liveness.stream_reset(peer_id, time.monotonic_ns())
+
+    def _on_heard(self, peer_id: str) -> None:
+        self._liveness.heard(peer_id, time.monotonic_ns())
 
     async def _presence_loop(self) -> None:
         assert self._run is not None
@@ -546,11 +595,17 @@ class Daemon:
                     self._courier.tell(peer_id, action.message)
             elif isinstance(action, ComputePlan):
                 self._spawn(self._compute_plan(action.snapshot))
+            elif isinstance(action, StopStep):
+                self.status.say(State.WAITING, "a failure: the members agree on how to go on")
+                self._trainer.stop_step()
             elif isinstance(action, ViewAgreed):
-                self._on_agreed(action.view)
+                self._on_agreed(action)
             elif isinstance(action, TakeOver):
-                self._on_take_over(action.view, action.step)
+                self._on_take_over(action)
+            elif isinstance(action, Rejoin):
+                self._spawn(self._rejoin(action.reason))
             elif isinstance(action, Left):
+                self._trainer.leave_views()
                 self._left.set()
             elif isinstance(action, Halt):
                 self._on_halt(action)
@@ -562,8 +617,9 @@ class Daemon:
         plan = await asyncio.to_thread(compute_plan, snapshot)
         self._do(self._agreement.plan_computed(snapshot, plan, time.monotonic_ns()))
 
-    def _on_agreed(self, view: View) -> None:
+    def _on_agreed(self, action: ViewAgreed) -> None:
         assert self._trainer is not None
+        view = action.view
         for record in view.snapshot.records:
             self._courier.learn(record.peer_id, record.addresses)
         log.info(
@@ -572,10 +628,11 @@ class Daemon:
             view.plan.digest()[:12],
             len(view.members),
         )
-        self._trainer.view_agreed(view)
+        self._trainer.view_agreed(view, action.discard)
 
-    def _on_take_over(self, view: View, step: int) -> None:
+    def _on_take_over(self, action: TakeOver) -> None:
         assert self._trainer is not None
+        view, step = action.view, action.step
         entry = {
             "view": view.id.number,
             "snapshot": view.id.snapshot,
@@ -591,9 +648,24 @@ class Daemon:
             log.info("waiting: %s", view.plan.reason)
         for peer_id in view.member_ids:
             self._spawn(self._connect(peer_id))
-        self._trainer.take_over(view, step)
+        self._trainer.take_over(view, step, action.ledger, action.restart)
         if self._leaving.is_set():
             self._leave_now_or_ask()
+
+    async def _rejoin(self, reason: str) -> None:
+        """The others went on without this peer: keep its work, and come back as a newcomer."""
+        trainer, agreement = self._trainer, self._agreement
+        assert trainer is not None and agreement is not None and self._run is not None
+        log.warning("rejoins: %s", reason)
+        self.status.say(State.JOINING, f"rejoins: {reason}")
+        trainer.stop_step()
+        trainer.leave_views()
+        self._life = self.home.next_life()
+        self._me = Member(self._me.peer_id, self._life)
+        self._self_record.begin_life(self._me)
+        record, signed = self._self_record.make(self._host.identity.sign)
+        agreement.begin_life(record, signed)
+        await self._join_loop()
 
     async def _connect(self, peer_id: str) -> None:
         try:
@@ -620,17 +692,39 @@ class Daemon:
             self._courier.tell(peer_id, prepared)
 
     def committed(self, outcome: StepOutcome) -> None:
+        assert self._agreement is not None
+        self._do(self._agreement.committed(outcome, time.monotonic_ns()))
+
+    def states_changed(self) -> None:
         assert self._agreement is not None and self._trainer is not None
-        self._agreement.held = self._trainer.held
-        self._do(self._agreement.committed(outcome))
+        assert self._checkpoints is not None
+        held = self._trainer.held
+        if held is not None:
+            self._agreement.held = held
+
+    def reduced(self, step: int, layers: set[int]) -> None:
+        assert self._agreement is not None
+        self._agreement.reduced(step, layers)
+
+    def skip_to(self, step: int) -> None:
+        assert self._agreement is not None
+        self._agreement.skip_to(step)
+
+    def suspect(self, peer_id: str, cause: str) -> None:
+        assert self._agreement is not None
+        self._do(self._agreement.suspect(peer_id, cause, time.monotonic_ns()))
+
+    def lineage_at(self, step: int) -> str:
+        assert self._agreement is not None
+        return self._agreement.inventory.lineage.at(step) or ""
 
     def ready_for(self) -> ViewId | None:
         assert self._agreement is not None
         return self._agreement.ready_for
 
     def synced(self, view: ViewId) -> None:
-        assert self._agreement is not None and self._trainer is not None
-        self._agreement.held = self._trainer.held
+        assert self._agreement is not None
+        self.states_changed()
         self._do(self._agreement.synced(view))
 
     async def fetch_shards(self, digests: set[str]) -> None:
@@ -640,9 +734,32 @@ class Daemon:
             peers = [peer for peer in self._courier.known if peer != self._me.peer_id]
             await fetch_blob(self._run.blobs, self._blobs, digest, peers, sizes[digest])
 
+    async def _data_loop(self) -> None:
+        """Bring all data here ahead of need, so that no peer's death takes the only copy along.
+
+        Corpora above the limit stay with those whose steps read them.
+        """
+        assert self._run is not None
+        sizes = self._run.manifest.blobs()
+        if sum(sizes.values()) > DATA_KEPT_LIMIT_BYTES:
+            return
+        order = sorted(sizes)
+        start = sum(self._me.peer_id.encode()) % len(order)  # not all fetch the same one first
+        for digest in [*order[start:], *order[:start]]:
+            while not self._run.blobs.has(digest):
+                try:
+                    await self.fetch_shards({digest})
+                except BlobUnavailable as error:
+                    log.debug("data: %s", error)
+                    await asyncio.sleep(DATA_RETRY_S)
+
     def damaged_shard(self, digest: str) -> None:
         assert self._run is not None
         self._run.blobs.quarantine(digest)
+
+    def _has_stage(self) -> bool:
+        view = self._agreement.view if self._agreement is not None else None
+        return view is not None and bool(view.layers_of(self._me.peer_id))
 
     def _announce(self, files: CheckpointFiles) -> None:
         if self._agreement is not None and self._agreement.view is not None:
@@ -697,12 +814,16 @@ class Daemon:
         if isinstance(message, AGREEMENT):
             actions = self._agreement.receive(sender, message, time.monotonic_ns())
             self._learn_addresses(message)
+            if isinstance(message, Heartbeat):
+                self._liveness.heartbeat(
+                    sender, message.progress, message.waits, time.monotonic_ns()
+                )
             self._do(actions)
         elif isinstance(message, Prepared):
             if message.peer_id != sender:
                 raise PeerFault("says Prepared for another peer", sender)
             self._trainer.prepared(message)
-        elif isinstance(message, FollowLayers | LayerOffered | LayersCommitted | FollowEnded):
+        elif isinstance(message, FOLLOWING):
             if isinstance(message, FollowLayers):
                 self._require_follower(sender, message)
             self._trainer.following(sender, message)
@@ -765,17 +886,20 @@ class Daemon:
             Welcome(PROTOCOL_VERSION, self._run.signed_spec, (own, *others), self._agreement.step)
         )
 
-    def _on_frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+    def _on_frame(
+        self, sender: str, header: FrameHeader, payload: bytearray
+    ) -> Coroutine[Any, Any, None]:
         if self._trainer is None:
             raise PeerFault("a tensor before this peer takes part", sender)
         self._courier.heard(sender)
-        self._trainer.frame(sender, header, payload)
+        return self._trainer.frame(sender, header, payload)
 
     def _on_fault(self, sender: str, fault: PeerFault) -> None:
         log.warning("disconnected %s: %s", sender, fault.cause)
 
     def _on_lost(self, peer_id: str, lane: str, error: Unreachable) -> None:
         log.debug("stream %s with %s: %s", lane, peer_id, error.cause)
+        self._liveness.stream_reset(peer_id, time.monotonic_ns())
 
     def _open_blob(self, digest: str) -> Path | None:
         if self._run is not None and (path := self._run.blobs.path(digest)) is not None:
@@ -835,13 +959,10 @@ class Daemon:
         """Nothing depends on this peer any more: save what it holds, give what was asked for."""
         assert self._trainer is not None and self._checkpoints is not None
         trainer = self._trainer
-        if self._training is not None:  # else it would go on training what is being saved
-            self._training.cancel()
-            await asyncio.gather(self._training, return_exceptions=True)
-        await self.compute.run(lambda: None)  # what was being computed has ended
-        versions = set(trainer.held.values())
+        await trainer.settled()
+        versions = {state.version for state in trainer.states.values()}
         if len(versions) == 1 and (step := versions.pop()) > 0:
-            await self._checkpoints.save(step, dict(trainer.states))
+            await self._checkpoints.save(step, dict(trainer.states), self.lineage_at(step))
         await trainer.hand_over()
         log.info("left the swarm")
         self.status.say(State.STOPPED, "left")

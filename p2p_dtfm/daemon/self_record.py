@@ -135,6 +135,10 @@ class SelfRecord:
                 return True
         return False
 
+    def begin_life(self, me: Member) -> None:
+        """The same peer comes back as a newcomer."""
+        self._me = me
+
     def make(self, signer: Sign, intent: Intent | None = None) -> tuple[PeerRecord, Signed]:
         """A new version of the record."""
         self._sequence += 1

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.pipeline_order import StageOrder, Tasklet, TaskletKind
 from p2p_dtfm.core.plan import Plan, Segment
 from p2p_dtfm.core.run_spec import RunSpec
@@ -16,6 +17,7 @@ from p2p_dtfm.daemon.mailbox import (
     held_out_indices,
     segments_of,
 )
+from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader, FrameKind, Payload
 from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.optimizer import squared_norm
@@ -55,7 +57,9 @@ class StepEngine:
     """Steps of one view at one stage-holder.
 
     `batch(step, index)` gives the tokens of a microbatch; indices from `microbatches_per_step` on
-    are held-out ones. It runs in the compute thread.
+    are held-out ones. It runs in the compute thread. A peer that cannot be sent a tensor,
+    or sends what is not due, is told to `on_trouble(peer_id, cause)`; the step may then not end by
+    itself.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class StepEngine:
         batch: Callable[[int, int], Batch],
         transport: Transport,
         compute: Compute,
+        on_trouble: Callable[[str, str], None],
     ) -> None:
         place = plan.place_of(me)
         assert place is not None, "a spare has no steps to compute"
@@ -80,6 +85,8 @@ class StepEngine:
         self._batch = batch
         self._transport = transport
         self._compute = compute
+        self._on_trouble = on_trouble
+        self._sends: set[asyncio.Task[None]] = set()
         self._runner = compute.stage_runner(spec, states)
         self._pipeline = plan.pipelines[place[0]]
         self._position = place[1]
@@ -95,20 +102,18 @@ class StepEngine:
     async def run(self, step: int, *, train: bool, evaluate: bool) -> LocalResult:
         """Compute a step up to the point where Prepared may be said.
 
-        Afterwards the gradient buffers of all layers hold the reduced gradient. What goes wrong
-        with a peer comes out as an `ExceptionGroup` of `net.errors`.
+        Afterwards the gradient buffers of all layers hold the reduced gradient. Where a peer does
+        not send what is due, this waits until it is cancelled.
         """
         self.mailbox.begin_step(step)
         await self._compute.run(self._runner.zero_gradients)
         self._runner.discard()
         held_out_loss = loss = 0.0
-        async with asyncio.TaskGroup() as sends:
-            if evaluate:
-                held_out_loss = await self._evaluate(step, sends)
-            if train:
-                loss = await self._train(step, sends)
-                reductions = [self._reduce(step, s, sends) for s in self._segments.values()]
-                await asyncio.gather(*reductions)
+        if evaluate:
+            held_out_loss = await self._evaluate(step)
+        if train:
+            loss = await self._train(step)
+            await asyncio.gather(*(self._reduce(step, s) for s in self._segments.values()))
         makes_losses = self._runner.has_head
         count = self._pipeline.microbatch_count if train and makes_losses else 0
         held_out_count = len(self._held_out) if evaluate and makes_losses else 0
@@ -129,7 +134,7 @@ class StepEngine:
 
     # microbatches -----------------------------------------------------------------------------
 
-    async def _train(self, step: int, sends: asyncio.TaskGroup) -> float:
+    async def _train(self, step: int) -> float:
         order = StageOrder(
             self._pipeline.microbatches,
             self._pipeline.stages[self._position].in_flight,
@@ -141,24 +146,25 @@ class StepEngine:
         loss_sum = 0.0
         while not order.done:
             for key, payload in self.mailbox.take_arrivals(step, self._pipeline.microbatches):
-                if key.kind is FrameKind.ACTIVATION:
-                    order.input_arrived(key.index)
-                    inputs[key.index] = self._boundary(payload)
-                else:
-                    order.gradient_arrived(key.index)
-                    gradients[key.index] = self._boundary(payload)
+                try:
+                    if key.kind is FrameKind.ACTIVATION:
+                        order.input_arrived(key.index)
+                        inputs[key.index] = self._boundary(payload)
+                    else:
+                        order.gradient_arrived(key.index)
+                        gradients[key.index] = self._boundary(payload)
+                except PeerFault as fault:
+                    self._on_trouble(key.sender, fault.cause)
             tasklet = order.next()
             if tasklet is None:
                 await self.mailbox.wait_for_arrival()
             elif tasklet.kind is TaskletKind.FORWARD:
-                loss_sum += await self._forward(step, tasklet, inputs, sends)
+                loss_sum += await self._forward(step, tasklet, inputs)
             else:
-                await self._backward(step, tasklet, gradients, sends)
+                await self._backward(step, tasklet, gradients)
         return loss_sum
 
-    async def _forward(
-        self, step: int, tasklet: Tasklet, inputs: dict[int, Tensor], sends: asyncio.TaskGroup
-    ) -> float:
+    async def _forward(self, step: int, tasklet: Tasklet, inputs: dict[int, Tensor]) -> float:
         number = tasklet.microbatch
         entry = inputs.pop(number, None)
         result = await self._compute.run(
@@ -166,19 +172,17 @@ class StepEngine:
         )
         if self._runner.has_head:
             return float(result)
-        self._send_boundary(step, FrameKind.ACTIVATION, number, result, sends)
+        self._send_boundary(step, FrameKind.ACTIVATION, number, result)
         return 0.0
 
-    async def _backward(
-        self, step: int, tasklet: Tasklet, gradients: dict[int, Tensor], sends: asyncio.TaskGroup
-    ) -> None:
+    async def _backward(self, step: int, tasklet: Tasklet, gradients: dict[int, Tensor]) -> None:
         number = tasklet.microbatch
         gradient = gradients.pop(number, None)
         result = await self._compute.run(lambda: self._runner.backward(number, gradient))
         if result is not None:
-            self._send_boundary(step, FrameKind.ACTIVATION_GRADIENT, number, result, sends)
+            self._send_boundary(step, FrameKind.ACTIVATION_GRADIENT, number, result)
 
-    async def _evaluate(self, step: int, sends: asyncio.TaskGroup) -> float:
+    async def _evaluate(self, step: int) -> float:
         loss_sum = 0.0
         for number in self._held_out:
             entry = None
@@ -192,7 +196,7 @@ class StepEngine:
             if self._runner.has_head:
                 loss_sum += float(result)
             else:
-                self._send_boundary(step, FrameKind.ACTIVATION, number, result, sends)
+                self._send_boundary(step, FrameKind.ACTIVATION, number, result)
         return loss_sum
 
     def _entry(self, step: int, number: int, activation: Tensor | None) -> tuple[Tensor, ...]:
@@ -212,22 +216,18 @@ class StepEngine:
         before = self._pipeline.stages[self._position - 1]
         return FrameKey(step, FrameKind.ACTIVATION, stage.first_layer, number, before.peer_id)
 
-    def _send_boundary(
-        self, step: int, kind: FrameKind, number: int, tensor: Tensor, sends: asyncio.TaskGroup
-    ) -> None:
+    def _send_boundary(self, step: int, kind: FrameKind, number: int, tensor: Tensor) -> None:
         forward = kind is FrameKind.ACTIVATION
         neighbour = self._pipeline.stages[self._position + (1 if forward else -1)]
         stage = self._pipeline.stages[self._position]
         layer = neighbour.first_layer if forward else stage.first_layer
         lane = "forward" if forward else "backward"
         header = self._header(step, kind, layer, number, tuple(tensor.shape))
-        sends.create_task(
-            self._transport.send(neighbour.peer_id, lane, header, tensor_to_bytes(tensor))
-        )
+        self._send_later(neighbour.peer_id, lane, header, tensor_to_bytes(tensor))
 
     # reduction --------------------------------------------------------------------------------
 
-    async def _reduce(self, step: int, segment: Segment, sends: asyncio.TaskGroup) -> None:
+    async def _reduce(self, step: int, segment: Segment) -> None:
         """Give every holder of a segment the same sum of all holders' gradients.
 
         Each chunk has an owner; it adds the holders' parts in pipeline order and sends the sum to
@@ -239,7 +239,7 @@ class StepEngine:
         states = self._states_of(segment)
         flat = await self._compute.run(flatten_gradients, states)
         exchanges = [
-            self._exchange_chunk(step, segment, chunks, chunk, flat[start:end], sends)
+            self._exchange_chunk(step, segment, chunks, chunk, flat[start:end])
             for chunk, (start, end) in enumerate(chunks.bounds)
         ]
         await asyncio.gather(*exchanges)
@@ -252,13 +252,12 @@ class StepEngine:
         chunks: Chunks,
         chunk: int,
         part: Tensor,
-        sends: asyncio.TaskGroup,
     ) -> None:
         owner = chunks.owner(chunk)
         layer = segment.first_layer
         if owner != self._me:
             header = self._header(step, FrameKind.GRADIENT_PART, layer, chunk, tuple(part.shape))
-            await self._transport.send(owner, "reduce", header, bytes(tensor_to_bytes(part)))
+            self._send_later(owner, "reduce", header, bytes(tensor_to_bytes(part)))
             key = FrameKey(step, FrameKind.GRADIENT_SUM, layer, chunk, owner)
             payload = await self.mailbox.take(key)
             part.copy_(tensor_from_bytes(payload, tuple(part.shape)))
@@ -276,9 +275,19 @@ class StepEngine:
         header = self._header(step, FrameKind.GRADIENT_SUM, layer, chunk, tuple(part.shape))
         for holder in segment.holders:
             if holder != self._me:
-                sends.create_task(
-                    self._transport.send(holder, "reduce", header, tensor_to_bytes(total))
-                )
+                self._send_later(holder, "reduce", header, tensor_to_bytes(total))
+
+    def _send_later(self, peer_id: str, lane: str, header: FrameHeader, payload: Payload) -> None:
+        """Sends outlive a step that is stopped: a frame cut short would cost the stream."""
+        task = asyncio.create_task(self._send(peer_id, lane, header, payload))
+        self._sends.add(task)
+        task.add_done_callback(self._sends.discard)
+
+    async def _send(self, peer_id: str, lane: str, header: FrameHeader, payload: Payload) -> None:
+        try:
+            await self._transport.send(peer_id, lane, header, payload)
+        except (Unreachable, Refused) as error:
+            self._on_trouble(peer_id, error.cause)
 
     def _header(
         self, step: int, kind: FrameKind, layer: int, index: int, shape: tuple[int, ...]

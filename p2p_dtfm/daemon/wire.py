@@ -2,7 +2,15 @@
 
 import msgspec
 
-from p2p_dtfm.core.agreement_messages import Active, Gather, JoinRequest, Ready, Synced
+from p2p_dtfm.core.agreement_messages import (
+    Active,
+    Gather,
+    Heartbeat,
+    JoinRequest,
+    Ready,
+    Standing,
+    Synced,
+)
 from p2p_dtfm.core.canonical import decode, encode_for_wire
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
@@ -37,16 +45,22 @@ class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FollowLayers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="follow"):
-    """The sender needs these layers for its place in an agreed view: state, then every gradient."""
+    """The sender wants these layers, for its place in an agreed view or as a guardian: state, then
+    every gradient. `layers` gives the version that it has of each, -1 for none; `number` grows with
+    each request, and names it in the answers. `from_takeover`: the state in which the view starts
+    or goes on, not that of the view before it."""
 
     view: ViewId
-    layers: tuple[int, ...]
+    number: int
+    layers: dict[int, int]
+    from_takeover: bool
 
 
 class LayerOffered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="layer_offered"):
-    """The state of a layer at a version, to be fetched as a blob."""
+    """The state of a layer at a version, to be fetched as a blob; "" if the follower has it."""
 
     view: ViewId
+    number: int
     layer: int
     version: int
     blob: str
@@ -57,21 +71,39 @@ class LayersCommitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     """A step is committed whose gradients were sent to followers."""
 
     view: ViewId
+    number: int
     step: int
     gradient_norm: float
+
+
+class LayerReceipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="receipt"):
+    """A guardian has the state of these layers at `step` and the reduced gradients of `step`."""
+
+    view: ViewId
+    step: int
+    layers: tuple[int, ...]
 
 
 class FollowEnded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="follow_ended"):
     """The sender can no longer feed this follower, which must ask again."""
 
     view: ViewId
+    number: int
     reason: str
+
+
+class FollowDone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="follow_done"):
+    """The follower has what it wanted with its request `number`."""
+
+    view: ViewId
+    number: int
 
 
 class CheckpointFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="checkpoint"):
     """Layer files of a checkpoint that the sender has on disk and serves as blobs."""
 
     step: int
+    lineage: str
     files: dict[int, tuple[str, int]]
     """By layer: digest and size."""
 
@@ -82,16 +114,20 @@ Message = (
     | Ready
     | Synced
     | Active
+    | Standing
+    | Heartbeat
     | JoinRequest
     | Prepared
     | FollowLayers
     | LayerOffered
     | LayersCommitted
+    | LayerReceipt
     | FollowEnded
+    | FollowDone
     | CheckpointFiles
 )
 
-AGREEMENT = (Gather, Ready, Synced, Active, JoinRequest)
+AGREEMENT = (Gather, Ready, Synced, Active, Standing, Heartbeat, JoinRequest)
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True):

@@ -23,6 +23,7 @@ QUEUE_BYTES = 1 << 20
 """What a router keeps of a stream whose receiver is slow, besides what is under way."""
 SEND_BUFFER_BYTES = 1 << 18
 """What a sender may have written of a stream that has not left yet, as in a socket's buffer."""
+FOLLOW_S = 0.1
 PEERS_LIMIT = 1024
 FILE_LIMIT_BYTES = 64 << 20
 _CHUNK_S = 0.004
@@ -47,12 +48,16 @@ class ShapedPeer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ShapedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The way from one peer to another, by their ids. `latency_ns` is one way."""
+    """The way from one peer to another, by their ids. `latency_ns` is one way; a rate of 0 is no
+    limit. What is sent while the way is `cut` waits; each time `corrupted` grows, a byte of what is
+    sent next over a stream arrives as another one."""
 
     origin: str
     to: str
     latency_ns: int
     bytes_per_s: int
+    cut: bool = False
+    corrupted: int = 0
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,7 +68,10 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     links: tuple[ShapedLink, ...]
 
     def save(self, path: Path) -> Path:
-        path.write_bytes(msgspec.json.encode(self))
+        """Daemons that follow the file see the old shape or the new one, never half of it."""
+        temporary = path.with_suffix(".new")
+        temporary.write_bytes(msgspec.json.encode(self))
+        temporary.replace(path)
         return path
 
     @classmethod
@@ -78,7 +86,7 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise UserError(f"cannot read the shape file {path}: {error.strerror}", fix) from error
         except msgspec.MsgspecError as error:
             raise UserError(f"{path} is no shape file: {error}", fix) from error
-        wrong = any(link.latency_ns < 0 or link.bytes_per_s <= 0 for link in shape.links)
+        wrong = any(link.latency_ns < 0 or link.bytes_per_s < 0 for link in shape.links)
         if wrong or len(shape.peers) > PEERS_LIMIT:
             raise UserError(f"{path} is no shape file: a number in it is out of range", fix)
         return shape
@@ -94,6 +102,7 @@ class Shaper:
                 f"the shape of {shape.scenario} has no peer with the identity {peer_id}",
                 "start this daemon with the --home that was made for the scenario",
             )
+        self._me = peer_id
         self.scenario = shape.scenario
         self.name = me.name
         self.names = {peer.peer_id: peer.name for peer in shape.peers}
@@ -105,6 +114,26 @@ class Shaper:
             link.to: _Link(link, self._uplink) for link in shape.links if link.origin == peer_id
         }
         self._in = {link.origin: link for link in shape.links if link.to == peer_id}
+
+    def change(self, shape: Shape) -> None:
+        """Links become slower or faster, are cut or healed; what is under way stays so."""
+        for link in shape.links:
+            if link.origin == self._me and link.to in self._out:
+                self._out[link.to].change(link)
+            elif link.to == self._me and link.origin in self._in:
+                self._in[link.origin] = link
+
+    async def follow(self, path: Path) -> None:
+        """Take on each new version of the shape file, until cancelled. Raises `UserError`."""
+        seen_ns = path.stat().st_mtime_ns
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            if (changed_ns := path.stat().st_mtime_ns) != seen_ns:
+                seen_ns = changed_ns
+                self.change(Shape.load(path))
+
+    def latency_s(self, origin: str) -> float:
+        return self._in[origin].latency_ns / 1e9
 
     @property
     def label(self) -> str:
@@ -145,7 +174,7 @@ class Shaper:
             return reader, writer
         way_in = self._in[peer_id]
         under_way = way_in.bytes_per_s * way_in.latency_ns // 1_000_000_000
-        arrivals = _Arrivals(self, way_in.latency_ns / 1e9, under_way + QUEUE_BYTES, reader)
+        arrivals = _Arrivals(self, peer_id, under_way + QUEUE_BYTES, reader)
         return arrivals.reader, ShapedWriter(self._out[peer_id], writer, arrivals)
 
 
@@ -177,9 +206,31 @@ class _Link:
         self._channel = _Channel(link.bytes_per_s)
         self._uplink = uplink
         self._turn = asyncio.Lock()
-        rate = min(link.bytes_per_s, uplink.bytes_per_s or link.bytes_per_s)
-        wanted = int(rate * _CHUNK_S)
+        self._whole = asyncio.Event()
+        self._corrupted = link.corrupted
+        self._to_corrupt = 0
+        self.change(link)
+
+    def change(self, link: ShapedLink) -> None:
+        self._channel.bytes_per_s = link.bytes_per_s
+        rates = [rate for rate in (link.bytes_per_s, self._uplink.bytes_per_s) if rate]
+        wanted = int(min(rates) * _CHUNK_S) if rates else _LARGEST_CHUNK_BYTES
         self.chunk_bytes = min(max(wanted, _SMALLEST_CHUNK_BYTES), _LARGEST_CHUNK_BYTES)
+        self._to_corrupt += max(0, link.corrupted - self._corrupted)
+        self._corrupted = link.corrupted
+        if link.cut:
+            self._whole.clear()
+        else:
+            self._whole.set()
+
+    def as_it_arrives(self, part: memoryview) -> bytes | memoryview:
+        """A part of a stream, with a byte of it changed if that is due."""
+        if not self._to_corrupt:
+            return part
+        self._to_corrupt -= 1
+        changed = bytearray(part)
+        changed[len(changed) // 2] ^= 0xFF
+        return bytes(changed)
 
     async def carry(self, size_bytes: int, ready_s: float) -> None:
         """Wait until a chunk has left that was there at `ready_s`.
@@ -189,6 +240,9 @@ class _Link:
         the link waits where the uplink is the slower of the two.
         """
         async with self._turn:
+            if not self._whole.is_set():
+                await self._whole.wait()
+                ready_s = _now_s()
             start_s = max(ready_s, self._channel.free_s)
             left_s = self._channel.finish(start_s, size_bytes)
             left_s = max(left_s, self._uplink.finish(start_s, size_bytes))
@@ -252,7 +306,7 @@ class ShapedWriter:
                 for start in range(0, len(data), self._link.chunk_bytes):
                     part = memoryview(data)[start : start + self._link.chunk_bytes]
                     await self._link.carry(len(part), max(written_s, _now_s() - _LATE_LIMIT_S))
-                    self._raw.write(part)
+                    self._raw.write(self._link.as_it_arrives(part))
                     await self._raw.drain()
                     self._written_bytes -= len(part)
                     self._room.set()
@@ -270,13 +324,13 @@ class _Arrivals:
     """Moves bytes from the stream as it is to one that a distant receiver would read."""
 
     def __init__(
-        self, shaper: Shaper, latency_s: float, bound_bytes: int, raw: asyncio.StreamReader
+        self, shaper: Shaper, origin: str, bound_bytes: int, raw: asyncio.StreamReader
     ) -> None:
         raw._limit = _RAW_BUFFER_BYTES  # type: ignore[attr-defined]
         self.reader = asyncio.StreamReader()
         self.held_bytes = 0
         self._shaper = shaper
-        self._latency_s = latency_s
+        self._origin = origin
         self._bound_bytes = bound_bytes
         self._raw = raw
         self._valve = _Valve()
@@ -309,7 +363,7 @@ class _Arrivals:
                 data = error
             async with self._changed:
                 self.held_bytes += len(data) if isinstance(data, bytes) else 0
-                self._coming.append((_now_s() + self._latency_s, data))
+                self._coming.append((_now_s() + self._shaper.latency_s(self._origin), data))
                 self._changed.notify_all()
 
     async def _release(self) -> None:

@@ -6,14 +6,16 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from net_support import hosts, run, until
 
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.control import ControlPlane
-from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader, FrameKind, FrameLimits
 from p2p_dtfm.net.host import Host, Writer
 from p2p_dtfm.net.probing import Probes
@@ -31,7 +33,7 @@ def _shape(
     bytes_per_s: int,
     uplink: int = 0,
     downlink: int = 0,
-) -> None:
+) -> Shape:
     """The same link between any two; the first peer has the uplink, the last the downlink."""
     ids = [host.peer_id for host in peers]
     links = tuple(
@@ -50,6 +52,7 @@ def _shape(
     shape = Shape("test", named, links)
     for host in peers:
         host.shaper = Shaper(shape, host.peer_id)
+    return shape
 
 
 def _header(payload_bytes: int, index: int = 0) -> FrameHeader:
@@ -341,3 +344,70 @@ def test_a_shape_file_is_read_back_and_a_wrong_one_refused(tmp_path: Path) -> No
             Shape.load(tmp_path / name)
     with pytest.raises(UserError, match="has no peer"):
         Shaper(shape, "z")
+
+
+def test_a_cut_link_holds_what_is_sent_until_it_heals(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            path = tmp_path / "shape.json"
+            shape = _shape([one, two], 0, 0)
+            shape.save(path)
+            following = [asyncio.create_task(host.shaper.follow(path)) for host in (one, two)]
+            taken: Taken = []
+            plane = await _plane(one, []).ready()
+            await _plane(two, taken).ready()
+            await _warm(plane, two.peer_id, "forward")
+            _with_links(shape, cut=True).save(path)
+            await until(lambda: not one.shaper._out[two.peer_id]._whole.is_set(), "the cut is seen")
+            sending = asyncio.create_task(
+                plane.send(two.peer_id, "forward", _header(1000), bytes(1000))
+            )
+            with pytest.raises(Unreachable, match="no answer"):
+                await ControlPlane(one, _echo).call(two.peer_id, b"hello", 0.3)
+            assert len(taken) == 1, "nothing comes through"
+            _with_links(shape, cut=False).save(path)
+            await until(lambda: len(taken) == 2, "what was sent comes after the link has healed")
+            await sending
+            for task in following:
+                task.cancel()
+
+    run(scenario())
+
+
+def test_a_corrupted_stream_is_a_fault_of_its_sender_and_the_next_is_whole(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            shape = _shape([one, two], 0, 0)
+            taken: Taken = []
+            faults: list[str] = []
+
+            async def take(sender: str, header: FrameHeader, payload: bytearray) -> None:
+                taken.append((sender, header.index, time.monotonic()))
+
+            plane = await _plane(one, []).ready()
+            await BulkPlane(
+                two, "aa" * 32, FrameLimits(), take, lambda sender, fault: faults.append(sender)
+            ).ready()
+            await _warm(plane, two.peer_id, "forward")
+            one.shaper.change(_with_links(shape, corrupted=1))
+            with pytest.raises((Unreachable, Refused)):
+                for number in range(TRIES):
+                    await plane.send(
+                        two.peer_id, "forward", _header(1 << 16, number), bytes(1 << 16)
+                    )
+                    await plane.flush(two.peer_id, "forward")
+            assert faults == [one.peer_id]
+            assert [index for _, index, _ in taken] == [99]
+            await _warm(plane, two.peer_id, "forward")
+            assert len(taken) == 2
+
+    run(scenario())
+
+
+async def _echo(sender: str, body: bytes) -> bytes:
+    return body
+
+
+def _with_links(shape: Shape, **changes: Any) -> Shape:
+    links = tuple(msgspec.structs.replace(link, **changes) for link in shape.links)
+    return msgspec.structs.replace(shape, links=links)

@@ -1,6 +1,7 @@
 """A donor keeps the states it offers for as long as somebody may fetch them, and no longer."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import pytest
 
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import StepOutcome
+from p2p_dtfm.daemon import donor as donor_module
 from p2p_dtfm.daemon.compute import Compute
-from p2p_dtfm.daemon.following import QUEUED_STEPS_LIMIT, Donor
+from p2p_dtfm.daemon.donor import Donor
 from p2p_dtfm.daemon.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.train.data import BlobStore
@@ -62,6 +64,13 @@ def play(tmp_path: Path) -> Callable[..., None]:
     return run
 
 
+NUMBERS = itertools.count(1)
+
+
+def request(layers: dict[int, int], view: ViewId = VIEW, from_takeover: bool = False) -> Any:
+    return FollowLayers(view, next(NUMBERS), layers, from_takeover)
+
+
 def outcome(step: int) -> StepOutcome:
     return StepOutcome(step, 1.0, 1.0, 1, None, None)
 
@@ -73,10 +82,10 @@ async def settle() -> None:
 
 def test_a_follower_gets_state_then_every_step_and_its_blobs_go_in_the_end(play) -> None:
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
-        donor.subscribe("x", FollowLayers(VIEW, (0, 1)))
-        donor.subscribe("y", FollowLayers(VIEW, (1,)))
+        donor.subscribe("x", request({0: -1, 1: -1}))
+        donor.subscribe("y", request({1: -1}))
         assert donor.has_new_followers
-        await donor.offer(states)
+        await donor.offer(states, 0)
         assert not donor.has_new_followers
         await settle()
         offers = line.heard_by("x", LayerOffered)
@@ -85,9 +94,19 @@ def test_a_follower_gets_state_then_every_step_and_its_blobs_go_in_the_end(play)
         for step in (0, 1):
             donor.reduced(step, states)
             donor.committed(outcome(step))
-        await donor.finish()
+        donor.take_over(VIEW)
+        donor.reduced(2, states)  # of the view that has taken over: not for them
+        draining = asyncio.create_task(donor.drain(10.0))
+        await settle()
         assert [m.step for m in line.heard_by("x", LayersCommitted)] == [0, 1]
         assert [g for g in line.gradients if g[0] == "y"] == [("y", 0, 1), ("y", 1, 1)]
+        donor.unsubscribe("x", VIEW, offers[0].number)
+        await settle()
+        assert not draining.done(), "y has not said that it has all"
+        assert len(blobs.digests()) == 1
+        donor.unsubscribe("y", VIEW, offers[0].number + 1)
+        await draining
+        assert not line.heard_by("x", FollowEnded), "a takeover makes nobody ask anew"
         assert blobs.digests() == []
 
     play(scenario)
@@ -96,9 +115,9 @@ def test_a_follower_gets_state_then_every_step_and_its_blobs_go_in_the_end(play)
 def test_a_state_stays_while_another_follower_may_fetch_it(play) -> None:
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
         for follower in ("x", "y"):
-            donor.subscribe(follower, FollowLayers(VIEW, (1,)))
-        await donor.offer(states)
-        donor.subscribe("x", FollowLayers(VIEW, (0,)))  # instead of layer 1
+            donor.subscribe(follower, request({1: -1}))
+        await donor.offer(states, 0)
+        donor.subscribe("x", request({0: -1}))  # instead of layer 1
         assert len(blobs.digests()) == 1
         donor.close()
         assert blobs.digests() == []
@@ -108,8 +127,8 @@ def test_a_state_stays_while_another_follower_may_fetch_it(play) -> None:
 
 def test_a_follower_that_cannot_be_reached_is_told_to_ask_again(play) -> None:
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
-        donor.subscribe("x", FollowLayers(VIEW, (0,)))
-        await donor.offer(states)
+        donor.subscribe("x", request({0: -1}))
+        await donor.offer(states, 0)
         line.broken = True
         donor.reduced(0, states)
         await settle()
@@ -123,24 +142,63 @@ def test_a_follower_that_cannot_be_reached_is_told_to_ask_again(play) -> None:
     play(scenario)
 
 
-def test_a_follower_that_does_not_keep_up_is_dropped_and_not_waited_for(play) -> None:
+def test_a_follower_that_does_not_keep_up_is_dropped_and_not_waited_for(
+    play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size_bytes = 4 * LayerState.genesis(SPEC, 0).parameter_count
+    monkeypatch.setattr(donor_module, "QUEUED_BYTES_LIMIT", 3 * size_bytes)
+
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
-        donor.subscribe("x", FollowLayers(VIEW, (0,)))
-        await donor.offer(states)
+        donor.subscribe("x", request({0: -1}))
+        await donor.offer(states, 0)
         line.open.clear()
-        for step in range(QUEUED_STEPS_LIMIT + 2):
+        for step in range(4):
+            assert not line.heard_by("x", FollowEnded)
             donor.reduced(step, states)
             await settle()
-        assert len(line.heard_by("x", FollowEnded)) == 1
+        (ended,) = line.heard_by("x", FollowEnded)
+        assert "behind" in ended.reason
         assert blobs.digests() == []
+
+    play(scenario)
+
+
+def test_a_guardian_may_ask_early_and_is_fed_through_the_takeover(play) -> None:
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor.subscribe("x", request({0: -1}))
+        donor.subscribe("x", request({1: -1}, from_takeover=True))
+        await donor.offer(states, 0)
+        await settle()
+        assert [offer.layer for offer in line.heard_by("x", LayerOffered)] == [0]
+        assert not donor.has_new_followers, "nothing is offered before the takeover"
+        donor.take_over(VIEW)
+        await donor.offer(states, 0)
+        donor.reduced(0, states)
+        await settle()
+        assert line.gradients == [("x", 0, 1)], "the place is taken, the guardian goes on"
+        donor.take_over(ViewId(3, "cd" * 32))
+        donor.reduced(1, states)
+        await settle()
+        assert line.gradients == [("x", 0, 1)]
+
+    play(scenario)
+
+
+def test_a_state_of_another_step_is_not_offered(play) -> None:
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor.subscribe("x", request({0: -1}))
+        await donor.offer(states, 7)
+        await settle()
+        assert not line.said
+        assert donor.has_new_followers, "it waits until the layer is there"
 
     play(scenario)
 
 
 def test_layers_that_are_not_here_are_refused_in_words(play) -> None:
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
-        donor.subscribe("x", FollowLayers(VIEW, (0, 5)))
-        await donor.offer(states)
+        donor.subscribe("x", request({0: -1, 5: -1}))
+        await donor.offer(states, 0)
         (ended,) = line.heard_by("x", FollowEnded)
         assert "layer 5 is not held here" in ended.reason
         assert blobs.digests() == []

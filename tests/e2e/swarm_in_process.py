@@ -75,7 +75,15 @@ def prepare_engines(peers: list[EnginePeer], plan: Plan, spec: RunSpec, batch) -
         me = peer.host.peer_id
         states = {layer: LayerState.genesis(spec, layer) for layer in plan.layers_of(me)}
         peer.engine = StepEngine(
-            Mailbox(VIEW, plan, me, spec), plan, me, spec, states, batch, peer.bulk, peer.compute
+            Mailbox(VIEW, plan, me, spec),
+            plan,
+            me,
+            spec,
+            states,
+            batch,
+            peer.bulk,
+            peer.compute,
+            lambda peer_id, cause, faults=peer.faults: faults.append(PeerFault(cause, peer_id)),
         )
 
 

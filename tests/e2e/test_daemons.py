@@ -129,3 +129,29 @@ def alive(process: psutil.Process) -> bool:
 def no_daemon_is_left(tmp_path: Path):
     yield
     assert not processes_of(tmp_path)
+
+
+def test_a_killed_peer_costs_no_step_and_changes_no_loss(tmp_path: Path) -> None:
+    """Kill -9 one of four in the middle of the run, the founder too; the others go on."""
+    steps = 400
+    spec = write_spec(
+        tmp_path,
+        total_steps=steps,
+        model={"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256},
+        evaluation={"every_steps": 100, "sequences": 4},
+        optimizer={"peak_learning_rate": 2e-4, "warmup_steps": 20},
+    )
+    with LocalSwarm(tmp_path, ["--threads", "1", "--exit-when-done"]) as swarm:
+        founder, address = swarm.found(["--run", str(spec), "--expect-peers", "4"])
+        others = [swarm.join(address) for _ in range(3)]
+        survivor = others[1]
+        for number, victim in enumerate((others[0], founder), 1):
+            wait_until(lambda n=number: step_of(survivor) >= 80 * n, f"{80 * number} steps")
+            os.kill(victim.process.pid, signal.SIGKILL)
+        for child in others[1:]:
+            assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
+    assert_equals_the_plain_loop(others[1], steps)
+    assert losses(others[1]) == losses(others[2])
+    for child in others[1:]:
+        committed = [e["step"] for e in child.events() if e["event"] == "step" and e["loss"]]
+        assert committed == list(range(steps)), "no committed step is lost or repeated"

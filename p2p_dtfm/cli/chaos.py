@@ -1,0 +1,262 @@
+"""`p2p-dtfm chaos`: a local swarm of real daemons to which bad things happen, and a verdict."""
+
+import itertools
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from p2p_dtfm.cli.app import JsonOption, app
+from p2p_dtfm.cli.demo import kept_directory, processes_left
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.daemon.chaos import Chaos
+from p2p_dtfm.daemon.chaos_verdict import Verdict, judge
+from p2p_dtfm.daemon.home import Home
+from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.daemon.run_spec_file import read_run_spec, resolve_run_spec
+from p2p_dtfm.daemon.scenario_swarm import PLAYERS_LIMIT, SHAPE_FILE, cast_scenario
+from p2p_dtfm.net.identity import Identity
+from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer
+from p2p_dtfm.sim.chaos_schedule import ChaosFault, chaos_schedule
+from p2p_dtfm.sim.files import read_scenario
+from p2p_dtfm.sim.scenario import Scenario
+
+STEPS_AFTER = 20
+"""Without faults, at the end."""
+CHECKPOINT_EVERY_STEPS = 20
+START_S = 120.0
+STEP_LIMIT_S = 3.0
+FAULT_LIMIT_S = 30.0
+"""What a run may take at most: per step and per fault."""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What is done to whom."""
+
+    scenario: str | None
+    run: str
+    seed: int
+    peers: tuple[str, ...]
+    schedule: tuple[ChaosFault, ...]
+
+    @property
+    def total_steps(self) -> int:
+        return max((fault.at_step for fault in self.schedule), default=0) + STEPS_AFTER
+
+    @property
+    def newcomers(self) -> tuple[str, ...]:
+        return tuple(fault.peers[0] for fault in self.schedule if fault.kind == "join")
+
+
+@app.command()
+def chaos(
+    scenario: Annotated[
+        str | None, typer.Argument(help="A scenario (file or name): its peers, links and faults.")
+    ] = None,
+    peers: Annotated[int, typer.Option(min=3, max=PLAYERS_LIMIT, help="Without a scenario.")] = 6,
+    seed: Annotated[int, typer.Option(min=0, help="Of the schedule of faults.")] = 1,
+    faults: Annotated[int, typer.Option(min=0, max=1000, help="How many.")] = 10,
+    run: Annotated[str, typer.Option(help="Run spec: a file or a name.")] = "tiny",
+    replay: Annotated[
+        Path | None, typer.Option(help="Repeat the run of which this is the JSON object.")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep homes, logs and checkpoints in this new directory.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train with real daemons under a seeded schedule of faults, and judge how they bore it."""
+    console = Console(stderr=as_json)
+    case = _replayed(replay) if replay else _case(scenario, peers, seed, faults, run)
+    with kept_directory(keep) as directory:
+        spec = _write_spec(directory, case)
+        report = _run(directory, case, spec, console)
+        report["violations"] += (
+            [f"{left} processes left"] if (left := processes_left(directory)) else []
+        )
+    report["ok"] = not report["violations"]
+    if as_json:
+        typer.echo(json.dumps(report))
+    _summary(console, report)
+    if not report["ok"]:
+        raise typer.Exit(1)
+
+
+def _case(scenario_name: str | None, peers: int, seed: int, faults: int, run: str) -> _Case:
+    """Raises `UserError`."""
+    if scenario_name is None:
+        names = tuple(f"peer-{number}" for number in range(peers))
+        return _Case(None, run, seed, names, chaos_schedule(names, seed, faults))
+    scenario = read_scenario(scenario_name)
+    names = tuple(peer.name for peer in scenario.peers)
+    own = tuple(_of_scenario(scenario))
+    return _Case(scenario_name, run, seed, names, own or chaos_schedule(names, seed, faults))
+
+
+def _of_scenario(scenario: Scenario) -> list[ChaosFault]:
+    """The faults that its file states. Steps are taken as seconds here: they last at least one."""
+    found = []
+    for fault in sorted(scenario.faults, key=lambda fault: fault.at_step):
+        whom = (fault.peer, fault.other) if fault.other else (fault.peer,)
+        kind = "partition" if fault.kind == "cut" and not fault.other else fault.kind
+        found.append(ChaosFault(fault.at_step, kind, whom, float(fault.steps)))
+    return found
+
+
+def _replayed(path: Path) -> _Case:
+    """Raises `UserError`."""
+    try:
+        held = json.loads(path.read_text())
+        schedule = tuple(
+            ChaosFault(f["at_step"], f["kind"], tuple(f["peers"]), f["lasts_s"])
+            for f in held["schedule"]
+        )
+        return _Case(held["scenario"], held["run"], held["seed"], tuple(held["peers"]), schedule)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} does not hold a run of chaos ({error!r})",
+            "give a file that was written by: p2p-dtfm chaos --json > FILE",
+        ) from error
+
+
+def _write_spec(directory: Path, case: _Case) -> RunSpec:
+    spec = read_run_spec(resolve_run_spec(case.run))
+    checkpoint = spec.checkpoint.model_copy(update={"every_steps": CHECKPOINT_EVERY_STEPS})
+    changes = {"total_steps": case.total_steps, "checkpoint": checkpoint}
+    spec = spec.model_copy(update=changes)
+    (directory / "run.json").write_text(spec.model_dump_json())
+    return spec
+
+
+def _run(directory: Path, case: _Case, spec: RunSpec, console: Console) -> dict[str, Any]:
+    timeline: list[dict[str, Any]] = []
+
+    def say(time_s: float, step: int, what: str) -> None:
+        timeline.append({"time_s": round(time_s, 2), "step": step, "what": what})
+        console.print(f"{time_s:7.1f} s  step {step:4}  {what}", highlight=False)
+
+    with LocalSwarm(directory, ["--threads", "1", "--exit-when-done"]) as swarm:
+        arguments, peer_ids, emulated = _cast(directory, case)
+
+        def start_again(name: str, address: str) -> Child:
+            return swarm.join(address, arguments[name], name, directory / name)
+
+        _start_all(swarm, directory, case, arguments)
+        runner = Chaos(swarm, directory / SHAPE_FILE, peer_ids, start_again, say)
+        limit_s = START_S + STEP_LIMIT_S * case.total_steps + FAULT_LIMIT_S * len(case.schedule)
+        try:
+            wrong = runner.run(case.schedule, limit_s)
+        finally:
+            runner.release_all()
+    expected = None if emulated else _expected_losses(directory, spec)
+    verdict = judge(
+        runner.histories,
+        runner.inflicted,
+        case.total_steps,
+        spec.batch.global_batch,
+        expected,
+    )
+    verdict.violations[:0] = wrong
+    return _report(case, verdict, timeline) | {"emulated": emulated}
+
+
+def _start_all(
+    swarm: LocalSwarm, directory: Path, case: _Case, arguments: dict[str, tuple[str, ...]]
+) -> None:
+    founder, *others = case.peers
+    run = ["--run", str(directory / "run.json"), "--expect-peers", str(len(case.peers))]
+    _, address = swarm.found([*run, *arguments[founder]], founder, directory / founder)
+    for name in others:
+        swarm.join(address, arguments[name], name, directory / name)
+
+
+def _cast(directory: Path, case: _Case) -> tuple[dict[str, tuple[str, ...]], dict[str, str], bool]:
+    """Arguments and peer ids by name, and whether any device is emulated; writes the shape."""
+    path = directory / SHAPE_FILE
+    names = (*case.peers, *case.newcomers)
+    if case.scenario is not None:
+        scenario = read_scenario(case.scenario)
+        players = cast_scenario(scenario, [directory / name for name in case.peers], path)
+        ids = {peer.name: peer.peer_id for peer in Shape.load(path).peers}
+        arguments = {player.name: player.arguments for player in players}
+        return arguments, ids, any(player.emulated for player in players)
+    ids = {}
+    for name in names:
+        home = directory / name
+        home.mkdir(mode=0o700)
+        ids[name] = Identity.load_or_create(Home(home).identity).peer_id
+    shaped = tuple(ShapedPeer(name, peer_id) for name, peer_id in ids.items())
+    links = (ShapedLink(one, two, 0, 0) for one, two in itertools.permutations(ids.values(), 2))
+    Shape("chaos", shaped, tuple(links)).save(path)
+    return dict.fromkeys(names, ("--shape", str(path))), ids, False
+
+
+def _expected_losses(directory: Path, spec: RunSpec):  # type: ignore[no-untyped-def]
+    """The losses of the same run in one process, from the data that the daemons trained on."""
+    from p2p_dtfm.train.batches import Batches
+    from p2p_dtfm.train.checkpoint import read_manifest
+    from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
+    from p2p_dtfm.train.reference import ReferenceRun
+
+    manifests = sorted(directory.glob("*/runs/*/checkpoints/*/manifest.json"))
+    if not manifests:
+        return None
+    trained = read_manifest(manifests[-1].parent).spec()
+    blobs = BlobStore(manifests[-1].parents[2] / "blobs")
+    held = blobs.path(trained.data.manifest)
+    if held is None:
+        return None
+    manifest = parse_manifest(held.read_bytes(), trained.data.manifest)
+    dataset = Dataset(manifest, blobs.path, trained.model.context)
+    losses = list(ReferenceRun(trained, Batches(dataset, trained)).losses(spec.total_steps))
+    return losses.__getitem__
+
+
+def _report(case: _Case, verdict: Verdict, timeline: list[dict[str, Any]]) -> dict[str, Any]:
+    found = asdict(verdict)
+    return {
+        "ok": verdict.ok,
+        **found,
+        "total_steps": case.total_steps,
+        "scenario": case.scenario,
+        "shaped_links": True,
+        "run": case.run,
+        "seed": case.seed,
+        "peers": list(case.peers),
+        "schedule": [asdict(fault) for fault in case.schedule],
+        "timeline": timeline,
+    }
+
+
+def _summary(console: Console, report: dict[str, Any]) -> None:
+    table = Table(
+        "fault", "times", "held up, median", "worst", title="longest time without a commit"
+    )
+    for kind, times in report["recovery_s"].items():
+        table.add_row(
+            kind, str(times["count"]), f"{times['median']:.1f} s", f"{times['worst']:.1f} s"
+        )
+    console.print(table)
+    difference = report["max_loss_difference"]
+    console.print(
+        f"{report['committed_steps']} of {report['total_steps']} steps committed in "
+        f"{report['views']} views, a usual one took {report['usual_step_s']:.2f} s; "
+        f"goodput {report['goodput']:.0%}",
+        highlight=False,
+    )
+    console.print(
+        f"samples lost {report['lost_samples']}, counted twice {report['duplicated_samples']}; "
+        f"steps given up by one side of a split {report['given_up_steps']}; largest loss "
+        "difference to an undisturbed run in one process "
+        + ("not compared" if difference is None else f"{difference:.1e}"),
+        highlight=False,
+    )
+    for violation in report["violations"]:
+        console.print(f"violated: {violation}", style="red", highlight=False, markup=False)
+    console.print("[green]all invariants held[/green]" if report["ok"] else "[red]NOT ok[/red]")

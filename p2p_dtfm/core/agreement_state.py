@@ -1,0 +1,215 @@
+"""What a peer remembers of the agreement, and the small changes to it."""
+
+from p2p_dtfm.core.actions import (
+    Actions,
+    Left,
+    Rejoin,
+    SendMessage,
+    StopStep,
+    Timing,
+)
+from p2p_dtfm.core.agreement_messages import (
+    Active,
+    AgreementMessage,
+    PresentView,
+    Ready,
+    SavedState,
+    Standing,
+)
+from p2p_dtfm.core.attempt import Attempt
+from p2p_dtfm.core.canonical import digest
+from p2p_dtfm.core.inventory import Inventory
+from p2p_dtfm.core.ledger import Ledger
+from p2p_dtfm.core.lineage import extend
+from p2p_dtfm.core.newcomers import Newcomers
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.prng import prng_of_digest
+from p2p_dtfm.core.records import Intent, PeerRecord, open_record
+from p2p_dtfm.core.signed import Sign, Signed, Verify
+from p2p_dtfm.core.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.core.view import View
+from p2p_dtfm.core.workload import Workload
+
+MEMBERS_LIMIT = 1024
+
+
+class AgreementState:
+    """`view` is the present view, `next_view` an agreed planned one that waits for its takeover."""
+
+    def __init__(
+        self,
+        me: Member,
+        run_digest: str,
+        workload: Workload,
+        signer: Sign,
+        verify: Verify,
+        timing: Timing | None = None,
+    ) -> None:
+        self.me = me
+        self.view: View | None = None
+        self.next_view: View | None = None
+        self.ledger: Ledger | None = None
+        self.frozen = False
+        """An unplanned view change is under way: no step commits."""
+        self.inventory = Inventory()
+        self._run_digest = run_digest
+        self._workload = workload
+        self._signer = signer
+        self._verify = verify
+        self._timing = timing or Timing()
+        self._record: Signed | None = None
+        self._intent = Intent.TRAIN
+        self._records: dict[Signed, PeerRecord] = {}
+        self._lives: dict[str, int] = {}
+        self._known_peers: dict[str, None] = {}
+        self._last_tick_ns: int | None = None
+        self._taken_over_ns = 0
+        self._accepts_loss = False
+        self._newcomers = Newcomers()
+        self._begin(me)
+
+    def _begin(self, me: Member) -> None:
+        """A new life keeps no promise of the one before."""
+        self.me = me
+        self.view = self.next_view = self.ledger = None
+        self.frozen = False
+        self._outside = False
+        self._attempt: Attempt | None = None
+        self._wants_view = False
+        self._replan_reason = ""
+        self._replan_number = 0
+        self._last_ready: Ready | None = None
+        self._active = Active(me, GENESIS, 0)
+        self._highest_number = 0
+        self._readied_number = 0
+        self._given_up_number = 0
+        self._synced: set[Member] = set()
+        self._self_synced = False
+        self._synced_sent_ns = 0
+        self._vouched: ViewId | None = None
+        self._drop_next = False
+        self._dropped: View | None = None
+        self._quiet_until_ns = 0
+        self._suspects: set[Member] = set()
+        self._active_members: dict[ViewId, set[Member]] = {}
+        self._active_sent_ns = 0
+        self._told_ns: dict[str, int] = {}
+        self._met_ns = 0
+        self._failures = 0
+        self._reopen_ns: int | None = None
+        self._view_heard_ns: int | None = None
+        self._prng = prng_of_digest(digest((me.peer_id, me.life)))
+
+    @property
+    def step(self) -> int:
+        return self.inventory.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        """Start from a checkpoint whose lineage is not known; see `resume`."""
+        self.resume(step, self.held, extend("", step, GENESIS) if step else "")
+
+    @property
+    def held(self) -> dict[int, int]:
+        return self.inventory.held
+
+    @held.setter
+    def held(self, held: dict[int, int]) -> None:
+        self.inventory.held = dict(held)
+
+    def resume(
+        self, step: int, held: dict[int, int], lineage: str, saved: tuple[SavedState, ...] = ()
+    ) -> None:
+        """Start from what is on disk."""
+        self.inventory.lineage.move_to(step, lineage)
+        self.inventory.held = dict(held)
+        self.inventory.saved = saved
+
+    def set_record(self, record: PeerRecord, signed: Signed) -> None:
+        """This peer's newest record; it counts from the next view on."""
+        assert record.peer_id == signed.peer_id == self.me.peer_id
+        assert record.life == self.me.life
+        self._record = signed
+        self._intent = record.intent
+
+    def know(self, peer_id: str) -> None:
+        """A peer of this run that may be in another view, such as one found in the directory."""
+        if peer_id != self.me.peer_id:
+            self._known_peers[peer_id] = None
+            if len(self._known_peers) > MEMBERS_LIMIT:
+                del self._known_peers[next(iter(self._known_peers))]
+
+    @property
+    def attempting(self) -> bool:
+        return self._attempt is not None
+
+    @property
+    def joiners(self) -> tuple[PeerRecord, ...]:
+        """Records of the newcomers that wait to be let in, sorted by peer id."""
+        return self._newcomers.opened
+
+    def _open_record(self, signed: Signed) -> PeerRecord:
+        record = self._records.get(signed)
+        if record is None:
+            record = open_record(signed, self._run_digest, self._verify)
+            if len(self._records) >= 4 * MEMBERS_LIMIT:
+                self._records.clear()
+            self._records[signed] = record
+        return record
+
+    def _present_view(self) -> PresentView | None:
+        if self.view is None:
+            return None
+        plan = self.view.plan if isinstance(self.view.plan, Plan) else None
+        return PresentView(self.view.id, self.view.members, plan)
+
+    def _give_up(self, now_ns: int) -> None:
+        """For good: rounds of a number that were said once must not begin anew."""
+        if self._attempt is not None:
+            self._given_up_number = max(self._given_up_number, self._attempt.number)
+        self._attempt = None
+        self._quiet_until_ns = now_ns + self._timing.retry_ns
+
+    def _drop_next_view(self) -> None:
+        self._dropped, self.next_view = self.next_view, None
+        self._drop_next = False
+        self._self_synced = False
+
+    def _wake_up(self, now_ns: int) -> None:
+        """After a sleep, deadlines move: this peer has not listened, and judges nobody."""
+        gap_ns = now_ns - (now_ns if self._last_tick_ns is None else self._last_tick_ns)
+        self._last_tick_ns = now_ns
+        if gap_ns > self._timing.sleep_ns:
+            if self._attempt is not None:
+                self._attempt.progress_ns += gap_ns
+            if self._reopen_ns is not None:
+                self._reopen_ns += gap_ns
+            if self._view_heard_ns is not None:
+                self._view_heard_ns += gap_ns
+            self._taken_over_ns += gap_ns
+
+    def _standing(self, view: View) -> Standing:
+        return Standing(self.me, view.id, view.members, isinstance(view.plan, Plan), self.step)
+
+    def _answer_outsider(self, sender: Member, now_ns: int) -> Actions:
+        view = self.view
+        if view is None or self.frozen or sender in view.members or self.me not in view.members:
+            return []
+        return self._tell(sender.peer_id, self._standing(view), now_ns)
+
+    def _tell(self, peer_id: str, message: AgreementMessage, now_ns: int) -> Actions:
+        """At most one such message to a peer in each resend interval."""
+        if now_ns - self._told_ns.get(peer_id, -self._timing.resend_ns) < self._timing.resend_ns:
+            return []
+        if len(self._told_ns) >= 4 * MEMBERS_LIMIT:
+            self._told_ns.clear()
+        self._told_ns[peer_id] = now_ns
+        return [SendMessage((peer_id,), message)]
+
+    def _rejoin(self, reason: str) -> Actions:
+        self._outside = True
+        self.frozen = True
+        self._attempt = self.next_view = None
+        self.inventory.freeze(self.ledger)
+        leaves = self._intent is Intent.LEAVING
+        return [StopStep(), Left() if leaves else Rejoin(reason)]

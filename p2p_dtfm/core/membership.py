@@ -1,0 +1,68 @@
+"""Who must answer in Gather, and who of those that did can be in one view together."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from p2p_dtfm.core.agreement_messages import Accusation, Contribution
+from p2p_dtfm.core.roster import newest_lives
+from p2p_dtfm.core.snapshot import Member
+
+
+def universe(
+    contributions: Mapping[Member, Contribution], joiners: Mapping[Member, Iterable[Member]]
+) -> frozenset[Member]:
+    """Contributors, the members of their views, and the newcomers they name; newest lives only.
+
+    `joiners` maps a contributor to the newcomers in its contribution.
+    """
+    named: set[Member] = set(contributions)
+    for member, contribution in contributions.items():
+        if contribution.present is not None:
+            named |= set(contribution.present.members)
+        named |= set(joiners.get(member, ()))
+    return newest_lives(named)
+
+
+def unanswered(
+    named: Iterable[Member],
+    known: Iterable[Member],
+    absent: set[Member],
+    accusations: set[Accusation],
+) -> set[Member]:
+    """Who is still waited for: not heard from, not marked absent, not accused by all heard from."""
+    named = set(named)
+    heard = named & set(known)
+    waited = set()
+    for member in named - heard - absent:
+        if not heard or any(Accusation(by, member) not in accusations for by in heard):
+            waited.add(member)
+    return waited
+
+
+def mutually_reachable(
+    heard: Mapping[Member, Contribution],
+    accusations: set[Accusation],
+    reached_step: Callable[[list[Contribution]], int],
+) -> tuple[Member, ...]:
+    """The contributors without those that must go so that no evidence is left between two.
+
+    Goes first who has most links in doubt; among equals the one without whom the rest goes on from
+    the furthest step (`reached_step` of their contributions, -1 if layers are lost), then
+    newcomers, then the highest peer id.
+    """
+    staying = dict(heard)
+    while True:
+        doubts = dict.fromkeys(staying, 0)
+        pairs = {tuple(sorted((a.by, a.of))) for a in accusations}
+        for one, other in pairs:
+            if one in staying and other in staying and one != other:
+                doubts[one] += 1
+                doubts[other] += 1
+        most = max(doubts.values(), default=0)
+        if most == 0:
+            return tuple(sorted(staying))
+
+        def rank(member: Member) -> tuple[int, bool, Member]:
+            rest = [part for other, part in staying.items() if other != member]
+            return reached_step(rest), staying[member].present is None, member
+
+        del staying[max((m for m, count in doubts.items() if count == most), key=rank)]

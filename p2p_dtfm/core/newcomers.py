@@ -1,0 +1,69 @@
+"""Newcomers that wait to be let in, and those that were not let in lately."""
+
+from p2p_dtfm.core.records import PeerRecord
+from p2p_dtfm.core.roster import newer
+from p2p_dtfm.core.signed import Signed
+
+REFUSED_NS = 10_000_000_000
+REFUSALS_LIMIT = 5
+"""A newcomer that some member cannot reach is asked for again after 10, 20, ... 160 seconds."""
+REMEMBERED = 1024
+
+
+class Newcomers:
+    """Kept by a member, or by a newcomer where nobody has a view yet."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, tuple[PeerRecord, Signed]] = {}
+        self._first_ns = 0
+        self._refused: dict[str, tuple[int, int]] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._asked)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        return tuple(sorted(self._asked))
+
+    @property
+    def records(self) -> tuple[Signed, ...]:
+        return tuple(self._asked[peer_id][1] for peer_id in self.waiting)
+
+    @property
+    def opened(self) -> tuple[PeerRecord, ...]:
+        """Their records, sorted by peer id."""
+        return tuple(self._asked[peer_id][0] for peer_id in self.waiting)
+
+    def due(self, now_ns: int, window_ns: int) -> bool:
+        """Whether the first to ask has waited for others long enough."""
+        return bool(self._asked) and now_ns - self._first_ns >= window_ns
+
+    def ask(self, record: PeerRecord, signed: Signed, now_ns: int) -> bool:
+        """A newcomer asks; True if that is news."""
+        count, refused_ns = self._refused.get(record.peer_id, (0, 0))
+        if count and now_ns - refused_ns < REFUSED_NS << (count - 1):
+            return False
+        if not self._asked:
+            self._first_ns = now_ns
+        held = self._asked.get(record.peer_id)
+        if held is None or newer(held[0], record) is record:
+            self._asked[record.peer_id] = (record, signed)
+        return held is None
+
+    def forget(self, peer_id: str) -> None:
+        self._asked.pop(peer_id, None)
+
+    def refuse(self, peer_id: str, now_ns: int) -> None:
+        """It was not let in, because some member could not reach it."""
+        if self._asked.pop(peer_id, None) is None:
+            return
+        count = self._refused.get(peer_id, (0, 0))[0]
+        if len(self._refused) >= REMEMBERED:
+            self._refused.clear()
+        self._refused[peer_id] = (min(count + 1, REFUSALS_LIMIT), now_ns)
+
+    def let_in(self, peer_ids: tuple[str, ...]) -> None:
+        for peer_id in peer_ids:
+            self._asked.pop(peer_id, None)
+            self._refused.pop(peer_id, None)

@@ -1,0 +1,144 @@
+"""From an agreed view to its first commit: Synced, the takeover, Active."""
+
+from p2p_dtfm.core.actions import (
+    Actions,
+    Left,
+    SendMessage,
+    TakeOver,
+)
+from p2p_dtfm.core.agreement_messages import (
+    Active,
+    Synced,
+)
+from p2p_dtfm.core.agreement_state import AgreementState
+from p2p_dtfm.core.inventory import Restart
+from p2p_dtfm.core.ledger import Ledger
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.step import StepOutcome
+from p2p_dtfm.core.view import View
+
+
+class Takeover(AgreementState):
+    """`docs/decisions/0002-takeover-by-prepared.md` says why takeover is decided by Prepared."""
+
+    def synced(self, view: ViewId) -> Actions:
+        """This peer has, or follows, what its place in the agreed view needs."""
+        if self.next_view is None or self.next_view.id != view or self._self_synced:
+            return []
+        self._self_synced = True
+        self._synced.add(self.me)
+        return [self._synced_message(self.next_view)]
+
+    @property
+    def ready_for(self) -> ViewId | None:
+        """What this peer's Prepared must say: the next view, if all its members are synced.
+
+        Reading it is a promise: the next view stays until the step under way commits.
+        """
+        view = self.next_view
+        if view is None or self._drop_next or not self._all_synced(view):
+            return None
+        self._vouched = view.id
+        return view.id
+
+    def committed(self, outcome: StepOutcome, now_ns: int = 0) -> Actions:
+        """The ledger gave an outcome: the step is committed, whether or not it is applied yet.
+
+        Call this before anything else is received or awaited.
+        """
+        assert self.view is not None and not self.frozen
+        self.inventory.committed(self.view.id, outcome, self.view.layers_of(self.me.peer_id))
+        self._failures = 0
+        self._vouched = None
+        view = self.next_view
+        if outcome.take_over is None or view is None or view.id != outcome.take_over:
+            if self._drop_next:
+                self._drop_next_view()
+            return []
+        return self._take_over(view, now_ns or self._taken_over_ns)
+
+    def skip_to(self, step: int) -> None:
+        """Without a stage: somebody prepares `step` of this view, so all before it committed."""
+        view, ledger = self.view, self.ledger
+        assert view is not None and ledger is not None and not view.layers_of(self.me.peer_id)
+        if not self.frozen and ledger.step < step:
+            for skipped in range(ledger.step, step):
+                self.inventory.lineage.committed(skipped, view.id)
+            ledger.skip_to(step)
+
+    def reduced(self, step: int, layers: set[int]) -> None:
+        """The reduced gradients of `step` for `layers` are here, as a holder or as a follower.
+
+        The caller keeps them until a later step has committed.
+        """
+        if self.view is not None and not self.frozen:
+            self.inventory.reduced(self.view.id, step, layers)
+
+    def _receive_synced(self, message: Synced, now_ns: int) -> Actions:
+        if self.next_view is not None and message.view == self.next_view.id:
+            self._synced.add(message.sender)
+            return []
+        view = self.view
+        if view is not None and message.view == view.id and message.sender in view.members:
+            # It has not taken over yet, so this peer's Active has not reached it.
+            return [SendMessage((message.sender.peer_id,), self._active)]
+        return []
+
+    def _synced_message(self, view: View) -> SendMessage:
+        return SendMessage(self._contributors(view), Synced(self.me, view.id))
+
+    def _contributors(self, view: View) -> tuple[str, ...]:
+        names = (member.peer_id for member in view.snapshot.contributors)
+        return tuple(sorted(peer_id for peer_id in names if peer_id != self.me.peer_id))
+
+    def _all_synced(self, view: View) -> bool:
+        return all(member in self._synced for member in view.members)
+
+    def _take_over(self, view: View, now_ns: int) -> Actions:
+        """An unplanned view starts where its contributions lead, a planned one at this step."""
+        restart: Restart | None = None
+        attempt = self._attempt
+        if not view.snapshot.planned:
+            assert attempt is not None and attempt.recovery is not None
+            if attempt.recovery.target is not None:
+                restart = self.inventory.restart(self.me, attempt.recovery)
+        if self._replan_number and view.id.number >= self._replan_number:
+            self._replan_reason = ""
+        early = self._active_members.get(view.id, set())
+        self.next_view = self._attempt = self._dropped = self._reopen_ns = self._vouched = None
+        self._self_synced = self._drop_next = self.frozen = self._accepts_loss = False
+        self._synced, self._records = set(), {}
+        self._active_members = {view.id: {self.me} | early}
+        self.view, self._taken_over_ns = view, now_ns
+        self._suspects &= set(view.members)
+        self._active = Active(self.me, view.id, self.step, self.inventory.lineage.digest)
+        self._newcomers.let_in(view.member_ids)
+        for peer_id in view.member_ids:
+            self.know(peer_id)
+        plan = view.plan
+        self.ledger = Ledger(view.id, plan, self.step) if isinstance(plan, Plan) else None
+        self._open_ledger()
+        said = SendMessage(self._contributors(view), self._active)
+        if self.me not in view.members:
+            self._outside = True
+            return [said, Left()]
+        self._met_ns = now_ns
+        told = [SendMessage((m.peer_id,), self._standing(view)) for m in view.snapshot.absent]
+        return [said, *told, TakeOver(view, self.step, self.ledger, restart)]
+
+    def _open_ledger(self) -> None:
+        if self.ledger is not None and self.view is not None:
+            active = self._active_members.get(self.view.id, set())
+            self.ledger.may_commit = all(member in active for member in self.view.members)
+
+    def _tell_active(self, now_ns: int) -> Actions:
+        view = self.view
+        if view is None or self.frozen or self.me not in view.members:
+            return []
+        missing = set(view.members) - self._active_members.get(view.id, set())
+        if not missing or now_ns - self._active_sent_ns < self._timing.resend_ns:
+            return []
+        self._active_sent_ns = now_ns
+        asking = Active(self.me, view.id, self._active.step, self._active.lineage, asks=True)
+        return [SendMessage(tuple(sorted(m.peer_id for m in missing)), asking)]

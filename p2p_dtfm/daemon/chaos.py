@@ -1,0 +1,348 @@
+"""A local swarm of real daemons, and what is done to it while it trains.
+
+Processes are killed, stopped and slowed by signals; links are cut and made worse through the shape
+file that all daemons follow; a full disk is a limit on the size of files.
+"""
+
+import json
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.daemon.chaos_verdict import Event, Histories, Inflicted
+from p2p_dtfm.daemon.local_client import ask_daemon
+from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.net.shaping import Shape, ShapedLink
+from p2p_dtfm.sim.chaos_schedule import ChaosFault
+
+POLL_S = 0.1
+SLICE_S = 0.1
+"""A slow peer runs and stands still in turns of this length."""
+ADDRESS_WAIT_S = 30.0
+DEGRADED_LATENCY_NS = 50_000_000
+DEGRADED_BYTES_PER_S = 4_000_000
+CALM_STEPS = 5
+"""Committed since the last fault ended, before one that needs all others well."""
+
+Say = Callable[[float, int, str], None]
+"""Seconds since the beginning, committed step, what happened."""
+
+
+@dataclass
+class _UnderWay:
+    fault: ChaosFault
+    step: int
+    began_s: float
+    end: Callable[[], None]
+
+
+class Chaos:
+    """Carries out a schedule on the daemons of `swarm`; `peer_ids` by their names."""
+
+    def __init__(
+        self,
+        swarm: LocalSwarm,
+        shape_path: Path,
+        peer_ids: dict[str, str],
+        start_again: Callable[[str, str], Child],
+        say: Say,
+    ) -> None:
+        """`start_again(name, address)` starts a daemon of that name as a joiner."""
+        self.inflicted: list[Inflicted] = []
+        self._swarm = swarm
+        self._shape_path = shape_path
+        self._shape = Shape.load(shape_path)
+        self._names = {peer_id: name for name, peer_id in peer_ids.items()}
+        self._start_again = start_again
+        self._say = say
+        self._began_s = time.time()
+        self._histories = {child.name: _History(child.home) for child in swarm.children}
+        self._under_way: list[_UnderWay] = []
+        self._changed: dict[tuple[str, str], ShapedLink] = {}
+        self._corrupted = 0
+        self._calm_from_step = 0
+        self._expected_to_end: set[str] = set()
+
+    # the run ------------------------------------------------------------------------------------
+
+    def run(self, schedule: tuple[ChaosFault, ...], deadline_s: float) -> list[str]:
+        """Until every daemon has ended; returns what went wrong with daemons. Blocks."""
+        waiting = list(schedule)
+        end_s = time.monotonic() + deadline_s
+        while True:
+            self._end_what_is_over()
+            if waiting and self._is_due(waiting[0]):
+                self._inflict(waiting.pop(0))
+            if not waiting and not self._under_way and not any(c.running for c in self._children):
+                return self._wrong_ends()
+            if wrong := self._wrong_ends():
+                return wrong
+            if time.monotonic() > end_s:
+                return self._stuck(waiting)
+            time.sleep(POLL_S)
+
+    def release_all(self) -> None:
+        """Let everybody go on, so that they can be ended."""
+        for item in self._under_way:
+            item.end()
+        self._under_way = []
+
+    @property
+    def histories(self) -> Histories:
+        for history in self._histories.values():
+            history.read()
+        return {name: history.events for name, history in self._histories.items()}
+
+    @property
+    def _children(self) -> list[Child]:
+        """The newest process of each peer."""
+        return list({child.name: child for child in self._swarm.children}.values())
+
+    def _child(self, name: str) -> Child:
+        return next(child for child in self._children if child.name == name)
+
+    @property
+    def step(self) -> int:
+        """The highest committed step."""
+        for history in self._histories.values():
+            history.read()
+        return max((history.step for history in self._histories.values()), default=-1)
+
+    def _is_due(self, fault: ChaosFault) -> bool:
+        step = self.step
+        if step < fault.at_step:
+            return False
+        if not fault.is_careful:
+            return True
+        calm = not self._under_way and step >= self._calm_from_step + CALM_STEPS
+        return calm and self._all_take_part()
+
+    def _all_take_part(self) -> bool:
+        """Whether the newest view has every daemon that runs."""
+        views = [v for v in (history.view for history in self._histories.values()) if v is not None]
+        newest = max(views, key=lambda view: view["view"], default=None)
+        members = set(newest["members"]) if newest is not None else set()
+        names = {self._names[peer_id] for peer_id in members}
+        return names == {child.name for child in self._children if child.running}
+
+    def _wrong_ends(self) -> list[str]:
+        wrong = []
+        for child in self._swarm.children:
+            code = child.process.poll()
+            if code not in (None, 0) and not (code == -signal.SIGKILL and self._may_end(child)):
+                wrong.append(f"{child.name} ended with code {code}: {child.log_tail()}")
+        return wrong
+
+    def _may_end(self, child: Child) -> bool:
+        return f"{child.process.pid}" in self._expected_to_end
+
+    def _stuck(self, waiting: list[ChaosFault]) -> list[str]:
+        states = [
+            f"{child.name}: {facts['state']} ({facts['reason']})"
+            for child in self._children
+            if child.running and (facts := child.status()) is not None
+        ]
+        return [
+            f"the run did not end in time: step {self.step}, {len(waiting)} faults to come; "
+            + "; ".join(states)
+        ]
+
+    # faults -------------------------------------------------------------------------------------
+
+    def _inflict(self, fault: ChaosFault) -> None:
+        step, began_s = self.step, time.time()
+        running = [name for name in fault.peers if fault.kind == "join" or self._runs(name)]
+        if len(running) < len(fault.peers):
+            self._tell(step, f"{fault.kind} {' '.join(fault.peers)}: not done, it does not run")
+            return
+        self._tell(step, _in_words(fault))
+        end = self._begin(fault)
+        self._under_way.append(_UnderWay(fault, step, began_s, end))
+        self._calm_from_step = step
+
+    def _runs(self, name: str) -> bool:
+        return any(child.name == name and child.running for child in self._children)
+
+    def _end_what_is_over(self) -> None:
+        for item in list(self._under_way):
+            if time.time() >= item.began_s + item.fault.lasts_s:
+                item.end()
+                self._under_way.remove(item)
+                self._calm_from_step = self.step
+                fault = item.fault
+                self.inflicted.append(
+                    Inflicted(fault.kind, fault.peers, item.step, item.began_s, time.time())
+                )
+
+    def _begin(self, fault: ChaosFault) -> Callable[[], None]:
+        """Do it; the returned function ends it."""
+        kind, name = fault.kind, fault.peers[0]
+        if kind == "kill":
+            child = self._child(name)
+            self._expected_to_end.add(f"{child.process.pid}")
+            child.process.kill()
+            child.process.wait()
+            return lambda: self._join(name)
+        if kind == "pause":
+            process = self._child(name).process
+            process.send_signal(signal.SIGSTOP)
+            return lambda: process.send_signal(signal.SIGCONT)
+        if kind == "slow":
+            return _slow_down(self._child(name))
+        if kind == "disk full":
+            return _fill_disk(self._child(name))
+        if kind == "leave":
+            self._child(name).process.send_signal(signal.SIGTERM)
+            return lambda: None
+        if kind == "join":
+            self._join(name)
+            return lambda: None
+        return self._harm_links(fault)
+
+    def _join(self, name: str) -> None:
+        child = self._start_again(name, self._address())
+        self._histories.setdefault(name, _History(child.home))
+        self._tell(self.step, f"{name} starts")
+
+    def _address(self) -> str:
+        """Of a peer that answers. Raises `UserError`."""
+        end_s = time.monotonic() + ADDRESS_WAIT_S
+        stopped = {name for item in self._under_way for name in item.fault.peers}
+        while time.monotonic() < end_s:
+            for child in self._children:
+                if not child.running or child.name in stopped:
+                    continue
+                for record in ask_daemon(child.home, "peers") or ():
+                    if self._names.get(record["peer_id"]) == child.name and record["addresses"]:
+                        return f"{record['addresses'][0]}/p2p/{record['peer_id']}"
+            time.sleep(POLL_S)
+        raise UserError("no daemon of the swarm answers any more", "see the logs", exit_code=1)
+
+    def _harm_links(self, fault: ChaosFault) -> Callable[[], None]:
+        ids = {name: peer_id for peer_id, name in self._names.items()}
+        harmed = {ids[name] for name in fault.peers}
+        if fault.kind == "partition":
+            links = [
+                link for link in self._shape.links if (link.origin in harmed) != (link.to in harmed)
+            ]
+        elif fault.kind == "degrade":
+            links = [link for link in self._shape.links if harmed & {link.origin, link.to}]
+        else:
+            links = [link for link in self._shape.links if harmed == {link.origin, link.to}]
+        keys = [(link.origin, link.to) for link in links]
+        if fault.kind == "corrupt":
+            self._corrupted += 1
+            keys = keys[:1]
+        for link in links:
+            if (link.origin, link.to) in keys:
+                self._changed[link.origin, link.to] = self._harmed(fault.kind, link)
+        self._save_shape()
+        if fault.kind == "corrupt":
+            return lambda: None
+        return lambda: self._heal(keys)
+
+    def _harmed(self, kind: str, link: ShapedLink) -> ShapedLink:
+        before = self._changed.get((link.origin, link.to), link)
+        if kind == "corrupt":
+            return msgspec.structs.replace(before, corrupted=before.corrupted + 1)
+        if kind == "degrade":
+            return msgspec.structs.replace(
+                before,
+                latency_ns=link.latency_ns + DEGRADED_LATENCY_NS,
+                bytes_per_s=min(link.bytes_per_s or DEGRADED_BYTES_PER_S, DEGRADED_BYTES_PER_S),
+            )
+        return msgspec.structs.replace(before, cut=True)
+
+    def _heal(self, keys: list[tuple[str, str]]) -> None:
+        whole = {(link.origin, link.to): link for link in self._shape.links}
+        for key in keys:
+            corrupted = self._changed[key].corrupted
+            self._changed[key] = msgspec.structs.replace(whole[key], corrupted=corrupted)
+        self._save_shape()
+
+    def _save_shape(self) -> None:
+        links = tuple(self._changed.get((x.origin, x.to), x) for x in self._shape.links)
+        msgspec.structs.replace(self._shape, links=links).save(self._shape_path)
+
+    def _tell(self, step: int, what: str) -> None:
+        self._say(time.time() - self._began_s, step, what)
+
+
+class _History:
+    """Reads a daemon's history as it grows."""
+
+    def __init__(self, home: Path) -> None:
+        self.events: list[Event] = []
+        self.step = -1
+        self.view: Event | None = None
+        self._home = home
+        self._offsets: dict[Path, int] = {}
+
+    def read(self) -> None:
+        for event in self._new_events():
+            self.events.append(event)
+            if event["event"] == "step":
+                self.step = max(self.step, event["step"])
+            elif event["event"] == "view":
+                self.view = event
+
+    def _new_events(self) -> Iterator[Event]:
+        for path in self._home.glob("runs/*/events.jsonl"):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                data = file.read()
+            whole, newline, _ = data.rpartition(b"\n")
+            self._offsets[path] = self._offsets.get(path, 0) + len(whole) + len(newline)
+            for line in whole.splitlines():
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError:
+                    continue  # a line that a killed daemon did not end
+
+
+def _slow_down(child: Child) -> Callable[[], None]:
+    """The process stands still for half of the time."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set() and child.running:
+            child.process.send_signal(signal.SIGSTOP)
+            over.wait(SLICE_S)
+            child.process.send_signal(signal.SIGCONT)
+            over.wait(SLICE_S)
+
+    thread = threading.Thread(target=work, name=f"slows {child.name}", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        over.set()
+        thread.join()
+        child.process.send_signal(signal.SIGCONT)
+
+    return end
+
+
+def _fill_disk(child: Child) -> Callable[[], None]:
+    """No file of the daemon can grow; writing fails as on a full disk, with another number."""
+    process = psutil.Process(child.process.pid)
+    _, hard = process.rlimit(psutil.RLIMIT_FSIZE)
+    process.rlimit(psutil.RLIMIT_FSIZE, (0, hard))
+
+    def end() -> None:
+        if child.running:
+            process.rlimit(psutil.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
+
+    return end
+
+
+def _in_words(fault: ChaosFault) -> str:
+    whom = " ".join(fault.peers)
+    return f"{fault.kind} {whom}" + (f" for {fault.lasts_s:g} s" if fault.lasts_s else "")

@@ -1,0 +1,370 @@
+"""State of layers on its way in, while training goes on; `daemon.donor` is the other end.
+
+A follower asks a donor for each layer, fetches the state once, and replays the optimizer with the
+gradients that follow. A donor that fails is followed by the next one.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.view import View
+from p2p_dtfm.core.workload import workload_of
+from p2p_dtfm.daemon.compute import Compute
+from p2p_dtfm.daemon.courier import Courier
+from p2p_dtfm.daemon.mailbox import CHUNK_ELEMENTS
+from p2p_dtfm.daemon.wire import (
+    FollowDone,
+    FollowEnded,
+    FollowLayers,
+    LayerOffered,
+    LayersCommitted,
+)
+from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.frames import FrameHeader
+from p2p_dtfm.train.data import is_digest
+from p2p_dtfm.train.layer_state import LayerState, state_bytes_limit
+from p2p_dtfm.train.optimizer import clip_scale, learning_rate
+from p2p_dtfm.train.reduction import tensor_from_bytes
+
+COMMITTED_LIMIT = 4096
+GRADIENTS_LIMIT_BYTES = 512 << 20
+"""Of steps that are not replayed yet; beyond it the follower begins again from a newer state."""
+RETRY_S = 1.0
+STALL_S = 10.0
+"""Later steps arrive but the next one does not: part of it was lost, so ask anew."""
+
+log = logging.getLogger("p2p_dtfm.follower")
+Tensor = Any
+OnGradient = Callable[[str, int, int, Tensor], None]
+
+
+def apply_outcome(
+    spec: RunSpec, state: LayerState, gradient: Tensor, step: int, gradient_norm: float
+) -> None:
+    """The update that every holder and follower of a layer makes for a committed step."""
+    assert state.version == step, (state.layer, state.version, step)
+    scale = clip_scale(gradient_norm, spec.optimizer.clip_norm)
+    state.apply(gradient, scale, learning_rate(spec, step))
+
+
+def replay_outcome(
+    spec: RunSpec, state: LayerState, gradient: Tensor, step: int, gradient_norm: float
+) -> None:
+    """The same update from a received gradient, unless it is made already.
+
+    A replay that is cancelled may still be under way in the compute thread.
+    """
+    if state.version <= step:
+        apply_outcome(spec, state, gradient, step, gradient_norm)
+
+
+def donors_of(view: View, layer: int, me: str) -> list[str]:
+    """Who has a layer's state from which `view` goes on, best first.
+
+    For a planned view these are the holders of the view before it; once it has taken over, its own
+    holders have the state as well.
+    """
+    snapshot, plan = view.snapshot, view.plan
+    if snapshot.planned and snapshot.present is not None:
+        own = plan.holders(layer) if isinstance(plan, Plan) else ()
+        holders = dict.fromkeys((*snapshot.present.holders(layer), *own))
+        return [peer for peer in holders if peer != me]
+    versions = {item.peer_id: item.version for item in snapshot.held if item.layer == layer}
+    newest = max(versions.values(), default=-1)
+    return sorted(peer for peer, version in versions.items() if version == newest and peer != me)
+
+
+def guarded_from(view: View, layer: int, me: str) -> list[str]:
+    """Whom the guardian of a layer follows: those who hold it in the view itself."""
+    assert isinstance(view.plan, Plan)
+    return [peer for peer in view.plan.holders(layer) if peer != me]
+
+
+@dataclass(frozen=True)
+class FollowerTools:
+    """What a follower works with."""
+
+    me: str
+    spec: RunSpec
+    states: dict[int, LayerState]
+    """Gets each layer as it arrives."""
+    courier: Courier
+    blobs: BlobExchange
+    compute: Compute
+    scratch: Path
+    numbers: Iterator[int]
+    """Names for requests, none used twice in this life."""
+
+
+class Follower:
+    """Brings the states of some layers for one agreed view. Run `run`; it ends when cancelled.
+
+    `on_progress` is called whenever more is there. `on_gradient(donor, layer, step, gradient)`
+    hears of each whole reduced gradient that rolls a state here forward: a guardian has it.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        layers: set[int],
+        tools: FollowerTools,
+        on_progress: Callable[[], None],
+        on_gradient: OnGradient | None = None,
+    ) -> None:
+        self.view = view
+        self.layers = frozenset(layers)
+        self.missing = set(layers)
+        self._tools = tools
+        self._workload = workload_of(tools.spec)
+        self._on_progress = on_progress
+        self._on_gradient = on_gradient
+        self._from_takeover = on_gradient is not None or not view.snapshot.planned
+        self._noted: set[tuple[int, int]] = set()
+        self._donor_of: dict[int, str] = {}
+        self._number_of: dict[str, int] = {}
+        self._to_ask: dict[str, None] = {}
+        self._asks = asyncio.Event()
+        self._offers: asyncio.Queue[tuple[str, LayerOffered]] = asyncio.Queue()
+        self._committed: dict[tuple[str, int], float] = {}
+        self._gradients: dict[tuple[int, int], dict[int, Tensor]] = {}
+        self._gradients_bytes = 0
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Ask, fetch, replay; forever."""
+        for layer in sorted(self.layers):
+            donors = self._donors(layer)
+            assert donors, f"nobody holds layer {layer}"
+            self._donor_of[layer] = donors[layer % len(donors)]
+            self._ask_soon(self._donor_of[layer])
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._ask_donors())
+            group.create_task(self._fetch_offers())
+            group.create_task(self._replay())
+
+    # asking
+
+    def _donors(self, layer: int) -> list[str]:
+        find = donors_of if self._on_gradient is None else guarded_from
+        return find(self.view, layer, self._tools.me)
+
+    def _ask_soon(self, donor: str) -> None:
+        self._to_ask[donor] = None
+        self._asks.set()
+
+    async def _ask_donors(self) -> None:
+        while True:
+            await self._asks.wait()
+            self._asks.clear()
+            donors, self._to_ask = self._to_ask, {}
+            for donor in donors:
+                await self._ask(donor)
+            await asyncio.sleep(RETRY_S)  # between one round of requests and the next
+
+    async def _ask(self, donor: str) -> None:
+        held = self._tools.states
+        wanted = sorted(layer for layer, peer in self._donor_of.items() if peer == donor)
+        if not wanted:
+            return
+        layers = {n: held[n].version if n in held else -1 for n in wanted}
+        number = self._number_of[donor] = next(self._tools.numbers)
+        request = FollowLayers(self.view.id, number, layers, self._from_takeover)
+        try:
+            await self._tools.courier.ask(donor, request)
+        except (Unreachable, Refused) as error:
+            log.info("asks for state: %s", error)
+            self._turn_from(donor)
+
+    def _turn_from(self, donor: str) -> None:
+        """Ask the next donor of each layer that this one was to give."""
+        self._number_of.pop(donor, None)
+        for layer, peer in list(self._donor_of.items()):
+            if peer == donor:
+                donors = self._donors(layer)
+                after = donors.index(donor) + 1 if donor in donors else 0
+                self._donor_of[layer] = donors[after % len(donors)]
+                self._ask_soon(self._donor_of[layer])
+
+    def has_asked(self, sender: str, number: int) -> bool:
+        """Whether a message answers this follower's latest request to its sender."""
+        return self._number_of.get(sender) == number
+
+    # what arrives
+
+    def offered(self, sender: str, message: LayerOffered) -> None:
+        """Raises `PeerFault` for an offer that cannot be of the layer asked for."""
+        if self._donor_of.get(message.layer) != sender:
+            raise PeerFault(f"offers layer {message.layer}, for which it was not asked", sender)
+        has_blob = message.blob != ""  # else the state is here already
+        size_bytes = message.size_bytes
+        if has_blob and not 0 < size_bytes <= state_bytes_limit(self._tools.spec, message.layer):
+            raise PeerFault(f"offers a layer of {size_bytes} bytes", sender)
+        if has_blob and not is_digest(message.blob):
+            raise PeerFault("offers a layer under a name that is no digest", sender)
+        if self._offers.qsize() > 4 * len(self.layers):
+            raise PeerFault("offers layers faster than they can be taken", sender)
+        self._offers.put_nowait((sender, message))
+
+    def committed(self, sender: str, message: LayersCommitted) -> None:
+        """Raises `PeerFault` for a gradient norm that is none."""
+        if not 0 <= message.gradient_norm < math.inf:
+            raise PeerFault(f"a gradient norm of {message.gradient_norm}", sender)
+        self._committed[sender, message.step] = message.gradient_norm
+        while len(self._committed) > COMMITTED_LIMIT:  # what came first was replayed long ago
+            del self._committed[next(iter(self._committed))]
+        self._wake.set()
+
+    def ended(self, sender: str, message: FollowEnded) -> None:
+        """The donor gave up on this follower: start again from a newer state."""
+        log.warning("%s stopped feeding: %s", sender, message.reason)
+        self._turn_from(sender)
+
+    def gradient(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+        """A chunk of a layer's reduced gradient. Raises `PeerFault` if it cannot be one."""
+        length = self._workload.cost(header.layer).parameter_count
+        start = header.index * CHUNK_ELEMENTS
+        if start >= length or header.shape != (min(CHUNK_ELEMENTS, length - start),):
+            raise PeerFault(f"gradient chunk {header.index} of shape {header.shape}", sender)
+        if (header.codec, header.dtype) != ("fp32", "float32"):
+            raise PeerFault(f"a gradient of {header.dtype} in {header.codec}", sender)
+        if self._donor_of.get(header.layer) != sender:
+            return  # it was the donor until lately, or is that of a request that ended
+        chunks = self._gradients.setdefault((header.layer, header.step), {})
+        if header.index not in chunks:
+            self._gradients_bytes += len(payload)
+            chunks[header.index] = tensor_from_bytes(payload, header.shape)
+        if self._gradients_bytes > GRADIENTS_LIMIT_BYTES:
+            self._begin_again("more steps wait than there is room for")
+        self._wake.set()
+
+    def _begin_again(self, reason: str) -> None:
+        log.warning("asks for newer states: %s", reason)
+        self._gradients, self._gradients_bytes = {}, 0
+        for donor in dict.fromkeys(self._donor_of.values()):
+            self._number_of.pop(donor, None)
+            self._ask_soon(donor)
+
+    # work
+
+    async def _fetch_offers(self) -> None:
+        tools = self._tools
+        while True:
+            donor, offer = await self._offers.get()
+            if not offer.blob:
+                state = tools.states.get(offer.layer)
+                if state is not None and state.version == offer.version:
+                    self._arrived(offer.layer)
+                else:
+                    self._ask_soon(donor)
+                continue
+            target = tools.scratch / f"layer-{offer.layer}-{offer.blob[:16]}"
+            try:
+                unique = list(dict.fromkeys([donor, *self._donors(offer.layer)]))
+                await tools.blobs.fetch(offer.blob, unique, target, offer.size_bytes)
+                payload = await asyncio.to_thread(target.read_bytes)
+                state = await tools.compute.run(
+                    LayerState.from_bytes, tools.spec, offer.layer, payload
+                )
+            except (BlobUnavailable, PeerFault) as error:
+                log.warning("state of layer %d: %s", offer.layer, error)
+                self._ask_soon(donor)
+                continue
+            finally:
+                with contextlib.suppress(OSError):
+                    target.unlink()
+            tools.states[offer.layer] = state
+            self._arrived(offer.layer)
+
+    def _arrived(self, layer: int) -> None:
+        self.missing.discard(layer)
+        self._wake.set()
+        self._on_progress()
+
+    async def _replay(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(STALL_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._check_stall()
+            self._wake.clear()
+            for layer in sorted(self.layers - self.missing):
+                self._note_gradient(layer)
+                while await self._replay_step(layer):
+                    self._on_progress()
+                    self._note_gradient(layer)
+
+    def _check_stall(self) -> None:
+        """Nothing has arrived for a while: is anything here that cannot be used?"""
+        held = self._tools.states
+        for layer in self.layers - self.missing:
+            version, donor = held[layer].version, self._donor_of[layer]
+            later = any(n == layer and step > version for n, step in self._gradients)
+            if later or any(peer == donor and step > version for peer, step in self._committed):
+                self._begin_again(f"step {version} of layer {layer} is lost")
+                self._committed = {}
+                return
+
+    def _note_gradient(self, layer: int) -> None:
+        """Tell, once, that the next step's gradient of a layer is here whole."""
+        if self._on_gradient is None:
+            return
+        state = self._tools.states[layer]
+        key = (layer, state.version)
+        chunks = self._gradients.get(key, {})
+        if key in self._noted or len(chunks) < _chunk_count(state):
+            return
+        self._noted = {noted for noted in self._noted if noted[0] != layer} | {key}
+        self._on_gradient(self._donor_of[layer], layer, state.version, _join(chunks))
+
+    async def _replay_step(self, layer: int) -> bool:
+        tools, state = self._tools, self._tools.states[layer]
+        step = state.version
+        norm = self._committed.get((self._donor_of[layer], step))
+        chunks = self._gradients.get((layer, step), {})
+        if norm is None or len(chunks) < _chunk_count(state):
+            return False
+        gradient = await tools.compute.run(_join, chunks)
+        await tools.compute.run(replay_outcome, tools.spec, state, gradient, step, norm)
+        for old in [key for key in self._gradients if key[0] == layer and key[1] <= step]:
+            self._gradients_bytes -= sum(chunk.nbytes for chunk in self._gradients[old].values())
+            del self._gradients[old]
+        return True
+
+    def release_donors(self) -> None:
+        """Tell the donors that no more is needed."""
+        for donor, number in sorted(self._number_of.items()):
+            self._tools.courier.tell(donor, FollowDone(self.view.id, number))
+
+    @property
+    def behind(self) -> str:
+        """What is still missing, in words."""
+        if self.missing:
+            return f"{len(self.missing)} of {len(self.layers)} layers to fetch"
+        return "replaying the latest steps"
+
+
+def _chunk_count(state: LayerState) -> int:
+    return -(-state.parameter_count // CHUNK_ELEMENTS)
+
+
+def _join(chunks: dict[int, Tensor]) -> Tensor:
+    ordered = [chunks[index] for index in sorted(chunks)]
+    if len(ordered) == 1:
+        return ordered[0]
+    whole = ordered[0].new_empty(sum(len(chunk) for chunk in ordered))
+    start = 0
+    for chunk in ordered:
+        whole[start : start + len(chunk)] = chunk
+        start += len(chunk)
+    return whole

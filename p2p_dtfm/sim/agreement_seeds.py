@@ -1,0 +1,239 @@
+"""Simulated runs of many seeds: every fault the world knows, and what must hold all the same.
+
+python -m p2p_dtfm.sim.agreement_seeds --seeds 0-199
+python -m p2p_dtfm.sim.agreement_seeds --seeds 17 --story
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+
+from p2p_dtfm.core.actions import SECOND_NS, Timing
+from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.prng import prng_of_digest
+from p2p_dtfm.core.records import (
+    PROTOCOL_VERSION,
+    Device,
+    Intent,
+    LayerTiming,
+    PeerRecord,
+    Reachability,
+)
+from p2p_dtfm.core.snapshot import Snapshot
+from p2p_dtfm.core.workload import LayerCost, Workload
+from p2p_dtfm.sim.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults import Faults
+from p2p_dtfm.sim.invariants import Violation
+from p2p_dtfm.sim.network import Network
+from p2p_dtfm.sim.simulated_peer import SimulatedPeer
+
+FAULTS = (12, 19)
+FAULTS_BEGIN_NS = 8 * SECOND_NS
+FAULTS_END_NS = 100 * SECOND_NS
+SETTLE_LIMIT_S = 180
+"""After the last fault, all must be in one view again and have committed three steps."""
+TIMING = Timing(
+    gather_ns=3 * SECOND_NS,
+    ready_ns=6 * SECOND_NS,
+    retry_ns=2 * SECOND_NS,
+    lost_layers_ns=30 * SECOND_NS,
+    orphan_ns=20 * SECOND_NS,
+)
+
+_COST = LayerCost(1, 1, 1, 1)
+_TIME = LayerTiming(1, 1)
+_TEMPLATE = PeerRecord(
+    peer_id="template",
+    life=1,
+    sequence=1,
+    protocol_version=PROTOCOL_VERSION,
+    run_digest="simulated",
+    device=Device("cpu", "simulated", 1 << 30, _TIME, _TIME, _TIME),
+    uplink_bytes_per_s=0,
+    downlink_bytes_per_s=0,
+    links={},
+    addresses=(),
+    reachability=Reachability.DIRECT,
+    intent=Intent.TRAIN,
+)
+
+
+@dataclass
+class Result:
+    """How one seed ended; `violation` is empty if every invariant held."""
+
+    seed: int
+    violation: str = ""
+    story: list[str] = field(default_factory=list)
+    faults: int = 0
+    steps: int = 0
+    views: int = 0
+    settle_s: float = 0.0
+    given_up_steps: int = 0
+    recoveries_ns: list[int] = field(default_factory=list)
+
+
+def any_plan(snapshot: Snapshot) -> Plan | NoPlan:
+    """A plan drawn by what was gathered: far more state moves than under a good plan."""
+    names = [r.peer_id for r in snapshot.records if r.intent is Intent.TRAIN]
+    workload = snapshot.workload
+    if len(names) < workload.min_members:
+        return NoPlan(f"{len(names)} members, {workload.min_members} are asked for")
+    chance = prng_of_digest(snapshot.knowledge)
+    chance.shuffle(names)
+    layers, microbatches = workload.layer_count, workload.microbatch_count
+    used = names[: max(1, len(names) - chance.below(3))]
+    groups: list[list[str]] = []
+    while used and len(groups) < microbatches:
+        length = min(len(used), 1 + chance.below(layers))
+        groups.append(used[:length])
+        used = used[length:]
+    pipelines, first = [], 0
+    for number, group in enumerate(groups):
+        end = microbatches * (number + 1) // len(groups)
+        cuts = [layers * n // len(group) for n in range(len(group) + 1)]
+        stages = tuple(Stage(p, cuts[n], cuts[n + 1], 1) for n, p in enumerate(group))
+        pipelines.append(Pipeline(stages, first, end - first))
+        first = end
+    placed = {peer for group in groups for peer in group}
+    spares = tuple(sorted({record.peer_id for record in snapshot.records} - placed))
+    return Plan(tuple(pipelines), spares, 1)
+
+
+class SeededRun:
+    """One seed: 4 to 16 peers, at least ten faults, then peace."""
+
+    def __init__(self, seed: int, peer_type: type[SimulatedPeer] = SimulatedPeer) -> None:
+        chance = random.Random(seed)
+        count = chance.choice((4, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 8, 8, 10, 16))
+        min_members = chance.choice((1, 1, 1, 2, count // 2 + 1))
+        workload = Workload(2, 8, 0, 1, _COST, _COST, _COST, min_members)
+        network = Network(
+            delay_ns=(1_000_000, 150_000_000),
+            loss=chance.choice((0.0, 0.02)),
+            repeat=chance.choice((0.0, 0.05)),
+            late=chance.choice((0.0, 0.01)),
+        )
+        world = AgreementWorld(seed, workload, _TEMPLATE, any_plan, network, TIMING)
+        world.peer_type = peer_type
+        world.rejoins = True
+        world.compute_ns = (SECOND_NS // 2, 2 * SECOND_NS)
+        self.seed, self.world = seed, world
+        self.careful = chance.random() < 0.4
+        for number in range(count):
+            peer = world.add_peer(f"p{number:02}")
+            peer.clock_rate = chance.uniform(0.97, 1.03)
+            peer.clock_offset_ns = chance.randrange(1 << 50)
+            peer.agreement.wants_view()
+        world.after(3 * SECOND_NS, lambda: world.found("p00") if self._nobody_yet() else None)
+        self.faults = Faults(world, chance, self.careful)
+        self.faults.schedule(chance.randrange(*FAULTS), FAULTS_BEGIN_NS, FAULTS_END_NS)
+
+    def _nobody_yet(self) -> bool:
+        agreement = self.world.peers["p00"].agreement
+        return agreement.view is None and not agreement.attempting
+
+    def run(self) -> Result:
+        result = Result(self.seed)
+        world = self.world
+        try:
+            world.run_to(FAULTS_END_NS)
+            world.tell("world", "NO MORE FAULTS")
+            self.faults.end()
+            began_ns = world.now_ns
+            world.run_until(self._look, SETTLE_LIMIT_S)
+            result.settle_s = (world.now_ns - began_ns) / SECOND_NS
+            result.given_up_steps = self._check_nothing_lost()
+        except (Violation, AssertionError) as error:
+            result.violation = str(error) or repr(error)
+        result.story = world.story
+        result.faults = sum(self.faults.inflicted.values())
+        result.steps = world.invariants.furthest
+        result.views = len({view.id for peer in world.peers.values() for view in peer.views})
+        result.recoveries_ns = self.faults.recoveries_ns
+        return result
+
+    _goal: tuple[object, int] | None = None
+
+    def _look(self) -> bool:
+        return self.world.event_count % 16 == 0 and self._settled()
+
+    def _settled(self) -> bool:
+        """All are in one view, and it has committed three steps since."""
+        present = [peer for peer in self.world.peers.values() if not peer.left]
+        views = {peer.view.id if peer.view else None for peer in present}
+        step = min((peer.agreement.step for peer in present), default=0)
+        first = present[0].view if present else None
+        whole = (
+            len(views) == 1
+            and first is not None
+            and isinstance(first.plan, Plan)
+            and set(first.member_ids) == {peer.name for peer in present}
+        )
+        if not present:
+            return True
+        if not whole or first is None:
+            self._goal = None
+            return False
+        if self._goal is None or self._goal[0] != first.id:
+            self._goal = (first.id, step)
+        return step >= self._goal[1] + 3
+
+    def _check_nothing_lost(self) -> int:
+        """Where a copy of everything was left, no lineage may go back by more than a step."""
+        final = max((p.agreement.step for p in self.world.peers.values()), default=0)
+        lost = max(0, self.world.invariants.furthest - final)
+        if self.careful and lost > 1:
+            raise Violation(
+                f"{lost} committed steps are lost, though a copy was left of each layer"
+            )
+        return lost
+
+
+def run_seed(seed: int, peer_type: type[SimulatedPeer] = SimulatedPeer) -> Result:
+    return SeededRun(seed, peer_type).run()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Simulate peers that fail, one run for each seed.")
+    parser.add_argument("--seeds", required=True, help="A or A-B, both included")
+    parser.add_argument("--story", action="store_true", help="print what happened")
+    arguments = parser.parse_args()
+    first, _, last = arguments.seeds.partition("-")
+    began_s = time.monotonic()
+    results: list[Result] = []
+    failures = 0
+    for seed in range(int(first), int(last or first) + 1):
+        result = run_seed(seed)
+        results.append(result)
+        if arguments.story or result.violation:
+            lines = result.story if arguments.story else result.story[-30:]
+            print("\n".join(lines))
+        if result.violation:
+            failures += 1
+            print(f"seed {seed}: {result.violation}")
+            print(f"replay: python -m p2p_dtfm.sim.agreement_seeds --seeds {seed} --story")
+        result.story = []
+    seconds = time.monotonic() - began_s
+    good = [r for r in results if not r.violation]
+    recoveries = sorted(ns / SECOND_NS for r in results for ns in r.recoveries_ns)
+    print(
+        f"{len(results)} seeds, {failures} failed, in {seconds:.1f} s: "
+        f"{sum(r.faults for r in results)} faults, {sum(r.views for r in results)} views, "
+        f"{sum(r.steps for r in results)} steps; settled in at most "
+        f"{max((r.settle_s for r in good), default=0):.0f} s; "
+        f"{sum(r.given_up_steps for r in good)} steps given up after splits and losses"
+    )
+    if recoveries:
+        print(
+            f"crash to next commit: median {statistics.median(recoveries):.1f} s, "
+            f"worst {recoveries[-1]:.1f} s of {len(recoveries)} (virtual)"
+        )
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

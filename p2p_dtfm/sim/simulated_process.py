@@ -1,0 +1,235 @@
+"""The process of a simulated peer: its memory, its disk, its events and what it sends."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from p2p_dtfm.core.actions import (
+    SECOND_NS,
+    Actions,
+)
+from p2p_dtfm.core.agreement import Agreement
+from p2p_dtfm.core.agreement_messages import (
+    AgreementMessage,
+    SavedState,
+)
+from p2p_dtfm.core.canonical import digest_bytes
+from p2p_dtfm.core.guardians import Receipts
+from p2p_dtfm.core.liveness import Liveness
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.records import Intent, PeerRecord, sign_record
+from p2p_dtfm.core.signed import Signed
+from p2p_dtfm.core.snapshot import Member, ViewId
+from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.view import View
+from p2p_dtfm.sim.invariants import Violation
+from p2p_dtfm.sim.training import (
+    GENESIS_VALUE,
+    Gradient,
+    Partial,
+    State,
+    Tensor,
+    applied,
+)
+
+if TYPE_CHECKING:
+    from p2p_dtfm.sim.agreement_world import AgreementWorld
+
+Key = tuple[ViewId, int]
+
+RESEND_NS = SECOND_NS
+LINGER_NS = 20 * SECOND_NS
+"""A peer that has left gives state to those that took its place for so long."""
+CHECKPOINT_STEPS = 3
+PREPARED_KEPT = 2
+
+
+def sign_for(peer_id: str) -> Callable[[bytes], bytes]:
+    """A stand-in for Ed25519: fast, and a changed byte shows."""
+    return lambda payload: digest_bytes(peer_id.encode() + payload).encode()
+
+
+def verify(peer_id: str, payload: bytes, signature: bytes) -> bool:
+    return signature == sign_for(peer_id)(payload)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    step: int
+    lineage: str
+    states: dict[int, State]
+
+
+@dataclass
+class SimulatedProcess:
+    """`start` begins a process of this peer; `alive` and `stopped` are up to the world."""
+
+    name: str
+    record: PeerRecord
+    world: AgreementWorld
+    alive: bool = True
+    stopped: bool = False
+    left: bool = False
+    gone: bool = False
+    slowness: float = 1.0
+    clock_rate: float = 1.0
+    clock_offset_ns: int = 0
+    process: int = 0
+    disk: list[Checkpoint] = field(default_factory=list)
+    views: list[View] = field(default_factory=list)
+
+    def do(self, actions: Actions) -> None:
+        """Carry out what the agreement asks."""
+        raise NotImplementedError
+
+    def _tick(self) -> None:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """A new process, with what is on the disk."""
+        self.process += 1
+        self.alive, self.stopped = True, False
+        self.backlog: list[Callable[[], None]] = []
+        self.states: dict[int, State] = {}
+        self.gradients: dict[Key, dict[int, Gradient]] = {}
+        self.partials: dict[Key, dict[str, Partial]] = {}
+        self.prepared: dict[Key, dict[str, Prepared]] = {}
+        self.said: set[Key] = set()
+        self.last_said: deque[Prepared] = deque(maxlen=PREPARED_KEPT)
+        self.computing: Key | None = None
+        self.receipts: Receipts | None = None
+        self.progress = 0
+        self.resent_ns = self.asked_ns = 0
+        self.liveness = Liveness(self.world.liveness_timing)
+        self.agreement = Agreement(
+            Member(self.name, self.record.life),
+            self.record.run_digest,
+            self.world.workload,
+            sign_for(self.name),
+            verify,
+            self.world.timing,
+        )
+        self._set_record()
+        if self.disk:
+            newest = self.disk[-1]
+            self.states = dict(newest.states)
+            self.agreement.resume(newest.step, self._held(), newest.lineage)
+            self._say_saved()
+        else:
+            genesis = State(0, GENESIS_VALUE)
+            self.states = {layer: genesis for layer in range(self.world.workload.layer_count)}
+            self.agreement.held = self._held()
+        self.later(self.world.chance.randrange(self.world.tick_ns), self._tick)
+
+    def _set_record(self, **changes: object) -> Signed:
+        self.record = msgspec.structs.replace(self.record, **changes)
+        signed = sign_record(self.record, sign_for(self.name))
+        if self.record.life == self.agreement.me.life:
+            self.agreement.set_record(self.record, signed)
+        return signed
+
+    def restart(self) -> None:
+        """After a crash: a new process in a higher life."""
+        life = self.record.life + 1
+        self.record = msgspec.structs.replace(self.record, life=life, intent=Intent.TRAIN)
+        self.start()
+        self.agreement.wants_view()
+
+    def later(self, delay_ns: int, event: Callable[[], None]) -> None:
+        process = self.process
+        self.world.after(delay_ns, lambda: self.run(process, event))
+
+    def run(self, process: int, event: Callable[[], None]) -> None:
+        """An event of one process; a stopped one gets it when it goes on."""
+        if process != self.process or not self.alive or self.gone:
+            return
+        if self.stopped:
+            self.backlog.append(event)
+        else:
+            event()
+
+    @property
+    def now_ns(self) -> int:
+        """By this peer's own clock, which is off and runs at its own rate."""
+        return self.clock_offset_ns + int(self.world.now_ns * self.clock_rate)
+
+    @property
+    def view(self) -> View | None:
+        return self.agreement.view
+
+    def _held(self) -> dict[int, int]:
+        return {layer: state.version for layer, state in self.states.items()}
+
+    def say(self, text: str) -> None:
+        self.world.tell(self.name, text)
+
+    def _send(self, receiver: str, message: AgreementMessage | Prepared | Tensor) -> None:
+        self.liveness.said(receiver, self.now_ns)
+        self.world.send(self.name, receiver, message)
+
+    def _broadcast(self, prepared: Prepared) -> None:
+        view, following = self.agreement.view, self.agreement.next_view
+        receivers = set(view.member_ids) if view is not None else set()
+        if view is not None and not view.takes_effect_at_once:
+            receivers |= {member.peer_id for member in view.snapshot.contributors}
+        if following is not None:
+            receivers |= set(following.member_ids)
+        for receiver in sorted(receivers - {self.name}):
+            self._send(receiver, prepared)
+
+    def _training(self) -> tuple[View | None, Plan | None]:
+        view = self.agreement.view
+        if view is None or self.agreement.frozen or self.left or not isinstance(view.plan, Plan):
+            return None, None
+        return view, view.plan
+
+    def _key(self, view: ViewId, step: int) -> Key:
+        """Every tensor belongs to the step of one view."""
+        return view, step
+
+    def _wanted(self, view: View) -> set[int]:
+        guarded = {layer for layer, guardian in view.guards.items() if guardian == self.name}
+        return set(view.layers_of(self.name)) | guarded
+
+    def _load(self, layer: int, step: int) -> State:
+        if step == 0:
+            return State(0, GENESIS_VALUE)
+        saved = [item.states[layer] for item in self.disk if item.step == step]
+        if not saved:
+            raise Violation(f"{self.name} has no checkpoint of layer {layer} at step {step}")
+        return saved[-1]
+
+    def _apply(self, layer: int, gradient: Gradient | None) -> None:
+        state = self.states[layer]
+        self.world.invariants.applies(self.name, layer, state, gradient)
+        assert gradient is not None
+        self.states[layer] = applied(state, gradient)
+
+    def _sync_held(self) -> None:
+        self.world.invariants.holds(self.name, self.states)
+        self.agreement.held = self._held()
+
+    def _checkpoint(self, step: int, lineage: str) -> None:
+        states = {n: state for n, state in self.states.items() if state.version == step}
+        if states:
+            self.disk = [*self.disk, Checkpoint(step, lineage, states)][-2:]
+            self._say_saved()
+
+    def _say_saved(self) -> None:
+        self.agreement.inventory.saved = tuple(
+            SavedState(item.step, item.lineage, tuple(sorted(item.states))) for item in self.disk
+        )
+
+    def can_reach(self, layer: int, step: int) -> bool:
+        """Whether the state of a layer at `step`, or a newer one, is here or one gradient away."""
+        state = self.states.get(layer)
+        if state is None or state.version >= step:
+            return state is not None
+        return state.version == step - 1 and any(
+            key[1] == step - 1 and layer in held for key, held in self.gradients.items()
+        )

@@ -1,0 +1,324 @@
+"""The steps of a simulated peer: compute, reduce, prepare, commit; and states for its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2p_dtfm.core.ledger import Ledger
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.view import View
+from p2p_dtfm.sim.invariants import Violation
+from p2p_dtfm.sim.training import (
+    Gradient,
+    Partial,
+    Receipt,
+    Reduced,
+    StateReply,
+    StateRequest,
+    loss_sum,
+    reduce,
+)
+
+if TYPE_CHECKING:
+    pass
+
+from p2p_dtfm.sim.simulated_process import CHECKPOINT_STEPS, Key, SimulatedProcess
+
+
+class SimulatedTraining(SimulatedProcess):
+    """What the trainer does in the daemon."""
+
+    def _start_step(self) -> None:
+        view, plan = self._training()
+        if view is None or plan is None:
+            return
+        key = (view.id, self.agreement.step)
+        layers = view.layers_of(self.name)
+        ready = all(n in self.states and self.states[n].version == key[1] for n in layers)
+        if layers and ready and self.computing != key and key not in self.said:
+            self.computing = key
+            low, high = self.world.compute_ns
+            delay_ns = int(self.world.chance.randrange(low, high) * self.slowness)
+            self.later(delay_ns, lambda: self._computed(key))
+        self._check_commit()
+
+    def _computed(self, key: Key) -> None:
+        view, plan = self._training()
+        if view is None or plan is None or self.computing != key:
+            return
+        assert key == (view.id, self.agreement.step)
+        self.progress += 1
+        place = plan.place_of(self.name)
+        assert place is not None
+        microbatches = tuple(plan.pipelines[place[0]].microbatches)
+        layers = {
+            n: Gradient(microbatches, self.states[n].value) for n in view.layers_of(self.name)
+        }
+        mine = Partial(self.agreement.me, *key, layers)
+        self.partials.setdefault(self._key(*key), {})[self.name] = mine
+        self._send_partial(plan, mine)
+        self._try_reduce()
+
+    def _send_partial(self, plan: Plan, mine: Partial) -> None:
+        others = {holder for layer in mine.layers for holder in plan.holders(layer)}
+        for holder in sorted(others - {self.name}):
+            self._send(holder, mine)
+
+    def _receive_partial(self, partial: Partial) -> None:
+        view = self.agreement.view
+        if view is not None and partial.view.number < view.id.number:
+            return
+        parts = self.partials.setdefault(self._key(partial.view, partial.step), {})
+        parts[partial.sender.peer_id] = partial
+        self._try_reduce()
+
+    def _try_reduce(self) -> None:
+        view, plan = self._training()
+        if view is None or plan is None:
+            return
+        key = (view.id, self.agreement.step)
+        parts = self.partials.get(self._key(*key), {})
+        if self.name not in parts:
+            return
+        done = self.gradients.setdefault(key, {})
+        for segment in plan.segments():
+            holders, layers = segment.holders, set(segment.layers) - set(done)
+            if self.name not in holders or any(peer not in parts for peer in holders):
+                continue
+            for layer in layers:
+                found = [parts[peer].layers.get(layer) for peer in holders]
+                if all(part is not None for part in found):
+                    whole = reduce([part for part in found if part is not None])
+                    if whole is None:
+                        raise Violation(f"{self.name} reduces gradients of different states")
+                    done[layer] = whole
+        self.agreement.reduced(key[1], set(done))
+        self._feed_guardians(key)
+        self._try_prepare()
+
+    def _feed_guardians(self, key: Key) -> None:
+        """Reduced gradients of layers that nobody else holds go to their guardians."""
+        view, plan = self._training()
+        if view is None or plan is None:
+            return
+        guards = view.guards
+        for guardian in sorted(set(guards.values()) - {self.name}):
+            layers = {
+                layer: gradient
+                for layer, gradient in self.gradients.get(key, {}).items()
+                if guards.get(layer) == guardian and plan.holders(layer) == (self.name,)
+            }
+            if layers:
+                self._send(guardian, Reduced(self.agreement.me, *key, layers))
+
+    def _receive_reduced(self, message: Reduced) -> None:
+        view, _ = self._training()
+        step = self.agreement.step
+        if view is None or message.view != view.id or message.step < step:
+            return
+        held = self.gradients.setdefault((message.view, message.step), {})
+        for layer, gradient in message.layers.items():
+            held.setdefault(layer, gradient)
+        self._acknowledge(message.sender.peer_id)
+
+    def _acknowledge(self, holder: str) -> None:
+        view, plan = self._training()
+        if view is None or plan is None:
+            return
+        step = self.agreement.step
+        received = self.gradients.get((view.id, step), {})
+        layers = {
+            layer
+            for layer in received
+            if plan.holders(layer) == (holder,)
+            and layer in self.states
+            and self.states[layer].version == step
+        }
+        if layers:
+            self.agreement.reduced(step, layers)
+            receipt = Receipt(self.agreement.me, view.id, step, tuple(sorted(layers)))
+            self._send(holder, receipt)
+
+    def _try_prepare(self) -> None:
+        view, plan = self._training()
+        if view is None or plan is None or self.receipts is None:
+            return
+        key = (view.id, self.agreement.step)
+        done = self.gradients.get(key, {})
+        layers = view.layers_of(self.name)
+        waits = self.receipts.waits_for(key[1])
+        if key in self.said or not layers or not set(layers) <= set(done) or waits:
+            return
+        self.said.add(key)
+        self.computing = None
+        self.progress += 1
+        prepared = self._make_prepared(view, plan, key[1], done)
+        self.last_said.append(prepared)
+        self._keep_prepared(prepared)
+        self._broadcast(prepared)
+        self._check_commit()
+
+    def _make_prepared(
+        self, view: View, plan: Plan, step: int, done: dict[int, Gradient]
+    ) -> Prepared:
+        stage, place = plan.stage_of(self.name), plan.place_of(self.name)
+        assert stage is not None and place is not None
+        has_head = stage.end_layer == self.world.workload.layer_count
+        count = plan.pipelines[place[0]].microbatch_count if has_head else 0
+        norms = {
+            number: float(sum(done[layer].base % 1009 for layer in segment.layers))
+            for number, segment in enumerate(plan.segments())
+            if self.name in segment.holders
+        }
+        return Prepared(
+            view=view.id,
+            step=step,
+            peer_id=self.name,
+            squared_norms=norms,
+            loss_sum=loss_sum(step, count),
+            token_count=count,
+            held_out_loss_sum=0.0,
+            held_out_token_count=0,
+            ready_for=self.agreement.ready_for,
+        )
+
+    def _receive_prepared(self, prepared: Prepared) -> None:
+        view = self.agreement.view
+        if view is not None and prepared.view.number < view.id.number:
+            return
+        if self._keep_prepared(prepared):
+            self._check_commit()
+
+    def _keep_prepared(self, prepared: Prepared) -> bool:
+        """True if it is news."""
+        held = self.prepared.setdefault(self._key(prepared.view, prepared.step), {})
+        if prepared.peer_id in held:
+            return False
+        held[prepared.peer_id] = prepared
+        return True
+
+    def _check_commit(self) -> None:
+        while True:
+            view, plan = self._training()
+            ledger = self.agreement.ledger
+            if view is None or plan is None or ledger is None:
+                return
+            self._skip(view, ledger)
+            for prepared in self.prepared.get(self._key(view.id, ledger.step), {}).values():
+                ledger.record(prepared)
+            if not self._commit(view, ledger):
+                return
+
+    def _skip(self, view: View, ledger: Ledger) -> None:
+        """A peer without a stage may miss so many messages that it cannot follow each step."""
+        if view.layers_of(self.name):
+            return
+        ahead = [step for of, step in self.prepared if of == view.id]
+        if max(ahead, default=0) >= ledger.step + 2:
+            self.agreement.skip_to(max(ahead))
+
+    def _commit(self, view: View, ledger: Ledger) -> bool:
+        outcome = ledger.next_outcome()
+        if outcome is None:
+            return False
+        now_ns, step = self.now_ns, outcome.step
+        gradients = self.gradients.get((view.id, step), {})
+        stage = set(view.layers_of(self.name))
+        for layer, state in list(self.states.items()):
+            if layer in stage or (layer in gradients and state.version == step):
+                self._apply(layer, gradients.get(layer))
+        actions = self.agreement.committed(outcome, now_ns)
+        lineage = self.agreement.inventory.lineage.at(step + 1)
+        assert lineage is not None
+        self.world.invariants.commits_step(self.name, view.id, outcome, lineage)
+        self.world.committed(self.name, step)
+        self._forget(view, step)
+        self._sync_held()
+        if (step + 1) % CHECKPOINT_STEPS == 0:
+            self._checkpoint(step + 1, lineage)
+        self.do(actions)
+        if self.agreement.view is view:
+            self._start_step()
+        return True
+
+    def _forget(self, view: View, step: int) -> None:
+        """A step has committed: what was kept for the case that it would not is not needed."""
+        wanted = self._wanted(view)
+        if self.agreement.next_view is not None:
+            wanted |= self._wanted(self.agreement.next_view)
+        if self.agreement.view is view:
+            self.states = {n: state for n, state in self.states.items() if n in wanted}
+        retained = (view.id, step)
+        self.gradients = {
+            key: held for key, held in self.gradients.items() if key == retained or key[1] > step
+        }
+        for store in (self.partials, self.prepared):
+            for key in [key for key in store if key[1] < step]:
+                del store[key]
+
+    def _check_synced(self) -> None:
+        view = self.agreement.next_view
+        if view is not None and self._wanted(view) <= set(self.states):
+            self.do(self.agreement.synced(view.id))
+
+    def _fetch_missing(self) -> None:
+        agreement, asked = self.agreement, dict[tuple[str, ViewId], set[int]]()
+        view, plan = self._training()
+        if view is not None and plan is not None:
+            for layer in sorted(self._wanted(view)):
+                state = self.states.get(layer)
+                if state is None or state.version < agreement.step:
+                    self._choose_donor(view, layer, asked)
+        following = agreement.next_view
+        if following is not None and not agreement.frozen:
+            for layer in sorted(self._wanted(following) - set(self.states)):
+                self._choose_donor(following, layer, asked)
+        for (donor, of), layers in asked.items():
+            self._send(donor, StateRequest(agreement.me, of, tuple(sorted(layers))))
+
+    def _choose_donor(
+        self, view: View, layer: int, asked: dict[tuple[str, ViewId], set[int]]
+    ) -> None:
+        donors = {item.peer_id for item in view.snapshot.held if item.layer == layer}
+        present = view.snapshot.present
+        if present is not None:
+            donors = set(present.holders(layer))
+        if view is self.agreement.view and isinstance(view.plan, Plan):
+            donors |= set(view.plan.holders(layer))
+        donors.discard(self.name)
+        if donors:
+            donor = self.world.chance.choice(sorted(donors))
+            asked.setdefault((donor, view.id), set()).add(layer)
+
+    def _give_states(self, request: StateRequest) -> None:
+        agreement = self.agreement
+        views = {view.id for view in (agreement.view, agreement.next_view) if view is not None}
+        if request.view not in views or agreement.frozen:
+            return
+        lineage = agreement.inventory.lineage
+        found = {n: self.states[n] for n in request.layers if n in self.states}
+        digests = {n: lineage.at(state.version) for n, state in found.items()}
+        known = {n: digest for n, digest in digests.items() if digest is not None}
+        if known:
+            states = {n: found[n] for n in known}
+            reply = StateReply(agreement.me, request.view, states, known)
+            delay_ns = self.world.chance.randrange(self.world.transfer_ns)
+            receiver = request.sender.peer_id
+            self.later(delay_ns, lambda: self._send(receiver, reply))
+
+    def _take_states(self, reply: StateReply) -> None:
+        agreement = self.agreement
+        views = {view.id for view in (agreement.view, agreement.next_view) if view is not None}
+        if reply.view not in views or agreement.frozen:
+            return
+        for layer, state in reply.states.items():
+            mine = agreement.inventory.lineage.at(state.version)
+            held = self.states.get(layer)
+            on_lineage = agreement.view is None or mine == reply.lineages[layer]
+            if on_lineage and (held is None or held.version < state.version):
+                self.states[layer] = state
+        self._sync_held()
+        self._check_synced()
+        self._start_step()

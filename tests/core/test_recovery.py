@@ -1,0 +1,140 @@
+"""From contributions to the state that the next view starts from."""
+
+import msgspec
+
+from p2p_dtfm.core.agreement_messages import (
+    Accusation,
+    Contribution,
+    PendingStep,
+    PresentView,
+    RetainedStep,
+    SavedState,
+)
+from p2p_dtfm.core.guardians import Receipts, guarded_layers
+from p2p_dtfm.core.lineage import Lineage, extend
+from p2p_dtfm.core.membership import mutually_reachable, unanswered, universe
+from p2p_dtfm.core.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.recovery import Target, recover
+from p2p_dtfm.core.signed import Signed
+from p2p_dtfm.core.snapshot import Member, ViewId
+from p2p_dtfm.core.step import Prepared, StepOutcome
+
+VIEW = ViewId(3, "view")
+BASE = "base of step 7"
+AFTER = extend(BASE, 7, VIEW)
+A, B, C = Member("a", 1), Member("b", 1), Member("c", 1)
+PLAN = Plan((Pipeline((Stage("a", 0, 1, 1), Stage("b", 1, 2, 1)), 0, 4),), ("c",), 1)
+PRESENT = PresentView(VIEW, (A, B, C), PLAN)
+OUTCOME = StepOutcome(7, 1.0, 1.0, 4, None, None)
+
+
+def prepared(peer_id: str) -> Prepared:
+    return Prepared(VIEW, 7, peer_id, {0 if peer_id == "a" else 1: 0.5}, 0.0, 2, 0.0, 0, None)
+
+
+def part(member: Member, held: dict[int, int], said: str = "", **changes: object) -> Contribution:
+    digests = {7: BASE, 8: AFTER}
+    contribution = Contribution(
+        member=member,
+        number=5,
+        record=Signed(member.peer_id, "record", b"", b""),
+        present=PRESENT,
+        step=max(held.values(), default=7),
+        held=held,
+        joiners=(),
+        lineages={version: digests[version] for version in held.values()},
+        pending=PendingStep(7, BASE, tuple(prepared(p) for p in said), tuple(sorted(held))),
+    )
+    return msgspec.structs.replace(contribution, **changes)
+
+
+def test_all_prepared_together_roll_the_step_forward() -> None:
+    result = recover([part(A, {0: 7}, "a"), part(B, {1: 7}, "b")], 2)
+    assert result.target == Target(8, AFTER)
+    assert result.outcome is not None and result.outcome.token_count == 4
+    assert result.held == {A: (0,), B: (1,)}
+
+
+def test_a_missing_prepared_discards_the_step() -> None:
+    result = recover([part(A, {0: 7}, "a"), part(B, {1: 7}, "a")], 2)
+    assert result.target == Target(7, BASE) and result.outcome is None
+
+
+def test_who_committed_brings_the_outcome() -> None:
+    retained = RetainedStep(VIEW, 7, BASE, OUTCOME, (0,))
+    ahead = part(A, {0: 8}, retained=retained, pending=None)
+    result = recover([ahead, part(B, {1: 7}, "b")], 2)
+    assert result.target == Target(8, AFTER) and result.outcome == OUTCOME
+
+
+def test_without_its_gradient_a_layer_does_not_roll() -> None:
+    bare = PendingStep(7, BASE, (prepared("b"),), ())
+    result = recover([part(A, {0: 7}, "a"), part(B, {1: 7}, pending=bare)], 2)
+    assert result.target == Target(7, BASE)
+
+
+def test_a_guardian_stands_in_for_the_dead_holder() -> None:
+    result = recover([part(A, {0: 7}, "ab"), part(C, {1: 7}, "a")], 2)
+    assert result.target == Target(8, AFTER) and result.held[C] == (1,)
+
+
+def test_lost_layers_are_waited_for_and_then_given_up() -> None:
+    saved = SavedState(3, "old", (0, 1))
+    alone = part(A, {0: 7}, "a", saved=(saved,))
+    assert recover([alone], 2).lost_layers == (1,)
+    gives_up = msgspec.structs.replace(alone, accepts_loss=True)
+    assert recover([gives_up], 2).target == Target(3, "old")
+    nothing = msgspec.structs.replace(gives_up, saved=())
+    assert recover([nothing], 2).target == Target(0, "")
+
+
+def test_a_foreign_lineage_of_the_same_length_does_not_count() -> None:
+    foreign = part(B, {1: 7}, lineages={7: "foreign"}, present=None, pending=None)
+    assert recover([part(A, {0: 7}), foreign], 2).lost_layers != ()
+
+
+def test_lineage_forgets_a_fork() -> None:
+    lineage = Lineage()
+    for step in range(3):
+        lineage.committed(step, VIEW)
+    fork = lineage.at(2)
+    assert fork is not None
+    lineage.move_to(2, fork)
+    assert lineage.at(3) is None and lineage.at(1) is not None
+    lineage.move_to(5, "elsewhere")
+    assert lineage.at(2) is None and lineage.digest == "elsewhere" and lineage.at(0) == ""
+
+
+def test_who_must_answer() -> None:
+    newer = Member("b", 2)
+    contributions = {A: part(A, {0: 7})}
+    named = universe(contributions, {A: (newer,)})
+    assert named == {A, newer, C}
+    assert unanswered(named, [A], set(), set()) == {newer, C}
+    assert unanswered(named, [A], {C}, {Accusation(A, newer)}) == set()
+    both = unanswered({A, B, C}, [A, B], set(), {Accusation(A, C)})
+    assert both == {C}, "one link in doubt is not a death"
+
+
+def test_a_cut_link_costs_the_one_that_is_needed_least() -> None:
+    parts = {A: part(A, {0: 7}), B: part(B, {1: 7}), C: part(C, {0: 7})}
+
+    def reached(rest: list[Contribution]) -> int:
+        target = recover(rest, 2).target
+        return -1 if target is None else target.step
+
+    assert mutually_reachable(parts, {Accusation(B, C)}, reached) == (A, B)
+    assert mutually_reachable(parts, {Accusation(A, B), Accusation(C, B)}, reached) == (A, C)
+    assert mutually_reachable(parts, set(), reached) == (A, B, C)
+
+
+def test_guardians_are_others_and_count_once_in_place() -> None:
+    guards = guarded_layers(PLAN, ("a", "b", "c"))
+    assert set(guards) == {0, 1} and guards[0] != "a" and guards[1] != "b"
+    assert guarded_layers(PLAN, ("a",)) == {}
+    receipts = Receipts(VIEW, {0: "c"})
+    assert receipts.waits_for(7) == ()
+    receipts.receipt("b", VIEW, 7, (0,))
+    assert receipts.waits_for(7) == ()
+    receipts.receipt("c", VIEW, 7, (0,))
+    assert receipts.waits_for(7) == () and receipts.waits_for(8) == (0,)

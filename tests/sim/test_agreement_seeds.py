@@ -1,0 +1,106 @@
+"""Seeded runs of peers that fail: every invariant holds; and a planted bug is found."""
+
+import contextlib
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core import membership
+from p2p_dtfm.core.actions import Actions
+from p2p_dtfm.core.agreement import Agreement
+from p2p_dtfm.core.agreement_messages import AgreementMessage, JoinRequest
+from p2p_dtfm.core.ledger import Ledger
+from p2p_dtfm.core.snapshot import Member, ViewId
+from p2p_dtfm.core.step import Prepared, StepOutcome, StepTransaction
+from p2p_dtfm.sim.agreement_seeds import run_seed
+from p2p_dtfm.sim.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.simulated_process import Key
+
+SEEDS = 200
+BATCH = 20
+FOUND_WITHIN = 40
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+def test_nothing_breaks_whatever_fails(first: int) -> None:
+    for seed in range(first, first + BATCH):
+        result = run_seed(seed)
+        replay = f"python -m p2p_dtfm.sim.agreement_seeds --seeds {seed} --story"
+        assert not result.violation, f"{result.violation}\nreplay: {replay}"
+        assert result.faults >= 1 and result.steps >= 3, f"seed {seed} shows nothing"
+
+
+# the test of the test -------------------------------------------------------------------------
+
+
+def first_seed_that_fails(peer_type: type[SimulatedPeer] = SimulatedPeer) -> tuple[int, str]:
+    for seed in range(FOUND_WITHIN):
+        result = run_seed(seed, peer_type)
+        if result.violation:
+            return seed, result.violation
+    pytest.fail(f"no seed below {FOUND_WITHIN} finds the planted bug")
+
+
+def test_a_commit_without_all_prepared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = StepTransaction.outcome
+
+    def hasty(self: StepTransaction) -> StepOutcome | None:
+        if len(self.missing) != 1 or len(self._holders) < 2:
+            return original(self)
+        held = dict(self._prepared)
+        segments = enumerate(self._segments)
+        silent = self.missing[0]
+        norms = {number: 0.0 for number, segment in segments if silent in segment.holders}
+        self._prepared[silent] = Prepared(self.view, self.step, silent, norms, 0.0, 0, 0.0, 0, None)
+        outcome = original(self)
+        self._prepared = held
+        return outcome
+
+    monkeypatch.setattr(StepTransaction, "outcome", hasty)
+    _, violation = first_seed_that_fails()
+    assert "samples" in violation or "gradient" in violation or "outcome" in violation
+
+
+def test_a_merge_that_prefers_the_older_record_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def oldest(members: frozenset[Member]) -> frozenset[Member]:
+        lives: dict[str, int] = {}
+        for member in members:
+            lives[member.peer_id] = min(lives.get(member.peer_id, member.life), member.life)
+        return frozenset(Member(peer_id, life) for peer_id, life in lives.items())
+
+    original = Agreement.receive
+
+    def prefer_older(
+        self: Agreement, sender: str, message: AgreementMessage, now_ns: int
+    ) -> Actions:
+        if isinstance(message, JoinRequest):
+            life = self._open_record(message.record).life
+        else:
+            life = message.sender.life
+        if life > self._lives.setdefault(sender, life):
+            return []
+        return original(self, sender, message, now_ns)
+
+    monkeypatch.setattr(membership, "newest_lives", oldest)
+    monkeypatch.setattr(Agreement, "receive", prefer_older)
+    _, violation = first_seed_that_fails()
+    assert "not there after" in violation
+
+
+class WithoutViewCheck(SimulatedPeer):
+    """Takes any tensor and any Prepared of a step for one of the present view."""
+
+    def _key(self, view: ViewId, step: int) -> Key:
+        return ViewId(1 << 40, ""), step
+
+
+def test_a_forgotten_view_check_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Ledger.record
+
+    def careless(self: Ledger, prepared: Prepared) -> None:
+        with contextlib.suppress(Exception):
+            original(self, msgspec.structs.replace(prepared, view=self.view))
+
+    monkeypatch.setattr(Ledger, "record", careless)
+    _, violation = first_seed_that_fails(WithoutViewCheck)
+    assert "step" in violation

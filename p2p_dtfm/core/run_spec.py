@@ -89,7 +89,7 @@ class SparseSpec(_Section):
 
     one_in: int = Field(default=8, ge=1, le=1024, description="one in so many, by chance")
     keep_percent: int = Field(default=25, ge=1, le=100, description="the largest of these")
-    bits: Literal[2, 4, 8] = Field(default=4, description="sign and level of each")
+    bits: Literal[1, 2, 4, 8] = Field(default=4, description="sign and level of each")
 
 
 class CodecSpec(_Section):

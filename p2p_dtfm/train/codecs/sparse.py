@@ -15,18 +15,24 @@ from p2p_dtfm.train.codecs.codec import FIRST, VERSION_BYTES, Codec, Turn
 from p2p_dtfm.train.codecs.packing import Buffer, join, pack, packed_bytes, unpack
 from p2p_dtfm.train.codecs.selection import selected_count, selected_indices
 
-BLOCK = 256
+BLOCK = 512
 """Kept elements that share a scale."""
+_DEVIATIONS = 1.2533141
+"""Of a normal value: its standard deviation over its mean magnitude, sqrt(pi / 2)."""
+_TWO_BITS = (0.4528, 1.0572)
+"""The least squares of a normal value with four levels (Lloyd 1982; Max 1960): the lower magnitude
+and the step to the higher, in standard deviations."""
 _MAGNITUDE = 0x7FFFFFFF
 
 
 class Sparse(Codec):
-    """u32 version · for each block fp32 least magnitude and fp32 step · a bit for each selected
-    element: is it kept · for each kept one its sign and level, in `bits` bits.
+    """u32 version · for each block fp32 least magnitude and fp32 step · unless all are kept, a bit
+    for each selected element: is it kept · for each kept one its sign and level, in `bits` bits.
 
-    All elements that are not sent decode to zero. Magnitudes in a block are levels between its
-    least and its largest, so a kept element is off by at most half a step. Of equal magnitudes the
-    earlier elements are kept: nothing depends on a library's order.
+    All elements that are not sent decode to zero. With four bits or more the levels of a block
+    reach from its least magnitude to its largest, so a kept element is off by at most half a step;
+    with one or two they are those that are best on average. Of equal magnitudes the earlier
+    elements are kept: nothing depends on a library's order.
     """
 
     name = "sparse"
@@ -42,8 +48,14 @@ class Sparse(Codec):
 
     def payload_bytes(self, count: int) -> int:
         kept = self.kept_count(count)
-        marks = packed_bytes(selected_count(count, self.one_in), 1)
-        return VERSION_BYTES + 8 * -(-kept // BLOCK) + marks + packed_bytes(kept, self.bits)
+        scales_bytes = 8 * -(-kept // BLOCK)
+        return (
+            VERSION_BYTES + scales_bytes + self._mark_bytes(count) + packed_bytes(kept, self.bits)
+        )
+
+    def _mark_bytes(self, count: int) -> int:
+        selected = selected_count(count, self.one_in)
+        return packed_bytes(selected, 1) if self.kept_count(count) < selected else 0
 
     def encode(self, values: Tensor, turn: Turn = FIRST) -> Buffer:
         assert values.dtype == torch.float32, values.dtype
@@ -55,19 +67,29 @@ class Sparse(Codec):
         selected = flat[indices]
         marks = _largest(selected, self.kept_count(flat.numel()))
         scales, numbers = self._quantised(selected[marks])
-        packed_marks = pack(marks.to(torch.uint8), 1)
+        packed_marks = pack(marks.to(torch.uint8), 1)[: self._mark_bytes(flat.numel())]
         return join([version, scales, packed_marks, pack(numbers, self.bits)])
 
     def _quantised(self, kept: Tensor) -> tuple[Tensor, Tensor]:
         """Least magnitude and step of each block [2 * blocks]; numbers, uint8."""
         magnitudes = _in_blocks(kept.abs())
-        least = magnitudes.amin(dim=1, keepdim=True)
-        steps = (magnitudes.amax(dim=1, keepdim=True) - least) / self._levels
+        least, steps = self._scales(magnitudes)
         steps = torch.where(torch.isfinite(steps), steps, math.nan)
         levels = torch.where(steps > 0, (magnitudes - least) / steps, 0.0).round_()
         numbers = levels.clamp_(0, self._levels).to(torch.uint8).view(-1)[: kept.numel()]
         signs = (kept < 0).to(torch.uint8) << (self.bits - 1)
         return torch.cat([least, steps], dim=1).view(-1), numbers | signs
+
+    def _scales(self, magnitudes: Tensor) -> tuple[Tensor, Tensor]:
+        """Least magnitude and step, [blocks, 1] each."""
+        if self.bits > 2:
+            least = magnitudes.amin(dim=1, keepdim=True)
+            return least, (magnitudes.amax(dim=1, keepdim=True) - least) / self._levels
+        mean = _mean(magnitudes)
+        if self.bits == 1:
+            return mean, mean * 0.0
+        lower, step = _TWO_BITS
+        return mean * (_DEVIATIONS * lower), mean * (_DEVIATIONS * step)
 
     @property
     def _levels(self) -> int:
@@ -87,7 +109,7 @@ class Sparse(Codec):
             return torch.zeros(shape, device=device)
         kept, selected = self.kept_count(count), selected_count(count, self.one_in)
         scales_end = 8 * -(-kept // BLOCK)
-        marks_end = scales_end + packed_bytes(selected, 1)
+        marks_end = scales_end + self._mark_bytes(count)
         marks = self._marks(body[scales_end:marks_end], selected, kept)
         values = self._values(body[:scales_end], body[marks_end:], kept)
         indices = selected_indices(count, self.one_in, turn, device)
@@ -96,6 +118,8 @@ class Sparse(Codec):
         return decoded.view(shape)
 
     def _marks(self, packed: Tensor, selected: int, kept: int) -> Tensor:
+        if kept == selected:
+            return torch.ones(selected, dtype=torch.bool, device=packed.device)
         bits = unpack(packed, 1, 8 * packed.numel())
         found = int(bits[:selected].sum(dtype=torch.int64))
         if found != kept or bool(bits[selected:].any()):
@@ -125,6 +149,15 @@ def _largest(values: Tensor, kept: int) -> Tensor:
     equal = magnitudes == least
     places_left = kept - larger.sum()
     return larger | (equal & (equal.cumsum(0) <= places_left))
+
+
+def _mean(magnitudes: Tensor) -> Tensor:
+    """Of each row [blocks, BLOCK], added by halving: in one order on any device."""
+    total = magnitudes
+    while total.shape[1] > 1:
+        half = total.shape[1] // 2
+        total = total[:, :half] + total[:, half:]
+    return total / BLOCK
 
 
 def _in_blocks(kept: Tensor) -> Tensor:

@@ -5,12 +5,13 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from benchmarks.reduction_values import ELEMENTS, digest_of, processor_s, say, values_of
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.run_spec import CodecSpec, parse_run_spec
+from p2p_dtfm.core.wire_plan import cut_into_chunks
 from p2p_dtfm.daemon.compute import Compute
-from p2p_dtfm.daemon.mailbox import CHUNK_ELEMENTS, cut_into_chunks
 from p2p_dtfm.daemon.segment_exchange import exchange
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.frames import FrameHeader, FrameKind, FrameLimits, Payload
@@ -60,6 +61,9 @@ class _Frames:
         finally:
             del self._held[self.step, peer_id, kind, chunk]
 
+    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
+        raise fault
+
     def _slot(self, *key: object) -> asyncio.Future[bytearray]:
         if key not in self._held:
             self._held[key] = asyncio.get_running_loop().create_future()
@@ -77,8 +81,7 @@ async def _our_peer(number: int, folder: Path) -> None:
     for peer_id, address in zip(holders, addresses, strict=True):
         if peer_id != host.peer_id:
             await host.connect(peer_id, [address], 10.0)
-    chunks = cut_into_chunks(ELEMENTS, tuple(holders), CHUNK_ELEMENTS)
-    owners = [chunks.owner(chunk) for chunk in range(len(chunks.bounds))]
+    chunks = cut_into_chunks(ELEMENTS, tuple(holders), (1,) * len(holders))
     codec = codec_of("fp32", CodecSpec())
     while True:
         values = values_of(number)
@@ -87,7 +90,7 @@ async def _our_peer(number: int, folder: Path) -> None:
             break
         began_s, computed_s = time.monotonic(), processor_s()
         reduction = SegmentReduction(SPEC, codec, frames.step, 0, chunks.bounds, values, None)
-        await exchange(reduction, host.peer_id, holders, owners, frames, compute)
+        await exchange(reduction, host.peer_id, holders, chunks.owners, frames, compute)
         elapsed_s = time.monotonic() - began_s
         computed_s = processor_s() - computed_s
         frames.step += 1

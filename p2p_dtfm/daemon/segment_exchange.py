@@ -5,24 +5,30 @@ the last part of its chunk is in.
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol
 
+from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.net.frames import FrameKind, Payload
 from p2p_dtfm.train.segment_reduction import SegmentReduction
+
+Tensor = Any
 
 
 class Courses(Protocol):
     """How frames of one segment in one step go out and come in."""
 
-    def send(
+    async def send(
         self, peer_id: str, kind: FrameKind, chunk: int, elements: int, payload: Payload
-    ) -> Awaitable[None]:
-        """Returns when the payload is written; raises as the transport does."""
+    ) -> None:
+        """May return before the payload is written, which then must stay as it is."""
 
-    def take(self, peer_id: str, kind: FrameKind, chunk: int) -> Awaitable[bytearray]:
+    async def take(self, peer_id: str, kind: FrameKind, chunk: int) -> bytearray:
         """Waits for the frame."""
+
+    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
+        """A payload that cannot be read: the exchange cannot go on, and waits to be cancelled."""
 
 
 async def exchange(
@@ -33,17 +39,15 @@ async def exchange(
     courses: Courses,
     compute: Compute,
 ) -> None:
-    """Bring a reduction to its end. `holders` in pipeline order; `owners` of each chunk.
-
-    All sums that this peer owns are written when it returns. Raises as the transport does, and
-    `PeerFault` for a payload that cannot be read.
-    """
-    async with asyncio.TaskGroup() as chunks:
-        for chunk, owner in enumerate(owners):
-            if owner == me:
-                chunks.create_task(_own(reduction, chunk, me, holders, courses, compute))
-            else:
-                chunks.create_task(_others(reduction, chunk, owner, courses, compute))
+    """Bring a reduction to its end. `holders` in pipeline order; `owners` of each chunk."""
+    await asyncio.gather(
+        *(
+            _own(reduction, chunk, me, holders, courses, compute)
+            if owner == me
+            else _others(reduction, chunk, owner, courses, compute)
+            for chunk, owner in enumerate(owners)
+        )
+    )
 
 
 async def _others(
@@ -53,7 +57,10 @@ async def _others(
     payload = await compute.run(reduction.part, chunk)
     await courses.send(owner, FrameKind.GRADIENT_PART, chunk, elements, payload)
     total = await courses.take(owner, FrameKind.GRADIENT_SUM, chunk)
-    await compute.run(reduction.take_sum, chunk, total)
+    try:
+        await compute.run(reduction.take_sum, chunk, total)
+    except PeerFault as fault:
+        await courses.refuse(owner, fault)
 
 
 async def _own(
@@ -65,15 +72,19 @@ async def _own(
     compute: Compute,
 ) -> None:
     elements = reduction.elements(chunk)
-    parts: list[bytearray | None] = [
-        None if holder == me else await courses.take(holder, FrameKind.GRADIENT_PART, chunk)
-        for holder in holders
-    ]
-    payload = await compute.run(reduction.add_parts, chunk, parts)
+    parts: list[Tensor | None] = []
+    for holder in holders:
+        if holder == me:
+            parts.append(None)
+            continue
+        payload = await courses.take(holder, FrameKind.GRADIENT_PART, chunk)
+        try:
+            parts.append(await compute.run(reduction.read_part, chunk, payload))
+        except PeerFault as fault:
+            await courses.refuse(holder, fault)
+    total = await compute.run(reduction.add_parts, chunk, parts)
     del parts
     others = [holder for holder in holders if holder != me]
-    async with asyncio.TaskGroup() as sends:
-        for holder in others:
-            sends.create_task(
-                courses.send(holder, FrameKind.GRADIENT_SUM, chunk, elements, payload)
-            )
+    await asyncio.gather(
+        *(courses.send(h, FrameKind.GRADIENT_SUM, chunk, elements, total) for h in others)
+    )

@@ -48,7 +48,9 @@ class PrivateMemory(Generic[Memory]):
         self._held = {layer: value for layer, value in self._held.items() if layer in kept}
         self.discard()
 
-    def forget(self) -> None:
-        """The shared state did not come out of this memory's steps: it was fetched or loaded."""
-        self._held = {}
-        self.discard()
+    def forget(self, layers: Iterable[int]) -> None:
+        """The shared state of these layers did not come out of this memory's steps: it was fetched
+        or loaded."""
+        gone = set(layers)
+        self._held = {layer: value for layer, value in self._held.items() if layer not in gone}
+        self._proposed = {n: value for n, value in self._proposed.items() if n not in gone}

@@ -33,8 +33,8 @@ def chunk_turn(spec: RunSpec, step: int, first_layer: int, start: int) -> Turn:
 class SegmentReduction:
     """One step's reduction of one segment at one holder.
 
-    For a chunk of another owner: `part`, then `take_sum`. For an own chunk: `add_parts` with the
-    payloads of all others. When every chunk is done, `reduced` is the same on all holders, and
+    For a chunk of another owner: `part`, then `take_sum`. For an own chunk: `read_part` of all
+    others, then `add_parts`. When every chunk is done, `reduced` is the same on all holders, and
     `owed` is what this holder owes if the step commits.
     """
 
@@ -79,14 +79,14 @@ class SegmentReduction:
         """The owner's sum of a chunk. Raises `PeerFault`."""
         self._of(self.reduced, chunk).copy_(self._decoded(chunk, payload))
 
-    def add_parts(self, chunk: int, payloads: Sequence[Buffer | None]) -> Buffer:
-        """The sum of an own chunk, for all others. `payloads` are in pipeline order, None is mine.
+    def read_part(self, chunk: int, payload: Buffer) -> Tensor:
+        """Another holder's part of an own chunk. Raises `PeerFault`."""
+        return self._decoded(chunk, payload)
 
-        Raises `PeerFault`; then nothing has changed.
-        """
+    def add_parts(self, chunk: int, parts: Sequence[Tensor | None]) -> Buffer:
+        """The sum of an own chunk, for all others. `parts` are in pipeline order, None is mine."""
         mine = self._of(self.reduced, chunk)
-        parts = [mine if p is None else self._decoded(chunk, p) for p in payloads]
-        total = sum_parts(parts)
+        total = sum_parts([mine if part is None else part for part in parts])
         payload, decoded = self._encoded(chunk, total)
         self._owe(chunk, total, decoded)
         mine.copy_(decoded)

@@ -160,5 +160,5 @@ def test_private_memory_counts_a_step_once() -> None:
     assert memory.of(0) == "a", "what was proposed for another step does not count"
     memory.keep_only([1, 2])
     assert memory.of(0) is None and memory.of(1) == "b"
-    memory.forget()
+    memory.forget([1])
     assert memory.of(1) is None

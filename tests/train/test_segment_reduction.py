@@ -34,7 +34,10 @@ def reduce(
     ]
     for chunk in range(len(bounds)):
         owner = chunk % holders
-        parts = [None if n == owner else bytes(s.part(chunk)) for n, s in enumerate(sides)]
+        parts = [
+            None if n == owner else sides[owner].read_part(chunk, bytes(s.part(chunk)))
+            for n, s in enumerate(sides)
+        ]
         total = bytes(sides[owner].add_parts(chunk, parts))
         for number, side in enumerate(sides):
             if number != owner:
@@ -100,7 +103,7 @@ def test_a_wrong_part_changes_nothing(spec: RunSpec) -> None:
     codec = codec_of("int8", CODECS)
     side = SegmentReduction(spec, codec, 0, 1, [(0, 50), (50, 90)], torch.randn(90), None)
     before = side.reduced.clone()
-    for call in (lambda: side.add_parts(0, [None, b"123"]), lambda: side.take_sum(1, b"")):
+    for call in (lambda: side.read_part(0, b"123"), lambda: side.take_sum(1, b"")):
         with pytest.raises(PeerFault, match="are due for"):
             call()
     assert torch.equal(side.reduced, before) and not side.owed.any()

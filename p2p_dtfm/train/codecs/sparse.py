@@ -17,11 +17,8 @@ from p2p_dtfm.train.codecs.selection import selected_count, selected_indices
 
 BLOCK = 512
 """Kept elements that share a scale."""
-_DEVIATIONS = 1.2533141
-"""Of a normal value: its standard deviation over its mean magnitude, sqrt(pi / 2)."""
-_TWO_BITS = (0.4528, 1.0572)
-"""The least squares of a normal value with four levels (Lloyd 1982; Max 1960): the lower magnitude
-and the step to the higher, in standard deviations."""
+_ROUNDS = 2
+"""Of Lloyd's iteration, from the mean: what further ones gain is small."""
 _MAGNITUDE = 0x7FFFFFFF
 
 
@@ -82,14 +79,13 @@ class Sparse(Codec):
 
     def _scales(self, magnitudes: Tensor) -> tuple[Tensor, Tensor]:
         """Least magnitude and step, [blocks, 1] each."""
-        if self.bits > 2:
-            least = magnitudes.amin(dim=1, keepdim=True)
-            return least, (magnitudes.amax(dim=1, keepdim=True) - least) / self._levels
-        mean = _mean(magnitudes)
         if self.bits == 1:
+            mean = _sums(magnitudes) / BLOCK
             return mean, mean * 0.0
-        lower, step = _TWO_BITS
-        return mean * (_DEVIATIONS * lower), mean * (_DEVIATIONS * step)
+        if self.bits == 2:
+            return _two_levels(magnitudes)
+        least = magnitudes.amin(dim=1, keepdim=True)
+        return least, (magnitudes.amax(dim=1, keepdim=True) - least) / self._levels
 
     @property
     def _levels(self) -> int:
@@ -151,13 +147,28 @@ def _largest(values: Tensor, kept: int) -> Tensor:
     return larger | (equal & (equal.cumsum(0) <= places_left))
 
 
-def _mean(magnitudes: Tensor) -> Tensor:
+def _two_levels(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
+    """The lower level of each row and the step to the higher (Lloyd 1982): each is the mean of the
+    magnitudes that are nearer to it."""
+    border = _sums(magnitudes) / BLOCK
+    lower = higher = border
+    for _ in range(_ROUNDS):
+        is_low = magnitudes <= border
+        count = is_low.sum(dim=1, keepdim=True)
+        lower = _sums(torch.where(is_low, magnitudes, 0.0)) / count.clamp(min=1)
+        high = _sums(torch.where(is_low, 0.0, magnitudes)) / (BLOCK - count).clamp(min=1)
+        higher = torch.maximum(lower, high)
+        border = (lower + higher) / 2
+    return lower, higher - lower
+
+
+def _sums(magnitudes: Tensor) -> Tensor:
     """Of each row [blocks, BLOCK], added by halving: in one order on any device."""
     total = magnitudes
     while total.shape[1] > 1:
         half = total.shape[1] // 2
         total = total[:, :half] + total[:, half:]
-    return total / BLOCK
+    return total
 
 
 def _in_blocks(kept: Tensor) -> Tensor:

@@ -1,0 +1,113 @@
+"""Real engines over real streams, with codecs and with local steps."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.run_spec import CodecSpec, RunSpec, SparseSpec, SyncSpec
+from p2p_dtfm.core.step import Prepared, StepTransaction
+from p2p_dtfm.net.frames import FrameHeader
+from p2p_dtfm.train.optimizer import update_of
+from p2p_dtfm.train.reference import LocalReferenceRun, ReferenceRun
+from tests.core.builders import run_spec
+from tests.e2e.swarm_in_process import VIEW, EnginePeer, engine_peers, prepare_engines, run_all
+from tests.e2e.test_parity import assert_replicas_are_equal, even_plan, synthetic_batch
+
+STEPS = 6
+INT8 = CodecSpec(
+    activations=("int8",),
+    gradients=("int8",),
+    reduction="sparse",
+    sparse=SparseSpec(one_in=2, keep_percent=50, bits=4),
+)
+LOCAL = SyncSpec(mode="local", inner_steps=2, outer_learning_rate=0.9, outer_momentum=0.3)
+
+
+class Wire:
+    """What the peers send, by codec and kind."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[tuple[str, str], int] = {}
+
+    def watch(self, peer: EnginePeer) -> None:
+        deliver = peer.on_frame
+
+        def seen(sender: str, header: FrameHeader, payload: bytearray) -> None:
+            key = (header.kind.value, header.codec)
+            self.bytes[key] = self.bytes.get(key, 0) + len(payload)
+            deliver(sender, header, payload)
+
+        peer.bulk._on_frame = seen
+
+
+async def train(peers: list[EnginePeer], plan: Plan, spec: RunSpec) -> list[float]:
+    prepare_engines(peers, plan, spec, synthetic_batch(spec))
+    losses = []
+    for step in range(STEPS):
+        results = await run_all(peers, step)
+        transaction = StepTransaction(VIEW, step, plan)
+        for peer, local in zip(peers, results, strict=True):
+            stated = (local.squared_norms, local.loss_sum, local.token_count, 0.0, 0)
+            transaction.record(Prepared(VIEW, step, peer.host.peer_id, *stated, None))
+        outcome = transaction.outcome()
+        assert outcome is not None and outcome.loss is not None
+        losses.append(outcome.loss)
+        for peer in peers:
+            for state in peer.engine.states.values():
+                update = update_of(spec, step, outcome.gradient_norm)
+                state.apply(state.gradient_vector(), *update)
+            peer.memory.commit(step)
+    assert not any(peer.faults for peer in peers)
+    return losses
+
+
+def trained(spec: RunSpec, stages: tuple[int, ...], folder: Path) -> tuple[list[float], Plan, Wire]:
+    wire = Wire()
+
+    async def scenario() -> tuple[list[float], Plan]:
+        async with engine_peers(sum(stages), folder, spec) as peers:
+            for peer in peers:
+                wire.watch(peer)
+            plan = even_plan([peer.host.peer_id for peer in peers], stages, spec)
+            losses = await train(peers, plan, spec)
+            assert_replicas_are_equal(peers, plan)
+            return losses, plan
+
+    torch.set_num_threads(1)
+    return *asyncio.run(asyncio.wait_for(scenario(), 120)), wire
+
+
+def test_int8_boundaries_and_sparse_reduction(tmp_path: Path) -> None:
+    spec = run_spec().model_copy(update={"codecs": INT8})
+    losses, _, wire = trained(spec, (2, 2), tmp_path)
+    expected = list(ReferenceRun(spec, synthetic_batch(spec)).losses(STEPS))
+    assert losses[0] == pytest.approx(expected[0], abs=1e-3), "int8 disturbs a loss only slightly"
+    assert losses == pytest.approx(expected, rel=0.05)
+    assert losses[-1] < losses[0] - 0.05, "it learns"
+    assert set(wire.bytes) == {
+        ("activation", "int8"),
+        ("activation_gradient", "int8"),
+        ("gradient_part", "sparse"),
+        ("gradient_sum", "sparse"),
+    }
+
+
+@pytest.mark.parametrize("stages", [(2, 1), (1, 1)])
+def test_local_steps_equal_the_plain_loop(tmp_path: Path, stages: tuple[int, ...]) -> None:
+    spec = run_spec().model_copy(update={"sync": LOCAL})
+    losses, plan, _ = trained(spec, stages, tmp_path)
+    shares = [pipeline.microbatches for pipeline in plan.pipelines]
+    expected = list(LocalReferenceRun(spec, synthetic_batch(spec), shares).losses(STEPS))
+    assert losses == pytest.approx(expected, abs=1e-4)
+    assert losses[-1] < losses[0] - 0.05, "it learns"
+
+
+def test_local_steps_with_sparse_differences(tmp_path: Path) -> None:
+    spec = run_spec().model_copy(update={"sync": LOCAL, "codecs": INT8})
+    losses, plan, _ = trained(spec, (2, 1), tmp_path)
+    shares = [pipeline.microbatches for pipeline in plan.pipelines]
+    expected = list(LocalReferenceRun(spec, synthetic_batch(spec), shares).losses(STEPS))
+    assert losses == pytest.approx(expected, rel=0.05)

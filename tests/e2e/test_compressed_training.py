@@ -1,6 +1,8 @@
 """Real engines over real streams, with codecs and with local steps."""
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,12 @@ import torch
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.run_spec import CodecSpec, RunSpec, SparseSpec, SyncSpec
 from p2p_dtfm.core.step import Prepared, StepTransaction
+from p2p_dtfm.daemon.local_swarm import LocalSwarm
 from p2p_dtfm.net.frames import FrameHeader
 from p2p_dtfm.train.optimizer import update_of
 from p2p_dtfm.train.reference import LocalReferenceRun, ReferenceRun
 from tests.core.builders import run_spec
+from tests.e2e.helpers import DEADLINE_S, losses, step_of, wait_until, write_spec
 from tests.e2e.swarm_in_process import VIEW, EnginePeer, engine_peers, prepare_engines, run_all
 from tests.e2e.test_parity import assert_replicas_are_equal, even_plan, synthetic_batch
 
@@ -45,7 +49,7 @@ class Wire:
 
 async def train(peers: list[EnginePeer], plan: Plan, spec: RunSpec) -> list[float]:
     prepare_engines(peers, plan, spec, synthetic_batch(spec))
-    losses = []
+    seen = []
     for step in range(STEPS):
         results = await run_all(peers, step)
         transaction = StepTransaction(VIEW, step, plan)
@@ -54,14 +58,14 @@ async def train(peers: list[EnginePeer], plan: Plan, spec: RunSpec) -> list[floa
             transaction.record(Prepared(VIEW, step, peer.host.peer_id, *stated, None))
         outcome = transaction.outcome()
         assert outcome is not None and outcome.loss is not None
-        losses.append(outcome.loss)
+        seen.append(outcome.loss)
         for peer in peers:
             for state in peer.engine.states.values():
                 update = update_of(spec, step, outcome.gradient_norm)
                 state.apply(state.gradient_vector(), *update)
             peer.memory.commit(step)
     assert not any(peer.faults for peer in peers)
-    return losses
+    return seen
 
 
 def trained(spec: RunSpec, stages: tuple[int, ...], folder: Path) -> tuple[list[float], Plan, Wire]:
@@ -72,9 +76,9 @@ def trained(spec: RunSpec, stages: tuple[int, ...], folder: Path) -> tuple[list[
             for peer in peers:
                 wire.watch(peer)
             plan = even_plan([peer.host.peer_id for peer in peers], stages, spec)
-            losses = await train(peers, plan, spec)
+            seen = await train(peers, plan, spec)
             assert_replicas_are_equal(peers, plan)
-            return losses, plan
+            return seen, plan
 
     torch.set_num_threads(1)
     return *asyncio.run(asyncio.wait_for(scenario(), 120)), wire
@@ -82,11 +86,11 @@ def trained(spec: RunSpec, stages: tuple[int, ...], folder: Path) -> tuple[list[
 
 def test_int8_boundaries_and_sparse_reduction(tmp_path: Path) -> None:
     spec = run_spec().model_copy(update={"codecs": INT8})
-    losses, _, wire = trained(spec, (2, 2), tmp_path)
+    seen, _, wire = trained(spec, (2, 2), tmp_path)
     expected = list(ReferenceRun(spec, synthetic_batch(spec)).losses(STEPS))
-    assert losses[0] == pytest.approx(expected[0], abs=1e-3), "int8 disturbs a loss only slightly"
-    assert losses == pytest.approx(expected, rel=0.05)
-    assert losses[-1] < losses[0] - 0.05, "it learns"
+    assert seen[0] == pytest.approx(expected[0], abs=1e-3), "int8 disturbs a loss only slightly"
+    assert seen == pytest.approx(expected, rel=0.05)
+    assert seen[-1] < seen[0] - 0.05, "it learns"
     assert set(wire.bytes) == {
         ("activation", "int8"),
         ("activation_gradient", "int8"),
@@ -98,16 +102,41 @@ def test_int8_boundaries_and_sparse_reduction(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stages", [(2, 1), (1, 1)])
 def test_local_steps_equal_the_plain_loop(tmp_path: Path, stages: tuple[int, ...]) -> None:
     spec = run_spec().model_copy(update={"sync": LOCAL})
-    losses, plan, _ = trained(spec, stages, tmp_path)
+    seen, plan, _ = trained(spec, stages, tmp_path)
     shares = [pipeline.microbatches for pipeline in plan.pipelines]
     expected = list(LocalReferenceRun(spec, synthetic_batch(spec), shares).losses(STEPS))
-    assert losses == pytest.approx(expected, abs=1e-4)
-    assert losses[-1] < losses[0] - 0.05, "it learns"
+    assert seen == pytest.approx(expected, abs=1e-4)
+    assert seen[-1] < seen[0] - 0.05, "it learns"
 
 
 def test_local_steps_with_sparse_differences(tmp_path: Path) -> None:
     spec = run_spec().model_copy(update={"sync": LOCAL, "codecs": INT8})
-    losses, plan, _ = trained(spec, (2, 1), tmp_path)
+    seen, plan, _ = trained(spec, (2, 1), tmp_path)
     shares = [pipeline.microbatches for pipeline in plan.pipelines]
     expected = list(LocalReferenceRun(spec, synthetic_batch(spec), shares).losses(STEPS))
-    assert losses == pytest.approx(expected, rel=0.05)
+    assert seen == pytest.approx(expected, rel=0.05)
+
+
+def test_daemons_train_compressed_and_locally_through_a_crash(tmp_path: Path) -> None:
+    """int8 boundaries, sparse differences, local steps; one of three is killed in the middle."""
+    steps = 60
+    spec = write_spec(
+        tmp_path,
+        total_steps=steps,
+        model={"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256},
+        batch={"global_batch": 24, "microbatch": 2},
+        evaluation={"every_steps": 30, "sequences": 8},
+        codecs=INT8.model_dump(),
+        sync=LOCAL.model_dump(),
+    )
+    with LocalSwarm(tmp_path, ["--threads", "1", "--exit-when-done"]) as swarm:
+        founder, address = swarm.found(["--run", str(spec), "--expect-peers", "3"])
+        victim, other = swarm.join(address), swarm.join(address)
+        wait_until(lambda: step_of(founder) >= 10, "ten steps")
+        os.kill(victim.process.pid, signal.SIGKILL)
+        for child in (founder, other):
+            assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
+    found = losses(founder)
+    assert list(found) == list(range(steps)), "no committed step is lost or repeated"
+    assert losses(other) == found
+    assert found[steps - 1] < found[0] - 1.0, "it learns"

@@ -60,10 +60,10 @@ class Row:
     name: str
     replicas: int = 4
     codecs: dict[str, Any] = field(default_factory=dict)
+    steps_each: int = 1
+    """A step of the swarm uses as many tokens as so many steps of `tiny`."""
     inner_steps: int = 0
-    """With local sync; a step of the swarm is then as many steps of `tiny`."""
-    rate: float = 1.0
-    """Times the learning rate of `tiny`."""
+    """With local sync: AdamW steps of each replica in a step of the swarm."""
 
 
 SPARSE = {"reduction": "sparse", "sparse": {"one_in": 1, "keep_percent": 50, "bits": 4}}
@@ -75,8 +75,8 @@ ROWS = (
     Row("boundaries bf16", codecs={"activations": ["bf16"], "gradients": ["bf16"]}),
     Row("boundaries fp16", codecs={"activations": ["fp16"], "gradients": ["fp16"]}),
     Row("boundaries int8", codecs={"activations": ["int8"], "gradients": ["int8"]}),
-    Row("local", inner_steps=10),
-    Row("local + sparse", inner_steps=10, codecs=SPARSE),
+    Row("local", steps_each=10, inner_steps=20),
+    Row("local + sparse", steps_each=10, inner_steps=20, codecs=SPARSE),
 )
 
 
@@ -87,12 +87,12 @@ def spec_of(row: Row, steps: int) -> RunSpec:
     values["evaluation"]["sequences"] = HELD_OUT_SEQUENCES
     values["codecs"] |= row.codecs
     values["total_steps"] = steps
-    values["optimizer"]["peak_learning_rate"] *= row.rate
-    values["optimizer"]["final_learning_rate"] *= row.rate
     if row.inner_steps:
-        assert steps % row.inner_steps == 0
-        values["total_steps"] = steps // row.inner_steps
-        values["batch"]["global_batch"] *= row.inner_steps
+        assert steps % row.steps_each == 0
+        values["total_steps"] = steps // row.steps_each
+        values["batch"]["global_batch"] *= row.steps_each
+        warmup_steps = values["optimizer"]["warmup_steps"]
+        values["optimizer"]["warmup_steps"] = warmup_steps * row.inner_steps // row.steps_each
         values["sync"] = {
             "mode": "local",
             "inner_steps": row.inner_steps,
@@ -234,7 +234,7 @@ def train(row: Row, steps: int, folder: Path) -> dict[str, Any]:
     return {
         "name": row.name,
         "replicas": row.replicas,
-        "rate": row.rate,
+        "steps_each": row.steps_each,
         "codecs": row.codecs,
         "inner_steps": row.inner_steps,
         "tokens": spec.total_steps * spec.tokens_per_step,

@@ -159,6 +159,15 @@ class RunSpec(_Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _inner_steps_have_microbatches(self) -> "RunSpec":
+        if self.sync.mode == "local" and self.sync.inner_steps > self.microbatches_per_step:
+            raise ValueError(
+                f"sync.inner_steps ({self.sync.inner_steps}) must not be more than the "
+                f"{self.microbatches_per_step} microbatches of a step"
+            )
+        return self
+
     @property
     def microbatches_per_step(self) -> int:
         return self.batch.global_batch // self.batch.microbatch

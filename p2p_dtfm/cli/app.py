@@ -54,6 +54,9 @@ def run(
     until_stdin_closes: Annotated[
         bool | None, typer.Option("--until-stdin-closes", help="Leave when standard input closes.")
     ] = None,
+    dashboard: Annotated[
+        str | None, typer.Option(help="Dashboard's port on loopback, auto or off.")
+    ] = None,
     log: Annotated[str | None, typer.Option(help="Log format: auto, human or json.")] = None,
     home: Annotated[Path | None, typer.Option(help="The daemon's directory.")] = None,
     config: Annotated[
@@ -91,6 +94,7 @@ def run(
             "expect_wait_s": expect_wait_s,
             "exit_when_done": exit_when_done,
             "until_stdin_closes": until_stdin_closes,
+            "dashboard": dashboard,
             "log": log,
         },
     )

@@ -45,6 +45,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         ("peer", facts["peer_id"]),
         *_marks(facts),
         ("run", f"{facts['run']} ({str(facts['run_digest'])[:16]})"),
+        ("trained on", facts["data"] or "not yet known"),
         ("step", f"{facts.get('step', 0)} of {facts.get('total_steps', '?')}"),
         ("loss", _number(facts.get("loss"))),
         ("held-out loss", _number(facts.get("held_out_loss"))),
@@ -53,6 +54,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         ("view", f"{facts['view']}, {len(facts['members'])} members"),
         ("layers held here", ", ".join(map(str, facts["layers"])) or "none"),
         ("checkpoints", facts["checkpoints"]),
+        ("dashboard", f"{facts['dashboard'] or 'off'}"),
     ]
     for name, value in rows:
         console.print(f"  {name:<18} {value}", highlight=False, soft_wrap=True)

@@ -30,6 +30,8 @@ class Timing:
     """A longer time between two ticks means that this peer was asleep."""
     lost_layers_ns: int = 60 * SECOND_NS
     """How long to wait for somebody who holds lost layers before going back to a checkpoint."""
+    sync_ns: int = 1800 * SECOND_NS
+    """How long an agreed planned view may take to be synced, before it is given up."""
     orphan_ns: int = 0
     """A newcomer that hears of no view for so long makes one with other newcomers; 0: never."""
 

@@ -48,11 +48,15 @@ from p2p_dtfm.core.agreement_messages import (
 from p2p_dtfm.core.agreement_state import MEMBERS_LIMIT
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.gathering import Gathering
+from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.standing import outranks
+
+NUMBERS_AHEAD_LIMIT = 4096
+"""By so much a newcomer may raise the number of the next attempt."""
 
 
 class Agreement(Gathering):
@@ -79,7 +83,12 @@ class Agreement(Gathering):
         """Become a newcomer that may be let in; the caller sends the request to other peers."""
         assert self._record is not None and self.view is None
         self._wants_view = True
-        return JoinRequest(self._record, self.next_view.id if self.next_view else None)
+        return self._join_request(self._record)
+
+    def _join_request(self, record: Signed) -> JoinRequest:
+        awaits = self.next_view.id if self.next_view is not None else None
+        passed = max(self._readied_number, self._given_up_number)
+        return JoinRequest(record, awaits, passed)
 
     def request_replan(self, reason: str, now_ns: int) -> Actions:
         """Ask for a view with the newest records, as when leaving or after a change of speed."""
@@ -130,6 +139,7 @@ class Agreement(Gathering):
         if view is not None and self._self_synced and resend_due:
             self._synced_sent_ns = now_ns
             actions.append(self._synced_message(view))
+        actions += self._give_up_unsynced(now_ns)
         return actions + self._tell_active(now_ns) + self._meet(now_ns) + self._open_if_due(now_ns)
 
     def _hear(self, sender: Member, now_ns: int) -> Actions:
@@ -166,6 +176,8 @@ class Agreement(Gathering):
             self._drop_next = True
             if self._vouched is None:
                 self._drop_next_view()
+        bound = self._highest_number + NUMBERS_AHEAD_LIMIT
+        self._highest_number = max(self._highest_number, min(message.passed, bound))
         if self._newcomers.count >= MEMBERS_LIMIT:
             raise PeerFault("more newcomers than this swarm lets wait", record.peer_id)
         if not self._newcomers.ask(record, message.record, now_ns):
@@ -250,7 +262,9 @@ class Agreement(Gathering):
             return self._missed(message.sender, message.view, now_ns)
         if message.sender in view.members:
             attempt = self._attempt
+            agreed = {view.id for view in (self.next_view, self._dropped) if view is not None}
             awaited = attempt is not None and attempt.view_id == message.view
+            awaited |= message.view in agreed and message.step <= self.step + STEPS_AHEAD_LIMIT
             if awaited or message.view.number < view.id.number:
                 return []  # a leaver that helped to agree on it learns of it by Active
             return self._rejoin(f"view {message.view} has succeeded {view.id} without this peer")
@@ -274,7 +288,7 @@ class Agreement(Gathering):
         if attempt is not None:
             self._give_up(now_ns)
             self.frozen = False
-        return self._tell(message.sender.peer_id, JoinRequest(self._record), now_ns)
+        return self._tell(message.sender.peer_id, self._join_request(self._record), now_ns)
 
     def _meet(self, now_ns: int) -> Actions:
         view = self.view

@@ -146,10 +146,13 @@ class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     """A measured newcomer asks to be let in at the next view.
 
     `awaits` is the agreed view that it waits to take over; without one, it has given up any such.
+    `passed` is the highest number of an attempt that it has said Ready to or given up: only a
+    higher one is of use to it.
     """
 
     record: Signed
     awaits: ViewId | None = None
+    passed: int = 0
 
 
 AgreementMessage = Gather | Ready | Synced | Active | Standing | Heartbeat | JoinRequest

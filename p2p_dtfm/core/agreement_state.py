@@ -63,7 +63,7 @@ class AgreementState:
         self._lives: dict[str, int] = {}
         self._known_peers: dict[str, None] = {}
         self._last_tick_ns: int | None = None
-        self._taken_over_ns = 0
+        self._taken_over_ns = self._agreed_ns = 0
         self._accepts_loss = False
         self._newcomers = Newcomers()
         self._begin(me)
@@ -187,6 +187,7 @@ class AgreementState:
             if self._view_heard_ns is not None:
                 self._view_heard_ns += gap_ns
             self._taken_over_ns += gap_ns
+            self._agreed_ns += gap_ns
 
     def _standing(self, view: View) -> Standing:
         return Standing(self.me, view.id, view.members, isinstance(view.plan, Plan), self.step)

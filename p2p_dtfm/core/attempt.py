@@ -1,6 +1,6 @@
 """One attempt at a view: what has been gathered so far, and what follows from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.agreement_messages import (
@@ -39,6 +39,8 @@ class Attempt:
     absent: set[Member] = field(default_factory=set)
     accusations: set[Accusation] = field(default_factory=set)
     digests: dict[Member, tuple[int, str]] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    """Who was sent this peer's contribution."""
     heard_ns: dict[Member, int] = field(default_factory=dict)
     snapshot: Snapshot | None = None
     view_id: ViewId | None = None
@@ -108,15 +110,30 @@ class Attempt:
     def only_newcomers(self) -> bool:
         return all(part.present is None for part in self.opened.values())
 
-    def gather(self) -> Gather:
-        """What to send."""
+    def same_as(self, peer_ids: Iterable[str]) -> tuple[str, ...]:
+        """Those of the peers that are known to know what this peer knows."""
+        mine = self.digests[self.me][1]
+        same = {m.peer_id for m in self.universe if self.digests.get(m, (0, ""))[1] == mine}
+        return tuple(peer_id for peer_id in peer_ids if peer_id in same)
+
+    @property
+    def kept_out(self) -> tuple[Member, ...]:
+        """Those that asked to be let in, or answered, and yet are no participants."""
+        asked = {joiner for joiners in self.joiners.values() for joiner in joiners}
+        staying = set(self.participants)
+        return tuple(sorted((asked | set(self.opened)) & self.universe - staying))
+
+    def gather(self, contributions: bool = True) -> Gather:
+        """What to send; without the contributions to those that have them or will soon."""
         return Gather(
             sender=self.me,
             number=self.number,
             planned=self.planned,
             base=self.base,
             round=self.round,
-            contributions=tuple(self.known[member] for member in sorted(self.known)),
+            contributions=tuple(self.known[member] for member in sorted(self.known))
+            if contributions
+            else (),
             absent=tuple(sorted(self.absent)),
             digest=self.digests[self.me][1],
             accusations=tuple(sorted(self.accusations)),

@@ -5,9 +5,11 @@ may disagree about the last bit of one.
 """
 
 import hashlib
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 from p2p_dtfm.core.errors import PeerFault
 
@@ -49,16 +51,41 @@ def digest_bytes(payload: bytes) -> str:
 
 def digest(value: object) -> str:
     """Digest of the canonical bytes of `value`, in which no float may occur."""
-    _refuse_floats(msgspec.to_builtins(value, builtin_types=(bytes,)))
+    _refuse_floats(value)
     return digest_bytes(encode(value))
 
 
 def _refuse_floats(value: object) -> None:
+    """Structs whose fields cannot hold a float need not be looked into."""
     assert not isinstance(value, float), f"a float must not reach hashed bytes: {value!r}"
-    if isinstance(value, dict):
+    if isinstance(value, msgspec.Struct):
+        if not _has_no_floats(type(value)):
+            for name in value.__struct_fields__:
+                _refuse_floats(getattr(value, name))
+    elif isinstance(value, dict):
         for key, item in value.items():
             _refuse_floats(key)
             _refuse_floats(item)
     elif isinstance(value, list | tuple):
         for item in value:
             _refuse_floats(item)
+
+
+@cache
+def _has_no_floats(struct: type[msgspec.Struct]) -> bool:
+    return not _may_hold_float(msgspec.inspect.type_info(struct), set())
+
+
+def _may_hold_float(info: object, seen: set[int]) -> bool:
+    """Whether a value of the type that msgspec describes so can have a float in it."""
+    if isinstance(info, msgspec.inspect.FloatType | msgspec.inspect.AnyType):
+        return True
+    if id(info) in seen:
+        return False
+    seen.add(id(info))
+    if isinstance(info, tuple):
+        return any(_may_hold_float(item, seen) for item in info)
+    if isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+        parts = (getattr(info, name) for name in info.__struct_fields__)
+        return any(_may_hold_float(part, seen) for part in parts)
+    return False

@@ -111,6 +111,8 @@ class Gathering(Takeover):
         self._highest_number = max(self._highest_number, number)
         if self._replan_reason:
             self._replan_number = number
+        if now_ns - self._agreed_ns >= self._timing.sync_ns // 2:
+            self._refuse_unsynced(now_ns)  # some other member may have given up waiting
         self._dropped = self.next_view = None
         self._self_synced = self._drop_next = False
         self._synced = set()
@@ -147,7 +149,13 @@ class Gathering(Takeover):
         return actions + (self._knowledge_grew(attempt, now_ns) if grew else [])
 
     def _reopen(self, reason: str, now_ns: int) -> Actions:
-        """An unplanned attempt has failed: again with a higher number, later each time."""
+        """An unplanned attempt has failed: again with a higher number, later each time.
+
+        Never with the same one: to the others, rounds that begin anew are older than what they
+        have heard, and nothing settles.
+        """
+        if self._attempt is not None:
+            self._given_up_number = max(self._given_up_number, self._attempt.number)
         self._attempt = None
         self._failures += 1
         if self._failures == 1:
@@ -198,9 +206,9 @@ class Gathering(Takeover):
             if member not in attempt.known and self._is_welcome(contribution, attempt):
                 attempt.add(signed, contribution, self._open_record)
                 grew = True
-        grew |= attempt.learn(message)
-        if grew:
-            return self._knowledge_grew(attempt, now_ns)
+        evidence = attempt.learn(message)
+        if grew or evidence:
+            return self._knowledge_grew(attempt, now_ns, evidence)
         return self._check_settled(attempt, now_ns)
 
     def _repeats_last(self, message: Gather) -> bool:
@@ -288,14 +296,25 @@ class Gathering(Takeover):
             return True
         return contribution.present.view == attempt.base
 
-    def _knowledge_grew(self, attempt: Attempt, now_ns: int) -> Actions:
+    def _knowledge_grew(self, attempt: Attempt, now_ns: int, evidence: bool = True) -> Actions:
+        """Tell it, but no more than is needed where no message gets lost.
+
+        Everyone sends its contribution to all, and says when it knows all; `_resend` repairs.
+        """
         attempt.round += 1
-        attempt.sent_ns = now_ns
         if attempt.round <= ROUNDS_LIMIT:
             attempt.progress_ns = now_ns
         attempt.digests[self.me] = (attempt.round, attempt.digest)
-        said = SendMessage(attempt.others, attempt.gather())
-        return [said, *self._check_settled(attempt, now_ns)]
+        others = attempt.others
+        actions: Actions = []
+        new = tuple(peer_id for peer_id in others if peer_id not in attempt.told)
+        if new:
+            attempt.told.update(new)
+            actions.append(SendMessage(new, attempt.gather()))
+        if len(new) < len(others) and (evidence or not attempt.waits_for):
+            told = tuple(peer_id for peer_id in others if peer_id not in new)
+            actions.append(SendMessage(told, attempt.gather(contributions=False)))
+        return [*actions, *self._check_settled(attempt, now_ns)]
 
     def _check_settled(self, attempt: Attempt, now_ns: int) -> Actions:
         if attempt.snapshot is not None or attempt.waits_for:
@@ -306,7 +325,7 @@ class Gathering(Takeover):
             return []  # newcomers alone never make a planned view
         snapshot = attempt.freeze(self._run_digest, self._workload, self._open_record)
         attempt.progress_ns = now_ns
-        for member in attempt.universe - set(attempt.participants):
+        for member in attempt.kept_out:
             self._newcomers.refuse(member.peer_id, now_ns)
         if snapshot.lost_layers:
             names = ", ".join(str(layer) for layer in snapshot.lost_layers)
@@ -355,7 +374,7 @@ class Gathering(Takeover):
         if not attempt.planned:
             return [ViewAgreed(view), *self._take_over(view, now_ns)]
         self._attempt = None
-        self.next_view = view
+        self.next_view, self._agreed_ns = view, now_ns
         self._synced = set()
         self._self_synced = False
         new = self.view is None
@@ -365,9 +384,17 @@ class Gathering(Takeover):
 
     def _resend(self, attempt: Attempt, now_ns: int) -> Actions:
         attempt.sent_ns = now_ns
-        actions: Actions = [SendMessage(attempt.others, attempt.gather())]
+        others = attempt.others
+        same = attempt.same_as(others)
+        behind = tuple(peer_id for peer_id in others if peer_id not in same)
+        attempt.told.update(behind)
+        actions: Actions = []
+        if behind:
+            actions.append(SendMessage(behind, attempt.gather()))
+        if same:
+            actions.append(SendMessage(same, attempt.gather(contributions=False)))
         if self.me in attempt.ready:
-            actions.append(SendMessage(attempt.others, attempt.ready[self.me]))
+            actions.append(SendMessage(others, attempt.ready[self.me]))
         return actions
 
     def _failed(self, attempt: Attempt, reason: str, now_ns: int) -> Actions:
@@ -398,6 +425,8 @@ class Gathering(Takeover):
         ]
         names = ", ".join(sorted(m.peer_id for m in waits_for or silent)) or "all alike"
         reason = f"view {attempt.number} had no answer from {names}"
+        if attempt.planned and attempt.snapshot is None and self._are_newcomers_links(silent):
+            return [Report(reason), *self._accuse(attempt, silent, now_ns)]
         if attempt.planned:
             report = Report(f"gives up: {reason}")
             if attempt.snapshot is not None:
@@ -413,6 +442,11 @@ class Gathering(Takeover):
             self.frozen = False
             return [Report(f"gives up: {reason}")]
         return self._reopen(reason, now_ns)
+
+    def _are_newcomers_links(self, silent: list[Member]) -> bool:
+        """Evidence that keeps a newcomer out, and cannot cost a member its place."""
+        view = self.view
+        return bool(silent) and (view is None or not set(silent) & set(view.members))
 
     def _go_on_without(self, attempt: Attempt, silent: set[Member], now_ns: int) -> Actions:
         attempt.absent |= silent

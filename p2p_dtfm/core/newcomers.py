@@ -5,8 +5,11 @@ from p2p_dtfm.core.roster import newer
 from p2p_dtfm.core.signed import Signed
 
 REFUSED_NS = 10_000_000_000
-REFUSALS_LIMIT = 5
-"""A newcomer that some member cannot reach is asked for again after 10, 20, ... 160 seconds."""
+REFUSALS_LIMIT = 4
+"""A newcomer that some member cannot reach is heard again after 10, 20, 40, then 80 seconds."""
+FORGIVEN_AFTER = 4
+"""After so many times that long the next refusal counts as the first. Being let in does not count:
+it may be cut off again at once."""
 REMEMBERED = 1024
 
 
@@ -55,10 +58,11 @@ class Newcomers:
         self._asked.pop(peer_id, None)
 
     def refuse(self, peer_id: str, now_ns: int) -> None:
-        """It was not let in, because some member could not reach it."""
-        if self._asked.pop(peer_id, None) is None:
-            return
-        count = self._refused.get(peer_id, (0, 0))[0]
+        """Some member could not reach it, or it did not get its states: longer each time."""
+        self._asked.pop(peer_id, None)
+        count, refused_ns = self._refused.get(peer_id, (0, 0))
+        if count and now_ns - refused_ns > FORGIVEN_AFTER * (REFUSED_NS << (count - 1)):
+            count = 0
         if len(self._refused) >= REMEMBERED:
             self._refused.clear()
         self._refused[peer_id] = (min(count + 1, REFUSALS_LIMIT), now_ns)
@@ -66,4 +70,3 @@ class Newcomers:
     def let_in(self, peer_ids: tuple[str, ...]) -> None:
         for peer_id in peer_ids:
             self._asked.pop(peer_id, None)
-            self._refused.pop(peer_id, None)

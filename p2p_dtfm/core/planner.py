@@ -32,7 +32,9 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
     present = Present(model, snapshot.present) if snapshot.present else None
     warm = present.placement() if present else None
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm)
-    return plan_of(problem, present.choose(best) if present else best)
+    chosen = present.choose(best) if present else best
+    unchanged = present.unchanged(chosen) if present else None
+    return unchanged or plan_of(problem, model.refined(chosen))
 
 
 def plan_of(problem: Problem, cost: PlacementCost) -> Plan:

@@ -3,6 +3,7 @@
 from p2p_dtfm.core.actions import (
     Actions,
     Left,
+    Report,
     SendMessage,
     TakeOver,
 )
@@ -80,10 +81,35 @@ class Takeover(AgreementState):
             self._synced.add(message.sender)
             return []
         view = self.view
-        if view is not None and message.view == view.id and message.sender in view.members:
+        if view is None or message.view != view.id:
+            return []
+        if message.sender in view.snapshot.contributors:
             # It has not taken over yet, so this peer's Active has not reached it.
             return [SendMessage((message.sender.peer_id,), self._active)]
         return []
+
+    def _give_up_unsynced(self, now_ns: int) -> Actions:
+        """Who never gets its state, though it lives, must not keep others from joining."""
+        view = self.next_view
+        waited_ns = now_ns - self._agreed_ns
+        patience = 1 if self.view is not None else 2  # a newcomer leaves it to the members
+        if view is None or waited_ns < patience * self._timing.sync_ns or self._drop_next:
+            return []
+        unsynced = ", ".join(m.peer_id for m in view.members if m not in self._synced)
+        self._refuse_unsynced(now_ns)
+        self._drop_next = True
+        if self._vouched is None:
+            self._drop_next_view()
+        if not unsynced:
+            return []
+        return [Report(f"gives up view {view.id}, which waits for the states of {unsynced}")]
+
+    def _refuse_unsynced(self, now_ns: int) -> None:
+        if self.view is None or self.next_view is None:
+            return
+        for member in self.next_view.members:
+            if member not in self._synced and member not in self.view.members:
+                self._newcomers.refuse(member.peer_id, now_ns)
 
     def _synced_message(self, view: View) -> SendMessage:
         return SendMessage(self._contributors(view), Synced(self.me, view.id))

@@ -73,21 +73,40 @@ class Chaos:
 
     # the run ------------------------------------------------------------------------------------
 
-    def run(self, schedule: tuple[ChaosFault, ...], deadline_s: float) -> list[str]:
-        """Until every daemon has ended; returns what went wrong with daemons. Blocks."""
+    def run(
+        self, schedule: tuple[ChaosFault, ...], steps_after: int, deadline_s: float
+    ) -> list[str]:
+        """Until so many steps after the last fault; returns what went wrong with daemons. Blocks.
+
+        Then the daemons are told to leave, and must end.
+        """
         waiting = list(schedule)
         end_s = time.monotonic() + deadline_s
+        told_to_leave = False
         while True:
             self._end_what_is_over()
             if waiting and self._is_due(waiting[0]):
                 self._inflict(waiting.pop(0))
-            if not waiting and not self._under_way and not any(c.running for c in self._children):
+            is_over = not waiting and not self._under_way
+            if is_over and not any(child.running for child in self._children):
                 return self._wrong_ends()
+            if is_over and not told_to_leave and self._has_recovered(steps_after):
+                told_to_leave = True
+                self._end_all()
             if wrong := self._wrong_ends():
                 return wrong
             if time.monotonic() > end_s:
                 return self._stuck(waiting)
             time.sleep(POLL_S)
+
+    def _has_recovered(self, steps: int) -> bool:
+        return self.step >= self._calm_from_step + steps and self._all_take_part()
+
+    def _end_all(self) -> None:
+        self._tell(self.step, "all are told to leave")
+        for child in self._children:
+            if child.running:
+                child.process.send_signal(signal.SIGTERM)
 
     def release_all(self) -> None:
         """Let everybody go on, so that they can be ended."""
@@ -111,7 +130,7 @@ class Chaos:
 
     @property
     def step(self) -> int:
-        """The highest committed step."""
+        """The highest committed step, once the daemons' histories are read up to now."""
         for history in self._histories.values():
             history.read()
         return max((history.step for history in self._histories.values()), default=-1)
@@ -122,8 +141,7 @@ class Chaos:
             return False
         if not fault.is_careful:
             return True
-        calm = not self._under_way and step >= self._calm_from_step + CALM_STEPS
-        return calm and self._all_take_part()
+        return not self._under_way and self._has_recovered(CALM_STEPS)
 
     def _all_take_part(self) -> bool:
         """Whether the newest view has every daemon that runs."""
@@ -289,7 +307,7 @@ class _History:
     def read(self) -> None:
         for event in self._new_events():
             self.events.append(event)
-            if event["event"] == "step":
+            if event["event"] == "step" and event["loss"] is not None:
                 self.step = max(self.step, event["step"])
             elif event["event"] == "view":
                 self.view = event

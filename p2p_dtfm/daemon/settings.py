@@ -5,7 +5,7 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -49,7 +49,15 @@ class Settings(BaseModel):
     until_stdin_closes: bool = Field(
         default=False, description="leave when standard input closes, as when a parent dies"
     )
+    dashboard: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=65535)] = Field(
+        default="auto", description='port on loopback, "auto" for a free one, or "off"'
+    )
     log: Literal["auto", "human", "json"] = Field(default="auto", description="log format")
+
+    @property
+    def compute_threads(self) -> int:
+        """CPU threads to compute with: as set, or half of the cores that this process may use."""
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // 2)
 
     @property
     def founds(self) -> bool:

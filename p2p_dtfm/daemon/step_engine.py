@@ -12,6 +12,7 @@ from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.mailbox import FrameKey, Mailbox, held_out_indices, segments_of
 from p2p_dtfm.daemon.segment_exchange import exchange
+from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader, FrameKind, Payload
 from p2p_dtfm.train.codecs import codec_of
@@ -68,6 +69,7 @@ class StepEngine:
         compute: Compute,
         on_trouble: Callable[[str, str], None],
         memory: ReplicaMemory,
+        recorder: StepRecorder | None = None,
     ) -> None:
         place = plan.place_of(me)
         assert place is not None, "a spare has no steps to compute"
@@ -81,6 +83,7 @@ class StepEngine:
         self._transport = transport
         self._compute = compute
         self._on_trouble = on_trouble
+        self._recorder = recorder or StepRecorder()
         self._sends: set[asyncio.Task[None]] = set()
         self._runner = compute.stage_runner(spec, states)
         self._pipeline = plan.pipelines[place[0]]
@@ -104,6 +107,7 @@ class StepEngine:
         not send what is due, this waits until it is cancelled.
         """
         self.mailbox.begin_step(step)
+        self._recorder.begin(step)
         await self._compute.run(self._start_anew)
         held_out_loss = loss = 0.0
         if evaluate:
@@ -177,7 +181,8 @@ class StepEngine:
                     self._on_trouble(key.sender, fault.cause)
             tasklet = order.next()
             if tasklet is None:
-                await self.mailbox.wait_for_arrival()
+                with self._recorder.span("wait"):
+                    await self.mailbox.wait_for_arrival()
             elif tasklet.kind is TaskletKind.FORWARD:
                 loss_sum += await self._forward(step, tasklet, inputs)
             else:
@@ -187,9 +192,8 @@ class StepEngine:
     async def _forward(self, step: int, tasklet: Tasklet, inputs: dict[int, Tensor]) -> float:
         number = tasklet.microbatch
         entry = inputs.pop(number, None)
-        result = await self._compute.run(
-            lambda: self._runner.forward(number, *self._entry(step, number, entry))
-        )
+        forward = self._recorder.timed("forward", number, self._runner.forward)
+        result = await self._compute.run(lambda: forward(number, *self._entry(step, number, entry)))
         if self._runner.has_head:
             return float(result)
         await self._send_boundary(step, FrameKind.ACTIVATION, number, result)
@@ -198,7 +202,8 @@ class StepEngine:
     async def _backward(self, step: int, tasklet: Tasklet, gradients: dict[int, Tensor]) -> None:
         number = tasklet.microbatch
         gradient = gradients.pop(number, None)
-        result = await self._compute.run(lambda: self._runner.backward(number, gradient))
+        backward = self._recorder.timed("backward", number, self._runner.backward)
+        result = await self._compute.run(lambda: backward(number, gradient))
         if result is not None:
             await self._send_boundary(step, FrameKind.ACTIVATION_GRADIENT, number, result)
 
@@ -208,13 +213,15 @@ class StepEngine:
             entry = None
             if not self._runner.has_embedding:
                 key = self._activation(step, number)
-                payload = await self.mailbox.take(key)
+                with self._recorder.span("wait"):
+                    payload = await self.mailbox.take(key)
                 try:
                     entry = await self._boundary(key.kind, payload)
                 except PeerFault as fault:
                     await self.refuse(key.sender, fault)
+            evaluate = self._recorder.timed("evaluate", number, self._runner.evaluate)
             result = await self._compute.run(
-                lambda number=number, entry=entry: self._runner.evaluate(
+                lambda evaluate=evaluate, number=number, entry=entry: evaluate(
                     *self._entry(step, number, entry)
                 )
             )
@@ -287,7 +294,10 @@ class StepEngine:
             owed,
         )
         courses = _Courses(self, step, segment.first_layer)
-        await exchange(reduction, self._me, segment.holders, chunks.owners, courses, self._compute)
+        with self._recorder.span("reduce", segment.first_layer):
+            await exchange(
+                reduction, self._me, segment.holders, chunks.owners, courses, self._compute
+            )
         await self._compute.run(_store_gradients, reduction.reduced, states)
         if reduction.owed is not None:
             self._memory.propose_owed(step, states, reduction.owed)

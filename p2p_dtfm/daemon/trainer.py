@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,6 +40,7 @@ from p2p_dtfm.daemon.initial_states import InitialStates
 from p2p_dtfm.daemon.mailbox import Mailbox, held_out_indices
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.step_engine import LocalResult, StepEngine
+from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.daemon.wire import (
     FollowDone,
     FollowEnded,
@@ -128,6 +129,7 @@ class Tools:
     initial: InitialStates
     scratch: Path
     status: Status
+    recorder: StepRecorder = field(default_factory=StepRecorder)
 
 
 class Trainer:
@@ -147,6 +149,8 @@ class Trainer:
         self._ledger: Ledger | None = None
         self._behind: Ledger | None = None
         self._recorded_step = -1
+        self._applying = False
+        """A step is committed, and its update under way."""
         self._stopped = False
         self._has_settled = True
         """All states that the present view wants here are here."""
@@ -319,12 +323,9 @@ class Trainer:
 
     async def settled(self) -> None:
         """Wait, for a bounded time, until the last committed step is applied to all states."""
-        version = min(self.step, self._spec.total_steps)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_LIMIT_S):
-                while not self._stopped and any(
-                    state.version != version for state in self.states.values()
-                ):
+                while self._applying and not self._stopped:
                     await asyncio.sleep(SETTLE_POLL_S)
 
     def take_over(
@@ -344,6 +345,8 @@ class Trainer:
         for prepared in (prepared for statements in early.values() for prepared in statements):
             with contextlib.suppress(PeerFault):
                 self.prepared(prepared)
+        if self._follower is not None:
+            self._follower.taken_over = self._follower.view.id == view.id
         self._tools.donor.take_over(view.id)
         self._wake.set()
 
@@ -401,6 +404,8 @@ class Trainer:
         donor = self._tools.donor
         if isinstance(message, FollowLayers):
             donor.subscribe(sender, message)
+            if self._receipts is not None and message.from_takeover:
+                self._receipts.begins_again(sender)
             self._wake.set()
         elif isinstance(message, FollowDone):
             donor.unsubscribe(sender, message.view, message.number)
@@ -414,6 +419,12 @@ class Trainer:
             follower.committed(sender, message)
         else:
             follower.ended(sender, message)
+
+    def stream_lost(self, sender: str) -> None:
+        """What `sender` had sent of layers' states may not all arrive."""
+        for follower in (self._follower, self._guardian):
+            if follower is not None:
+                follower.stream_lost(sender)
 
     def _receive_receipt(self, sender: str, message: LayerReceipt) -> None:
         if self._receipts is not None:
@@ -518,6 +529,7 @@ class Trainer:
             self._tools.compute,
             self._outlet.suspect,
             self._memory,
+            self._tools.recorder,
         )
         while self.view is view and self.step <= self._spec.total_steps:
             await self._one_step(view, plan, engine)
@@ -553,7 +565,7 @@ class Trainer:
         return {n for n in layers if n not in held or held[n].version != self.step}
 
     async def _one_step(self, view: View, plan: Plan, engine: StepEngine) -> None:
-        step, spec = self.step, self._spec
+        step, spec, recorder = self.step, self._spec, self._tools.recorder
         train = step < spec.total_steps
         evaluate = not train or step % spec.evaluation.every_steps == 0
         await self._offer_states()
@@ -563,21 +575,27 @@ class Trainer:
         if train:
             self._tools.donor.reduced(step, engine.states)
             self._keep_reduced(view, step, engine)
-            await self._guarded(step)
+            with recorder.span("guard"):
+                await self._guarded(step)
         self._say_prepared(view, step, local)
-        outcome = await self._outcome(view)
+        with recorder.span("commit"):
+            outcome = await self._outcome(view)
         self._forget_reduced(step)
         lineage = self._outlet.lineage_at(step + 1)
         if train:
-            await self._tools.compute.run(_apply, spec, engine.states, outcome)
+            apply = recorder.timed("apply", 0, _apply)
+            await self._tools.compute.run(apply, spec, engine.states, outcome)
             self._memory.commit(step)
+        self._applying = False
         if self.view is view:
             self._drop_unwanted()
         self._outlet.states_changed()
         self._record(outcome)
         is_due = (step + 1) % spec.checkpoint.every_steps == 0 or step + 1 == spec.total_steps
         if train and is_due:
-            await self._tools.checkpoints.save(step + 1, engine.states, lineage)
+            with recorder.span("save"):
+                await self._tools.checkpoints.save(step + 1, engine.states, lineage)
+        recorder.end()
 
     async def _compute_step(
         self, engine: StepEngine, step: int, *, train: bool, evaluate: bool
@@ -642,7 +660,7 @@ class Trainer:
             outcome = ledger.next_outcome()
             if outcome is not None:
                 self._tools.status.facts["waits_for"] = []
-                self.step = outcome.step + 1
+                self.step, self._applying = outcome.step + 1, True
                 self._tools.donor.committed(outcome)
                 self._outlet.committed(outcome)
                 return outcome

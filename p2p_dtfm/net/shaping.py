@@ -303,8 +303,9 @@ class ShapedWriter:
         try:
             while self._written:
                 written_s, data = self._written[0]
-                for start in range(0, len(data), self._link.chunk_bytes):
-                    part = memoryview(data)[start : start + self._link.chunk_bytes]
+                size = self._link.chunk_bytes  # the link may change meanwhile
+                for start in range(0, len(data), size):
+                    part = memoryview(data)[start : start + size]
                     await self._link.carry(len(part), max(written_s, _now_s() - _LATE_LIMIT_S))
                     self._raw.write(self._link.as_it_arrives(part))
                     await self._raw.drain()

@@ -34,7 +34,9 @@ FAULTS = (12, 19)
 FAULTS_BEGIN_NS = 8 * SECOND_NS
 FAULTS_END_NS = 100 * SECOND_NS
 SETTLE_LIMIT_S = 180
-"""After the last fault, all must be in one view again and have committed three steps."""
+SETTLE_VIEWS = 12
+"""After the last fault, all that can come back must be in one view again and have committed three
+steps: within this (virtual) time, and without more views than this."""
 TIMING = Timing(
     gather_ns=3 * SECOND_NS,
     ready_ns=6 * SECOND_NS,
@@ -69,9 +71,15 @@ class Result:
     violation: str = ""
     story: list[str] = field(default_factory=list)
     faults: int = 0
+    inflicted: dict[str, int] = field(default_factory=dict)
+    only_holders: int = 0
+    """Crashes and stops of the only holder of some layer, in runs that must lose no step."""
+    messages: tuple[int, int, int] = (0, 0, 0)
+    """Lost, repeated and late."""
     steps: int = 0
     views: int = 0
     settle_s: float = 0.0
+    settle_views: int = 0
     given_up_steps: int = 0
     recoveries_ns: list[int] = field(default_factory=list)
 
@@ -123,13 +131,15 @@ class SeededRun:
         world.compute_ns = (SECOND_NS // 2, 2 * SECOND_NS)
         self.seed, self.world = seed, world
         self.careful = chance.random() < 0.4
+        world.invariants.keeps_steps = self.careful
         for number in range(count):
             peer = world.add_peer(f"p{number:02}")
             peer.clock_rate = chance.uniform(0.97, 1.03)
             peer.clock_offset_ns = chance.randrange(1 << 50)
             peer.agreement.wants_view()
         world.after(3 * SECOND_NS, lambda: world.found("p00") if self._nobody_yet() else None)
-        self.faults = Faults(world, chance, self.careful)
+        for_good = self.careful and chance.random() < 0.5
+        self.faults = Faults(world, chance, self.careful, for_good)
         self.faults.schedule(chance.randrange(*FAULTS), FAULTS_BEGIN_NS, FAULTS_END_NS)
 
     def _nobody_yet(self) -> bool:
@@ -146,13 +156,20 @@ class SeededRun:
             began_ns = world.now_ns
             world.run_until(self._look, SETTLE_LIMIT_S)
             result.settle_s = (world.now_ns - began_ns) / SECOND_NS
-            result.given_up_steps = self._check_nothing_lost()
+            result.settle_views = self._views_since(began_ns)
+            if result.settle_views > SETTLE_VIEWS:
+                raise Violation(f"{result.settle_views} views were needed to settle")
         except (Violation, AssertionError) as error:
             result.violation = str(error) or repr(error)
         result.story = world.story
         result.faults = sum(self.faults.inflicted.values())
+        result.inflicted = dict(self.faults.inflicted)
+        result.only_holders = self.faults.only_holders if self.careful else 0
+        network = world.network
+        result.messages = (network.lost_count, network.repeated_count, network.late_count)
         result.steps = world.invariants.furthest
-        result.views = len({view.id for peer in world.peers.values() for view in peer.views})
+        result.given_up_steps = world.invariants.given_up_steps
+        result.views = len(world.invariants.views)
         result.recoveries_ns = self.faults.recoveries_ns
         return result
 
@@ -163,7 +180,9 @@ class SeededRun:
 
     def _settled(self) -> bool:
         """All are in one view, and it has committed three steps since."""
-        present = [peer for peer in self.world.peers.values() if not peer.left]
+        lost = self.faults.lost
+        peers = self.world.peers.values()
+        present = [peer for peer in peers if not peer.left and peer.name not in lost]
         views = {peer.view.id if peer.view else None for peer in present}
         step = min((peer.agreement.step for peer in present), default=0)
         first = present[0].view if present else None
@@ -182,15 +201,14 @@ class SeededRun:
             self._goal = (first.id, step)
         return step >= self._goal[1] + 3
 
-    def _check_nothing_lost(self) -> int:
-        """Where a copy of everything was left, no lineage may go back by more than a step."""
-        final = max((p.agreement.step for p in self.world.peers.values()), default=0)
-        lost = max(0, self.world.invariants.furthest - final)
-        if self.careful and lost > 1:
-            raise Violation(
-                f"{lost} committed steps are lost, though a copy was left of each layer"
-            )
-        return lost
+    def _views_since(self, began_ns: int) -> int:
+        taken_over = {
+            view.id
+            for peer in self.world.peers.values()
+            for view, at_ns in zip(peer.views, peer.taken_over_ns, strict=True)
+            if at_ns > began_ns
+        }
+        return len(taken_over)
 
 
 def run_seed(seed: int, peer_type: type[SimulatedPeer] = SimulatedPeer) -> Result:
@@ -224,7 +242,8 @@ def main() -> int:
         f"{len(results)} seeds, {failures} failed, in {seconds:.1f} s: "
         f"{sum(r.faults for r in results)} faults, {sum(r.views for r in results)} views, "
         f"{sum(r.steps for r in results)} steps; settled in at most "
-        f"{max((r.settle_s for r in good), default=0):.0f} s; "
+        f"{max((r.settle_s for r in good), default=0):.0f} s and "
+        f"{max((r.settle_views for r in good), default=0)} views; "
         f"{sum(r.given_up_steps for r in good)} steps given up after splits and losses"
     )
     if recoveries:

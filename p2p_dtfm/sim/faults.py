@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.actions import SECOND_NS
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.records import Intent
 from p2p_dtfm.sim.agreement_world import AgreementWorld
 from p2p_dtfm.sim.network import Link
 from p2p_dtfm.sim.simulated_peer import SimulatedPeer
@@ -17,18 +18,25 @@ KINDS = (*CRASHES, *CRASHES, "stop", "stop", "slow", "join", "leave", *CUTS, "ba
 
 @dataclass
 class Faults:
-    """What a seed inflicts. A `careful` one crashes peers only where every layer has a copy left,
-    and cuts no links: then no committed step may ever be lost.
+    """What a seed inflicts.
+
+    A `careful` one crashes and stops peers only where those that go on have a copy of every layer,
+    be it a holder's or a guardian's, and cuts no links: then no committed step may ever be lost.
+    With `for_good` some of those peers never come back.
     """
 
     world: AgreementWorld
     chance: random.Random
     careful: bool
+    for_good: bool = False
+    only_holders: int = 0
+    """Crashes and stops of a layer's only holder: a guardian stands in."""
     inflicted: dict[str, int] = field(default_factory=dict)
     recoveries_ns: list[int] = field(default_factory=list)
     """From a crash to the next committed step."""
     _heals: list[Callable[[], None]] = field(default_factory=list)
     _next_name: int = 0
+    _lost: set[str] = field(default_factory=set)
 
     def schedule(self, count: int, from_ns: int, to_ns: int) -> None:
         for _ in range(count):
@@ -42,32 +50,51 @@ class Faults:
             heal()
         self.world.network.become_good()
         for name, peer in self.world.peers.items():
-            if not peer.alive:
-                self.world.restart(name)
             peer.slowness = 1.0
-            self.world.go_on(name)
+            if name not in self._lost:
+                if not peer.alive:
+                    self.world.restart(name)
+                self.world.go_on(name)
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Who never comes back."""
+        return frozenset(self._lost)
 
     # one fault ----------------------------------------------------------------------------------
 
     def _inflict(self, kind: str) -> None:
         running = [p for p in self._present() if p.alive and not p.stopped]
-        if kind in CUTS and self.careful:
-            kind = "slow"
-        if kind in CRASHES and self.careful and not self._has_copies():
-            kind = "stop"
         if not running:
+            self.world.after(SECOND_NS, lambda: self._inflict(kind))
             return
         peer = self.chance.choice(running)
-        if kind == "leave" and len(running) <= 3:
-            kind = "join"
-        if kind == "join" and len(self._present()) >= 16:
-            return
+        kind = self._possible(kind, peer, len(running))
         self.inflicted[kind] = self.inflicted.get(kind, 0) + 1
+        if kind in (*CRASHES, "stop") and self._is_only_holder(peer):
+            self.only_holders += 1
         after_ns = self.chance.randrange(2 * SECOND_NS, 40 * SECOND_NS)
         self._do(kind, peer, after_ns)
 
+    def _possible(self, kind: str, peer: SimulatedPeer, running: int) -> str:
+        """This kind of fault, or another one where it cannot or must not be."""
+        if kind in CUTS and self.careful:
+            kind = "crash"
+        if kind == "leave" and (
+            running <= 3 or peer.view is None or peer.record.intent is Intent.LEAVING
+        ):
+            kind = "join"
+        if kind == "join" and len(self._present()) >= 16:
+            kind = "stop"
+        if kind in (*CRASHES, "stop") and self.careful and not self._has_copies_without(peer):
+            kind = "slow"
+        return kind
+
     def _do(self, kind: str, peer: SimulatedPeer, after_ns: int) -> None:
         world, name = self.world, peer.name
+        if kind in (*CRASHES, "stop") and self.for_good and self.chance.random() < 0.3:
+            self._lost.add(name)
+            after_ns = 1000 * SECOND_NS
         if kind in CRASHES:
             world.crash(name, lose_disk=kind == CRASHES[1])
             self._watch_recovery()
@@ -85,9 +112,8 @@ class Faults:
             joiner.agreement.wants_view()
             world.tell(joiner.name, "STARTS")
         elif kind == "leave":
-            if peer.view is not None:
-                world.tell(name, "WANTS TO LEAVE")
-                world.leave(name)
+            world.tell(name, "WANTS TO LEAVE")
+            world.leave(name)
         elif kind == "bad network":
             self._worsen(after_ns)
         else:
@@ -136,19 +162,31 @@ class Faults:
     def _present(self) -> list[SimulatedPeer]:
         return [peer for peer in self.world.peers.values() if not peer.left]
 
-    def _has_copies(self) -> bool:
-        """All are well and in one view, and two of them have each layer's newest state."""
-        peers = self._present()
-        if any(not p.alive or p.stopped or p.agreement.frozen or not p.view for p in peers):
+    def _has_copies_without(self, victim: SimulatedPeer) -> bool:
+        """Whether the members that run, without this one, have each layer at one newest step.
+
+        That is the furthest step that anyone has committed, or the one before: whoever commits
+        first may take that step along.
+        """
+        rest = [p for p in self._present() if p.alive and not p.stopped and p.view]
+        rest = [p for p in rest if p is not victim]
+        furthest = self.world.invariants.furthest
+        if len(rest) < self.world.workload.min_members:
             return False
-        if len({p.view.id for p in peers if p.view}) > 1:
+        return any(self._covers(rest, step) for step in (furthest, furthest - 1))
+
+    def _covers(self, peers: list[SimulatedPeer], step: int) -> bool:
+        lineages = [peer.agreement.inventory.lineage for peer in peers]
+        ends = {(own.at(step), own.at(step - 1)) for own in lineages if own.length >= step}
+        ends = {end for end in ends if end[0] is not None}
+        layers = range(self.world.workload.layer_count)
+        return any(
+            all(any(peer.reaches(layer, step, *end) for peer in peers) for layer in layers)
+            for end in ends
+        )
+
+    def _is_only_holder(self, peer: SimulatedPeer) -> bool:
+        plan = peer.view.plan if peer.view is not None else None
+        if not isinstance(plan, Plan):
             return False
-        view = peers[0].view
-        if view is None or not isinstance(view.plan, Plan):
-            return False
-        head = self.world.invariants.furthest - 1
-        for layer in range(self.world.workload.layer_count):
-            copies = [p for p in peers if p.can_reach(layer, head)]
-            if len(copies) < 2:
-                return False
-        return True
+        return any(segment.holders == (peer.name,) for segment in plan.segments())

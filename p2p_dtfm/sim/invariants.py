@@ -1,8 +1,10 @@
 """What must hold at every moment of a simulated run, whatever fails."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.records import PeerRecord
+from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.core.view import View
 from p2p_dtfm.sim.training import Gradient, State, loss_sum, true_state
@@ -17,11 +19,18 @@ class Invariants:
 
     def __init__(self, microbatch_count: int) -> None:
         self.microbatch_count = microbatch_count
+        self.keeps_steps = False
+        """Whether no fault takes the last copy of a layer: then no committed step may be lost."""
+        self.given_up_steps = 0
+        self.views: dict[ViewId, View] = {}
+        """All that were ever taken over."""
         self.commits: dict[int, tuple[ViewId, float | None]] = {}
         """By step, in the view where it was committed last."""
         self.furthest = 0
         self.commit_count = 0
         self._plans: dict[ViewId, str] = {}
+        self._entered: dict[tuple[Member, int], dict[str, tuple[int, int]]] = {}
+        self._named: dict[tuple[Member, int], frozenset[Member]] = {}
         self._numbers: dict[tuple[int, str], ViewId] = {}
         self._outcomes: dict[tuple[ViewId, int], StepOutcome] = {}
         self._lineages: dict[tuple[ViewId, int], str] = {}
@@ -34,6 +43,62 @@ class Invariants:
         held = self._numbers.setdefault((view.id.number, f"{name}/{life}"), view.id)
         if held != view.id:
             raise Violation(f"{name} takes over {view.id} after {held}")
+        if view.id not in self.views:
+            self.views[view.id] = view
+            self._check_records(view)
+            self._check_start(view)
+
+    def enters_gather(
+        self,
+        member: Member,
+        number: int,
+        heard: Mapping[str, tuple[int, int]],
+        joiners: Iterable[PeerRecord],
+    ) -> None:
+        """What `member` brings: the versions of records that it has heard, and newcomers."""
+        self._entered[member, number] = dict(heard)
+        self._named[member, number] = frozenset(Member(r.peer_id, r.life) for r in joiners)
+
+    def _check_records(self, view: View) -> None:
+        """What was agreed on is never older than what somebody brought, nor than the view before.
+
+        So whoever merges brings no peer back in a life that has ended.
+        """
+        snapshot, number = view.snapshot, view.id.number
+        agreed = {record.peer_id: record.version for record in snapshot.records}
+        before = self.views.get(snapshot.previous)
+        known = [{r.peer_id: r.version for r in before.snapshot.records}] if before else []
+        known += [self._entered.get((member, number), {}) for member in snapshot.contributors]
+        for versions in known:
+            for peer_id, version in versions.items():
+                if agreed.get(peer_id, version) < version:
+                    raise Violation(
+                        f"view {view.id} has the record {agreed[peer_id]} of {peer_id}, "
+                        f"though one of its makers knew {version}"
+                    )
+        lives = {m.peer_id: m.life for m in (*snapshot.contributors, *snapshot.absent)}
+        for maker in snapshot.contributors:
+            for joiner in self._named.get((maker, number), frozenset()):
+                if lives.get(joiner.peer_id, joiner.life) < joiner.life:
+                    raise Violation(
+                        f"view {view.id} names {joiner.peer_id} in life {lives[joiner.peer_id]}, "
+                        f"though {maker.peer_id} named its life {joiner.life}"
+                    )
+
+    def _check_start(self, view: View) -> None:
+        """Where a copy of everything is left, no view goes back behind the last committed step.
+
+        Whoever commits first may take that one step along when it dies.
+        """
+        snapshot = view.snapshot
+        if snapshot.planned or not isinstance(view.plan, Plan):
+            return
+        lost = self.furthest - snapshot.step
+        self.given_up_steps += max(0, lost)
+        if self.keeps_steps and lost > 1:
+            raise Violation(
+                f"view {view.id} loses {lost} committed steps, though a copy of each layer was left"
+            )
 
     def commits_step(self, name: str, view: ViewId, outcome: StepOutcome, lineage: str) -> None:
         """A step of a view has one outcome and one lineage, and the loss of an undisturbed run."""

@@ -16,17 +16,28 @@ class Network:
     late: float = 0.0
     late_ns: tuple[int, int] = (1_000_000_000, 8_000_000_000)
     cuts: list[frozenset[Link]] = field(default_factory=list)
+    lost_count: int = 0
+    repeated_count: int = 0
+    late_count: int = 0
+    """Late ones arrive after many that were sent after them."""
 
     def deliveries_ns(self, chance: random.Random, sender: str, receiver: str) -> list[int]:
         """After how long each copy of a message arrives; none if it is lost."""
         if self.is_cut(sender, receiver):
             return []
-        copies = 1 + (chance.random() < self.repeat)
+        draw, copies = chance.random, 1
+        if self.repeat and draw() < self.repeat:
+            copies, self.repeated_count = 2, self.repeated_count + 1
         delays = []
         for _ in range(copies):
-            if chance.random() >= self.loss:
-                late = self.late and chance.random() < self.late
-                delays.append(chance.randrange(*(self.late_ns if late else self.delay_ns)))
+            if self.loss and draw() < self.loss:
+                self.lost_count += 1
+                continue
+            shortest_ns, longest_ns = self.delay_ns
+            if self.late and draw() < self.late:
+                self.late_count += 1
+                shortest_ns, longest_ns = self.late_ns
+            delays.append(shortest_ns + int(draw() * (longest_ns - shortest_ns)))
         return delays
 
     def is_cut(self, sender: str, receiver: str) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from p2p_dtfm.core.actions import (
@@ -23,15 +21,19 @@ from p2p_dtfm.core.agreement_messages import (
     Active,
     AgreementMessage,
     Heartbeat,
+    JoinRequest,
 )
+from p2p_dtfm.core.canonical import decode
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.guardians import Receipts
 from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.records import Intent, sign_record
+from p2p_dtfm.core.records import Intent, PeerRecord, sign_record
 from p2p_dtfm.core.snapshot import Member
 from p2p_dtfm.core.step import Prepared
 from p2p_dtfm.core.view import View
 from p2p_dtfm.sim.invariants import Violation
+from p2p_dtfm.sim.simulated_process import LINGER_NS, RESEND_NS, sign_for
+from p2p_dtfm.sim.simulated_training import SimulatedTraining
 from p2p_dtfm.sim.training import (
     GENESIS_VALUE,
     Partial,
@@ -42,12 +44,6 @@ from p2p_dtfm.sim.training import (
     StateRequest,
     Tensor,
 )
-
-if TYPE_CHECKING:
-    pass
-
-from p2p_dtfm.sim.simulated_process import LINGER_NS, RESEND_NS, sign_for
-from p2p_dtfm.sim.simulated_training import SimulatedTraining
 
 
 class SimulatedPeer(SimulatedTraining):
@@ -139,6 +135,8 @@ class SimulatedPeer(SimulatedTraining):
         elif isinstance(message, StateReply):
             self._take_states(message)
         else:
+            if isinstance(message, JoinRequest):
+                self._hear_record(message)
             try:
                 actions = self.agreement.receive(sender, message, now_ns)
             except PeerFault as fault:
@@ -146,6 +144,11 @@ class SimulatedPeer(SimulatedTraining):
             self.do(actions)
             if isinstance(message, Active):
                 self._check_commit()
+
+    def _hear_record(self, message: JoinRequest) -> None:
+        record = decode(message.record.payload, PeerRecord)
+        held = self.heard_records.get(record.peer_id, record.version)
+        self.heard_records[record.peer_id] = max(held, record.version)
 
     def do(self, actions: Actions) -> None:
         for action in actions:
@@ -189,6 +192,7 @@ class SimulatedPeer(SimulatedTraining):
         view, restart = action.view, action.restart
         self.world.invariants.takes_over(self.name, self.record.life, view)
         self.views.append(view)
+        self.taken_over_ns.append(self.world.now_ns)
         if restart is not None:
             for layer in restart.discard:
                 self.states.pop(layer, None)

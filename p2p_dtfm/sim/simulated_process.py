@@ -16,9 +16,11 @@ from p2p_dtfm.core.actions import (
 from p2p_dtfm.core.agreement import Agreement
 from p2p_dtfm.core.agreement_messages import (
     AgreementMessage,
+    Contribution,
+    Gather,
     SavedState,
 )
-from p2p_dtfm.core.canonical import digest_bytes
+from p2p_dtfm.core.canonical import decode, digest_bytes
 from p2p_dtfm.core.guardians import Receipts
 from p2p_dtfm.core.liveness import Liveness
 from p2p_dtfm.core.plan import Plan
@@ -82,6 +84,7 @@ class SimulatedProcess:
     process: int = 0
     disk: list[Checkpoint] = field(default_factory=list)
     views: list[View] = field(default_factory=list)
+    taken_over_ns: list[int] = field(default_factory=list)
 
     def do(self, actions: Actions) -> None:
         """Carry out what the agreement asks."""
@@ -99,6 +102,8 @@ class SimulatedProcess:
         self.gradients: dict[Key, dict[int, Gradient]] = {}
         self.partials: dict[Key, dict[str, Partial]] = {}
         self.prepared: dict[Key, dict[str, Prepared]] = {}
+        self.heard_records: dict[str, tuple[int, int]] = {}
+        self.gathered_number = 0
         self.said: set[Key] = set()
         self.last_said: deque[Prepared] = deque(maxlen=PREPARED_KEPT)
         self.computing: Key | None = None
@@ -168,7 +173,18 @@ class SimulatedProcess:
     def say(self, text: str) -> None:
         self.world.tell(self.name, text)
 
+    def _enters_gather(self, message: Gather) -> None:
+        for signed in message.contributions:
+            if signed.peer_id == self.name:
+                mine = decode(signed.payload, Contribution)
+                joiners = [decode(joiner.payload, PeerRecord) for joiner in mine.joiners]
+                invariants, heard = self.world.invariants, self.heard_records
+                invariants.enters_gather(mine.member, message.number, heard, joiners)
+
     def _send(self, receiver: str, message: AgreementMessage | Prepared | Tensor) -> None:
+        if isinstance(message, Gather) and message.number != self.gathered_number:
+            self.gathered_number = message.number
+            self._enters_gather(message)
         self.liveness.said(receiver, self.now_ns)
         self.world.send(self.name, receiver, message)
 
@@ -188,7 +204,7 @@ class SimulatedProcess:
             return None, None
         return view, view.plan
 
-    def _key(self, view: ViewId, step: int) -> Key:
+    def _tensor_key(self, view: ViewId, step: int) -> Key:
         """Every tensor belongs to the step of one view."""
         return view, step
 
@@ -225,11 +241,19 @@ class SimulatedProcess:
             SavedState(item.step, item.lineage, tuple(sorted(item.states))) for item in self.disk
         )
 
-    def can_reach(self, layer: int, step: int) -> bool:
-        """Whether the state of a layer at `step`, or a newer one, is here or one gradient away."""
-        state = self.states.get(layer)
-        if state is None or state.version >= step:
-            return state is not None
-        return state.version == step - 1 and any(
-            key[1] == step - 1 and layer in held for key, held in self.gradients.items()
+    def reaches(self, layer: int, step: int, lineage: str | None, before: str | None) -> bool:
+        """Whether the state of a layer at `step` of a lineage is here, or one gradient away.
+
+        `before` is the lineage's digest one step earlier.
+        """
+        state, mine = self.states.get(layer), self.agreement.inventory.lineage
+        if state is None:
+            return False
+        if state.version == step:
+            return mine.at(step) == lineage
+        return (
+            state.version == step - 1
+            and before is not None
+            and mine.at(step - 1) == before
+            and any(key[1] == step - 1 and layer in held for key, held in self.gradients.items())
         )

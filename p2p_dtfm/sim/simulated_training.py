@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import Prepared
 from p2p_dtfm.core.view import View
 from p2p_dtfm.sim.invariants import Violation
+from p2p_dtfm.sim.simulated_process import CHECKPOINT_STEPS, Key, SimulatedProcess
 from p2p_dtfm.sim.training import (
     Gradient,
     Partial,
@@ -20,11 +19,6 @@ from p2p_dtfm.sim.training import (
     loss_sum,
     reduce,
 )
-
-if TYPE_CHECKING:
-    pass
-
-from p2p_dtfm.sim.simulated_process import CHECKPOINT_STEPS, Key, SimulatedProcess
 
 
 class SimulatedTraining(SimulatedProcess):
@@ -57,7 +51,7 @@ class SimulatedTraining(SimulatedProcess):
             n: Gradient(microbatches, self.states[n].value) for n in view.layers_of(self.name)
         }
         mine = Partial(self.agreement.me, *key, layers)
-        self.partials.setdefault(self._key(*key), {})[self.name] = mine
+        self.partials.setdefault(self._tensor_key(*key), {})[self.name] = mine
         self._send_partial(plan, mine)
         self._try_reduce()
 
@@ -70,7 +64,7 @@ class SimulatedTraining(SimulatedProcess):
         view = self.agreement.view
         if view is not None and partial.view.number < view.id.number:
             return
-        parts = self.partials.setdefault(self._key(partial.view, partial.step), {})
+        parts = self.partials.setdefault(self._tensor_key(partial.view, partial.step), {})
         parts[partial.sender.peer_id] = partial
         self._try_reduce()
 
@@ -79,7 +73,7 @@ class SimulatedTraining(SimulatedProcess):
         if view is None or plan is None:
             return
         key = (view.id, self.agreement.step)
-        parts = self.partials.get(self._key(*key), {})
+        parts = self.partials.get(self._tensor_key(*key), {})
         if self.name not in parts:
             return
         done = self.gradients.setdefault(key, {})
@@ -193,7 +187,7 @@ class SimulatedTraining(SimulatedProcess):
 
     def _keep_prepared(self, prepared: Prepared) -> bool:
         """True if it is news."""
-        held = self.prepared.setdefault(self._key(prepared.view, prepared.step), {})
+        held = self.prepared.setdefault((prepared.view, prepared.step), {})
         if prepared.peer_id in held:
             return False
         held[prepared.peer_id] = prepared
@@ -206,7 +200,7 @@ class SimulatedTraining(SimulatedProcess):
             if view is None or plan is None or ledger is None:
                 return
             self._skip(view, ledger)
-            for prepared in self.prepared.get(self._key(view.id, ledger.step), {}).values():
+            for prepared in self.prepared.get((view.id, ledger.step), {}).values():
                 ledger.record(prepared)
             if not self._commit(view, ledger):
                 return
@@ -287,6 +281,8 @@ class SimulatedTraining(SimulatedProcess):
             donors = set(present.holders(layer))
         if view is self.agreement.view and isinstance(view.plan, Plan):
             donors |= set(view.plan.holders(layer))
+        if not view.takes_effect_at_once and self.world.chance.random() < 0.2:
+            donors = {m.peer_id for m in view.snapshot.contributors}  # a guardian may have it
         donors.discard(self.name)
         if donors:
             donor = self.world.chance.choice(sorted(donors))

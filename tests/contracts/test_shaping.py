@@ -110,7 +110,9 @@ def test_probes_measure_what_the_scenario_says(tmp_path: Path) -> None:
                     await until(lambda: not b._serving, "the end of the probe arrives")
                     if best > 0.9 * rate and round_trip_ns < 2.2 * latency_ms * MILLISECOND_NS:
                         break
-                assert round_trip_ns / 1e9 == pytest.approx(latency_ms * 2e-3, rel=0.15, abs=0.003)
+                due_s = 2e-3 * latency_ms
+                # never less; a busy machine adds, but not as much as another latency would
+                assert 0.99 * due_s < round_trip_ns / 1e9 < 1.15 * due_s + 0.008
                 assert best == pytest.approx(rate, rel=0.2)
 
     run(scenario())

@@ -18,6 +18,7 @@ from p2p_dtfm.net.frames import FrameHeader, FrameLimits
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.replica_memory import ReplicaMemory
+from tests.e2e.helpers import DEADLINE_S
 
 VIEW = ViewId(1, "0" * 64)
 
@@ -91,7 +92,7 @@ def prepare_engines(peers: list[EnginePeer], plan: Plan, spec: RunSpec, batch) -
 
 
 async def run_all(peers: list[EnginePeer], step: int, *, evaluate: bool = False):
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         return await asyncio.gather(
             *(peer.engine.run(step, train=True, evaluate=evaluate) for peer in peers if peer.engine)
         )

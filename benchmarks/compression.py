@@ -64,6 +64,8 @@ class Row:
     """A step of the swarm uses as many tokens as so many steps of `tiny`."""
     inner_steps: int = 0
     """With local sync: AdamW steps of each replica in a step of the swarm."""
+    rate: float = 1.0
+    """Times the learning rates of `tiny`: inner steps are on smaller batches."""
 
 
 SPARSE = {"reduction": "sparse", "sparse": {"one_in": 1, "keep_percent": 50, "bits": 4}}
@@ -75,8 +77,9 @@ ROWS = (
     Row("boundaries bf16", codecs={"activations": ["bf16"], "gradients": ["bf16"]}),
     Row("boundaries fp16", codecs={"activations": ["fp16"], "gradients": ["fp16"]}),
     Row("boundaries int8", codecs={"activations": ["int8"], "gradients": ["int8"]}),
-    Row("local", steps_each=10, inner_steps=20),
-    Row("local + sparse", steps_each=10, inner_steps=20, codecs=SPARSE),
+    Row("local", replicas=2, steps_each=10, inner_steps=40),
+    Row("local + sparse", replicas=2, steps_each=10, inner_steps=40, codecs=SPARSE),
+    Row("local + sparse, four", replicas=4, steps_each=10, inner_steps=20, codecs=SPARSE),
 )
 
 
@@ -87,6 +90,8 @@ def spec_of(row: Row, steps: int) -> RunSpec:
     values["evaluation"]["sequences"] = HELD_OUT_SEQUENCES
     values["codecs"] |= row.codecs
     values["total_steps"] = steps
+    values["optimizer"]["peak_learning_rate"] *= row.rate
+    values["optimizer"]["final_learning_rate"] *= row.rate
     if row.inner_steps:
         assert steps % row.steps_each == 0
         values["total_steps"] = steps // row.steps_each
@@ -235,6 +240,7 @@ def train(row: Row, steps: int, folder: Path) -> dict[str, Any]:
         "name": row.name,
         "replicas": row.replicas,
         "steps_each": row.steps_each,
+        "rate": row.rate,
         "codecs": row.codecs,
         "inner_steps": row.inner_steps,
         "tokens": spec.total_steps * spec.tokens_per_step,

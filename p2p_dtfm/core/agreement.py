@@ -230,7 +230,7 @@ class Agreement(Gathering):
             actions = self._check_ready(now_ns)
         for agreed in (self.next_view, self._dropped):
             if agreed is not None and agreed.id == message.view:
-                present = agreed.snapshot.present
+                present = agreed.snapshot.present if agreed.snapshot.planned else None
                 if view is None or present is None or present.stage_of(self.me.peer_id) is None:
                     self.inventory.lineage.move_to(message.step, message.lineage)
                     return [*actions, *self._take_over(agreed, now_ns)]

@@ -9,6 +9,7 @@ from p2p_dtfm.core.actions import (
     Timing,
 )
 from p2p_dtfm.core.agreement_messages import (
+    Accusation,
     Active,
     AgreementMessage,
     PresentView,
@@ -91,6 +92,8 @@ class AgreementState:
         self._dropped: View | None = None
         self._quiet_until_ns = 0
         self._suspects: set[Member] = set()
+        self._carried: set[Accusation] = set()
+        """Links of newcomers that made the attempt before fail."""
         self._active_members: dict[ViewId, set[Member]] = {}
         self._active_sent_ns = 0
         self._told_ns: dict[str, int] = {}

@@ -146,6 +146,8 @@ class Gathering(Takeover):
         )
         attempt.add(sign_contribution(mine, self._signer), mine, self._open_record)
         attempt.accusations = {Accusation(self.me, member) for member in self._suspects}
+        attempt.accusations |= self._carried
+        self._carried = set()
         return actions + (self._knowledge_grew(attempt, now_ns) if grew else [])
 
     def _reopen(self, reason: str, now_ns: int) -> Actions:
@@ -199,6 +201,7 @@ class Gathering(Takeover):
             moved_on = message.round > held[0] and message.digest != attempt.snapshot.knowledge
             waited_for = message.sender in attempt.snapshot.contributors
             if moved_on and waited_for and message.sender not in attempt.ready:
+                self._refuse_accused(set(message.accusations) - attempt.accusations, now_ns)
                 return self._failed(attempt, f"{message.sender.peer_id} knows more", now_ns)
             return []
         grew = attempt.round == 0
@@ -426,6 +429,7 @@ class Gathering(Takeover):
         names = ", ".join(sorted(m.peer_id for m in waits_for or silent)) or "all alike"
         reason = f"view {attempt.number} had no answer from {names}"
         if attempt.planned and attempt.snapshot is None and self._are_newcomers_links(silent):
+            self._refuse_accused({Accusation(self.me, member) for member in silent}, now_ns)
             return [Report(reason), *self._accuse(attempt, silent, now_ns)]
         if attempt.planned:
             report = Report(f"gives up: {reason}")
@@ -442,6 +446,15 @@ class Gathering(Takeover):
             self.frozen = False
             return [Report(f"gives up: {reason}")]
         return self._reopen(reason, now_ns)
+
+    def _refuse_accused(self, accusations: set[Accusation], now_ns: int) -> None:
+        """Newcomers with a link in doubt must not be in the next attempt, should this one fail."""
+        if self.view is not None:
+            members = set(self.view.members)
+            doubted = {link for link in accusations if not {link.by, link.of} <= members}
+            self._carried |= doubted
+            for member in {end for link in doubted for end in (link.by, link.of)} - members:
+                self._newcomers.refuse(member.peer_id, now_ns)
 
     def _are_newcomers_links(self, silent: list[Member]) -> bool:
         """Evidence that keeps a newcomer out, and cannot cost a member its place."""

@@ -44,7 +44,10 @@ class Choice:
 class Present:
     """The plan in force, seen from a new snapshot's problem."""
 
-    def __init__(self, model: StepModel, plan: Plan) -> None:
+    def __init__(
+        self, model: StepModel, plan: Plan, states: dict[str, set[int]] | None = None
+    ) -> None:
+        """`states`: the layers that each peer has; by default those of its stage."""
         self.model = model
         self.problem = model.problem
         self.numbers = {peer: at for at, peer in enumerate(self.problem.peer_ids)}
@@ -55,6 +58,15 @@ class Present:
             for stage in pipeline.stages
             if stage.peer_id in self.numbers
         }
+        self.states: dict[int, frozenset[int]] = {
+            number: frozenset(layers) for number, layers in self.held.items()
+        }
+        if states is not None:
+            self.states = {
+                self.numbers[peer]: frozenset(layers)
+                for peer, layers in sorted(states.items())
+                if peer in self.numbers
+            }
         fits = plan.pipelines[0].stages[-1].end_layer == self.problem.layer_count
         self.pipelines = plan.pipelines if fits else ()
 
@@ -168,11 +180,11 @@ class Present:
             for position, peer in enumerate(peers):
                 layers = range(timed.cuts[position], timed.cuts[position + 1])
                 before = self.held.get(peer, range(0))
-                move_ns = max(move_ns, self._fetch_ns(peer, layers, before))
+                move_ns = max(move_ns, self._fetch_ns(peer, layers))
                 only_adds &= not before or layers == before
         return Choice(cost, move_ns, only_adds)
 
-    def _fetch_ns(self, peer: int, layers: range, before: range) -> int:
+    def _fetch_ns(self, peer: int, layers: range) -> int:
         """Time to fetch parameters and moments, three quarters of the state, of new layers.
 
         From the peer that holds something and has the best link to this one.
@@ -180,11 +192,13 @@ class Present:
         size = sum(
             3 * self.problem.layer_bytes(layer).state_bytes // 4
             for layer in layers
-            if layer not in before
+            if layer not in self.states.get(peer, ())
         )
         if size == 0:
             return 0
-        rates = [self.problem.bytes_per_s[donor][peer] for donor in self.held if donor != peer]
+        rates = [
+            self.problem.bytes_per_s[donor][peer] for donor in sorted(self.states) if donor != peer
+        ]
         return duration_ns(size, max(rates)) if rates else 0
 
 

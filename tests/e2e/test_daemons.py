@@ -7,15 +7,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
-from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
-from p2p_dtfm.train.batches import Batches
-from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
-from p2p_dtfm.train.reference import ReferenceRun
 from tests.conftest import DemoRun
 from tests.e2e.helpers import DEADLINE_S, losses, processes_of, step_of, wait_until, write_spec
+from tests.e2e.parity import assert_equals_the_plain_loop
 
 
 def digests_by_view(child: Child) -> dict[int, tuple[str, str]]:
@@ -65,24 +61,6 @@ def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_pa
             all_views.setdefault(view, set()).add(digests)
     assert len(all_views) >= 3
     assert all(len(digests) == 1 for digests in all_views.values()), all_views
-
-
-def assert_equals_the_plain_loop(child: Child, steps: int) -> None:
-    torch.set_num_threads(1)
-    manifest_path = next(child.home.glob("runs/*/checkpoints/*/manifest.json"))
-    spec = RunSpec.from_canonical_bytes(
-        bytes.fromhex(json.loads(manifest_path.read_text())["run_spec"])
-    )
-    blobs = BlobStore(next(child.home.glob("runs/*/blobs")))
-    path = blobs.path(spec.data.manifest)
-    assert path is not None
-    manifest = parse_manifest(path.read_bytes(), spec.data.manifest)
-    dataset = Dataset(manifest, blobs.path, spec.model.context)
-    expected = list(ReferenceRun(spec, Batches(dataset, spec)).losses(steps))
-    measured = losses(child)
-    assert sorted(measured) == list(range(steps)), "each step commits exactly once"
-    worst = max(abs(measured[step] - expected[step]) for step in range(steps))
-    assert worst < 1e-4, f"largest difference {worst}"
 
 
 def test_the_demo_ends_with_one_json_object(demo_run: DemoRun) -> None:

@@ -77,9 +77,9 @@ ROWS = (
     Row("boundaries bf16", codecs={"activations": ["bf16"], "gradients": ["bf16"]}),
     Row("boundaries fp16", codecs={"activations": ["fp16"], "gradients": ["fp16"]}),
     Row("boundaries int8", codecs={"activations": ["int8"], "gradients": ["int8"]}),
-    Row("local", replicas=2, steps_each=10, inner_steps=40),
-    Row("local + sparse", replicas=2, steps_each=10, inner_steps=40, codecs=SPARSE),
-    Row("local + sparse, four", replicas=4, steps_each=10, inner_steps=20, codecs=SPARSE),
+    Row("local", replicas=2, steps_each=10, inner_steps=40, rate=0.5),
+    Row("local + sparse", 2, SPARSE, steps_each=10, inner_steps=40, rate=0.5),
+    Row("local + sparse, four", 4, SPARSE, steps_each=10, inner_steps=20, rate=0.5),
 )
 
 

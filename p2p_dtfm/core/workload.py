@@ -11,6 +11,8 @@ import msgspec
 from p2p_dtfm.core.run_spec import RunSpec
 
 FLOAT_BYTES = 4
+STATE_COPIES = 4
+"""Parameters, gradient and two moments."""
 
 
 class LayerKind(StrEnum):
@@ -24,7 +26,8 @@ class LayerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     parameter_count: int
     state_bytes: int
-    """Resident for as long as the layer is held: parameters, gradient, two moments."""
+    """Resident for as long as the layer is held: parameters, gradient, two moments, and what a
+    replica keeps to itself."""
     saved_bytes: int
     """Kept for each microbatch in flight between its forward and its backward."""
     forward_flops: int
@@ -76,26 +79,38 @@ def workload_of(spec: RunSpec) -> Workload:
     boundary = tokens * width * FLOAT_BYTES
     embedding_parameters = (vocabulary + model.context) * width
     head_parameters = 2 * width + vocabulary * width
+    copies = STATE_COPIES + _private_copies(spec)
     return Workload(
         block_count=model.layers,
         microbatch_count=spec.microbatches_per_step,
         evaluation_microbatch_count=spec.evaluation_microbatches,
         boundary_bytes=boundary,
-        embedding=_layer_cost(embedding_parameters, boundary, tokens * width),
-        block=_layer_cost(block_parameters, 17 * boundary, block_flops),
+        embedding=_layer_cost(embedding_parameters, boundary, tokens * width, copies),
+        block=_layer_cost(block_parameters, 17 * boundary, block_flops, copies),
         head=_layer_cost(
             head_parameters,
             2 * boundary + 3 * tokens * vocabulary * FLOAT_BYTES,
             2 * tokens * width * vocabulary,
+            copies,
         ),
         min_members=spec.limits.min_members,
     )
 
 
-def _layer_cost(parameter_count: int, saved_bytes: int, forward_flops: int) -> LayerCost:
+def _private_copies(spec: RunSpec) -> int:
+    """Of each parameter: local steps need their own parameters, and their moments as of the last
+    commit and as of now; a lossy reduction needs what is owed, as of the last commit and as of now.
+    """
+    local = 5 if spec.sync.mode == "local" else 0
+    return local + (0 if spec.codecs.reduction == "fp32" else 2)
+
+
+def _layer_cost(
+    parameter_count: int, saved_bytes: int, forward_flops: int, copies: int
+) -> LayerCost:
     return LayerCost(
         parameter_count=parameter_count,
-        state_bytes=4 * FLOAT_BYTES * parameter_count,
+        state_bytes=copies * FLOAT_BYTES * parameter_count,
         saved_bytes=saved_bytes,
         forward_flops=forward_flops,
     )

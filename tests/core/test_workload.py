@@ -51,3 +51,14 @@ def test_all_costs_are_positive_integers() -> None:
         for name in ("parameter_count", "state_bytes", "saved_bytes", "forward_flops"):
             value = getattr(cost, name)
             assert type(value) is int and value > 0, name
+
+
+def test_what_a_replica_keeps_to_itself_counts_as_state() -> None:
+    local = {"mode": "local", "inner_steps": 2}
+    for changes, copies in (
+        ({"codecs": {"reduction": "int8"}}, 6),
+        ({"sync": local}, 9),
+        ({"sync": local, "codecs": {"reduction": "sparse"}}, 11),
+    ):
+        work = workload_of(run_spec(**changes))
+        assert work.block.state_bytes == 4 * copies * work.block.parameter_count

@@ -17,11 +17,11 @@ from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.view import View
+from p2p_dtfm.core.wire_plan import CHUNK_ELEMENTS
 from p2p_dtfm.core.workload import workload_of
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import Courier
 from p2p_dtfm.daemon.estimate import Estimate
-from p2p_dtfm.daemon.mailbox import CHUNK_ELEMENTS
 from p2p_dtfm.daemon.wire import (
     FollowDone,
     FollowEnded,
@@ -34,7 +34,7 @@ from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader
 from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.layer_state import LayerState, state_bytes_limit
-from p2p_dtfm.train.optimizer import clip_scale, learning_rate
+from p2p_dtfm.train.optimizer import update_of
 from p2p_dtfm.train.reduction import tensor_from_bytes
 
 COMMITTED_LIMIT = 4096
@@ -54,8 +54,7 @@ def apply_outcome(
 ) -> None:
     """The update that every holder and follower of a layer makes for a committed step."""
     assert state.version == step, (state.layer, state.version, step)
-    scale = clip_scale(gradient_norm, spec.optimizer.clip_norm)
-    state.apply(gradient, scale, learning_rate(spec, step))
+    state.apply(gradient, *update_of(spec, step, gradient_norm))
 
 
 def replay_outcome(

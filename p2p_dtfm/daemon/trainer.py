@@ -24,6 +24,7 @@ from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import Prepared, StepOutcome
 from p2p_dtfm.core.view import View
+from p2p_dtfm.core.wire_plan import wire_plan
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import Courier
@@ -54,6 +55,7 @@ from p2p_dtfm.net.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.batches import Batches
 from p2p_dtfm.train.data import ShardDamaged, ShardMissing
 from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.train.replica_memory import ReplicaMemory
 
 log = logging.getLogger("p2p_dtfm")
 Tensor = Any
@@ -155,6 +157,7 @@ class Trainer:
         self._next_view: View | None = None
         self._restart: Restart | None = None
         self._computing: asyncio.Task[LocalResult] | None = None
+        self._memory = ReplicaMemory()
         self._reduced: dict[tuple[ViewId, int], dict[int, Tensor]] = {}
         self._views: deque[ViewId] = deque(maxlen=VIEWS_REMEMBERED)
         self._early: dict[str, deque[Prepared]] = {}
@@ -194,9 +197,11 @@ class Trainer:
             self._stop_following()
         if discard:
             self.states.clear()
+            self._memory.keep_only(())
         self._views.append(view.id)
         if isinstance(plan, Plan) and plan.stage_of(me) is not None:
-            self._mailboxes[view.id] = Mailbox(view.id, plan, me, self._spec)
+            wire = wire_plan(self._spec, plan, view.snapshot)
+            self._mailboxes[view.id] = Mailbox(view.id, plan, me, self._spec, wire)
         self._wake.set()
         self._next_view = view if view.snapshot.planned else None
         if self._has_settled:
@@ -465,6 +470,7 @@ class Trainer:
     async def _do_restart(self, restart: Restart) -> None:
         """Bring the states to where an unplanned view starts; see `core.inventory.Restart`."""
         step, compute = self.step, self._tools.compute
+        self._memory.forget((*restart.discard, *restart.load))
         for layer in restart.discard:
             self.states.pop(layer, None)
         for layer in restart.load:
@@ -478,6 +484,7 @@ class Trainer:
             for layer in restart.roll_forward:
                 state = self.states[layer]
                 await compute.run(replay_outcome, self._spec, state, kept[layer], step - 1, norm)
+            self._memory.commit(step - 1)
             self._record(restart.outcome)
         if self._restart is restart:
             self._restart = None
@@ -514,6 +521,7 @@ class Trainer:
         if self.view is not view:
             return
         states = {layer: self.states[layer] for layer in plan.layers_of(self._tools.me)}
+        self._memory.keep_only(states)
         engine = StepEngine(
             self._mailboxes[view.id],
             plan,
@@ -524,6 +532,7 @@ class Trainer:
             self._tools.bulk,
             self._tools.compute,
             self._outlet.trouble,
+            self._memory,
             self._tools.recorder,
         )
         while self.view is view and self.step <= self._spec.total_steps:
@@ -541,6 +550,7 @@ class Trainer:
             grace_s = grace_end_s - time.monotonic() if late <= guarded else 0.0
             if self._follower is None and grace_s <= 0:
                 self._stop_guarding()
+                self._memory.forget(late)
                 self._start_following(view, late)
             text = f"{len(late)} layers are not at step {self.step} yet"
             self._tools.status.say(State.SYNCING, text)
@@ -579,6 +589,7 @@ class Trainer:
         if train:
             apply = recorder.timed("apply", 0, _apply)
             await self._tools.compute.run(apply, spec, engine.states, outcome)
+            self._memory.commit(step)
         self._applying = False
         if self.view is view:
             self._drop_unwanted()

@@ -68,3 +68,14 @@ def test_the_planner_counts_the_smallest_codec_that_is_allowed() -> None:
 
 def test_a_run_with_fp32_alone_has_the_same_bytes_as_ever() -> None:
     assert b"per_kibi" not in encode(workload_of(run_spec()))
+
+
+def test_what_a_replica_keeps_to_itself_counts_as_state() -> None:
+    local = {"mode": "local", "inner_steps": 2}
+    for changes, copies in (
+        ({"codecs": {"reduction": "int8"}}, 6),
+        ({"sync": local}, 9),
+        ({"sync": local, "codecs": {"reduction": "sparse"}}, 11),
+    ):
+        work = workload_of(run_spec(**changes))
+        assert work.block.state_bytes == 4 * copies * work.block.parameter_count

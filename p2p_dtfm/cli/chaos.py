@@ -156,8 +156,10 @@ def _run(directory: Path, case: _Case, spec: RunSpec, console: Console) -> dict[
     with LocalSwarm(directory, ["--threads", "1", "--exit-when-done"]) as swarm:
         arguments, peer_ids, emulated = _cast(directory, case)
 
-        def start_again(name: str, address: str) -> Child:
-            return swarm.join(address, arguments[name], name, directory / name)
+        def start_again(name: str, addresses: tuple[str, ...]) -> Child:
+            first, *others = addresses
+            more = [part for address in others for part in ("--initial-peers", address)]
+            return swarm.join(first, [*more, *arguments[name]], name, directory / name)
 
         _start_all(swarm, directory, case, arguments)
         runner = Chaos(swarm, directory / SHAPE_FILE, peer_ids, start_again, say)

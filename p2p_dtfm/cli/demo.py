@@ -36,6 +36,7 @@ STEPS_FOR_LATE_JOINER = 100
 """A joiner takes seconds to start and measure; a shorter run of the demo may be over by then."""
 PLAIN_LINE_EVERY_S = 5.0
 SECONDS_LIMIT = 3600.0
+LEFT_AFTER_S = 3.0
 
 
 @app.command()
@@ -309,7 +310,14 @@ def _agreed(events: list[list[dict[str, Any]]]) -> bool:
 
 
 def processes_left(directory: Path) -> int:
-    """Processes that still have this directory's homes on their command line."""
+    """Processes that still have this directory's homes on their command line after a moment."""
+    end_s = time.monotonic() + LEFT_AFTER_S
+    while (count := _process_count(directory)) and time.monotonic() < end_s:
+        time.sleep(POLL_S)
+    return count
+
+
+def _process_count(directory: Path) -> int:
     mine = os.getpid()
     count = 0
     for process in psutil.process_iter(["pid", "cmdline"]):

@@ -27,6 +27,8 @@ POLL_S = 0.1
 SLICE_S = 0.1
 """A slow peer runs and stands still in turns of this length."""
 ADDRESS_WAIT_S = 30.0
+INITIAL_PEERS = 3
+"""A joiner is told of so many: one of them may be stopped or cut off next."""
 DEGRADED_LATENCY_NS = 50_000_000
 DEGRADED_BYTES_PER_S = 4_000_000
 CALM_STEPS = 5
@@ -52,10 +54,10 @@ class Chaos:
         swarm: LocalSwarm,
         shape_path: Path,
         peer_ids: dict[str, str],
-        start_again: Callable[[str, str], Child],
+        start_again: Callable[[str, tuple[str, ...]], Child],
         say: Say,
     ) -> None:
-        """`start_again(name, address)` starts a daemon of that name as a joiner."""
+        """`start_again(name, addresses)` starts a daemon of that name as a joiner."""
         self.inflicted: list[Inflicted] = []
         self._swarm = swarm
         self._shape_path = shape_path
@@ -226,23 +228,27 @@ class Chaos:
         return self._harm_links(fault)
 
     def _join(self, name: str) -> None:
-        child = self._start_again(name, self._address())
+        child = self._start_again(name, self._addresses())
         self._histories.setdefault(name, _History(child.home))
         self._tell(self.step, f"{name} starts")
 
-    def _address(self) -> str:
-        """Of a peer that answers. Raises `UserError`."""
+    def _addresses(self) -> tuple[str, ...]:
+        """Of peers that answer. Raises `UserError`."""
         end_s = time.monotonic() + ADDRESS_WAIT_S
         stopped = {name for item in self._under_way for name in item.fault.peers}
         while time.monotonic() < end_s:
-            for child in self._children:
-                if not child.running or child.name in stopped:
-                    continue
-                for record in ask_daemon(child.home, "peers") or ():
-                    if self._names.get(record["peer_id"]) == child.name and record["addresses"]:
-                        return str(record["addresses"][0])
+            asked = [c for c in self._children if c.running and c.name not in stopped]
+            found = [address for child in asked if (address := self._own_address(child))]
+            if found:
+                return tuple(found[:INITIAL_PEERS])
             time.sleep(POLL_S)
         raise UserError("no daemon of the swarm answers any more", "see the logs", exit_code=1)
+
+    def _own_address(self, child: Child) -> str | None:
+        for record in ask_daemon(child.home, "peers") or ():
+            if self._names.get(record["peer_id"]) == child.name and record["addresses"]:
+                return str(record["addresses"][0])
+        return None
 
     def _harm_links(self, fault: ChaosFault) -> Callable[[], None]:
         ids = {name: peer_id for peer_id, name in self._names.items()}

@@ -17,9 +17,11 @@ from tests.documentation.pages import ROOT, blocks_of, pages
 from tests.documentation.typist import Typist
 
 LIKE_OTHERS = "docs/troubleshooting.md"
+BY_ITS_OWN_TEST = "docs/chaos.md"
 TYPED = {
     "README.md",
     "docs/bootstrap.md",
+    "docs/dashboard.md",
     "docs/data.md",
     "docs/founder.md",
     "docs/models-in-and-out.md",
@@ -44,7 +46,7 @@ def typist(
 
 def test_every_page_with_commands_is_typed_here() -> None:
     with_commands = {page for page in pages() if blocks_of(page)}
-    assert with_commands == TYPED | {LIKE_OTHERS}
+    assert with_commands == TYPED | {LIKE_OTHERS, BY_ITS_OWN_TEST}
     typed = [words[1:] for page in TYPED for block in blocks_of(page) for words in block.commands()
              if block.language != "python"]  # fmt: skip
     for block in blocks_of(LIKE_OTHERS):
@@ -77,6 +79,12 @@ def test_a_founders_way(typist: Typist) -> None:
 def test_bootstrap_nodes(typist: Typist) -> None:
     type_page(typist, "docs/bootstrap.md", not_typed=8)
     assert (len(typist.nodes), len(typist.daemons)) == (3, 2)
+
+
+def test_watching(typist: Typist) -> None:
+    typist.found()
+    type_page(typist, "docs/dashboard.md")
+    assert (typist.directory / "steps.json").is_file()
 
 
 def test_own_data(typist: Typist) -> None:

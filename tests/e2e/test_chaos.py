@@ -5,15 +5,17 @@ from pathlib import Path
 
 from p2p_dtfm.daemon.chaos_verdict import Inflicted, judge
 from p2p_dtfm.sim.chaos_schedule import KINDS, chaos_schedule
+from tests.documentation.pages import blocks_of
 from tests.e2e.helpers import run_program
 
-SEED = "1351"
 NAMES = tuple(f"peer-{number}" for number in range(8))
 
 
 def test_a_small_swarm_bears_its_faults(tmp_path: Path) -> None:
-    """This seed has a kill and a cut, the two that ask for most."""
-    done = run_program("chaos", "--peers", "3", "--faults", "2", "--seed", SEED, "--json")
+    """The command of docs/chaos.md: its seed has a kill and a cut, the two that ask for most."""
+    (block,) = blocks_of("docs/chaos.md")
+    (words,) = block.commands()
+    done = run_program(*words[1:], "--json")
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["ok"], (report["violations"], done.stderr[-2000:])
     assert done.returncode == 0

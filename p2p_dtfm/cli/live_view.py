@@ -2,23 +2,23 @@
 
 import asyncio
 import contextlib
+import io
 import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from p2p_dtfm.cli.swarm import duration
 from p2p_dtfm.web.state import DashboardState, ViewState
 
 REFRESH_S = 0.5
-BAR_WIDTH = 40
+BAR_WIDTH = 30
+PROBLEMS_SHOWN = 3
 COLOURS = {"training": "green", "done": "green", "waiting": "yellow", "leaving": "yellow"}
 
 
@@ -28,55 +28,86 @@ async def live_view(
     console: Console,
     handler: "logging.StreamHandler[TextIO]",
 ) -> AsyncIterator[None]:
-    """Shows `state()` until the end; what `handler` logs is printed above."""
-    stdout_too = sys.stdout.isatty()
+    """Shows `state()` until the end; what `handler` logs and what is printed stands above."""
     with Live(
-        console=console, auto_refresh=False, transient=True, redirect_stdout=stdout_too
+        console=console,
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
     ) as live:
         console.show_cursor(True)  # a daemon that ends at once could not bring it back
-        before = handler.setStream(sys.stderr)  # which now prints above the panel
+        above = _Above(console)
+        before = handler.setStream(above)
+        stdout = contextlib.redirect_stdout(above if sys.stdout.isatty() else sys.stdout)
         refreshing = asyncio.create_task(_refresh(live, state))
         try:
-            yield
+            with stdout:
+                yield
         finally:
             refreshing.cancel()
             if before is not None:
                 handler.setStream(before)
 
 
+class _Above(io.TextIOBase):
+    """Prints whole lines above the panel. A long one is left to the terminal to wrap, so that an
+    address can still be copied."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._console.print(Text(line), soft_wrap=True)
+        return len(text)
+
+
 async def _refresh(live: Live, state: Callable[[], DashboardState]) -> None:
     while True:
-        live.update(panel(state(), time.time()), refresh=True)
+        live.update(panel(state(), time.time(), live.console.width), refresh=True)
         await asyncio.sleep(REFRESH_S)
 
 
-def panel(state: DashboardState, now_s: float) -> RenderableType:
-    """One state with its reason, progress, the swarm's figures, and what is wrong."""
-    live, run = state.live, state.run
-    headline = Text()
-    headline.append(live.state, style=f"bold {COLOURS.get(live.state, 'cyan')}")
-    headline.append(f" for {duration(now_s - live.since_s)}", style="dim")
-    if live.reason:
-        headline.append(f"  {live.reason}")
-    rows: list[RenderableType] = [Text(""), headline]
-    if run is not None and live.step:
-        share = live.step / run.total_steps
-        left = f"{duration(live.eta_s)} left" if live.eta_s is not None else ""
-        bar = Table.grid(padding=(0, 2))
-        bar.add_row(
-            ProgressBar(total=1.0, completed=share, width=BAR_WIDTH),
-            f"step {live.step:,} of {run.total_steps:,} ({share:.0%})",
-            left,
-        )
-        rows.append(bar)
-    facts = [*_figures(state), *_place(state.view)]
-    if facts:
+def panel(state: DashboardState, now_s: float, width: int) -> Group:
+    """One state with its reason, progress, the swarm's figures, and what is wrong.
+
+    No line is wider than the terminal: a wrapped one would make the panel creep.
+    """
+    live = state.live
+    headline = Text.assemble(
+        (live.state, f"bold {COLOURS.get(live.state, 'cyan')}"),
+        (f" for {duration(now_s - live.since_s)}", "dim"),
+        f"  {live.reason}",
+    )
+    rows = [Text(""), headline, *_progress(state)]
+    if facts := [*_figures(state), *_place(state.view)]:
         rows.append(Text(" · ".join(facts)))
-    rows += [Text(f"next: {live.next[0]}", style="dim")] if live.next else []
-    for problem in live.problems[:3]:
-        rows.append(Text(f"! {problem.what}", style="yellow"))
+    if live.next:
+        rows.append(Text(f"next: {live.next[0]}", style="dim"))
+    rows += [Text(f"! {each.what}", style="yellow") for each in live.problems[:PROBLEMS_SHOWN]]
     rows += [Text(mark, style="dim yellow") for mark in live.marks]
+    for row in rows:
+        row.truncate(width - 1, overflow="ellipsis")
     return Group(*rows)
+
+
+def _progress(state: DashboardState) -> list[Text]:
+    live, run = state.live, state.run
+    if run is None or not live.step:
+        return []
+    share = min(1.0, live.step / run.total_steps)
+    done = round(BAR_WIDTH * share)
+    left = f"  {duration(live.eta_s)} left" if live.eta_s is not None else ""
+    return [
+        Text.assemble(
+            ("━" * done, "green"),
+            ("━" * (BAR_WIDTH - done), "bright_black"),
+            f"  step {live.step:,} of {run.total_steps:,} ({share:.0%}){left}",
+        )
+    ]
 
 
 def _figures(state: DashboardState) -> list[str]:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+from collections.abc import Awaitable, Callable
 from typing import TextIO
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from p2p_dtfm.cli.live_view import live_view
 from p2p_dtfm.cli.logs import set_up_logging
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.node import Daemon
+from p2p_dtfm.daemon.resident import Resident
 from p2p_dtfm.daemon.settings import Settings
 
 
@@ -18,7 +20,7 @@ def run_daemon(settings: Settings) -> int:
     """Run until the end; the exit code. What nobody foresaw is logged whole, with exit code 1."""
     handler = set_up_logging(settings.log)
     try:
-        return asyncio.run(_run(Daemon(settings), settings, handler))
+        return asyncio.run(Resident(settings, _shown(settings, handler)).run())
     except UserError:
         raise
     except KeyboardInterrupt:
@@ -28,8 +30,15 @@ def run_daemon(settings: Settings) -> int:
         return 1
 
 
-async def _run(daemon: Daemon, settings: Settings, handler: "logging.StreamHandler[TextIO]") -> int:
-    if settings.log == "json" or not sys.stderr.isatty():
-        return await daemon.run()
-    async with live_view(daemon.observer.state, Console(stderr=True), handler):
-        return await daemon.run()
+def _shown(
+    settings: Settings, handler: "logging.StreamHandler[TextIO]"
+) -> Callable[[Daemon], Awaitable[int]]:
+    """Takes part; on a terminal with a view of it at its foot."""
+
+    async def take_part(daemon: Daemon) -> int:
+        if settings.log == "json" or not sys.stderr.isatty():
+            return await daemon.run()
+        async with live_view(daemon.observer.state, Console(stderr=True), handler):
+            return await daemon.run()
+
+    return take_part

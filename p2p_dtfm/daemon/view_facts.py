@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from p2p_dtfm.core.explain import explain_peer
+from p2p_dtfm.core.guardians import guarded_layers
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.snapshot import Snapshot
@@ -93,6 +94,13 @@ def _flows(snapshot: Snapshot, plan: Plan, numbers: dict[str, int]) -> Iterator[
             reduced[pair] = reduced.get(pair, 0) + 2 * size // count
     for (one, other), load in reduced.items():
         yield _flow(snapshot, plan, numbers, one, other, "reduction", load)
+    guarded: dict[tuple[str, str], int] = {}
+    for layer, guardian in guarded_layers(plan, tuple(numbers)).items():
+        way = (plan.holders(layer)[0], guardian)
+        size = FLOAT_BYTES * snapshot.workload.cost(layer).parameter_count
+        guarded[way] = guarded.get(way, 0) + size
+    for (one, other), load in guarded.items():
+        yield _flow(snapshot, plan, numbers, one, other, "guard", load)
 
 
 def _flow(
@@ -130,9 +138,11 @@ def _part(snapshot: Snapshot, plan: Plan, me: str) -> MyPart:
         share = layers * pipeline.microbatch_count
         share /= workload.layer_count * workload.microbatch_count
     alternative = explained.alternative
+    guards = guarded_layers(plan, tuple(record.peer_id for record in snapshot.records))
     return MyPart(
         role=explained.role,
         share=round(share, 4),
         step_ns=plan.predicted_step_ns,
         other_step_ns=alternative.step_ns if alternative else None,
+        guards=tuple(layer for layer, guardian in guards.items() if guardian == me),
     )

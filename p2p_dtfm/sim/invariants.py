@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.step import StepOutcome
@@ -28,6 +27,7 @@ class Invariants:
         """By step, in the view where it was committed last."""
         self.furthest = 0
         self.commit_count = 0
+        self._committed_in: set[ViewId] = set()
         self._plans: dict[ViewId, str] = {}
         self._entered: dict[tuple[Member, int], dict[str, tuple[int, int]]] = {}
         self._named: dict[tuple[Member, int], frozenset[Member]] = {}
@@ -46,7 +46,6 @@ class Invariants:
         if view.id not in self.views:
             self.views[view.id] = view
             self._check_records(view)
-            self._check_start(view)
 
     def enters_gather(
         self,
@@ -55,7 +54,9 @@ class Invariants:
         heard: Mapping[str, tuple[int, int]],
         joiners: Iterable[PeerRecord],
     ) -> None:
-        """What `member` brings: the versions of records that it has heard, and newcomers."""
+        """What `member` brings: the versions of records that it has heard, and the newcomers that
+        it names from within a view; what newcomers name may not count.
+        """
         self._entered[member, number] = dict(heard)
         self._named[member, number] = frozenset(Member(r.peer_id, r.life) for r in joiners)
 
@@ -85,19 +86,16 @@ class Invariants:
                         f"though {maker.peer_id} named its life {joiner.life}"
                     )
 
-    def _check_start(self, view: View) -> None:
-        """Where a copy of everything is left, no view goes back behind the last committed step.
+    def _check_start(self, view: ViewId, step: int) -> None:
+        """Where a copy of everything is left, no view repeats more than the last committed step.
 
         Whoever commits first may take that one step along when it dies.
         """
-        snapshot = view.snapshot
-        if snapshot.planned or not isinstance(view.plan, Plan):
-            return
-        lost = self.furthest - snapshot.step
+        lost = self.furthest - step
         self.given_up_steps += max(0, lost)
         if self.keeps_steps and lost > 1:
             raise Violation(
-                f"view {view.id} loses {lost} committed steps, though a copy of each layer was left"
+                f"view {view} loses {lost} committed steps, though a copy of each layer was left"
             )
 
     def commits_step(self, name: str, view: ViewId, outcome: StepOutcome, lineage: str) -> None:
@@ -115,6 +113,9 @@ class Invariants:
         expected = loss_sum(step, self.microbatch_count) / self.microbatch_count
         if outcome.loss != expected:
             raise Violation(f"step {step} has loss {outcome.loss}, undisturbed {expected}")
+        if view not in self._committed_in:
+            self._committed_in.add(view)
+            self._check_start(view, step)
         self.commits[step] = (view, outcome.loss)
         self.commit_count += 1
         self.furthest = max(self.furthest, step + 1)

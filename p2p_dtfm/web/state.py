@@ -54,7 +54,7 @@ class PipelineFacts(msgspec.Struct, frozen=True):
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """What two peers send each other in a step, the same in both directions.
+    """What two peers send each other in a step.
 
     `use` is the fraction of the predicted step for which the slower direction transmits.
     """
@@ -62,9 +62,10 @@ class Flow(msgspec.Struct, frozen=True):
     here: int
     there: int
     kind: str
-    """"pipeline" (activations one way, their gradients the other) or "reduction"."""
+    """"pipeline" (activations one way, their gradients the other), "reduction", or "guard" (reduced
+    gradients from the only holder of layers to their guardian)."""
     bytes_per_step: int
-    """Each way."""
+    """Each way; of "guard" from here to there alone."""
     bytes_per_s: int | None
     """Of the slower direction, as measured; None where neither end has measured it."""
     round_trip_ns: int | None
@@ -82,6 +83,8 @@ class MyPart(msgspec.Struct, frozen=True):
     other_step_ns: int | None
     """Predicted, of the best plan without this peer (or, for a spare, with it); None: impossible,
     or not known."""
+    guards: tuple[int, ...] = ()
+    """Layers of others of which this peer keeps the only copy."""
 
 
 class ViewState(msgspec.Struct, frozen=True):

@@ -52,8 +52,12 @@ def test_flows_are_activations_and_gradients() -> None:
     piped = planned(2, stages=2)
     assert isinstance(piped.plan, Plan)
     (pipeline,) = piped.plan.pipelines
-    (flow,) = view_state(piped, name_of(0), from_step=0).flows
+    flow, *guarding = view_state(piped, name_of(0), from_step=0).flows
     assert flow.kind == "pipeline"
+    assert [(guard.kind, guard.here, guard.there) for guard in guarding] == [
+        ("guard", 0, 1), ("guard", 1, 0),
+    ]  # fmt: skip
+    assert sum(guard.bytes_per_step for guard in guarding) == model_bytes
     assert flow.bytes_per_step == pipeline.microbatch_count * work.boundary_bytes
     assert flow.bytes_per_s and flow.use == pytest.approx(
         flow.bytes_per_step * 1e9 / flow.bytes_per_s / STEP_NS, abs=1e-4
@@ -67,6 +71,14 @@ def test_shares_of_all_peers_add_up_to_the_step() -> None:
     assert [part.share > 0 for part in parts if part] == [True] * 4 + [False]
     assert all(part.step_ns == STEP_NS for part in parts if part)
     assert parts[4] and parts[4].role.startswith("spare")
+
+
+def test_a_spare_guards_what_others_hold_alone() -> None:
+    view = planned(2, stages=2, spares=1)
+    state = view_state(view, name_of(2), from_step=0)
+    assert isinstance(view.plan, Plan) and state.part
+    assert set(state.part.guards) == set(view.plan.layers_of(name_of(0)))
+    assert [flow.here for flow in state.flows if flow.there == 2] == [0]
 
 
 def test_without_a_plan_there_are_members_and_a_reason() -> None:

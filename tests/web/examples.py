@@ -227,3 +227,8 @@ def two() -> Example:
         marks=("shaped links: two-cities",),
     )
     return found
+
+
+def all_replicas() -> Example:
+    """Sixty-four pipelines of one stage each."""
+    return example("paper-5-world-wide", "gpt3-xl", 1)

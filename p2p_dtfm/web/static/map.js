@@ -118,7 +118,7 @@ function pushApart(nodes, edge, w, h) {
 
 function flows(view, nodes) {
   const group = drawing("g", { class: "flows" });
-  const reductions = view.flows.filter((flow) => flow.kind === "reduction");
+  const reductions = view.flows.filter((flow) => flow.kind !== "pipeline");
   const few = reductions.length <= MANY_FLOWS;
   const mine = (flow) => flow.here === view.me || flow.there === view.me;
   for (const flow of reductions) if (few || mine(flow)) group.append(line(view, flow, nodes));
@@ -141,7 +141,7 @@ function line(view, flow, nodes) {
     d: `M${a.x.toFixed(1)} ${a.y.toFixed(1)}Q${cx.toFixed(1)} ${cy.toFixed(1)} ${b.x.toFixed(1)} ${b.y.toFixed(1)}`,
     "stroke-width": (1.2 + 6 * Math.min(1, use)).toFixed(1),
     hue: hueOf(pipeline ?? 0),
-    title: `${short(a.peer.peer_id)} and ${short(b.peer.peer_id)}: ${memory(flow.bytes_per_step)} a step each way; ${speed}`,
+    title: `${short(a.peer.peer_id)} and ${short(b.peer.peer_id)}: ${memory(flow.bytes_per_step)} a step${flow.kind === "guard" ? " to the guardian" : " each way"}; ${speed}`,
   });
   made.dataset.pipeline = pipeline ?? "";
   made.dataset.ends = `${flow.here} ${flow.there}`;
@@ -184,10 +184,10 @@ function place(peer) {
 function legendItems(view) {
   const items = [];
   if (view.pipelines.length) items.push(["line-pipeline", "a pipeline; thicker: busier link"]);
-  if (view.flows.some((flow) => flow.kind === "reduction")) {
-    const all = view.flows.filter((flow) => flow.kind === "reduction").length <= MANY_FLOWS;
-    items.push(["line-reduction", all ? "gradients" : "gradients of this peer"]);
-  }
+  const others = view.flows.filter((flow) => flow.kind !== "pipeline");
+  const ofMe = others.length > MANY_FLOWS ? " of this peer" : "";
+  if (others.some((flow) => flow.kind === "reduction")) items.push(["line-reduction", `gradients${ofMe}`]);
+  if (others.some((flow) => flow.kind === "guard")) items.push(["line-guard", `to guardians${ofMe}`]);
   if (view.pipelines.length) items.push(["circle", "larger: more layers"]);
   if (view.peers.some((peer) => peer.pipeline === null)) items.push(["circle-spare", "no stage"]);
   items.push(["near", "near in round trip, near on the map"]);

@@ -4,6 +4,7 @@ import { byId, element } from "./dom.js";
 import { atClock, clock, count, duration, hueOf, layers, memory, percent, perSecond, short, shortTime } from "./format.js";
 
 const unknown = "–";
+const ORDER = ["pipeline", "reduction", "guard"];
 
 export function drawNow({ live, run, view }) {
   byId("state").textContent = live.state;
@@ -53,6 +54,8 @@ export function drawPart({ live, view }) {
     return;
   }
   const lines = [element("p", { className: "verdict" }, verdict(view, me))];
+  const guards = guarded(view.part);
+  if (guards) lines.push(element("p", {}, guards));
   const worth = worthOf(view, me);
   if (worth) lines.push(element("p", {}, worth));
   if (live) lines.push(element("p", { className: "quiet" }, `${count(live.committed_here)} steps committed while it was here.`));
@@ -61,11 +64,20 @@ export function drawPart({ live, view }) {
 }
 
 function verdict(view, me) {
-  if (me.pipeline === null) return view.no_plan ? "Not yet: there is no plan." : "As a spare: it holds no layers now.";
+  if (me.pipeline === null) return view.no_plan ? "Not yet: there is no plan." : "As a spare: it computes nothing now.";
   const pipeline = view.pipelines[me.pipeline];
   return `Yes: ${percent(view.part?.share ?? 0)} of each step is computed here, ` +
     `${layers(me)} for ${count(pipeline.microbatch_count)} microbatches ` +
     `(pipeline ${me.pipeline + 1}, stage ${me.position + 1} of ${pipeline.peers.length}).`;
+}
+
+/** Which layers would be lost with their holder, were it not for this peer. */
+function guarded(part) {
+  if (!part?.guards.length) return "";
+  const [first, last] = [part.guards[0], part.guards.at(-1)];
+  const whole = part.guards.length === last - first + 1;
+  const which = first === last ? `layer ${first}` : whole ? `layers ${first}–${last}` : `${part.guards.length} layers`;
+  return `It keeps the only copy of ${which} beside the holder's, so that no crash loses them.`;
 }
 
 function worthOf(view, me) {
@@ -78,18 +90,24 @@ function worthOf(view, me) {
       ? `The best place for it would make a step ${percent(more)} slower. It takes over when another peer goes.`
       : "No place makes a step faster. It takes over when another peer goes.";
   }
-  if (part.other_step_ns === null) return "Without it, its pipeline could not hold the model.";
+  if (part.other_step_ns === null) return "Without it, the rest of the plan could not hold the model.";
   const more = part.other_step_ns / part.step_ns - 1;
   if (more >= 1) return `Without it a step would take ${(more + 1).toFixed(1)} times as long.`;
   return more >= 0.005 ? `Without it a step would take ${percent(more)} longer.` : "Without it a step would take about as long.";
 }
 
+function purpose(flow, view, me, peer) {
+  if (flow.kind === "pipeline") return peer.position < me.position ? "its input" : "its output";
+  if (flow.kind === "reduction") return "gradients";
+  return flow.here === view.me ? "its guardian" : "guarded";
+}
+
 function neighbours(view, live, me) {
   const table = element("table", { className: "neighbours" },
     element("thead", {}, element("tr", {},
-      ...["with", "each way", "link", "busy", "heard"].map((text) => element("th", {}, text)))));
+      ...["with", "sends", "link", "busy", "heard"].map((text) => element("th", {}, text)))));
   const mine = view.flows.filter((flow) => flow.here === view.me || flow.there === view.me)
-    .sort((a, b) => (a.kind === b.kind ? b.bytes_per_step - a.bytes_per_step : a.kind < b.kind ? -1 : 1));
+    .sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind) || b.bytes_per_step - a.bytes_per_step);
   if (!mine.length) return element("p", { className: "quiet" }, "It exchanges tensors with nobody.");
   const body = element("tbody");
   const shown = mine.slice(0, 8);
@@ -97,10 +115,9 @@ function neighbours(view, live, me) {
     const other = flow.here === view.me ? flow.there : flow.here;
     const heard = live?.heard_s_ago[other];
     const peer = view.peers[other];
-    const kind = flow.kind === "pipeline" ? (peer.position < me.position ? "its input" : "its output") : "gradients";
     body.append(element("tr", {},
       element("td", {}, element("span", { className: "dot", hue: hueOf(peer.pipeline ?? 0) }), short(peer.peer_id),
-        element("small", {}, kind)),
+        element("small", {}, purpose(flow, view, me, peer))),
       element("td", {}, memory(flow.bytes_per_step), element("small", {}, "a step")),
       flow.bytes_per_s === null
         ? element("td", { className: "quiet" }, "not measured")
@@ -111,7 +128,7 @@ function neighbours(view, live, me) {
   table.append(body);
   const more = mine.length - shown.length;
   return element("div", { className: "scroll" }, table,
-    more ? element("p", { className: "quiet" }, `and ${more} more, with less to send`) : null);
+    more ? element("p", { className: "quiet" }, `and ${more} more`) : null);
 }
 
 // problems, next, history ----------------------------------------------------------------------

@@ -22,7 +22,8 @@ export function drawPipelines({ view }) {
     list,
     idle.length ? spares(view, idle) : element("span"),
   );
-  list.querySelector(".me")?.scrollIntoView({ block: "nearest" });
+  const mine = list.querySelector(".mine");
+  if (mine) list.scrollTop = mine.offsetTop - list.offsetTop - list.clientHeight / 2;
 }
 
 function row(view, pipeline, number, layerCount) {

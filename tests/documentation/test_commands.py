@@ -15,6 +15,7 @@ import pytest
 
 from tests.documentation.pages import ROOT, blocks_of, pages
 from tests.documentation.typist import Typist
+from tests.e2e.helpers import wait_until
 
 LIKE_OTHERS = "docs/troubleshooting.md"
 BY_ITS_OWN_TEST = "docs/chaos.md"
@@ -82,7 +83,8 @@ def test_bootstrap_nodes(typist: Typist) -> None:
 
 
 def test_watching(typist: Typist) -> None:
-    typist.found()
+    typist.p2p_dtfm(["--run", "tiny"])
+    wait_until(lambda: typist.daemons[0].step() > 3, "there are steps to trace")
     type_page(typist, "docs/dashboard.md")
     assert (typist.directory / "steps.json").is_file()
 

@@ -16,6 +16,11 @@ import pytest
 from tests.documentation.pages import ROOT, blocks_of, pages
 from tests.documentation.typist import Typist
 
+ELSEWHERE = {
+    "docs/chaos.md": "tests/e2e/test_chaos.py",
+    "docs/dashboard.md": "tests/e2e/test_watching.py",
+}
+"""Pages whose commands the tests of their subject type."""
 LIKE_OTHERS = "docs/troubleshooting.md"
 TYPED = {
     "README.md",
@@ -44,7 +49,11 @@ def typist(
 
 def test_every_page_with_commands_is_typed_here() -> None:
     with_commands = {page for page in pages() if blocks_of(page)}
-    assert with_commands == TYPED | {LIKE_OTHERS}
+    assert with_commands == TYPED | {LIKE_OTHERS} | ELSEWHERE.keys()
+    for page, path in ELSEWHERE.items():
+        verbs = {words[1] for block in blocks_of(page) for words in block.commands()}
+        test = (ROOT / path).read_text()
+        assert page in test or all(f'"{verb}"' in test for verb in verbs)
     typed = [words[1:] for page in TYPED for block in blocks_of(page) for words in block.commands()
              if block.language != "python"]  # fmt: skip
     for block in blocks_of(LIKE_OTHERS):

@@ -15,14 +15,16 @@ import pytest
 
 from tests.documentation.pages import ROOT, blocks_of, pages
 from tests.documentation.typist import Typist
-from tests.e2e.helpers import wait_until
 
+ELSEWHERE = {
+    "docs/chaos.md": "tests/e2e/test_chaos.py",
+    "docs/dashboard.md": "tests/e2e/test_watching.py",
+}
+"""Pages whose commands the tests of their subject type."""
 LIKE_OTHERS = "docs/troubleshooting.md"
-BY_ITS_OWN_TEST = "docs/chaos.md"
 TYPED = {
     "README.md",
     "docs/bootstrap.md",
-    "docs/dashboard.md",
     "docs/data.md",
     "docs/founder.md",
     "docs/models-in-and-out.md",
@@ -47,7 +49,11 @@ def typist(
 
 def test_every_page_with_commands_is_typed_here() -> None:
     with_commands = {page for page in pages() if blocks_of(page)}
-    assert with_commands == TYPED | {LIKE_OTHERS, BY_ITS_OWN_TEST}
+    assert with_commands == TYPED | {LIKE_OTHERS} | ELSEWHERE.keys()
+    for page, path in ELSEWHERE.items():
+        verbs = {words[1] for block in blocks_of(page) for words in block.commands()}
+        test = (ROOT / path).read_text()
+        assert page in test or all(f'"{verb}"' in test for verb in verbs)
     typed = [words[1:] for page in TYPED for block in blocks_of(page) for words in block.commands()
              if block.language != "python"]  # fmt: skip
     for block in blocks_of(LIKE_OTHERS):
@@ -80,13 +86,6 @@ def test_a_founders_way(typist: Typist) -> None:
 def test_bootstrap_nodes(typist: Typist) -> None:
     type_page(typist, "docs/bootstrap.md", not_typed=8)
     assert (len(typist.nodes), len(typist.daemons)) == (3, 2)
-
-
-def test_watching(typist: Typist) -> None:
-    typist.p2p_dtfm(["--run", "tiny"])
-    wait_until(lambda: typist.daemons[0].step() > 3, "there are steps to trace")
-    type_page(typist, "docs/dashboard.md")
-    assert (typist.directory / "steps.json").is_file()
 
 
 def test_own_data(typist: Typist) -> None:

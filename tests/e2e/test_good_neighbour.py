@@ -1,0 +1,131 @@
+"""Limits hold on real daemons, and a pause hands over, frees memory and ends."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+import pytest
+
+from p2p_dtfm.daemon.disk import size_of
+from p2p_dtfm.daemon.local_client import ask_daemon, call_daemon
+from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.daemon.resident import Resident
+from p2p_dtfm.daemon.settings import Settings
+from tests.e2e.helpers import DEADLINE_S, losses, state_of, step_of, wait_until, write_spec
+
+MIB = 1 << 20
+
+
+def busy_threads(process: psutil.Process, until: Callable[[], bool]) -> list[float]:
+    """CPU seconds of each thread that computed meanwhile, in falling order."""
+    before = {thread.id: thread.user_time for thread in process.threads()}
+    wait_until(until, "time to measure")
+    spent = [thread.user_time - before.get(thread.id, 0.0) for thread in process.threads()]
+    return sorted(spent, reverse=True)
+
+
+def members(child: Child) -> int:
+    return len((child.status() or {}).get("members", ()))
+
+
+def test_limits_hold_and_a_pause_frees_memory_while_the_others_train_on(
+    prepared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    spec = write_spec(
+        tmp_path,
+        total_steps=1_000_000,
+        model={"layers": 4, "width": 192, "heads": 2, "context": 32, "vocabulary": 256},
+        checkpoint={"every_steps": 4, "keep": 50},
+        evaluation={"every_steps": 10_000, "sequences": 4},
+        data={"source": str(prepared_data)},
+    )
+    limit_bytes = 100 * MIB  # a checkpoint has 22
+    limits = ["--threads", "1", "--disk-gib", str(limit_bytes / (1 << 30))]
+    with LocalSwarm(tmp_path) as swarm:
+        founder, address = swarm.found(["--run", str(spec), *limits])
+        process = psutil.Process(founder.process.pid)
+        wait_until(lambda: step_of(founder) >= 4, "it trains")
+        computing, waiting, *others = busy_threads(process, lambda: step_of(founder) >= 40)
+        assert computing > waiting, "the thread of torch, and that of the event loop"
+        assert sum(others) < 0.2 * computing, "and no other thread computes"
+
+        checkpoints = next(founder.home.glob("runs/*/checkpoints"))
+        wait_until(lambda: size_of(founder.home) <= limit_bytes, "the limit is kept")
+        assert len(list(checkpoints.glob("step-*"))) >= 2
+        wait_until(lambda: not any(checkpoints.glob("step-00000004")), "the oldest went first")
+
+        joiner = swarm.join(address, ["--threads", "1"])
+        wait_until(lambda: members(founder) == members(joiner) == 2, "both are members")
+        resident_bytes = process.memory_info().rss
+        call_daemon(founder.home, "pause", "POST")
+        wait_until(lambda: state_of(founder)[0] == "paused", "it pauses")
+        assert "p2p-dtfm resume" in state_of(founder)[1]
+        freed_bytes = resident_bytes - process.memory_info().rss
+        assert freed_bytes > 20 * MIB, f"{freed_bytes / MIB:.0f} MiB of 22 MiB of state, at least"
+        step = step_of(joiner)
+        wait_until(lambda: step_of(joiner) > step + 3, "the other trains on, alone")
+
+        call_daemon(founder.home, "resume", "POST")
+        wait_until(lambda: members(founder) == members(joiner) == 2, "it is back")
+        both = losses(founder).items() & losses(joiner).items()
+        assert both and founder.running, "with the same losses"
+
+
+class Clock:
+    """A time of day that the test sets."""
+
+    def __init__(self, hour: int) -> None:
+        self.hour = hour
+
+    def __call__(self) -> datetime:
+        return datetime(2026, 1, 1, self.hour, 30)
+
+
+def test_it_takes_part_in_its_hours_only(
+    prepared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = write_spec(tmp_path, total_steps=1_000_000, data={"source": str(prepared_data)})
+    home = tmp_path / "home"
+    settings = Settings(
+        home=home, run=str(spec), hours="22-07", threads=1, listen=("/ip4/127.0.0.1/tcp/0",)
+    )
+    clock = Clock(12)
+    seen: list[str] = []
+
+    def live_through_a_day() -> None:
+        def state() -> str:
+            return (ask_daemon(home, "status") or {"state": ""})["state"]
+
+        def step() -> int:
+            return (ask_daemon(home, "status") or {}).get("step") or 0
+
+        try:
+            wait_until(lambda: state() == "paused", "at noon it waits")
+            assert not list(home.glob("runs/*")), "and has done nothing yet"
+            clock.hour = 22
+            wait_until(lambda: step() > 3, "at night it trains")
+            clock.hour = 7
+            wait_until(lambda: state() == "paused", "in the morning it leaves")
+            seen.append(ask_daemon(home, "status")["reason"])
+            saved = [int(path.name.split("-")[1]) for path in home.glob("runs/*/checkpoints/*")]
+            clock.hour = 23
+            wait_until(lambda: state() == "training" and step() > max(saved), "it goes on")
+            seen.append("went on")
+        finally:
+            end_s = time.monotonic() + DEADLINE_S
+            while ask_daemon(home, "status") is None and time.monotonic() < end_s:
+                time.sleep(0.05)
+            call_daemon(home, "leave", "POST")
+
+    day = threading.Thread(target=live_through_a_day)
+    day.start()
+    assert asyncio.run(Resident(settings, now=clock).run()) == 0
+    day.join()
+    assert seen == ["takes part in the hours 22:00-07:00 only", "went on"]
+    assert not os.path.exists(home / "daemon.sock")

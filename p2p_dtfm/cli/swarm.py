@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
+from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.local_client import call_daemon
 
 
@@ -112,6 +113,22 @@ def leave(home: HomeOption = None) -> None:
     """Finish the step, hand the layers to the others, and end the daemon."""
     call_daemon(home, "leave", "POST")
     typer.echo("the daemon hands its layers over and leaves; p2p-dtfm status shows how far it is")
+
+
+@app.command()
+def pause(home: HomeOption = None) -> None:
+    """Hand the layers to the others and free the memory; the daemon stays, and can come back."""
+    call_daemon(home, "pause", "POST")
+    typer.echo("the daemon hands its layers over; p2p-dtfm resume makes it take part again")
+
+
+@app.command()
+def resume(home: HomeOption = None) -> None:
+    """Take part again after a pause."""
+    if call_daemon(home, "status")["state"] != "paused":
+        raise UserError("the daemon is not paused", "see what it does: p2p-dtfm status")
+    call_daemon(home, "resume", "POST")
+    typer.echo("the daemon joins the others again; p2p-dtfm status shows how far it is")
 
 
 @app.command(name="id")

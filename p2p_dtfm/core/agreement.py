@@ -96,6 +96,13 @@ class Agreement(Gathering):
         self._replan_number = 0
         return self.tick(now_ns)
 
+    def repeat_step(self, reason: str, now_ns: int) -> Actions:
+        """Something of the step under way is lost, though nobody need be: a new view repeats it."""
+        view = self.view
+        if view is None or self.frozen or self._outside or self.me not in view.members:
+            return []
+        return self._open(False, reason, now_ns)
+
     def receive(self, sender: str, message: AgreementMessage, now_ns: int) -> Actions:
         """A message from `sender`, authenticated by the transport. Raises `PeerFault`."""
         if self._outside:
@@ -152,11 +159,10 @@ class Agreement(Gathering):
         if len(self._lives) >= 4 * MEMBERS_LIMIT:
             self._lives.clear()
         self._lives[sender.peer_id] = sender.life
-        if self.view is None:
-            return []
-        older = [m for m in self.view.members if m.peer_id == sender.peer_id and m != sender]
+        views = [view for view in (self.view, self.next_view) if view is not None]
+        named = {member for view in views for member in view.members}
         actions: Actions = []
-        for member in older:
+        for member in sorted(m for m in named if m.peer_id == sender.peer_id):
             if member.life < sender.life and member not in self._suspects:
                 actions += self._on_evidence(member, "it has started again", now_ns)
         return actions

@@ -120,8 +120,7 @@ class Attempt:
     def kept_out(self) -> tuple[Member, ...]:
         """Those that asked to be let in, or answered, and yet are no participants."""
         asked = {joiner for joiners in self.joiners.values() for joiner in joiners}
-        staying = set(self.participants)
-        return tuple(sorted((asked | set(self.opened)) & self.universe - staying))
+        return tuple(sorted((asked | set(self.opened)) & self.universe - set(self.participants)))
 
     def gather(self, contributions: bool = True) -> Gather:
         """What to send; without the contributions to those that have them or will soon."""

@@ -154,10 +154,16 @@ class Gathering(Takeover):
         """An unplanned attempt has failed: again with a higher number, later each time.
 
         Never with the same one: to the others, rounds that begin anew are older than what they
-        have heard, and nothing settles.
+        have heard, and nothing settles. A newcomer waits for the members to try again: by itself
+        it would know of none of them.
         """
-        if self._attempt is not None:
-            self._given_up_number = max(self._given_up_number, self._attempt.number)
+        attempt = self._attempt
+        if self.view is None and attempt is not None and not attempt.only_newcomers:
+            self._give_up(now_ns)
+            self.frozen = False
+            return [Report(f"gives up view {attempt.number}: {reason}")]
+        if attempt is not None:
+            self._given_up_number = max(self._given_up_number, attempt.number)
         self._attempt = None
         self._failures += 1
         if self._failures == 1:
@@ -252,9 +258,10 @@ class Gathering(Takeover):
         attempt = self._attempt
         if attempt is not None and message.number < attempt.number:
             return False
-        joiners = [self._open_record(signed) for part in parts for signed in part.joiners]
-        asked = any(Member(r.peer_id, r.life) == self.me for r in joiners)
         present = [part.present for part in parts if part.present is not None]
+        namers = [part for part in parts if part.present is not None or not present]
+        joiners = [self._open_record(signed) for part in namers for signed in part.joiners]
+        asked = any(Member(r.peer_id, r.life) == self.me for r in joiners)
         counted = [item for item in present if self.me in item.members]
         if self.view is None and message.planned and counted:
             return False  # where the base counts this peer in already, it must take that over first

@@ -12,13 +12,16 @@ def universe(
 ) -> frozenset[Member]:
     """Contributors, the members of their views, and the newcomers they name; newest lives only.
 
-    `joiners` maps a contributor to the newcomers in its contribution.
+    `joiners` maps a contributor to the newcomers in its contribution. Where anyone is in a view,
+    newcomers name nobody: members know whom they had to keep out.
     """
     named: set[Member] = set(contributions)
+    any_view = any(part.present is not None for part in contributions.values())
     for member, contribution in contributions.items():
         if contribution.present is not None:
             named |= set(contribution.present.members)
-        named |= set(joiners.get(member, ()))
+        if contribution.present is not None or not any_view:
+            named |= set(joiners.get(member, ()))
     return newest_lives(named)
 
 

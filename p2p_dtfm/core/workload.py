@@ -4,6 +4,7 @@ A model is a row of layers: layer 0 is the embedding, layers 1..B the transforme
 B+1 the final norm and the head. A stage is a contiguous range of them.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -11,6 +12,9 @@ import msgspec
 from p2p_dtfm.core.run_spec import RunSpec
 
 FLOAT_BYTES = 4
+KIBI = 1024
+CODEC_BYTES_PER_KIBI = {"fp32": 4096, "fp16": 2048, "bf16": 2048, "int8": 1065}
+"""Bytes of 1024 values on the wire; int8 is blockwise, with a scale for each block."""
 
 
 class LayerKind(StrEnum):
@@ -30,8 +34,12 @@ class LayerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     forward_flops: int
 
 
-class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The planner's view of a run spec."""
+class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The planner's view of a run spec.
+
+    Of the codecs that the run allows the planner counts the one with the fewest bytes: it is the
+    one in use wherever a link is what holds up a pipeline.
+    """
 
     block_count: int
     microbatch_count: int
@@ -42,6 +50,18 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block: LayerCost
     head: LayerCost
     min_members: int
+    boundary_bytes_per_kibi: int = 4096
+    """1024 values of an activation or its gradient, as they travel."""
+    gradient_bytes_per_kibi: int = 4096
+    """1024 values of a parameter gradient, as they are reduced."""
+
+    @property
+    def boundary_wire_bytes(self) -> int:
+        return -(-self.boundary_bytes * self.boundary_bytes_per_kibi // (FLOAT_BYTES * KIBI))
+
+    def gradient_wire_bytes(self, cost: "LayerCost") -> int:
+        """A layer's gradient, in one direction, when a replica contributes it."""
+        return -(-cost.parameter_count * self.gradient_bytes_per_kibi // KIBI)
 
     @property
     def layer_count(self) -> int:
@@ -89,7 +109,14 @@ def workload_of(spec: RunSpec) -> Workload:
             2 * tokens * width * vocabulary,
         ),
         min_members=spec.limits.min_members,
+        boundary_bytes_per_kibi=max(
+            _fewest_bytes(spec.codecs.activations), _fewest_bytes(spec.codecs.gradients)
+        ),
     )
+
+
+def _fewest_bytes(codecs: Iterable[str]) -> int:
+    return min(CODEC_BYTES_PER_KIBI[codec] for codec in codecs)
 
 
 def _layer_cost(parameter_count: int, saved_bytes: int, forward_flops: int) -> LayerCost:

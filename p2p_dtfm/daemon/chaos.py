@@ -240,7 +240,7 @@ class Chaos:
                     continue
                 for record in ask_daemon(child.home, "peers") or ():
                     if self._names.get(record["peer_id"]) == child.name and record["addresses"]:
-                        return f"{record['addresses'][0]}/p2p/{record['peer_id']}"
+                        return str(record["addresses"][0])
             time.sleep(POLL_S)
         raise UserError("no daemon of the swarm answers any more", "see the logs", exit_code=1)
 

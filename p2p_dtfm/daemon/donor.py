@@ -196,6 +196,12 @@ class Donor:
         for key in list(self._subscriptions):
             self._drop(key)
 
+    def undelivered(self, follower: str) -> None:
+        """A stream to a follower broke with gradients on their way."""
+        for key, subscription in list(self._subscriptions.items()):
+            if key[0] == follower and subscription.offered:
+                self._end(key, subscription, "gradients on their way to it are lost")
+
     # the queue of each follower
 
     def _put(self, key: _Key, subscription: _Subscription, item: Any, size_bytes: int = 0) -> None:

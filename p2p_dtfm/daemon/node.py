@@ -47,7 +47,9 @@ from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import PEERS_LIMIT, Courier
 from p2p_dtfm.daemon.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.device_lock import only_daemon_on
 from p2p_dtfm.daemon.discovery import ask_present, find_run
+from p2p_dtfm.daemon.disk import keep_under
 from p2p_dtfm.daemon.donor import Donor
 from p2p_dtfm.daemon.event_log import EventLog
 from p2p_dtfm.daemon.home import Home
@@ -94,12 +96,12 @@ from p2p_dtfm.net.frames import FrameHeader, FrameLimits
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.net.identity import verify
 from p2p_dtfm.net.probing import Probes
-from p2p_dtfm.net.shaping import Shape, Shaper
+from p2p_dtfm.net.shaping import LineLimit, Shape, Shaper
 from p2p_dtfm.train.batches import Batches
 from p2p_dtfm.train.checkpoint import list_checkpoints, load_layer
 from p2p_dtfm.train.data import BlobStore, Dataset
 from p2p_dtfm.train.emulated import EmulatedStageRunner, emulated_flops_per_s
-from p2p_dtfm.train.measure import measure_device, select_device
+from p2p_dtfm.train.measure import exclusive_name, measure_device, select_device
 from p2p_dtfm.train.model import layer_count
 from p2p_dtfm.web.api import LocalApi, make_app
 
@@ -154,10 +156,14 @@ class Daemon:
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._liveness = Liveness(LAN_LIVENESS)
+        self._troubled: set[str] = set()
+        """Peers with whom a tensor was lost since the last commit."""
         self._learnt: dict[str, Signed] = {}
         self._training: asyncio.Task[Any] | None = None
         self._welcomed_by = ""
         self._founds = settings.founds
+        self.pause_reason: str | None = None
+        """Why this peer left, if it is to come back."""
         self._replanned_s = -REPLAN_INTERVAL_S
 
     # life -------------------------------------------------------------------------------------
@@ -188,6 +194,7 @@ class Daemon:
             )
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+        stack.enter_context(only_daemon_on(exclusive_name(select_device(self.settings.device))))
         await self._start_network(stack)
         await self._start_run(stack)
         await self._measure()
@@ -232,8 +239,25 @@ class Daemon:
             logging.shutdown()
             os._exit(130)  # waits for no thread; p2pd ends with this process
         self._signalled = True
+        self.pause_reason = None
         log.info("leaves after this step; a second signal ends at once")
         self._begin_to_leave()
+
+    def pause(self, reason: str) -> None:
+        """Leave like any peer, but to come back: `run` ends with `pause_reason` set."""
+        if not self._leaving.is_set():
+            self.pause_reason = reason
+            self._begin_to_leave()
+
+    def acquaintances(self) -> tuple[str, ...]:
+        """Where the other members of the last view are, for coming back."""
+        members = self.views[-1]["members"] if self.views else []
+        return tuple(address for peer_id in members for address in self._courier.where(peer_id))
+
+    @property
+    def run_digest(self) -> str:
+        """Of the run that it took part in, or empty."""
+        return self._run.digest if self._run is not None else ""
 
     def _begin_to_leave(self) -> None:
         self.status.say(State.LEAVING, "finishes the step and hands its layers to the others")
@@ -250,6 +274,10 @@ class Daemon:
             self._host.shaper = Shaper(Shape.load(settings.shape), self._host.peer_id)
             self._spawn(self._host.shaper.follow(settings.shape))
             log.info("shaped links: %s", self._host.shaper.label)
+        elif settings.uplink_mbps or settings.downlink_mbps:
+            self._host.shaper = LineLimit(
+                bytes_per_s(settings.uplink_mbps), bytes_per_s(settings.downlink_mbps)
+            )
         self._me = Member(self._host.peer_id, self._life)
         log.info("peer %s", self._host.peer_id)
         self._control = await ControlPlane(self._host, self._serve).ready()
@@ -280,7 +308,13 @@ class Daemon:
         self._events = EventLog(self.home.run_directory(run.digest) / "events.jsonl")
         limits = FrameLimits(payload_bytes=max(64 << 20, self._workload.boundary_bytes))
         self._bulk = BulkPlane(
-            self._host, run.digest, limits, self._on_frame, self._on_fault, self._on_lost
+            self._host,
+            run.digest,
+            limits,
+            self._on_frame,
+            self._on_fault,
+            self._on_lost,
+            on_undelivered=self._on_undelivered,
         )
         await self._bulk.ready()
         stack.push_async_callback(self._bulk.close)
@@ -304,7 +338,8 @@ class Daemon:
         }
         await self._dashboard.start(self.settings.dashboard, self.home.root)
         stack.push_async_callback(self._dashboard.close)
-        actions, questions = {"leave": self._ask_to_leave}, {"trace": self._trace_json}
+        actions = {"leave": self._ask_to_leave, "pause": self._ask_to_pause}
+        questions = {"trace": self._trace_json}
         self._api = LocalApi(make_app(readers, actions, questions), self.home.socket)
         await self._api.start()
         stack.push_async_callback(self._api.close)
@@ -467,6 +502,9 @@ class Daemon:
         await self._resume_from_checkpoint()
         self._spawn(self._tick_loop())
         self._spawn(self._presence_loop())
+        if self._disk_limit_bytes:
+            directory = self.home.run_directory(self._run.digest)
+            self._spawn(keep_under(self.home.root, directory, self._disk_limit_bytes))
         self._spawn(self._record_loop())
         self._spawn(self._data_loop())
         self._spawn(self._timeline_loop())
@@ -740,6 +778,7 @@ class Daemon:
 
     def committed(self, outcome: StepOutcome) -> None:
         assert self._agreement is not None
+        self._troubled.clear()
         self._do(self._agreement.committed(outcome, time.monotonic_ns()))
 
     def states_changed(self) -> None:
@@ -757,9 +796,28 @@ class Daemon:
         assert self._agreement is not None
         self._agreement.skip_to(step)
 
-    def suspect(self, peer_id: str, cause: str) -> None:
+    def trouble(self, peer_id: str, cause: str) -> None:
+        """Once in a step it may be the link, and the step is repeated; twice it is the peer."""
         assert self._agreement is not None
-        self._do(self._agreement.suspect(peer_id, cause, time.monotonic_ns()))
+        view, now_ns = self._agreement.view, time.monotonic_ns()
+        if view is None or peer_id not in view.member_ids:
+            return
+        self._liveness.stream_reset(peer_id, now_ns)
+        if peer_id in self._troubled:
+            self._do(self._agreement.suspect(peer_id, cause, now_ns))
+        else:
+            self._troubled.add(peer_id)
+            text = f"what goes to or comes from {peer_id} is lost: {cause}"
+            self._do(self._agreement.repeat_step(text, now_ns))
+
+    def _on_undelivered(self, peer_id: str, lane: str, failure: Refused | Unreachable) -> None:
+        log.debug("frames of %s to %s are lost: %s", lane, peer_id, failure.cause)
+        if self._trainer is None:
+            return
+        if lane == "state":
+            self._trainer.undelivered(peer_id)
+        else:
+            self.trouble(peer_id, failure.cause)
 
     def lineage_at(self, step: int) -> str:
         assert self._agreement is not None
@@ -781,6 +839,10 @@ class Daemon:
             peers = [peer for peer in self._courier.known if peer != self._me.peer_id]
             await fetch_blob(self._run.blobs, self._blobs, digest, peers, sizes[digest])
 
+    @property
+    def _disk_limit_bytes(self) -> int:
+        return int(self.settings.disk_gib * (1 << 30))
+
     async def _data_loop(self) -> None:
         """Bring all data here ahead of need, so that no peer's death takes the only copy along.
 
@@ -788,7 +850,8 @@ class Daemon:
         """
         assert self._run is not None
         sizes = self._run.manifest.blobs()
-        if sum(sizes.values()) > DATA_KEPT_LIMIT_BYTES:
+        limits = [DATA_KEPT_LIMIT_BYTES, self._disk_limit_bytes // 2]
+        if sum(sizes.values()) > min(filter(None, limits)):
             return
         order = sorted(sizes)
         start = sum(self._me.peer_id.encode()) % len(order)  # not all fetch the same one first
@@ -1037,7 +1100,12 @@ class Daemon:
         if not self.settings.exit_when_done:
             await self._leaving.wait()
 
+    async def _ask_to_pause(self) -> dict[str, Any]:
+        self.pause("its user asked for it; p2p-dtfm resume ends it")
+        return {"state": "leaving"}
+
     async def _ask_to_leave(self) -> dict[str, Any]:
+        self.pause_reason = None
         self._begin_to_leave()
         return {"state": "leaving"}
 
@@ -1143,6 +1211,11 @@ def laboratory_marks(settings: Settings, host: Host) -> tuple[str, ...]:
     if emulated_flops_per_s(settings.device) is not None:
         marks.append("emulated device: it computes nothing, so losses mean nothing")
     return tuple(marks)
+
+
+def bytes_per_s(mbps: float) -> int:
+    """Of a rate in Mbit/s; 0 stays 0, no limit."""
+    return int(mbps * 125_000)
 
 
 def damaged_data(blob: Path) -> UserError:

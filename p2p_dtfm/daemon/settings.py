@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.home import default_home
+from p2p_dtfm.daemon.hours import HOURS_PATTERN
 
 PREFIX = "P2P_DTFM_"
 
@@ -40,6 +41,20 @@ class Settings(BaseModel):
     threads: int = Field(default=0, ge=0, le=1024, description="CPU threads; 0: half of the cores")
     memory_gib: float = Field(
         default=0.0, ge=0, description="memory to use; 0: four fifths of free"
+    )
+    uplink_mbps: float = Field(
+        default=0.0, ge=0, le=1e6, description="most to send, in Mbit/s; 0: no limit"
+    )
+    downlink_mbps: float = Field(
+        default=0.0, ge=0, le=1e6, description="most to receive, in Mbit/s; 0: no limit"
+    )
+    disk_gib: float = Field(
+        default=0.0, ge=0, description="most disk for checkpoints and data, in GiB; 0: no limit"
+    )
+    hours: str = Field(
+        default="",
+        pattern=HOURS_PATTERN,
+        description='local time to take part in, such as "22-07" or "21:30-06:15"; empty: always',
     )
     expect_peers: int = Field(
         default=1, ge=1, le=1024, description="a founder waits for this many before the first view"

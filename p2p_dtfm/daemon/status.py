@@ -19,6 +19,7 @@ class State(StrEnum):
     TRAINING = "training"
     DONE = "done"
     LEAVING = "leaving"
+    PAUSED = "paused"
     STOPPED = "stopped"
 
 

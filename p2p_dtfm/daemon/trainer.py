@@ -92,8 +92,8 @@ class Outlet(Protocol):
     def skip_to(self, step: int) -> None:
         """Without a stage: somebody prepares `step`, so all before it are committed."""
 
-    def suspect(self, peer_id: str, cause: str) -> None:
-        """A peer cannot be sent what it needs for the step under way."""
+    def trouble(self, peer_id: str, cause: str) -> None:
+        """What a peer needs for the step under way, or what it sent for it, is lost."""
 
     def lineage_at(self, step: int) -> str:
         """The digest of the lineage of states after `step` committed steps."""
@@ -421,6 +421,10 @@ class Trainer:
             if follower is not None:
                 follower.stream_lost(sender)
 
+    def undelivered(self, receiver: str) -> None:
+        """Gradients on their way to a follower are lost."""
+        self._tools.donor.undelivered(receiver)
+
     def _receive_receipt(self, sender: str, message: LayerReceipt) -> None:
         if self._receipts is not None:
             self._receipts.receipt(sender, message.view, message.step, message.layers)
@@ -519,7 +523,7 @@ class Trainer:
             self._tools.batches,
             self._tools.bulk,
             self._tools.compute,
-            self._outlet.suspect,
+            self._outlet.trouble,
             self._tools.recorder,
         )
         while self.view is view and self.step <= self._spec.total_steps:

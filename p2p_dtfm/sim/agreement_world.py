@@ -53,6 +53,7 @@ class AgreementWorld:
         self.liveness_timing: LivenessTiming = WAN_LIVENESS
         self.tick_ns = TICK_NS
         self.compute_ns = (SECOND_NS // 10, SECOND_NS)
+        self.plan_ns = SECOND_NS // 2
         self.transfer_ns = 2 * SECOND_NS
         self.rejoins = False
         self.invariants = Invariants(workload.microbatch_count)

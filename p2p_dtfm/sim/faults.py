@@ -80,9 +80,9 @@ class Faults:
         """This kind of fault, or another one where it cannot or must not be."""
         if kind in CUTS and self.careful:
             kind = "crash"
-        if kind == "leave" and (
-            running <= 3 or peer.view is None or peer.record.intent is Intent.LEAVING
-        ):
+        if kind == "leave" and (peer.view is None or peer not in self._staying()):
+            kind = "join"
+        if kind == "leave" and (running <= 3 or not self._can_spare_one()):
             kind = "join"
         if kind == "join" and len(self._present()) >= 16:
             kind = "stop"
@@ -92,7 +92,8 @@ class Faults:
 
     def _do(self, kind: str, peer: SimulatedPeer, after_ns: int) -> None:
         world, name = self.world, peer.name
-        if kind in (*CRASHES, "stop") and self.for_good and self.chance.random() < 0.3:
+        for_good = self.for_good and self.chance.random() < 0.3
+        if kind in (*CRASHES, "stop") and for_good and self._can_spare_one():
             self._lost.add(name)
             after_ns = 1000 * SECOND_NS
         if kind in CRASHES:
@@ -161,6 +162,14 @@ class Faults:
 
     def _present(self) -> list[SimulatedPeer]:
         return [peer for peer in self.world.peers.values() if not peer.left]
+
+    def _staying(self) -> list[SimulatedPeer]:
+        """Who will be there in the end."""
+        present = [p for p in self._present() if p.name not in self._lost]
+        return [p for p in present if p.record.intent is not Intent.LEAVING]
+
+    def _can_spare_one(self) -> bool:
+        return len(self._staying()) > max(3, self.world.workload.min_members)
 
     def _has_copies_without(self, victim: SimulatedPeer) -> bool:
         """Whether the members that run, without this one, have each layer at one newest step.

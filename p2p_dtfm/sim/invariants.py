@@ -28,6 +28,7 @@ class Invariants:
         """By step, in the view where it was committed last."""
         self.furthest = 0
         self.commit_count = 0
+        self._starts: dict[ViewId, tuple[int, int, set[str]]] = {}
         self._plans: dict[ViewId, str] = {}
         self._entered: dict[tuple[Member, int], dict[str, tuple[int, int]]] = {}
         self._named: dict[tuple[Member, int], frozenset[Member]] = {}
@@ -46,7 +47,6 @@ class Invariants:
         if view.id not in self.views:
             self.views[view.id] = view
             self._check_records(view)
-            self._check_start(view)
 
     def enters_gather(
         self,
@@ -55,7 +55,9 @@ class Invariants:
         heard: Mapping[str, tuple[int, int]],
         joiners: Iterable[PeerRecord],
     ) -> None:
-        """What `member` brings: the versions of records that it has heard, and newcomers."""
+        """What `member` brings: the versions of records that it has heard, and the newcomers that
+        it names from within a view; what newcomers name may not count.
+        """
         self._entered[member, number] = dict(heard)
         self._named[member, number] = frozenset(Member(r.peer_id, r.life) for r in joiners)
 
@@ -85,19 +87,23 @@ class Invariants:
                         f"though {maker.peer_id} named its life {joiner.life}"
                     )
 
-    def _check_start(self, view: View) -> None:
-        """Where a copy of everything is left, no view goes back behind the last committed step.
+    def _check_start(self, name: str, view: ViewId, step: int) -> None:
+        """Where a copy of everything is left, no view repeats more than the last committed step.
 
-        Whoever commits first may take that one step along when it dies.
+        Whoever commits first may take that one step along when it dies. And a sleeper may wake up
+        and commit by itself what the others have given up: it counts what all stage-holders do.
         """
-        snapshot = view.snapshot
-        if snapshot.planned or not isinstance(view.plan, Plan):
+        lost, first, names = self._starts.setdefault(view, (self.furthest - step, step, set()))
+        if step != first or name in names:
             return
-        lost = self.furthest - snapshot.step
+        names.add(name)
+        plan = self.views[view].plan
+        if not isinstance(plan, Plan) or not names >= set(plan.stage_holders()):
+            return
         self.given_up_steps += max(0, lost)
         if self.keeps_steps and lost > 1:
             raise Violation(
-                f"view {view.id} loses {lost} committed steps, though a copy of each layer was left"
+                f"view {view} loses {lost} committed steps, though a copy of each layer was left"
             )
 
     def commits_step(self, name: str, view: ViewId, outcome: StepOutcome, lineage: str) -> None:
@@ -115,6 +121,7 @@ class Invariants:
         expected = loss_sum(step, self.microbatch_count) / self.microbatch_count
         if outcome.loss != expected:
             raise Violation(f"step {step} has loss {outcome.loss}, undisturbed {expected}")
+        self._check_start(name, view, step)
         self.commits[step] = (view, outcome.loss)
         self.commit_count += 1
         self.furthest = max(self.furthest, step + 1)

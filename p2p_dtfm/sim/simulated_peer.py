@@ -180,7 +180,7 @@ class SimulatedPeer(SimulatedTraining):
             plan = self.world.planner(action.snapshot)
             self.do(self.agreement.plan_computed(action.snapshot, plan, self.now_ns))
 
-        self.later(self.world.chance.randrange(SECOND_NS // 2), planned)
+        self.later(self.world.chance.randrange(self.world.plan_ns), planned)
 
     def _agreed(self, action: ViewAgreed) -> None:
         if action.discard:

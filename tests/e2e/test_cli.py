@@ -22,17 +22,8 @@ from tests.e2e.helpers import (
 
 Program = Callable[..., tuple[int, str, str]]
 COMMANDS = [
-    "dashboard",
-    "trace",
-    "demo",
-    "plan",
-    "status",
-    "peers",
-    "leave",
-    "id",
-    "prepare",
-    "generate",
-    "simulate",
+    *("demo", "plan", "status", "peers", "pause", "resume", "leave", "dashboard", "trace"),
+    *("id", "prepare", "generate", "simulate", "chaos"),
 ]
 
 
@@ -68,7 +59,9 @@ def test_version_is_a_line(program: Program) -> None:
     assert program("--version")[:2] == (0, f"{__version__}\n")
 
 
-@pytest.mark.parametrize("command", ["status", "peers", "plan", "leave", "dashboard"])
+@pytest.mark.parametrize(
+    "command", ["status", "peers", "plan", "pause", "resume", "leave", "dashboard"]
+)
 def test_without_a_daemon_commands_say_how_to_start_one(
     command: str, tmp_path: Path, program: Program
 ) -> None:

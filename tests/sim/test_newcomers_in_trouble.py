@@ -5,14 +5,15 @@ from dataclasses import replace
 import pytest
 
 from p2p_dtfm.core.actions import SECOND_NS
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.sim.agreement_seeds import TIMING, any_plan
+from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.snapshot import Snapshot
+from p2p_dtfm.sim.agreement_seeds import TIMING
 from p2p_dtfm.sim.agreement_world import AgreementWorld
 from p2p_dtfm.sim.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.training import StateReply
 from tests.core.builders import WORKLOAD, record
 
-MEMBERS = ["a", "b", "c", "d", "e"]
+MEMBERS = ["a", "b", "c", "d"]
 SYNC_S = 20
 
 
@@ -26,9 +27,18 @@ class NeverSynced(SimulatedPeer):
             super()._take_states(reply)
 
 
+def one_pipeline(snapshot: Snapshot) -> Plan | NoPlan:
+    """Everyone holds a part of the model, so every newcomer needs states."""
+    names = [member.peer_id for member in snapshot.members]
+    layers = snapshot.workload.layer_count
+    cuts = [layers * number // len(names) for number in range(len(names) + 1)]
+    stages = tuple(Stage(name, cuts[n], cuts[n + 1], 1) for n, name in enumerate(names))
+    return Plan((Pipeline(stages, 0, snapshot.workload.microbatch_count),), (), 1)
+
+
 def started(seed: int, peer_type: type[SimulatedPeer] = SimulatedPeer) -> AgreementWorld:
     timing = replace(TIMING, sync_ns=SYNC_S * SECOND_NS)
-    world = AgreementWorld(seed, WORKLOAD, record("template"), any_plan, timing=timing)
+    world = AgreementWorld(seed, WORKLOAD, record("template"), one_pipeline, timing=timing)
     world.peer_type = peer_type
     world.rejoins = True
     for name in MEMBERS:
@@ -52,11 +62,11 @@ def joins(world: AgreementWorld, name: str) -> SimulatedPeer:
 
 
 @pytest.mark.parametrize("one_way", [False, True], ids=["both ways", "one way"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_link_that_stays_cut_does_not_churn_views(seed: int, one_way: bool) -> None:
     world = started(seed)
     views, step = len(world.invariants.views), world.invariants.furthest
-    links = {("b", "d")} if one_way else {("b", "d"), ("d", "b")}
+    links = {("a", "c")} if one_way else {("a", "c"), ("c", "a")}
     heal = world.cut(links, "one link")
     world.run_to(world.now_ns + 30 * SECOND_NS)
     joins(world, "f")
@@ -68,7 +78,7 @@ def test_a_link_that_stays_cut_does_not_churn_views(seed: int, one_way: bool) ->
     world.run_until(lambda: are_together(world, [*MEMBERS, "f"]), limit_s=90)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_newcomer_without_its_states_is_given_up(seed: int) -> None:
     class OneNeverSynced(NeverSynced):
         stuck = frozenset({"stuck"})
@@ -84,7 +94,7 @@ def test_a_newcomer_without_its_states_is_given_up(seed: int) -> None:
     world.run_until(lambda: world.invariants.furthest >= step + 5)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_newcomer_that_dies_in_its_download_is_given_up(seed: int) -> None:
     class OneNeverSynced(NeverSynced):
         stuck = frozenset({"dies"})

@@ -1,0 +1,226 @@
+"""How long 64 peers around the world take to agree on a view: the real core in virtual time.
+
+    python -m benchmarks.agreement [--quick] [--json]
+
+Members and links are those of a scenario (default: the paper's case 5, eight regions); a message
+takes its link's latency and its own bytes at the link's rate. Planning takes no time here, and how
+soon a crash is noticed is a setting, so time runs from the first peer that opens the view to the
+last one that has all Ready. The lower bound beside it is for any protocol without a leader in
+which an agreement follows everyone's word on everyone's word: news of it, contributions, Ready,
+each to all. The target is five times the largest round trip.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from p2p_dtfm.core.actions import SECOND_NS, Timing, ViewAgreed
+from p2p_dtfm.core.agreement_messages import AgreementMessage
+from p2p_dtfm.core.canonical import encode_for_wire
+from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.records import PeerRecord
+from p2p_dtfm.core.snapshot import Snapshot
+from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.view import View
+from p2p_dtfm.core.workload import LayerCost, Workload
+from p2p_dtfm.sim.agreement_world import AgreementWorld
+from p2p_dtfm.sim.files import read_run_spec
+from p2p_dtfm.sim.scenario import Scenario, load_scenario
+from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot
+from p2p_dtfm.sim.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.training import Tensor
+
+SCENARIO = Path("configs/scenarios/paper-5-world-wide.toml")
+TARGET_ROUND_TRIPS = 5
+LAYERS = 4
+_COST = LayerCost(1, 1, 1, 1)
+WORKLOAD = Workload(LAYERS - 2, 1, 0, 1, _COST, _COST, _COST, 1)
+
+
+def small_plan(snapshot: Snapshot) -> Plan | NoPlan:
+    """One pipeline, the others spare: what is planned does not matter here."""
+    names = [member.peer_id for member in snapshot.members]
+    stages = tuple(Stage(name, n, n + 1, 1) for n, name in enumerate(names[:LAYERS]))
+    return Plan((Pipeline(stages, 0, 1),), tuple(names[LAYERS:]), 1)
+
+
+class WatchedPeer(SimulatedPeer):
+    """Notes when it has agreed."""
+
+    world: "ScenarioWorld"
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        if text.startswith("opens view"):
+            number = int(text.split()[2].rstrip(":"))
+            self.world.opened.setdefault(number, (self.world.now_ns, self.name))
+
+    def _agreed(self, action: ViewAgreed) -> None:
+        super()._agreed(action)
+        self.world.agreed.setdefault(action.view.id.number, {})[self.name] = self.world.now_ns
+
+
+class ScenarioWorld(AgreementWorld):
+    """Messages take the time of the scenario's links."""
+
+    peer_type = WatchedPeer
+
+    def __init__(self, scenario: Scenario, records: dict[str, PeerRecord]) -> None:
+        template = next(iter(records.values()))
+        timing = replace(Timing(), join_window_ns=0)
+        super().__init__(1, WORKLOAD, template, small_plan, timing=timing)
+        self.scenario, self.records = scenario, records
+        self.plan_ns = 1
+        self.compute_ns = (SECOND_NS, 2 * SECOND_NS)
+        self.opened: dict[int, tuple[int, str]] = {}
+        self.agreed: dict[int, dict[str, int]] = {}
+        self.message_count = self.byte_count = 0
+        self._measured: tuple[object, int] = (None, 0)
+
+    def add_record(self, name: str) -> None:
+        peer = self.peers[name] = self.peer_type(name, self.records[name], self)
+        peer.start()
+
+    def send(
+        self, sender: str, receiver: str, message: AgreementMessage | Prepared | Tensor
+    ) -> None:
+        peer = self.peers[receiver]
+        if not peer.alive or peer.gone:
+            return
+        if self._measured[0] is not message:
+            self._measured = message, len(encode_for_wire(message))
+        size = self._measured[1]
+        self.message_count += 1
+        self.byte_count += size
+        link = self.scenario.link(sender, receiver)
+        delay_ns = link.latency_ns + (size * SECOND_NS // link.bytes_per_s)
+        process = peer.process
+        self.after(delay_ns, lambda: peer.run(process, lambda: peer.receive(sender, message)))
+
+    def is_agreed(self, number: int) -> bool:
+        agreed = self.agreed.get(number, {})
+        return bool(agreed) and set(self._contributors(number)) <= set(agreed)
+
+    def _contributors(self, number: int) -> list[str]:
+        return [m.peer_id for m in self._view(number).snapshot.contributors]
+
+    def _view(self, number: int) -> View:
+        for peer in self.peers.values():
+            for view in (peer.agreement.view, peer.agreement.next_view):
+                if view is not None and view.id.number == number:
+                    return view
+        raise KeyError(number)
+
+
+def bound_ns(scenario: Scenario, names: list[str], opener: str) -> int:
+    """News from the opener to each, contributions from each to all, Ready from each to all."""
+
+    def hop(known: dict[str, int]) -> dict[str, int]:
+        return {
+            to: max(
+                at + (scenario.link(origin, to).latency_ns if origin != to else 0)
+                for origin, at in known.items()
+            )
+            for to in names
+        }
+
+    news = hop({opener: 0})
+    return max(hop(hop(news)).values())
+
+
+def measured(
+    world: ScenarioWorld, what: str, trigger_ns: int, numbers_before: int
+) -> dict[str, object]:
+    """Run until the view that something leads to is agreed."""
+    began_s = time.process_time()
+    counts = world.message_count, world.byte_count
+
+    def is_done() -> bool:
+        new = [number for number in world.agreed if number > numbers_before]
+        return any(world.is_agreed(number) for number in new)
+
+    world.run_until(is_done, limit_s=120)
+    number = next(n for n in world.agreed if n > numbers_before and world.is_agreed(n))
+    agreed = world.agreed[number]
+    opened_ns, opener = world.opened[number]
+    names = sorted(agreed)
+    longest_ns = largest_round_trip_ns(world.scenario, names)
+    took_ns = max(agreed.values()) - opened_ns
+    return {
+        "event": what,
+        "peers": len(names),
+        "noticed_s": (opened_ns - trigger_ns) / SECOND_NS,
+        "agreed_s": took_ns / SECOND_NS,
+        "lower_bound_s": bound_ns(world.scenario, names, opener) / SECOND_NS,
+        "round_trips": took_ns / longest_ns,
+        "messages_each": (world.message_count - counts[0]) // len(names),
+        "kib_each": (world.byte_count - counts[1]) // len(names) >> 10,
+        "cpu_s": round(time.process_time() - began_s, 1),
+        "ok": took_ns <= TARGET_ROUND_TRIPS * longest_ns,
+    }
+
+
+def largest_round_trip_ns(scenario: Scenario, names: list[str]) -> int:
+    link = scenario.link
+    return max(
+        link(a, b).latency_ns + link(b, a).latency_ns for a in names for b in names if a != b
+    )
+
+
+def run(path: Path, count: int) -> list[dict[str, object]]:
+    scenario = load_scenario(path)
+    every = [peer.name for peer in scenario.peers]
+    step = max(1, len(every) // count)
+    names = every[::step][:count]
+    snapshot = scenario_snapshot(scenario, read_run_spec("gpt3-xl", 24, 1024))
+    records = {record.peer_id: record for record in snapshot.records}
+    world = ScenarioWorld(scenario, records)
+    for name in names:
+        world.add_record(name)
+    founder, newcomer = names[0], names[-1]
+    rows = []
+
+    for name in names[1:-1]:
+        world.send(name, founder, world.peers[name].agreement.wants_view())
+    world.run_to(world.now_ns + SECOND_NS)
+    world.found(founder)
+    rows.append(measured(world, "found", world.now_ns, 0))
+    world.run_to(world.now_ns + 5 * SECOND_NS)
+
+    number = max(world.agreed)
+    began_ns = world.now_ns
+    world.send(newcomer, founder, world.peers[newcomer].agreement.wants_view())
+    rows.append(measured(world, "join", began_ns, number))
+    world.run_to(world.now_ns + 10 * SECOND_NS)
+
+    number, began_ns = max(world.agreed), world.now_ns
+    world.leave(names[1])
+    rows.append(measured(world, "leave", began_ns, number))
+    world.run_to(world.now_ns + 10 * SECOND_NS)
+
+    number, began_ns = max(world.agreed), world.now_ns
+    world.crash(names[2], lose_disk=False)
+    rows.append(measured(world, "crash", began_ns, number))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scenario", type=Path, default=SCENARIO)
+    parser.add_argument("--quick", action="store_true", help="16 peers instead of 64")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows = run(arguments.scenario, 16 if arguments.quick else 64)
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    print("  ".join(f"{key:>13}" for key in rows[0]))
+    for row in rows:
+        shown = (f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values())
+        print("  ".join(f"{value:>13}" for value in shown))
+
+
+if __name__ == "__main__":
+    main()

@@ -33,6 +33,7 @@ from p2p_dtfm.sim.simulated_peer import SimulatedPeer
 FAULTS = (12, 19)
 FAULTS_BEGIN_NS = 8 * SECOND_NS
 FAULTS_END_NS = 100 * SECOND_NS
+PROGRESS_SEEDS = 100
 SETTLE_LIMIT_S = 180
 SETTLE_VIEWS = 12
 SETTLE_VIEWS_AFTER_LOSSES = 24
@@ -237,6 +238,8 @@ def main() -> int:
             print(f"seed {seed}: {result.violation}")
             print(f"replay: python -m p2p_dtfm.sim.agreement_seeds --seeds {seed} --story")
         result.story = []
+        if len(results) % PROGRESS_SEEDS == 0:
+            print(f"{len(results)} seeds, {failures} failed", file=sys.stderr, flush=True)
     seconds = time.monotonic() - began_s
     good = [r for r in results if not r.violation]
     recoveries = sorted(ns / SECOND_NS for r in results for ns in r.recoveries_ns)

@@ -10,19 +10,33 @@ GBIT = 125_000_000
 V100_FLOPS = 52_780_000_000_000
 
 
-def uneven_cities(seed: int, count: int = 64) -> Scenario:
+CAPS_GBIT = (0.3, 0.5, 1, 2, 5)
+CAP_WEIGHTS = {
+    "uneven": (1, 1, 1, 1, 1),
+    "crowded": (1, 1, 1, 1, 1),
+    "slow": (5, 3, 1, 1, 1),
+    "fast": (1, 1, 2, 3, 5),
+    "split": (1, 0, 0, 0, 1),
+}
+"""How likely each cap is, by kind of instance; `crowded` ones have most peers in three cities."""
+
+
+def uneven_cities(seed: int, kind: str = "uneven", count: int = 64) -> Scenario:
     """Equal devices unevenly over ten cities, each with a cap on all its links."""
-    chance = random.Random(f"uneven {seed}")
+    chance = random.Random(f"{kind} {seed}")
     world = read_scenario("uneven-world")
     cities = list(dict.fromkeys(peer.group for peer in world.peers))
     weights = [0.05 + chance.random() ** 2 for _ in cities]
+    if kind == "crowded":
+        full = chance.sample(range(len(cities)), 3)
+        weights = [1 if city in full else 0.1 for city in range(len(cities))]
     homes = sorted(chance.choices(range(len(cities)), weights, k=count))
     peers = []
     for number, home in enumerate(homes):
-        cap = int(chance.choice([0.3, 0.5, 1, 2, 5]) * GBIT)
+        cap = int(chance.choices(CAPS_GBIT, CAP_WEIGHTS[kind])[0] * GBIT)
         name = f"{cities[home]}-{number + 1}"
         peers.append(ScenarioPeer(name, cities[home], V100_FLOPS, 16 * 10**9, 0, 0, cap))
-    return replace(world, name=f"uneven-{seed}", peers=tuple(peers), faults=())
+    return replace(world, name=f"{kind}-{seed}", peers=tuple(peers), faults=())
 
 
 def mixed_swarm(seed: int) -> Scenario:

@@ -8,12 +8,14 @@ def main() -> None:
     from p2p_dtfm.cli import (  # noqa: F401  (they register their commands)
         bootstrap,
         chaos,
+        dashboard,
         data,
         demo,
         doctor,
         models,
         plan,
         swarm,
+        trace,
     )
     from p2p_dtfm.cli.app import app
     from p2p_dtfm.cli.simulate import simulate

@@ -40,6 +40,14 @@ def run(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads to compute with.")] = None,
     memory_gib: Annotated[float | None, typer.Option(help="Memory to use, in GiB.")] = None,
+    uplink_mbps: Annotated[float | None, typer.Option(help="Most to send, in Mbit/s.")] = None,
+    downlink_mbps: Annotated[float | None, typer.Option(help="Most to receive, in Mbit/s.")] = None,
+    disk_gib: Annotated[
+        float | None, typer.Option(help="Most disk for checkpoints and data, in GiB.")
+    ] = None,
+    hours: Annotated[
+        str | None, typer.Option(help="Take part in these hours only, such as 22-07.")
+    ] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell others.")] = None,
     expect_peers: Annotated[
@@ -53,6 +61,9 @@ def run(
     ] = None,
     until_stdin_closes: Annotated[
         bool | None, typer.Option("--until-stdin-closes", help="Leave when standard input closes.")
+    ] = None,
+    dashboard: Annotated[
+        str | None, typer.Option(help="Dashboard's port on loopback, auto or off.")
     ] = None,
     log: Annotated[str | None, typer.Option(help="Log format: auto, human or json.")] = None,
     home: Annotated[Path | None, typer.Option(help="The daemon's directory.")] = None,
@@ -85,12 +96,17 @@ def run(
             "shape": shape,
             "threads": threads,
             "memory_gib": memory_gib,
+            "uplink_mbps": uplink_mbps,
+            "downlink_mbps": downlink_mbps,
+            "disk_gib": disk_gib,
+            "hours": hours,
             "listen": tuple(listen or ()),
             "announce": tuple(announce or ()),
             "expect_peers": expect_peers,
             "expect_wait_s": expect_wait_s,
             "exit_when_done": exit_when_done,
             "until_stdin_closes": until_stdin_closes,
+            "dashboard": dashboard,
             "log": log,
         },
     )

@@ -28,11 +28,15 @@ from p2p_dtfm.sim.scenario import Scenario
 
 STEPS_AFTER = 20
 """Without faults, at the end."""
+SPARE_STEPS = 60
+"""For each fault: those that need all others well may come much later than they are due."""
 CHECKPOINT_EVERY_STEPS = 20
+GENTLE_LEARNING_RATE = 3e-4
+"""Losses are compared to 1e-4. At the demo's 3e-3 training is chaotic: the plain loop with its
+microbatches in another order is 4e-4 off after 300 steps; at this rate it stays 2e-7 off."""
 START_S = 120.0
-STEP_LIMIT_S = 3.0
-FAULT_LIMIT_S = 30.0
-"""What a run may take at most: per step and per fault."""
+FAULT_LIMIT_S = 90.0
+"""What a run may take at most for each fault."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,9 @@ class _Case:
 
     @property
     def total_steps(self) -> int:
-        return max((fault.at_step for fault in self.schedule), default=0) + STEPS_AFTER
+        """Of the run spec; the swarm is ended when nothing more is to happen to it."""
+        last = max((fault.at_step for fault in self.schedule), default=0)
+        return last + STEPS_AFTER + SPARE_STEPS * len(self.schedule)
 
     @property
     def newcomers(self) -> tuple[str, ...]:
@@ -127,8 +133,14 @@ def _replayed(path: Path) -> _Case:
 
 def _write_spec(directory: Path, case: _Case) -> RunSpec:
     spec = read_run_spec(resolve_run_spec(case.run))
-    checkpoint = spec.checkpoint.model_copy(update={"every_steps": CHECKPOINT_EVERY_STEPS})
-    changes = {"total_steps": case.total_steps, "checkpoint": checkpoint}
+    gentle = min(spec.optimizer.peak_learning_rate, GENTLE_LEARNING_RATE)
+    final = min(spec.optimizer.final_learning_rate, gentle)
+    rates = {"peak_learning_rate": gentle, "final_learning_rate": final}
+    changes = {
+        "total_steps": case.total_steps,
+        "checkpoint": spec.checkpoint.model_copy(update={"every_steps": CHECKPOINT_EVERY_STEPS}),
+        "optimizer": spec.optimizer.model_copy(update=rates),
+    }
     spec = spec.model_copy(update=changes)
     (directory / "run.json").write_text(spec.model_dump_json())
     return spec
@@ -144,26 +156,29 @@ def _run(directory: Path, case: _Case, spec: RunSpec, console: Console) -> dict[
     with LocalSwarm(directory, ["--threads", "1", "--exit-when-done"]) as swarm:
         arguments, peer_ids, emulated = _cast(directory, case)
 
-        def start_again(name: str, address: str) -> Child:
-            return swarm.join(address, arguments[name], name, directory / name)
+        def start_again(name: str, addresses: tuple[str, ...]) -> Child:
+            first, *others = addresses
+            more = [part for address in others for part in ("--initial-peers", address)]
+            return swarm.join(first, [*more, *arguments[name]], name, directory / name)
 
         _start_all(swarm, directory, case, arguments)
         runner = Chaos(swarm, directory / SHAPE_FILE, peer_ids, start_again, say)
-        limit_s = START_S + STEP_LIMIT_S * case.total_steps + FAULT_LIMIT_S * len(case.schedule)
+        limit_s = START_S + FAULT_LIMIT_S * len(case.schedule)
         try:
-            wrong = runner.run(case.schedule, limit_s)
+            wrong = runner.run(case.schedule, STEPS_AFTER, limit_s)
         finally:
             runner.release_all()
-    expected = None if emulated else _expected_losses(directory, spec)
+    steps = runner.step + 1
+    expected = None if emulated else _expected_losses(directory, steps)
     verdict = judge(
         runner.histories,
         runner.inflicted,
-        case.total_steps,
+        steps,
         spec.batch.global_batch,
         expected,
     )
     verdict.violations[:0] = wrong
-    return _report(case, verdict, timeline) | {"emulated": emulated}
+    return _report(case, verdict, timeline) | {"total_steps": steps, "emulated": emulated}
 
 
 def _start_all(
@@ -197,7 +212,7 @@ def _cast(directory: Path, case: _Case) -> tuple[dict[str, tuple[str, ...]], dic
     return dict.fromkeys(names, ("--shape", str(path))), ids, False
 
 
-def _expected_losses(directory: Path, spec: RunSpec):  # type: ignore[no-untyped-def]
+def _expected_losses(directory: Path, steps: int):  # type: ignore[no-untyped-def]
     """The losses of the same run in one process, from the data that the daemons trained on."""
     from p2p_dtfm.train.batches import Batches
     from p2p_dtfm.train.checkpoint import read_manifest
@@ -214,7 +229,7 @@ def _expected_losses(directory: Path, spec: RunSpec):  # type: ignore[no-untyped
         return None
     manifest = parse_manifest(held.read_bytes(), trained.data.manifest)
     dataset = Dataset(manifest, blobs.path, trained.model.context)
-    losses = list(ReferenceRun(trained, Batches(dataset, trained)).losses(spec.total_steps))
+    losses = list(ReferenceRun(trained, Batches(dataset, trained)).losses(steps))
     return losses.__getitem__
 
 
@@ -223,7 +238,6 @@ def _report(case: _Case, verdict: Verdict, timeline: list[dict[str, Any]]) -> di
     return {
         "ok": verdict.ok,
         **found,
-        "total_steps": case.total_steps,
         "scenario": case.scenario,
         "shaped_links": True,
         "run": case.run,

@@ -5,15 +5,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from p2p_dtfm.cli.app import HomeOption, app
+from p2p_dtfm.cli.progress import progress_of_bytes
 from p2p_dtfm.core.errors import UserError
 
 
 @app.command()
 def prepare(
-    paths: Annotated[list[Path], typer.Argument(help="Text files and directories.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Files and directories: text, JSON lines (.jsonl), Parquet, or a data set that "
+            "Hugging Face's datasets saved to disk."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Directory for shards, tokenizer and manifest.")],
     vocabulary: Annotated[
         int | None, typer.Option(help="Learn a byte-pair encoding of this size; default: bytes.")
@@ -22,16 +28,23 @@ def prepare(
         Path | None,
         typer.Option(help="Use this tokenizer.json, as import writes it for a model."),
     ] = None,
+    field: Annotated[
+        str, typer.Option(help="Which field of a row holds its text, where files have rows.")
+    ] = "text",
     held_out: Annotated[
         float, typer.Option(help="Fraction of the text kept for evaluation.")
     ] = 0.02,
+    validation: Annotated[
+        list[Path] | None,
+        typer.Option(help="Keep these files for evaluation instead; may be repeated."),
+    ] = None,
     context: Annotated[int, typer.Option(help="Tokens in a sequence of the run.")] = 128,
     name: Annotated[str, typer.Option(help="What these data are called.")] = "",
     licence: Annotated[str, typer.Option(help="Under which licence they are.")] = "",
     source: Annotated[str, typer.Option(help="Where they come from.")] = "",
 ) -> None:
-    """Make token shards from text."""
-    from p2p_dtfm.train.data import Skipped
+    """Make token shards from text of your own."""
+    from p2p_dtfm.train.data import Skipped, stated_licence
     from p2p_dtfm.train.data import prepare as make
     from p2p_dtfm.train.hugging_face_tokenizer import read_tokenizer_json
 
@@ -39,20 +52,7 @@ def prepare(
         raise UserError("--tokenizer and --vocabulary exclude each other", "give one of the two")
     given = None if tokenizer is None else read_tokenizer_json(tokenizer)
     skipped = Skipped()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as bars:
-        tasks: dict[str, int] = {}
-
-        def progress(done_bytes: int, total_bytes: int, stage: str) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total_bytes)
-            bars.update(tasks[stage], completed=done_bytes, total=total_bytes)  # type: ignore[arg-type]
-
+    with progress_of_bytes() as progress:
         manifest = make(
             paths,
             out,
@@ -60,17 +60,19 @@ def prepare(
             held_out_fraction=held_out,
             context=context,
             name=name,
-            licence=licence,
+            licence=licence or stated_licence(paths),
             source=source,
             progress=progress,
             skipped=skipped,
             tokenizer=given,
+            text_field=field,
+            validation=validation,
         )
     train, test = manifest.totals.train_tokens, manifest.totals.held_out_tokens
     typer.echo(f"{train:,} training and {test:,} held-out tokens in {out}")
     typer.echo(f"vocabulary {manifest.vocabulary}, manifest {manifest.digest()[:16]}")
-    if str(skipped):
-        typer.echo(f"skipped: {skipped}")
+    typer.echo(f"skipped: {skipped}")
+    typer.echo(f"those who join are shown: {manifest.notes.describe()}")
     typer.echo(f'use them in a run spec: [data] source = "{out.absolute()}"')
 
 

@@ -23,6 +23,7 @@ from p2p_dtfm.cli.app import JsonOption, app
 from p2p_dtfm.cli.data import newest_checkpoint, tokenizer_of
 from p2p_dtfm.cli.swarm import duration, short
 from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.daemon.local_client import ask_daemon
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
 from p2p_dtfm.daemon.run_spec_file import read_run_spec, resolve_run_spec
 from p2p_dtfm.daemon.scenario_swarm import SHAPE_FILE, Player, cast_scenario, threads_of
@@ -35,6 +36,7 @@ STEPS_FOR_LATE_JOINER = 100
 """A joiner takes seconds to start and measure; a shorter run of the demo may be over by then."""
 PLAIN_LINE_EVERY_S = 5.0
 SECONDS_LIMIT = 3600.0
+LEFT_AFTER_S = 3.0
 
 
 @app.command()
@@ -71,7 +73,8 @@ def demo(
             expected = ["--expect-peers", str(len(players) - late)]
             founder, *others = players
             run_arguments = ["--run", str(spec_path), *expected, *founder.arguments]
-            _, address = swarm.found(run_arguments, founder.name)
+            first, address = swarm.found(run_arguments, founder.name)
+            _tell_dashboard(console, first)
 
             def join(player: Player) -> None:
                 swarm.join(address, player.arguments, player.name)
@@ -139,6 +142,17 @@ def _spec_file(directory: Path, run: str, steps: int | None) -> tuple[Path, int]
     target = directory / f"{spec.name}.json"
     target.write_text(changed.model_dump_json())
     return target, steps
+
+
+def _tell_dashboard(console: Console, child: Child) -> None:
+    """Where the founder can be watched; a terminal makes a link of it."""
+    invitation = ask_daemon(child.home, "dashboard")
+    if invitation and invitation["address_with_token"]:
+        console.print(
+            f"watch {child.name}: {invitation['address_with_token']}",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 # while it runs -----------------------------------------------------------------------------------
@@ -296,7 +310,14 @@ def _agreed(events: list[list[dict[str, Any]]]) -> bool:
 
 
 def processes_left(directory: Path) -> int:
-    """Processes that still have this directory's homes on their command line."""
+    """Processes that still have this directory's homes on their command line after a moment."""
+    end_s = time.monotonic() + LEFT_AFTER_S
+    while (count := _process_count(directory)) and time.monotonic() < end_s:
+        time.sleep(POLL_S)
+    return count
+
+
+def _process_count(directory: Path) -> int:
     mine = os.getpid()
     count = 0
     for process in psutil.process_iter(["pid", "cmdline"]):

@@ -60,7 +60,7 @@ def doctor(
         announce=settings.announce,
         initial_peers=settings.initial_peers,
         device=settings.device,
-        threads=settings.threads,
+        threads=settings.compute_threads,
         spec=read_run_spec(resolve_run_spec(settings.run or "tiny")),
     )
     console = Console()

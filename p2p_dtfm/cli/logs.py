@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 import time
+from typing import TextIO
 
 
 class _JsonLines(logging.Formatter):
@@ -27,8 +28,8 @@ class _Human(logging.Formatter):
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
-def set_up_logging(form: str) -> None:
-    """Logs go to stderr: for people on a terminal, JSON lines otherwise."""
+def set_up_logging(form: str) -> "logging.StreamHandler[TextIO]":
+    """Logs go to stderr: for people on a terminal, JSON lines otherwise. What writes them."""
     human = form == "human" or (form == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Human() if human else _JsonLines())
@@ -36,3 +37,4 @@ def set_up_logging(form: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("p2p_dtfm").setLevel(logging.INFO)
+    return handler

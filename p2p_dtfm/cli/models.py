@@ -1,17 +1,14 @@
 """Commands that bring models out and in: export, import."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from p2p_dtfm.cli.app import HomeOption, app
 from p2p_dtfm.cli.data import newest_checkpoint, tokenizer_of
+from p2p_dtfm.cli.progress import progress_of_bytes
 from p2p_dtfm.core.errors import UserError
 
 
@@ -45,7 +42,11 @@ def export(
             tokenizer = tokenizer_of(directory)
         except UserError as error:
             typer.echo(f"without a tokenizer: {error.cause}", err=True)
-    with _progress("writing") as progress:
+    with progress_of_bytes() as tell:
+
+        def progress(done_bytes: int, total_bytes: int) -> None:
+            tell(done_bytes, total_bytes, "writing")
+
         if form is ExportFormat.HF:
             export_hugging_face(directory, out, tokenizer, progress)
         else:
@@ -79,19 +80,3 @@ def import_model(
         f"{spec.model.vocabulary}, context {spec.model.context}"
     )
     typer.echo(f"found the run with: p2p-dtfm --run {out / RUN_SPEC_NAME}")
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[object]:
-    """A bar with the time left, on a terminal."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as bars:
-        task = bars.add_task(what)
-        yield lambda done_bytes, total_bytes: bars.update(
-            task, completed=done_bytes, total=total_bytes
-        )

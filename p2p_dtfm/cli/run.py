@@ -2,18 +2,25 @@
 
 import asyncio
 import logging
+import sys
+from typing import TextIO
 
+from rich.console import Console
+
+from p2p_dtfm.cli.live_view import live_view
 from p2p_dtfm.cli.logs import set_up_logging
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.node import Daemon
+from p2p_dtfm.daemon.resident import Resident
 from p2p_dtfm.daemon.settings import Settings
 
 
 def run_daemon(settings: Settings) -> int:
     """Run until the end; the exit code. What nobody foresaw is logged whole, with exit code 1."""
-    set_up_logging(settings.log)
+    handler = set_up_logging(settings.log)
     try:
-        return asyncio.run(Daemon(settings).run())
+        resident = Resident(settings, lambda daemon: _take_part(daemon, settings, handler))
+        return asyncio.run(resident.run())
     except UserError:
         raise
     except KeyboardInterrupt:
@@ -21,3 +28,12 @@ def run_daemon(settings: Settings) -> int:
     except Exception:  # the daemon's last resort: say what happened, and end with code 1
         logging.getLogger("p2p_dtfm").exception("this is a bug; please report it with this text")
         return 1
+
+
+async def _take_part(
+    daemon: Daemon, settings: Settings, handler: "logging.StreamHandler[TextIO]"
+) -> int:
+    if settings.log == "json" or not sys.stderr.isatty():
+        return await daemon.run()
+    async with live_view(daemon.observer.state, Console(stderr=True), handler):
+        return await daemon.run()

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
+from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.local_client import call_daemon
 
 
@@ -45,6 +46,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         ("peer", facts["peer_id"]),
         *_marks(facts),
         ("run", f"{facts['run']} ({str(facts['run_digest'])[:16]})"),
+        ("trained on", facts["data"] or "not yet known"),
         ("step", f"{facts.get('step', 0)} of {facts.get('total_steps', '?')}"),
         ("loss", _number(facts.get("loss"))),
         ("held-out loss", _number(facts.get("held_out_loss"))),
@@ -53,6 +55,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         ("view", f"{facts['view']}, {len(facts['members'])} members"),
         ("layers held here", ", ".join(map(str, facts["layers"])) or "none"),
         ("checkpoints", facts["checkpoints"]),
+        ("dashboard", f"{facts['dashboard'] or 'off'}"),
     ]
     for name, value in rows:
         console.print(f"  {name:<18} {value}", highlight=False, soft_wrap=True)
@@ -110,6 +113,22 @@ def leave(home: HomeOption = None) -> None:
     """Finish the step, hand the layers to the others, and end the daemon."""
     call_daemon(home, "leave", "POST")
     typer.echo("the daemon hands its layers over and leaves; p2p-dtfm status shows how far it is")
+
+
+@app.command()
+def pause(home: HomeOption = None) -> None:
+    """Hand the layers to the others and free the memory; the daemon stays, and can come back."""
+    call_daemon(home, "pause", "POST")
+    typer.echo("the daemon hands its layers over; p2p-dtfm resume makes it take part again")
+
+
+@app.command()
+def resume(home: HomeOption = None) -> None:
+    """Take part again after a pause."""
+    if call_daemon(home, "status")["state"] != "paused":
+        raise UserError("the daemon is not paused", "see what it does: p2p-dtfm status")
+    call_daemon(home, "resume", "POST")
+    typer.echo("the daemon joins the others again; p2p-dtfm status shows how far it is")
 
 
 @app.command(name="id")

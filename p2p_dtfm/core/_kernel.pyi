@@ -2,7 +2,8 @@ from array import array
 
 def paper_anneal(
     data_parallel_ns: array[int],
-    pipeline_ns: array[int],
+    pair_ranks: array[int],
+    lengths_ns: array[int],
     kinds: array[int],
     start: array[int],
     logarithms: array[int],

@@ -96,6 +96,13 @@ class Agreement(Gathering):
         self._replan_number = 0
         return self.tick(now_ns)
 
+    def repeat_step(self, reason: str, now_ns: int) -> Actions:
+        """Something of the step under way is lost, though nobody need be: a new view repeats it."""
+        view = self.view
+        if view is None or self.frozen or self._outside or self.me not in view.members:
+            return []
+        return self._open(False, reason, now_ns)
+
     def receive(self, sender: str, message: AgreementMessage, now_ns: int) -> Actions:
         """A message from `sender`, authenticated by the transport. Raises `PeerFault`."""
         if self._outside:
@@ -229,7 +236,7 @@ class Agreement(Gathering):
             actions = self._check_ready(now_ns)
         for agreed in (self.next_view, self._dropped):
             if agreed is not None and agreed.id == message.view:
-                present = agreed.snapshot.present
+                present = agreed.snapshot.present if agreed.snapshot.planned else None
                 if view is None or present is None or present.stage_of(self.me.peer_id) is None:
                     self.inventory.lineage.move_to(message.step, message.lineage)
                     return [*actions, *self._take_over(agreed, now_ns)]

@@ -170,7 +170,7 @@ class Attempt:
             absent=tuple(sorted(missing)),
             step=step,
             held=held,
-            present=newest.plan if self.planned and newest else None,
+            present=newest.plan if newest else None,
             knowledge=self.digests[self.me][1],
             lineage=target.lineage if target is not None else "",
             lost_layers=self.recovery.lost_layers if self.recovery is not None else (),

@@ -1,23 +1,43 @@
-"""A time that no plan's step can beat: what plans are measured against where no optimum is known.
+"""Times that no plan's step can beat: what plans are measured against where no optimum is known.
 
-Let T be the length of a step. Every microbatch passes every block on some peer, and a peer is done
-within T, so with m microbatches, B blocks and c_i the time of a block on peer i:
+`step_lower_bound_ns`, for every plan. Let T be the length of a step, m its microbatches, B the
+blocks, c_i the time of a block on peer i, g a block's gradient and a an activation in bytes. Either
+there is one pipeline; it has at most as many stages as layers, so only the fastest so many peers
+count. Or every layer has h >= 2 holders. One that owns the part w of the sums sends (1 - w) of its
+gradient and (h - 1) w of sums, no less than its gradient in all, and only after its last backward.
+So a peer with x blocks that sends (and receives) at most R_i bytes per second computes for at most
+T - x g / R_i. Unless it holds the whole model, each of its microbatches sends an activation or its
+gradient over one link of at most r_i bytes per second. With u_i the work it does, in blocks of a
+microbatch:
 
-    sum over the peers that hold a stage of T / c_i  >=  m B
+    u_i = max over 1 <= x <= what fits of  min((T - x g / R_i) / c_i,  x T r_i / a)
 
-Either there is one pipeline, which has at most as many stages as layers; then only the fastest so
-many peers count. Or every layer has several holders, and each of them sends its gradient of at
-least one layer, of g bytes or more, over its uplink (or receives as much); then only peers count
-that can do so within T:  g <= T min(uplink, downlink, all their links together).
+and T is the least for which the sum of u_i is m B.
+
+`grid_lower_bound_ns`, for grids: P pipelines of S stages each, cut alike, microbatches dealt at
+will, on any peers, all taken to be as fast as the fastest. With n = m / P microbatches on average
+(time is concave in them, so unequal shares do not help), x_s blocks in stage s, X_s before it, f
+and b a block's forward and backward, d the shortest latency and transmission of any pair:
+
+    ended  >= X_s (f + b) + 2 s d + n x_s (f + b)        for each s: fill, work, drain
+    ended_s >= X_s f + s d + n x_s (f + b)               when stage s itself has ended
+    reduced >= ended + reduction(x_0),  ended_s + reduction(x_s)
+    step   >= reduced + the least latency to the farthest of the others (Prepared)
+
+Reduction of G bytes among P holders: the link a -> b carries w_b of a's gradient after a has ended
+and w_a of sums, so (w_a + w_b) G <= r_ab (T - ended_a). Added up over all pairs, with R the fastest
+that any peer sends to P - 1 others, T - ended is on average at least 2 (P - 1) G / (P R). Added up
+only over pairs no faster than r, of which each holder has all but k, at least
+2 (P - 1 - k) G / (P (P - 1) r).
 """
 
-from p2p_dtfm.core.problem import Problem
+from p2p_dtfm.core.problem import Problem, duration_ns
 
 _RATE_SCALE = 1 << 80
 
 
 def step_lower_bound_ns(problem: Problem) -> int:
-    """The least T that satisfies one of the two conditions, rounded down."""
+    """The least T that either one pipeline or several satisfy, rounded down."""
     return min(_one_pipeline_ns(problem), _several_pipelines_ns(problem))
 
 
@@ -28,25 +48,164 @@ def _one_pipeline_ns(problem: Problem) -> int:
 
 
 def _several_pipelines_ns(problem: Problem) -> int:
-    """Peers join in the order in which they can send one layer; each makes computing shorter."""
-    work = problem.microbatch_count * problem.block_count
-    smallest = min(
-        layer.gradient_bytes for layer in (problem.embedding, problem.block, problem.head)
-    )
-    joining = sorted(
-        (smallest * 1_000_000_000 // _reach(problem, peer), _RATE_SCALE // times.block_ns + 1)
-        for peer, times in enumerate(problem.layer_ns)
-    )
-    best, rate = 1 << 80, 0
-    for ready_ns, added in joining:
-        rate += added
-        best = min(best, max(ready_ns, work * _RATE_SCALE // rate))
-    return best
+    """By bisection: more time lets every peer do more."""
+    wanted = problem.microbatch_count * problem.block_count << 20
+    peers = [_Reach(problem, peer) for peer in range(problem.peer_count)]
+    low, high = 0, 1
+    while sum(peer.work_q20(high) for peer in peers) < wanted:
+        low, high = high, 2 * high
+    while high - low > max(1, high >> 10):
+        middle = (low + high) // 2
+        if sum(peer.work_q20(middle) for peer in peers) < wanted:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
-def _reach(problem: Problem, peer: int) -> int:
-    """Bytes per second that a peer can send and receive at most."""
-    links = sum(rate for other, rate in enumerate(problem.bytes_per_s[peer]) if other != peer)
-    back = sum(row[peer] for other, row in enumerate(problem.bytes_per_s) if other != peer)
-    limits = (problem.uplink_bytes_per_s[peer], problem.downlink_bytes_per_s[peer], links, back)
-    return max(1, min(limits))
+class _Reach:
+    """What one peer can do at most within a given time."""
+
+    def __init__(self, problem: Problem, peer: int) -> None:
+        out = [rate for other, rate in enumerate(problem.bytes_per_s[peer]) if other != peer]
+        back = [row[peer] for other, row in enumerate(problem.bytes_per_s) if other != peer]
+        limit = min(problem.uplink_bytes_per_s[peer], problem.downlink_bytes_per_s[peer])
+        everything = max(1, min(limit, sum(out), sum(back)))
+        self.block_ns = problem.layer_ns[peer].block_ns
+        self.gradient_ns = duration_ns(problem.block.gradient_bytes, everything)
+        self.activation_ns = duration_ns(
+            problem.boundary_bytes, max(1, min(limit, max([*out, *back], default=1)))
+        )
+        block = problem.block.state_bytes + problem.block.saved_bytes
+        fitting = problem.memory_bytes[peer] // max(1, block)
+        self.whole = fitting >= problem.block_count
+        self.most_blocks = min(fitting, problem.block_count)
+
+    def work_q20(self, time_ns: int) -> int:
+        """Blocks of a microbatch, times 2^20.
+
+        The first limit falls with x, the second grows: the best x lies where they cross.
+        """
+        if self.most_blocks == 0:
+            return 0
+        computed = (time_ns << 20) // self.block_ns
+        lost = (self.gradient_ns << 20) // self.block_ns
+        carried = (time_ns << 20) // self.activation_ns + 1
+        crossing = computed // (lost + carried)
+        best = 0
+        for blocks in (crossing, crossing + 1):
+            x = max(1, min(self.most_blocks, blocks))
+            best = max(best, min(computed - x * lost, x * carried) + 1)
+        if self.whole:
+            best = max(best, computed - self.most_blocks * lost + 1)
+        return max(0, best)
+
+
+def grid_lower_bound_ns(problem: Problem) -> int | None:
+    """The least step of any grid; None if no grid of these peers holds the model."""
+    bounds = [
+        bound
+        for stages in range(1, min(problem.peer_count, problem.layer_count) + 1)
+        if (bound := _Grid(problem, stages).step_ns()) is not None
+    ]
+    return min(bounds, default=None)
+
+
+class _Grid:
+    """All grids of one depth."""
+
+    def __init__(self, problem: Problem, stages: int) -> None:
+        self.problem = problem
+        self.stages = stages
+        self.pipelines = problem.peer_count // stages
+        fastest = min(problem.layer_ns, key=lambda times: times.block_ns)
+        self.forward_ns, self.block_ns = fastest.block_forward_ns, fastest.block_ns
+        block = problem.block.state_bytes + problem.block.saved_bytes
+        self.most_blocks = max(problem.memory_bytes) // max(1, block)
+        everyone = range(problem.peer_count)
+        self.hop_ns = min(
+            (problem.latency_ns[a][b] + problem.transmit_ns[a][b]
+             for a in everyone for b in everyone if a != b),
+            default=0,
+        )  # fmt: skip
+        farthest = (
+            max(problem.latency_ns[a][b] for b in everyone if b != a)
+            for a in everyone
+            if len(everyone) > 1
+        )
+        self.commit_ns = min(farthest, default=0)
+        self.reduction_ns = self._reduction_ns(problem.block.gradient_bytes)
+
+    def step_ns(self) -> int | None:
+        problem = self.problem
+        if self.stages * self.most_blocks < problem.block_count:
+            return None
+        shortest = problem.microbatch_count * problem.block_count * self.block_ns
+        low = shortest // (self.pipelines * self.stages) - 1
+        high = (
+            2 * shortest
+            + 2 * self.stages * self.hop_ns
+            + problem.block_count * (self.reduction_ns + self.block_ns)
+        )
+        while high - low > max(1, high >> 14):
+            middle = (low + high) // 2
+            if self._possible(middle):
+                high = middle
+            else:
+                low = middle
+        return low + self.commit_ns
+
+    def _possible(self, time_ns: int) -> bool:
+        """Whether some cut into stages can be reduced within the time."""
+        return any(
+            self._covers(first, time_ns)
+            for first in range(1, min(self.most_blocks, self.problem.block_count) + 1)
+        )
+
+    def _covers(self, first: int, time_ns: int) -> bool:
+        """Whether the other stages can hold the rest; each takes as many blocks as it may."""
+        ended_ns = time_ns - first * self.reduction_ns
+        before = 0
+        for stage in range(self.stages):
+            most = self._blocks_within(
+                ended_ns - before * self.block_ns - 2 * stage * self.hop_ns, 0
+            )
+            most = min(
+                most,
+                self._blocks_within(
+                    time_ns - before * self.forward_ns - stage * self.hop_ns, self.reduction_ns
+                ),
+                self.most_blocks,
+            )
+            if most < 1 or (stage == 0 and most < first):
+                return False
+            before += first if stage == 0 else most
+        return before >= self.problem.block_count
+
+    def _blocks_within(self, time_ns: int, extra_ns: int) -> int:
+        """Blocks that a stage computes for its share of the microbatches within a time."""
+        work_ns = self.problem.microbatch_count * self.block_ns + extra_ns * self.pipelines
+        return max(0, time_ns) * self.pipelines // work_ns
+
+    def _reduction_ns(self, size_bytes: int) -> int:
+        """Of so many bytes, on average from a holder's end to the end of all."""
+        count = self.pipelines
+        if count < 2:
+            return 0
+        problem = self.problem
+        rows = [
+            sorted((rate for b, rate in enumerate(row) if b != a), reverse=True)
+            for a, row in enumerate(problem.bytes_per_s)
+        ]
+        most = max(
+            min(sum(row[: count - 1]), problem.uplink_bytes_per_s[a]) for a, row in enumerate(rows)
+        )
+        longest = duration_ns(2 * (count - 1) * size_bytes, count * most)
+        for rate in {row[at] for row in rows for at in (0, len(row) // 4, len(row) // 2, -1)}:
+            faster = max(sum(1 for each in row if each > rate) for row in rows)
+            if faster < count - 1:
+                pairs = count * (count - 1)
+                longest = max(
+                    longest, duration_ns(2 * (count - 1 - faster) * size_bytes, pairs * rate)
+                )
+        return longest

@@ -9,16 +9,21 @@ that are farthest apart.
 
 import heapq
 import itertools
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
 from p2p_dtfm.core.problem import MESSAGE_NS, Problem
 from p2p_dtfm.core.reduction_cost import ReductionModel, SegmentCost
+from p2p_dtfm.core.reduction_timing import Reduction, reduced_ns
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
 
 Placement = tuple[tuple[int, ...], ...]
 """Pipelines as ordered peer numbers."""
+
+MOST_PAIRS = 60_000
+"""Of holders, over all segments: with more of them no reduction is timed link by link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,16 @@ class StepModel:
     ) -> PlacementCost | None:
         """Deal microbatches to pipelines that are already timed, reduce and commit."""
         dealt = deal_microbatches(costs, self.problem.microbatch_count)
+        return self.dealt(placement, costs, dealt, bound_ns)
+
+    def dealt(
+        self,
+        placement: Placement,
+        costs: list[PipelineCost],
+        dealt: tuple[int, ...],
+        bound_ns: int | None = None,
+    ) -> PlacementCost | None:
+        """With so many microbatches for each pipeline; without those that get none."""
         if 0 in dealt:
             used = [index for index, count in enumerate(dealt) if count]
             placement = tuple(placement[index] for index in used)
@@ -95,26 +110,54 @@ class StepModel:
             placement, tuple(costs), dealt, compute, max(0, reduced - compute), commit, critical
         )
 
+    def refined(self, cost: PlacementCost) -> PlacementCost:
+        """The same with its reduction timed link by link (`reduction_timing`), if that is cheap."""
+        pipelines = list(cost.pipelines)
+        dealt = zip(pipelines, cost.microbatches, strict=True)
+        ends = [pipeline.duration_ns(count) for pipeline, count in dealt]
+        if len(cost.placement) == 1:
+            return cost
+        segments: list[Reduction] = []
+        for first, end, holders, _ in self._segments(cost.placement, pipelines):
+            group = self.reductions.group(holders)
+            size = self.reductions.segment_bytes(first, end)
+            segments.append(Reduction(group.holders, group.weights, size))
+        if sum(len(segment.holders) ** 2 for segment in segments) > MOST_PAIRS:
+            return cost
+        ready = {
+            peer: end - pipeline.drain_ns[stage]
+            for peers, pipeline, end in zip(cost.placement, pipelines, ends, strict=True)
+            for stage, peer in enumerate(peers)
+        }
+        reduced = reduced_ns(self.problem, segments, ready)
+        return replace(cost, reduction_ns=max(0, reduced - cost.compute_ns))
+
     def _reduced_ns(
         self, placement: Placement, costs: list[PipelineCost], ends: list[int]
     ) -> tuple[int, int]:
         """(when the last segment is reduced, the peer that holds up the longest one)."""
         if len(placement) == 1:
             return ends[0], -1
+        segments: list[SegmentCost] = []
+        for first, end, holders, stages in self._segments(placement, costs):
+            start = max(e - c.drain_ns[s] for e, c, s in zip(ends, costs, stages, strict=True))
+            size = self.reductions.segment_bytes(first, end)
+            segments.append(SegmentCost(self.reductions.group(holders), size, start))
+        aligned = all(len(cost.cuts) == len(segments) + 1 for cost in costs)
+        return self.reductions.end_ns(segments, aligned)
+
+    def _segments(
+        self, placement: Placement, costs: list[PipelineCost]
+    ) -> Iterator[tuple[int, int, tuple[int, ...], list[int]]]:
+        """(first layer, end, holder in each pipeline, its stage); the list is used again."""
         edges = sorted({cut for cost in costs for cut in cost.cuts})
         self._work += 2 * len(edges) * len(costs)
         at = [0] * len(placement)
-        segments: list[SegmentCost] = []
         for first, end in itertools.pairwise(edges):
             for number, cost in enumerate(costs):
                 if cost.cuts[at[number] + 1] <= first:
                     at[number] += 1
-            holders = tuple(map(tuple.__getitem__, placement, at))
-            start = max(e - c.drain_ns[s] for e, c, s in zip(ends, costs, at, strict=True))
-            size = self.reductions.segment_bytes(first, end)
-            segments.append(SegmentCost(self.reductions.group(holders), size, start))
-        aligned = all(len(cost.cuts) == len(edges) for cost in costs)
-        return self.reductions.end_ns(segments, aligned)
+            yield first, end, tuple(map(tuple.__getitem__, placement, at)), at
 
     def _commit_ns(self, placement: Placement) -> int:
         """Latency between the two stage holders that are farthest apart."""

@@ -82,6 +82,7 @@ def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
     )
     cost = model.cost(placement)
     assert cost is not None, "the plan in force fits"
+    cost = model.refined(cost)
     peers = tuple(
         _explain_peer(snapshot, plan, problem, model, placement, record)
         for record in snapshot.records
@@ -96,6 +97,17 @@ def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
         peers=peers,
         best_alternative=min(possible, key=lambda item: item.step_ns or 0, default=None),
     )
+
+
+def explain_peer(snapshot: Snapshot, plan: Plan, peer_id: str) -> PeerExplanation:
+    """The part of `explain` that is about one member, for much less work."""
+    problem = problem_of(snapshot)
+    number_of = {name: number for number, name in enumerate(problem.peer_ids)}
+    placement = tuple(
+        tuple(number_of[stage.peer_id] for stage in pipeline.stages) for pipeline in plan.pipelines
+    )
+    record = snapshot.record(peer_id)
+    return _explain_peer(snapshot, plan, problem, StepModel(problem), placement, record)
 
 
 def _explain_peer(
@@ -170,7 +182,7 @@ def _without(
     if not rest:
         return None
     cost = model.cost(rest)
-    return Alternative(peer_id, "left out", None if cost is None else cost.step_ns)
+    return Alternative(peer_id, "left out", None if cost is None else model.refined(cost).step_ns)
 
 
 def _best_insertion(
@@ -186,14 +198,12 @@ def _best_insertion(
             longer = (*peers[:position], peer, *peers[position:])
             what = f"as stage {position + 1} of pipeline {number + 1}"
             tried.append((what, (*placement[:number], longer, *placement[number + 1 :])))
-    best: Alternative | None = None
-    for what, candidate in tried[:TRIED_PLACES_LIMIT]:
-        cost = model.cost(candidate)
-        if cost is None:
-            continue
-        if best is None or best.step_ns is None or cost.step_ns < best.step_ns:
-            best = Alternative(peer_id, what, cost.step_ns)
-    return best or Alternative(peer_id, "anywhere", None)
+    costs = [(what, model.cost(candidate)) for what, candidate in tried[:TRIED_PLACES_LIMIT]]
+    possible = [(cost, what) for what, cost in costs if cost is not None]
+    if not possible:
+        return Alternative(peer_id, "anywhere", None)
+    cost, what = min(possible, key=lambda each: each[0].step_ns)
+    return Alternative(peer_id, what, model.refined(cost).step_ns)
 
 
 def _ms(duration_ns: int) -> str:

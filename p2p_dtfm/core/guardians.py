@@ -46,6 +46,12 @@ class Receipts:
             if self._guards.get(layer) == sender:
                 self._received[layer] = max(step, self._received.get(layer, -1))
 
+    def begins_again(self, guardian: str) -> None:
+        """It asks for states anew: nobody waits for it until its next receipt."""
+        for layer, of in self._guards.items():
+            if of == guardian:
+                self._received.pop(layer, None)
+
     def received_all_of(self, guardian: str) -> bool:
         """Whether every layer that this guardian guards here has a receipt."""
         return all(layer in self._received for layer, of in self._guards.items() if of == guardian)

@@ -7,6 +7,7 @@ of times as fast; both give equal results for equal arguments.
 """
 
 from array import array
+from dataclasses import dataclass
 from functools import lru_cache
 
 from p2p_dtfm.core.paper_cost import PaperProblem
@@ -52,9 +53,29 @@ def _log2_q32(value: int) -> int:
     return result
 
 
+@dataclass(frozen=True)
+class Ground:
+    """A problem with what every annealing of it needs."""
+
+    problem: PaperProblem
+    kinds: "array[int]"
+    """A number for each peer; peers with equal numbers have equal links to everybody else."""
+    pair_ranks: "array[int]"
+    """Each pair's pipeline time as its place in `lengths_ns`, 32 bits wide."""
+    lengths_ns: "array[int]"
+    """Distinct pipeline times, ascending."""
+
+
+def ground_of(problem: PaperProblem) -> Ground:
+    """Ranks times and finds interchangeable peers; takes about peers^2 comparisons."""
+    lengths = sorted(set(problem.pipeline_ns))
+    ranks = {length: rank for rank, length in enumerate(lengths)}
+    pairs = array("i", map(ranks.__getitem__, problem.pipeline_ns))
+    return Ground(problem, _kinds(problem), pairs, array("q", lengths))
+
+
 def anneal(
-    problem: PaperProblem,
-    kinds: "array[int]",
+    ground: Ground,
     start: tuple[int, ...],
     seed: int,
     temperature_ns: int,
@@ -69,12 +90,14 @@ def anneal(
     peers of one kind are skipped. After each of `levels` times `moves` moves the temperature is
     multiplied by `factor_q20` / 2^20.
     """
+    problem = ground.problem
     assert problem.stage_count > 1 and problem.replica_count <= MOST_REPLICAS
     if compiled and _kernel is not None:
         best, members = _kernel.paper_anneal(
             problem.data_parallel_ns,
-            problem.pipeline_ns,
-            kinds,
+            ground.pair_ranks,
+            ground.lengths_ns,
+            ground.kinds,
             array("q", start),
             logarithms(),
             problem.stage_count,
@@ -88,16 +111,46 @@ def anneal(
         placement = array("q")
         placement.frombytes(members)
         return best, tuple(placement)
-    walk = _Walk(problem, kinds, start, seed)
+    walk = _Walk(ground, start, seed)
     return walk.anneal(temperature_ns, factor_q20, levels, moves)
+
+
+def _kinds(problem: PaperProblem) -> "array[int]":
+    count = problem.peer_count
+    tables = (problem.data_parallel_ns, problem.pipeline_ns)
+    rows = [[list(t[a * count : (a + 1) * count]) for t in tables] for a in range(count)]
+    firsts: list[int] = []
+    kinds = array("q")
+    for peer in range(count):
+        for kind, first in enumerate(firsts):
+            if all(_alike(rows[peer][t], rows[first][t], peer, first) for t in (0, 1)):
+                kinds.append(kind)
+                break
+        else:
+            kinds.append(len(firsts))
+            firsts.append(peer)
+    return kinds
+
+
+def _alike(row: list[int], other: list[int], peer: int, first: int) -> bool:
+    """Equal but for the two entries that concern the two themselves."""
+    own, mine = row[peer], row[first]
+    return (
+        mine == other[peer]
+        and own == other[first]
+        and all(
+            a == b
+            for at, (a, b) in enumerate(zip(row, other, strict=True))
+            if at not in (peer, first)
+        )
+    )
 
 
 class _Walk:
     """The kernel's state and moves, in Python; see `_kernel.c` for what each part does."""
 
-    def __init__(
-        self, problem: PaperProblem, kinds: "array[int]", start: tuple[int, ...], seed: int
-    ) -> None:
+    def __init__(self, ground: Ground, start: tuple[int, ...], seed: int) -> None:
+        problem = ground.problem
         self.stages, self.replicas = problem.stage_count, problem.replica_count
         count = problem.peer_count
         self.pair_dp = [
@@ -106,7 +159,7 @@ class _Walk:
         self.pair_pp = [
             list(problem.pipeline_ns[a * count : (a + 1) * count]) for a in range(count)
         ]
-        self.kinds = list(kinds)
+        self.kinds = list(ground.kinds)
         size = self.replicas
         self.groups = [list(start[at * size : (at + 1) * size]) for at in range(self.stages)]
         self.random = Prng(seed)

@@ -1,27 +1,43 @@
-"""The cheapest placement under the paper's cost: many packed starts, annealed in three rounds.
+"""The cheapest placement under the paper's cost: many built starts, annealed in four rounds.
 
 Every start is annealed briefly, the best of them longer, the best of those longest. All bounds are
 counts, in proportion to how many kinds of peers there are: where peers are interchangeable there
 is less to search. The result is a function of the problem alone.
 """
 
-from array import array
+from dataclasses import dataclass
 
 from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.core.paper_anneal import MOST_REPLICAS, anneal
+from p2p_dtfm.core.paper_anneal import MOST_REPLICAS, anneal, ground_of
 from p2p_dtfm.core.paper_cost import PaperPlan, PaperProblem, paper_plan
 from p2p_dtfm.core.paper_starts import Packer, Placement
 from p2p_dtfm.core.prng import prng_of_digest
 
-RANDOM_PACKINGS = 140
+RANDOM_PACKINGS, LAYERINGS = 33, 60
 KINDS_OF_FULL_EFFORT = 20
-LEVELS = 200
-FIRST_ROUND_MOVES = 15_000
-SECOND_ROUND_MOVES, SECOND_ROUND_STARTS = 120_000, 12
-THIRD_ROUND_MOVES = 400_000
+FULL_EFFORT_REPLICAS = 8
+"""A move takes time in proportion to the replicas; with more of them fewer moves are made."""
 
-_COOLING_Q20 = 1_031_899
-"""Over 200 levels a factor of 1/25."""
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """How many of the best are annealed, and how."""
+
+    starts: int
+    moves: int
+    coolness: int
+    """The temperature begins at this part of a start's own cost and falls to 1/25 of that."""
+
+
+ROUNDS = (
+    _Round(1 << 30, 12_000, 150),
+    _Round(10, 150_000, 150),
+    _Round(4, 500_000, 200),
+    _Round(2, 1_000_000, 300),
+)
+LEVELS = 100
+_COOLING_Q20 = 1_015_361
+"""Over 100 levels a factor of 1/25."""
 
 
 def solve_paper(problem: PaperProblem, effort: int = 1) -> PaperPlan:
@@ -43,63 +59,30 @@ def solve_paper(problem: PaperProblem, effort: int = 1) -> PaperPlan:
 class _Rounds:
     def __init__(self, problem: PaperProblem, effort: int) -> None:
         self.problem = problem
-        self.kinds = kinds_of(problem)
+        self.ground = ground_of(problem)
         self.prng = prng_of_digest(problem.digest())
-        self.share = min(KINDS_OF_FULL_EFFORT, max(self.kinds) + 1) * effort
+        self.share = min(KINDS_OF_FULL_EFFORT, max(self.ground.kinds) + 1) * effort
 
     def run(self) -> Placement:
-        starts = Packer(self.problem).starts(self.prng, RANDOM_PACKINGS)
-        first = sorted(self._anneal(start, FIRST_ROUND_MOVES, 300) for start in starts)
-        second = sorted(
-            min(found, self._anneal(found[1], SECOND_ROUND_MOVES, 300))
-            for found in first[:SECOND_ROUND_STARTS]
-        )
-        found = second[0]
-        return min(found, self._anneal(found[1], THIRD_ROUND_MOVES, 500))[1]
+        starts = Packer(self.problem).starts(self.prng, RANDOM_PACKINGS, LAYERINGS)
+        found = [(anneal(self.ground, start, 0, 0, 0, 0, 0)[0], start) for start in starts]
+        for each in ROUNDS:
+            annealed = [min(one, self._anneal(one, each)) for one in found[: each.starts]]
+            found = sorted(annealed)
+        return found[0][1]
 
-    def _anneal(self, start: Placement, moves: int, coolness: int) -> tuple[int, Placement]:
-        """From a temperature of 1/`coolness` of the start's own worth down to 1/25 of that."""
-        moves = moves * self.share // KINDS_OF_FULL_EFFORT
-        cost, _ = anneal(self.problem, self.kinds, start, 0, 0, 0, 0, 0)
+    def _anneal(self, start: tuple[int, Placement], each: _Round) -> tuple[int, Placement]:
+        cost, placement = start
+        moves = each.moves * self.share // KINDS_OF_FULL_EFFORT
+        moves = (
+            moves * FULL_EFFORT_REPLICAS // max(FULL_EFFORT_REPLICAS, self.problem.replica_count)
+        )
         return anneal(
-            self.problem,
-            self.kinds,
-            start,
+            self.ground,
+            placement,
             self.prng.next_u64(),
-            min(cost // coolness, 1 << 38),
+            min(cost // each.coolness, 1 << 38),
             _COOLING_Q20,
             LEVELS,
             max(1, moves // LEVELS),
         )
-
-
-def kinds_of(problem: PaperProblem) -> "array[int]":
-    """A number for each peer; peers with equal numbers have equal links to everybody else."""
-    count = problem.peer_count
-    tables = (problem.data_parallel_ns, problem.pipeline_ns)
-    rows = [[list(t[a * count : (a + 1) * count]) for t in tables] for a in range(count)]
-    firsts: list[int] = []
-    kinds = array("q")
-    for peer in range(count):
-        for kind, first in enumerate(firsts):
-            if all(_alike(rows[peer][t], rows[first][t], peer, first) for t in (0, 1)):
-                kinds.append(kind)
-                break
-        else:
-            kinds.append(len(firsts))
-            firsts.append(peer)
-    return kinds
-
-
-def _alike(row: list[int], other: list[int], peer: int, first: int) -> bool:
-    """Equal but for the two entries that concern the two themselves."""
-    own, mine = row[peer], row[first]
-    return (
-        mine == other[peer]
-        and own == other[first]
-        and all(
-            a == b
-            for at, (a, b) in enumerate(zip(row, other, strict=True))
-            if at not in (peer, first)
-        )
-    )

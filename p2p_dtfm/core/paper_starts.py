@@ -1,10 +1,14 @@
-"""Where the search for a paper placement begins: regions chained, dealt and packed.
+"""Where the search for a paper placement begins: regions chained, dealt and packed, speeds layered.
 
 Annealing alone rarely finds that a run of stages could lie within fast neighbourhoods, since each
 edge between two groups is as slow as its slowest pair and improves only when all its pairs are
 fast. So such runs are built: for a threshold, the components of the graph of pairs that are faster
 hold so many disjoint chains of L peers; if there are as many chains as replicas, they make a run
 of L stages whose edges are all fast. What is left is packed again, at last in the order of a chain.
+
+The contrary matters as much: a peer that is slow to everybody makes slow whichever group it is in,
+and both edges of that group. So slow peers are put together in as few groups as hold them, which is
+as hard to come by through exchanges of two.
 """
 
 from collections.abc import Iterator
@@ -14,6 +18,8 @@ from p2p_dtfm.core.paper_cost import PaperProblem
 from p2p_dtfm.core.prng import Prng
 
 THRESHOLDS = 24
+MOST_LAYERS = 3
+"""Besides the fastest one, in a layered start."""
 Placement = tuple[int, ...]
 """Peers of the first stage, then of the second, and so on."""
 
@@ -33,6 +39,9 @@ class Packer:
         table = problem.pipeline_ns
         self.stages, self.replicas = problem.stage_count, problem.replica_count
         self.pair = [list(table[a * count : (a + 1) * count]) for a in range(count)]
+        self.nearest = [
+            min(length for b, length in enumerate(row) if b != a) for a, row in enumerate(self.pair)
+        ]
         lengths = sorted(set(table) - {0}) or [0]
         self.thresholds = lengths
         if len(lengths) > THRESHOLDS:  # the lower half, since fast pairs make neighbourhoods
@@ -40,15 +49,15 @@ class Packer:
                 lengths[(len(lengths) - 1) * at // (2 * THRESHOLDS)] for at in range(THRESHOLDS)
             ]
 
-    def starts(self, prng: Prng, random_packings: int) -> Iterator[Placement]:
-        """Distinct placements, the plainest first."""
+    def starts(self, prng: Prng, packings: int, layerings: int) -> Iterator[Placement]:
+        """Distinct placements, the plainest first; packings and layerings are made by chance."""
         seen: set[Placement] = set()
-        for placement in self._all_starts(prng, random_packings):
+        for placement in self._all_starts(prng, packings, layerings):
             if placement not in seen:
                 seen.add(placement)
                 yield placement
 
-    def _all_starts(self, prng: Prng, random_packings: int) -> Iterator[Placement]:
+    def _all_starts(self, prng: Prng, packings: int, layerings: int) -> Iterator[Placement]:
         count = self.stages * self.replicas
         yield tuple(range(count))
         chain = self.chain(list(range(count)))
@@ -59,9 +68,36 @@ class Packer:
         for at in range(0, len(self.thresholds), 2):
             yield self._pack(_Choices(self.thresholds[: at + 1], None))
             yield self._pack(_Choices(self.thresholds[at : at + 1], None))
-        for _ in range(random_packings):
+        for _ in range(packings):
             picked = {prng.below(len(self.thresholds)) for _ in range(1 + prng.below(3))}
             yield self._pack(_Choices([self.thresholds[at] for at in sorted(picked)], prng))
+        for _ in range(layerings):
+            yield self._layered(prng)
+
+    def _layered(self, prng: Prng) -> Placement:
+        """Peers by what their own best pair takes, slowest first, cut into layers at random speeds.
+
+        Within a layer they are chained or shuffled. The slow groups lie at one end of the path or,
+        dealt out in turn, at both.
+        """
+        levels = sorted(set(self.nearest), reverse=True)
+        count = 1 + prng.below(MOST_LAYERS)
+        least = {levels[prng.below(len(levels))] for _ in range(count)}
+        left = list(range(self.stages * self.replicas))
+        order: list[int] = []
+        for nearest in [*sorted(least, reverse=True), 0]:
+            layer = [peer for peer in left if self.nearest[peer] >= nearest]
+            left = [peer for peer in left if self.nearest[peer] < nearest]
+            if prng.below(2):
+                prng.shuffle(layer)
+                order += layer
+            elif layer:
+                order += self.chain(layer)
+        size = self.replicas
+        groups = [order[at * size : (at + 1) * size] for at in range(self.stages)]
+        if prng.below(2):
+            groups = groups[0::2] + groups[1::2][::-1]
+        return tuple(peer for group in groups for peer in group)
 
     def _pack(self, choices: _Choices) -> Placement:
         left = list(range(self.stages * self.replicas))

@@ -7,14 +7,15 @@ The model (times of one microbatch, S stages, k_s microbatches in flight at stag
     elsewhere_s = round_trip_s - F_s - B_s
     period = max(F_s + B_s, transmission on each link in each direction,
                  all that an uplink or downlink carries,
-                 (F_s + B_s + 5/4 elsewhere_s) / k_s)
+                 (F_s + B_s + 9/8 elsewhere_s) / k_s)
     m microbatches take round_trip_0 + (m - 1) * period
 
 `there` and `back` are transmission plus latency. The first term fills and drains the pipeline,
 the second is its steady state (Narayanan et al. 2019, PipeDream, section 3, with links as further
-resources). Microbatches queue where a resource is nearly busy, which lengthens their way: so 5/4,
-and k_s is planned as 1 + 3 elsewhere_s / period where memory allows, the least at which simulated
-pipelines reach their period. Textbook 1F1B has k_s = S - s, which on long links is far fewer.
+resources). Microbatches queue where a resource is nearly busy, which lengthens their way: so 9/8.
+k_s is planned as 1 + 2 elsewhere_s / period where memory allows; simulated pipelines that take
+turns (`pipeline_order`) reach their period with 1.5 instead of 2. Textbook 1F1B has k_s = S - s,
+which on long links is far fewer.
 """
 
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class PipelineModel:
     def time_fixed(self, peers: tuple[int, ...], cuts: tuple[int, ...]) -> PipelineCost | None:
         """Timing of stages that are cut already; None if one of them no longer fits."""
         for stage, peer in enumerate(peers):
-            if self._room(peer, cuts[stage], cuts[stage + 1]) < 1:
+            if self.room(peer, cuts[stage], cuts[stage + 1]) < 1:
                 return None
         return self.time(peers, cuts)[1]
 
@@ -113,15 +114,15 @@ class PipelineModel:
             drain[stage] += drain[stage - 1]
         if last > 1:
             period = max(period, self._shared_links_ns(peers))
-        rooms = [self._room(peers[s], cuts[s], cuts[s + 1]) for s in range(last + 1)]
+        rooms = [self.room(peers[s], cuts[s], cuts[s + 1]) for s in range(last + 1)]
         limit = min(problem.microbatch_count, IN_FLIGHT_LIMIT)
         here_ns = list(map(int.__add__, forward, backward))
         away_ns = list(map(int.__sub__, round_trips, here_ns))
-        wanted = tuple(min(limit, 1 + -(-3 * away // period)) for away in away_ns)
+        wanted = tuple(min(limit, 1 + -(-2 * away // period)) for away in away_ns)
         fitting = tuple(map(min, wanted, rooms))
         for here, away, count in zip(here_ns, away_ns, fitting, strict=True):
             if count < limit:
-                period = max(period, -(-(4 * here + 5 * away) // (4 * count)))
+                period = max(period, -(-(8 * here + 9 * away) // (8 * count)))
         return wanted, PipelineCost(cuts, fitting, round_trips[0], period, tuple(drain))
 
     def _compute(
@@ -154,7 +155,7 @@ class PipelineModel:
         )
         return -(-2 * problem.boundary_bytes * 1_000_000_000 // slowest)
 
-    def _room(self, peer: int, first: int, end: int) -> int:
+    def room(self, peer: int, first: int, end: int) -> int:
         """Microbatches in flight for which this peer has memory; below 1 if it has too little."""
         problem = self.problem
         state, saved = held_bytes(problem, first, end)

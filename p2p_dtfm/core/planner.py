@@ -29,10 +29,26 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
     if fallback is None:
         return why_infeasible(problem)
     model = StepModel(problem)
-    present = Present(model, snapshot.present) if snapshot.present else None
+    present = Present(model, snapshot.present, _states_of(snapshot)) if snapshot.present else None
     warm = present.placement() if present else None
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm)
-    return plan_of(problem, present.choose(best) if present else best)
+    chosen = present.choose(best) if present else best
+    unchanged = present.unchanged(chosen) if present else None
+    return unchanged or plan_of(problem, model.refined(chosen))
+
+
+def _states_of(snapshot: Snapshot) -> dict[str, set[int]] | None:
+    """The layers whose state each peer has where an unplanned view starts.
+
+    None for a planned view: its members have what their present stages need.
+    """
+    if snapshot.planned:
+        return None
+    states: dict[str, set[int]] = {}
+    for held in snapshot.held:
+        if held.version == snapshot.step:
+            states.setdefault(held.peer_id, set()).add(held.layer)
+    return states
 
 
 def plan_of(problem: Problem, cost: PlacementCost) -> Plan:

@@ -5,7 +5,7 @@ from itertools import repeat
 
 from p2p_dtfm.core.records import Device, Intent, Link, PeerRecord, Reachability
 from p2p_dtfm.core.snapshot import Snapshot
-from p2p_dtfm.core.workload import FLOAT_BYTES, LayerCost, Workload
+from p2p_dtfm.core.workload import LayerCost, Workload
 
 UNKNOWN_ROUND_TRIP_NS = 300_000_000
 """Of a link that neither end has measured: halfway around the world."""
@@ -64,6 +64,7 @@ class Problem:
     block_count: int
     microbatch_count: int
     boundary_bytes: int
+    """On the wire."""
     embedding: LayerBytes
     block: LayerBytes
     head: LayerBytes
@@ -117,10 +118,10 @@ def problem_of(snapshot: Snapshot) -> Problem:
         idle=idle,
         block_count=workload.block_count,
         microbatch_count=workload.microbatch_count,
-        boundary_bytes=workload.boundary_bytes,
-        embedding=_layer_bytes(workload.embedding),
-        block=_layer_bytes(workload.block),
-        head=_layer_bytes(workload.head),
+        boundary_bytes=workload.boundary_wire_bytes,
+        embedding=_layer_bytes(workload, workload.embedding),
+        block=_layer_bytes(workload, workload.block),
+        head=_layer_bytes(workload, workload.head),
         layer_ns=tuple(_layer_ns(record.device) for record in able),
         memory_bytes=tuple(record.device.memory_bytes for record in able),
         uplink_bytes_per_s=tuple(_limit(record.uplink_bytes_per_s) for record in able),
@@ -135,15 +136,16 @@ def problem_of(snapshot: Snapshot) -> Problem:
 def transmit_table(rate: Matrix, workload: Workload) -> Matrix:
     """Time of one boundary tensor over each link; equal rates share one number."""
     known: dict[int, int] = {}
+    size = workload.boundary_wire_bytes
     for row in rate:
         for bytes_per_s in row:
             if bytes_per_s not in known:
-                known[bytes_per_s] = MESSAGE_NS + duration_ns(workload.boundary_bytes, bytes_per_s)
+                known[bytes_per_s] = MESSAGE_NS + duration_ns(size, bytes_per_s)
     return tuple(tuple(map(known.__getitem__, row)) for row in rate)
 
 
-def _layer_bytes(cost: LayerCost) -> LayerBytes:
-    return LayerBytes(cost.state_bytes, cost.saved_bytes, FLOAT_BYTES * cost.parameter_count)
+def _layer_bytes(workload: Workload, cost: LayerCost) -> LayerBytes:
+    return LayerBytes(cost.state_bytes, cost.saved_bytes, workload.gradient_wire_bytes(cost))
 
 
 def _layer_ns(device: Device) -> LayerNs:

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from p2p_dtfm.core.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.errors import PeerFault, UserError
 
-Codec = Literal["fp32"]
+Codec = Literal["fp32", "fp16", "bf16", "int8"]
+ReductionCodec = Literal["fp32", "bf16", "int8", "sparse"]
 
 
 class _Section(BaseModel):
@@ -83,17 +84,41 @@ class EvaluationSpec(_Section):
     sequences: int = Field(default=32, ge=1)
 
 
-class CodecSpec(_Section):
-    """Codecs the plan may choose from, for each kind of tensor on the wire."""
+class SparseSpec(_Section):
+    """What the codec `sparse` sends: one element in `one_in`, the largest of these, in few bits."""
 
-    activations: tuple[Codec, ...] = ("fp32",)
-    gradients: tuple[Codec, ...] = ("fp32",)
+    one_in: int = Field(default=8, ge=1, le=1024, description="one in so many, by chance")
+    keep_percent: int = Field(default=25, ge=1, le=100, description="the largest of these")
+    bits: Literal[1, 2, 4, 8] = Field(default=4, description="sign and level of each")
+
+
+class CodecSpec(_Section):
+    """How tensors travel: activations and their gradients between stages, and the reduction.
+
+    The plan picks one of those that are allowed for each edge. State, and the gradients that
+    followers replay, are always fp32.
+    """
+
+    activations: tuple[Codec, ...] = Field(default=("fp32",), min_length=1)
+    gradients: tuple[Codec, ...] = Field(
+        default=("fp32",), min_length=1, description="of activations"
+    )
+    reduction: ReductionCodec = Field(default="fp32", description="of gradients of parameters")
+    sparse: SparseSpec = SparseSpec()
 
 
 class SyncSpec(_Section):
-    """When replicas agree on parameters: after every step."""
+    """When replicas agree on parameters.
 
-    mode: Literal["every_step"] = "every_step"
+    `every_step`: gradients are reduced before each optimizer step. `local` (DiLoCo, Douillard et
+    al. 2023): each pipeline takes `inner_steps` AdamW steps on its share of a step's microbatches;
+    then the replicas' differences are reduced, and one Nesterov step is made with them.
+    """
+
+    mode: Literal["every_step", "local"] = "every_step"
+    inner_steps: int = Field(default=8, ge=1, le=4096, description="of each pipeline in a step")
+    outer_learning_rate: float = Field(default=0.7, gt=0)
+    outer_momentum: float = Field(default=0.9, ge=0, lt=1)
 
 
 class LimitsSpec(_Section):
@@ -131,6 +156,15 @@ class RunSpec(_Section):
             raise ValueError(
                 f"evaluation.sequences ({self.evaluation.sequences}) must be a multiple of "
                 f"batch.microbatch ({self.batch.microbatch})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _inner_steps_have_microbatches(self) -> "RunSpec":
+        if self.sync.mode == "local" and self.sync.inner_steps > self.microbatches_per_step:
+            raise ValueError(
+                f"sync.inner_steps ({self.sync.inner_steps}) must not be more than the "
+                f"{self.microbatches_per_step} microbatches of a step"
             )
         return self
 

@@ -42,7 +42,8 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `records` holds the members of the new view, sorted by peer id. `step` is the step from which an
     unplanned view goes on; for a planned one, the highest that any contributor had reached.
-    `present` is the plan in force, from which planning starts; None if no steps are under way.
+    `present` is the plan in force, or that was until a failure: planning starts from it. None if
+    there was none.
     """
 
     run_digest: str

@@ -4,21 +4,25 @@ A plan that moves layers costs time and risk, and measurements are noisy: with e
 another plan may seem up to a tenth better than it is. So, counted over `HORIZON_STEPS` steps, the
 gain must exceed the time in which the state moves, and it must exceed the noise: a tenth of a step
 if anybody who has a stage gets other layers, a fiftieth if pipelines of spares are only added.
-Microbatches and their number in flight are dealt anew each time; that moves no state.
+To deal microbatches anew moves no state; it is done when a step gets shorter by a twentieth. Else a
+plan that moves nobody is the present one to the byte.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from p2p_dtfm.core.costs import PlacementCost, StepModel
 from p2p_dtfm.core.pipeline_cost import PipelineCost
-from p2p_dtfm.core.plan import Pipeline, Plan
+from p2p_dtfm.core.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.problem import duration_ns
 from p2p_dtfm.core.search import rank
 
 HORIZON_STEPS = 100
 NOISE_DIVISOR = 10
 ADDING_DIVISOR = 50
+DEALING_DIVISOR = 20
 
 _Fixed = tuple[tuple[int, ...], tuple[int, ...]]
 """Peers of a pipeline, and its cuts as they are in force."""
@@ -40,7 +44,10 @@ class Choice:
 class Present:
     """The plan in force, seen from a new snapshot's problem."""
 
-    def __init__(self, model: StepModel, plan: Plan) -> None:
+    def __init__(
+        self, model: StepModel, plan: Plan, states: dict[str, set[int]] | None = None
+    ) -> None:
+        """`states`: the layers that each peer has; by default those of its stage."""
         self.model = model
         self.problem = model.problem
         self.numbers = {peer: at for at, peer in enumerate(self.problem.peer_ids)}
@@ -51,6 +58,15 @@ class Present:
             for stage in pipeline.stages
             if stage.peer_id in self.numbers
         }
+        self.states: dict[int, frozenset[int]] = {
+            number: frozenset(layers) for number, layers in self.held.items()
+        }
+        if states is not None:
+            self.states = {
+                self.numbers[peer]: frozenset(layers)
+                for peer, layers in sorted(states.items())
+                if peer in self.numbers
+            }
         fits = plan.pipelines[0].stages[-1].end_layer == self.problem.layer_count
         self.pipelines = plan.pipelines if fits else ()
 
@@ -75,6 +91,35 @@ class Present:
         grown = [self._choice(cost) for cost in self._grown(base.cost)]
         worthwhile = [c for c in (rival, *grown) if _pays(c, base)]
         return min([base, *worthwhile], key=_bargain).cost
+
+    def unchanged(self, chosen: PlacementCost) -> Plan | None:
+        """The present plan, if `chosen` moves nobody and hardly gains by its microbatches.
+
+        Only who is a spare may differ.
+        """
+        cuts = {p: c.cuts for p, c in zip(chosen.placement, chosen.pipelines, strict=True)}
+        fixed = [self._fixed(pipeline, None) for pipeline in self.pipelines]
+        if None in fixed or dict(f for f in fixed if f) != cuts:
+            return None
+        counts = [pipeline.microbatch_count for pipeline in self.pipelines]
+        stages = [stage for pipeline in self.pipelines for stage in pipeline.stages]
+        if sum(counts) != self.problem.microbatch_count or not all(map(self._fits, stages)):
+            return None
+        timed = {p: c for p, c in zip(chosen.placement, chosen.pipelines, strict=True)}
+        placement = tuple(peers for peers, _ in (f for f in fixed if f))
+        as_dealt = self.model.dealt(placement, [timed[p] for p in placement], tuple(counts))
+        assert as_dealt is not None, "without a bound every placement that fits has a cost"
+        if (as_dealt.step_ns - chosen.step_ns) * DEALING_DIVISOR > as_dealt.step_ns:
+            return None
+        used = {stage.peer_id for stage in stages}
+        spares = {*self.problem.peer_ids, *self.problem.idle} - used
+        return msgspec.structs.replace(self.plan, spares=tuple(sorted(spares)))
+
+    def _fits(self, stage: Stage) -> bool:
+        """Whether the peer still has memory for what it keeps in flight."""
+        peer = self.numbers[stage.peer_id]
+        room = self.model.pipelines.room(peer, stage.first_layer, stage.end_layer)
+        return stage.in_flight <= room
 
     def _kept(self) -> Iterator[PlacementCost]:
         """The present pipelines that still stand; and with a spare in the place of each loss."""
@@ -135,11 +180,11 @@ class Present:
             for position, peer in enumerate(peers):
                 layers = range(timed.cuts[position], timed.cuts[position + 1])
                 before = self.held.get(peer, range(0))
-                move_ns = max(move_ns, self._fetch_ns(peer, layers, before))
+                move_ns = max(move_ns, self._fetch_ns(peer, layers))
                 only_adds &= not before or layers == before
         return Choice(cost, move_ns, only_adds)
 
-    def _fetch_ns(self, peer: int, layers: range, before: range) -> int:
+    def _fetch_ns(self, peer: int, layers: range) -> int:
         """Time to fetch parameters and moments, three quarters of the state, of new layers.
 
         From the peer that holds something and has the best link to this one.
@@ -147,11 +192,13 @@ class Present:
         size = sum(
             3 * self.problem.layer_bytes(layer).state_bytes // 4
             for layer in layers
-            if layer not in before
+            if layer not in self.states.get(peer, ())
         )
         if size == 0:
             return 0
-        rates = [self.problem.bytes_per_s[donor][peer] for donor in self.held if donor != peer]
+        rates = [
+            self.problem.bytes_per_s[donor][peer] for donor in sorted(self.states) if donor != peer
+        ]
         return duration_ns(size, max(rates)) if rates else 0
 
 

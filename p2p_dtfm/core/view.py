@@ -28,7 +28,7 @@ class View:
     @property
     def takes_effect_at_once(self) -> bool:
         """No steps happen in the view before, so there is no step boundary to wait for."""
-        return self.snapshot.present is None
+        return not self.snapshot.planned
 
     def layers_of(self, peer_id: str) -> range:
         """The layers that a peer holds in this view."""

@@ -27,6 +27,8 @@ POLL_S = 0.1
 SLICE_S = 0.1
 """A slow peer runs and stands still in turns of this length."""
 ADDRESS_WAIT_S = 30.0
+INITIAL_PEERS = 3
+"""A joiner is told of so many: one of them may be stopped or cut off next."""
 DEGRADED_LATENCY_NS = 50_000_000
 DEGRADED_BYTES_PER_S = 4_000_000
 CALM_STEPS = 5
@@ -52,10 +54,10 @@ class Chaos:
         swarm: LocalSwarm,
         shape_path: Path,
         peer_ids: dict[str, str],
-        start_again: Callable[[str, str], Child],
+        start_again: Callable[[str, tuple[str, ...]], Child],
         say: Say,
     ) -> None:
-        """`start_again(name, address)` starts a daemon of that name as a joiner."""
+        """`start_again(name, addresses)` starts a daemon of that name as a joiner."""
         self.inflicted: list[Inflicted] = []
         self._swarm = swarm
         self._shape_path = shape_path
@@ -73,21 +75,40 @@ class Chaos:
 
     # the run ------------------------------------------------------------------------------------
 
-    def run(self, schedule: tuple[ChaosFault, ...], deadline_s: float) -> list[str]:
-        """Until every daemon has ended; returns what went wrong with daemons. Blocks."""
+    def run(
+        self, schedule: tuple[ChaosFault, ...], steps_after: int, deadline_s: float
+    ) -> list[str]:
+        """Until so many steps after the last fault; returns what went wrong with daemons. Blocks.
+
+        Then the daemons are told to leave, and must end.
+        """
         waiting = list(schedule)
         end_s = time.monotonic() + deadline_s
+        told_to_leave = False
         while True:
             self._end_what_is_over()
             if waiting and self._is_due(waiting[0]):
                 self._inflict(waiting.pop(0))
-            if not waiting and not self._under_way and not any(c.running for c in self._children):
+            is_over = not waiting and not self._under_way
+            if is_over and not any(child.running for child in self._children):
                 return self._wrong_ends()
+            if is_over and not told_to_leave and self._has_recovered(steps_after):
+                told_to_leave = True
+                self._end_all()
             if wrong := self._wrong_ends():
                 return wrong
             if time.monotonic() > end_s:
                 return self._stuck(waiting)
             time.sleep(POLL_S)
+
+    def _has_recovered(self, steps: int) -> bool:
+        return self.step >= self._calm_from_step + steps and self._all_take_part()
+
+    def _end_all(self) -> None:
+        self._tell(self.step, "all are told to leave")
+        for child in self._children:
+            if child.running:
+                child.process.send_signal(signal.SIGTERM)
 
     def release_all(self) -> None:
         """Let everybody go on, so that they can be ended."""
@@ -111,7 +132,7 @@ class Chaos:
 
     @property
     def step(self) -> int:
-        """The highest committed step."""
+        """The highest committed step, once the daemons' histories are read up to now."""
         for history in self._histories.values():
             history.read()
         return max((history.step for history in self._histories.values()), default=-1)
@@ -122,8 +143,7 @@ class Chaos:
             return False
         if not fault.is_careful:
             return True
-        calm = not self._under_way and step >= self._calm_from_step + CALM_STEPS
-        return calm and self._all_take_part()
+        return not self._under_way and self._has_recovered(CALM_STEPS)
 
     def _all_take_part(self) -> bool:
         """Whether the newest view has every daemon that runs."""
@@ -208,23 +228,27 @@ class Chaos:
         return self._harm_links(fault)
 
     def _join(self, name: str) -> None:
-        child = self._start_again(name, self._address())
+        child = self._start_again(name, self._addresses())
         self._histories.setdefault(name, _History(child.home))
         self._tell(self.step, f"{name} starts")
 
-    def _address(self) -> str:
-        """Of a peer that answers. Raises `UserError`."""
+    def _addresses(self) -> tuple[str, ...]:
+        """Of peers that answer. Raises `UserError`."""
         end_s = time.monotonic() + ADDRESS_WAIT_S
         stopped = {name for item in self._under_way for name in item.fault.peers}
         while time.monotonic() < end_s:
-            for child in self._children:
-                if not child.running or child.name in stopped:
-                    continue
-                for record in ask_daemon(child.home, "peers") or ():
-                    if self._names.get(record["peer_id"]) == child.name and record["addresses"]:
-                        return f"{record['addresses'][0]}/p2p/{record['peer_id']}"
+            asked = [c for c in self._children if c.running and c.name not in stopped]
+            found = [address for child in asked if (address := self._own_address(child))]
+            if found:
+                return tuple(found[:INITIAL_PEERS])
             time.sleep(POLL_S)
         raise UserError("no daemon of the swarm answers any more", "see the logs", exit_code=1)
+
+    def _own_address(self, child: Child) -> str | None:
+        for record in ask_daemon(child.home, "peers") or ():
+            if self._names.get(record["peer_id"]) == child.name and record["addresses"]:
+                return str(record["addresses"][0])
+        return None
 
     def _harm_links(self, fault: ChaosFault) -> Callable[[], None]:
         ids = {name: peer_id for peer_id, name in self._names.items()}
@@ -289,7 +313,7 @@ class _History:
     def read(self) -> None:
         for event in self._new_events():
             self.events.append(event)
-            if event["event"] == "step":
+            if event["event"] == "step" and event["loss"] is not None:
                 self.step = max(self.step, event["step"])
             elif event["event"] == "view":
                 self.view = event

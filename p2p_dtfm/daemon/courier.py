@@ -63,6 +63,13 @@ class Courier:
         """It is no member of the run: a bootstrap node, or one that has gone."""
         self._addresses.pop(peer_id, None)
 
+    def where(self, peer_id: str) -> tuple[str, ...]:
+        """Its addresses, as far as they are known, each ending in its id."""
+        return tuple(
+            address if "/p2p/" in address else f"{address}/p2p/{peer_id}"
+            for address in self._addresses.get(peer_id, ())
+        )
+
     def heard(self, peer_id: str) -> None:
         self._silent.discard(peer_id)
         _remember(self.heard_s, peer_id, time.monotonic())

@@ -42,7 +42,9 @@ async def find_run(
             raise _with_hint(error) from error
         refused = error
     say(f"looks in the directory for members of run {run_digest[:16]}")
-    end_s = time.monotonic() + LOOK_FOR_S
+    # who trains another run has told so: then most likely the digest is mistyped
+    patience_s = LOOK_FOR_S if refused.exit_code == 6 else 0.0
+    end_s = time.monotonic() + patience_s
     while True:
         found = await ask_present(courier, directory, own, run_digest)
         if found is not None:

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import StepOutcome
+from p2p_dtfm.core.wire_plan import CHUNK_ELEMENTS
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import Courier
-from p2p_dtfm.daemon.mailbox import CHUNK_ELEMENTS
 from p2p_dtfm.daemon.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader, FrameKind, Payload
@@ -195,6 +195,12 @@ class Donor:
     def close(self) -> None:
         for key in list(self._subscriptions):
             self._drop(key)
+
+    def undelivered(self, follower: str) -> None:
+        """A stream to a follower broke with gradients on their way."""
+        for key, subscription in list(self._subscriptions.items()):
+            if key[0] == follower and subscription.offered:
+                self._end(key, subscription, "gradients on their way to it are lost")
 
     # the queue of each follower
 

@@ -17,10 +17,11 @@ from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.view import View
+from p2p_dtfm.core.wire_plan import CHUNK_ELEMENTS
 from p2p_dtfm.core.workload import workload_of
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import Courier
-from p2p_dtfm.daemon.mailbox import CHUNK_ELEMENTS
+from p2p_dtfm.daemon.estimate import Estimate
 from p2p_dtfm.daemon.wire import (
     FollowDone,
     FollowEnded,
@@ -33,14 +34,14 @@ from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader
 from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.layer_state import LayerState, state_bytes_limit
-from p2p_dtfm.train.optimizer import clip_scale, learning_rate
+from p2p_dtfm.train.optimizer import update_of
 from p2p_dtfm.train.reduction import tensor_from_bytes
 
 COMMITTED_LIMIT = 4096
 GRADIENTS_LIMIT_BYTES = 512 << 20
 """Of steps that are not replayed yet; beyond it the follower begins again from a newer state."""
 RETRY_S = 1.0
-STALL_S = 10.0
+STALL_S = 5.0
 """Later steps arrive but the next one does not: part of it was lost, so ask anew."""
 
 log = logging.getLogger("p2p_dtfm.follower")
@@ -53,8 +54,7 @@ def apply_outcome(
 ) -> None:
     """The update that every holder and follower of a layer makes for a committed step."""
     assert state.version == step, (state.layer, state.version, step)
-    scale = clip_scale(gradient_norm, spec.optimizer.clip_norm)
-    state.apply(gradient, scale, learning_rate(spec, step))
+    state.apply(gradient, *update_of(spec, step, gradient_norm))
 
 
 def replay_outcome(
@@ -68,7 +68,7 @@ def replay_outcome(
         apply_outcome(spec, state, gradient, step, gradient_norm)
 
 
-def donors_of(view: View, layer: int, me: str) -> list[str]:
+def donors_of(view: View, layer: int, me: str, taken_over: bool = False) -> list[str]:
     """Who has a layer's state from which `view` goes on, best first.
 
     For a planned view these are the holders of the view before it; once it has taken over, its own
@@ -76,7 +76,7 @@ def donors_of(view: View, layer: int, me: str) -> list[str]:
     """
     snapshot, plan = view.snapshot, view.plan
     if snapshot.planned and snapshot.present is not None:
-        own = plan.holders(layer) if isinstance(plan, Plan) else ()
+        own = plan.holders(layer) if taken_over and isinstance(plan, Plan) else ()
         holders = dict.fromkeys((*snapshot.present.holders(layer), *own))
         return [peer for peer in holders if peer != me]
     versions = {item.peer_id: item.version for item in snapshot.held if item.layer == layer}
@@ -124,6 +124,9 @@ class Follower:
         self.view = view
         self.layers = frozenset(layers)
         self.missing = set(layers)
+        self.taken_over = False
+        """Whether steps happen in the view already; said by the trainer."""
+        self._estimate = Estimate()
         self._tools = tools
         self._workload = workload_of(tools.spec)
         self._on_progress = on_progress
@@ -155,8 +158,9 @@ class Follower:
     # asking
 
     def _donors(self, layer: int) -> list[str]:
-        find = donors_of if self._on_gradient is None else guarded_from
-        return find(self.view, layer, self._tools.me)
+        if self._on_gradient is not None:
+            return guarded_from(self.view, layer, self._tools.me)
+        return donors_of(self.view, layer, self._tools.me, self.taken_over)
 
     def _ask_soon(self, donor: str) -> None:
         self._to_ask[donor] = None
@@ -247,6 +251,12 @@ class Follower:
             self._begin_again("more steps wait than there is room for")
         self._wake.set()
 
+    def stream_lost(self, donor: str) -> None:
+        """A stream with a donor broke: what was on its way is gone."""
+        if donor in self._donor_of.values():
+            self._number_of.pop(donor, None)
+            self._ask_soon(donor)
+
     def _begin_again(self, reason: str) -> None:
         log.warning("asks for newer states: %s", reason)
         self._gradients, self._gradients_bytes = {}, 0
@@ -279,6 +289,10 @@ class Follower:
                 log.warning("state of layer %d: %s", offer.layer, error)
                 self._ask_soon(donor)
                 continue
+            except OSError as error:
+                log.warning("state of layer %d cannot be kept: %s; free space", offer.layer, error)
+                self._ask_soon(donor)
+                continue
             finally:
                 with contextlib.suppress(OSError):
                     target.unlink()
@@ -305,7 +319,11 @@ class Follower:
                     self._note_gradient(layer)
 
     def _check_stall(self) -> None:
-        """Nothing has arrived for a while: is anything here that cannot be used?"""
+        """Nothing has arrived for a while: is anything here that cannot be used?
+
+        A guardian tells again what it has, in case its receipt was lost.
+        """
+        self._noted = set()
         held = self._tools.states
         for layer in self.layers - self.missing:
             version, donor = held[layer].version, self._donor_of[layer]
@@ -350,7 +368,9 @@ class Follower:
     def behind(self) -> str:
         """What is still missing, in words."""
         if self.missing:
-            return f"{len(self.missing)} of {len(self.layers)} layers to fetch"
+            total, missing = len(self.layers), len(self.missing)
+            left = self._estimate.words(total - missing, total)
+            return f"{missing} of {total} layers to fetch{left}"
         return "replaying the latest steps"
 
 

@@ -13,13 +13,14 @@ TIMEOUT_S = 10.0
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S)
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
         self._path = path
+        self._timeout_s = timeout_s
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(TIMEOUT_S)
+        self.sock.settimeout(self._timeout_s)
         self.sock.connect(str(self._path))
 
 
@@ -31,10 +32,12 @@ def ask_daemon(home: Path, name: str) -> Any | None:
         return None
 
 
-def call_daemon(home: Path | None, name: str, method: str = "GET") -> Any:
+def call_daemon(
+    home: Path | None, name: str, method: str = "GET", timeout_s: float = TIMEOUT_S
+) -> Any:
     """One request. Raises `UserError` with exit code 4 if no daemon runs in that home."""
     place = Home(home or default_home())
-    connection = _UnixConnection(place.socket)
+    connection = _UnixConnection(place.socket, timeout_s)
     try:
         connection.request(method, f"/{name}")
         response = connection.getresponse()

@@ -19,7 +19,7 @@ from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.local_client import ask_daemon
 
 INVITATION = "--initial-peers "
-START_DEADLINE_S = 120.0
+START_DEADLINE_S = 300.0
 POLL_S = 0.05
 STOP_DEADLINE_S = 30.0
 LOG_TAIL_LINES = 20

@@ -12,13 +12,10 @@ from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Plan, Segment, Stage
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.core.workload import Workload, workload_of
+from p2p_dtfm.core.wire_plan import WirePlan, wire_plan
 from p2p_dtfm.net.frames import FrameHeader, FrameKind
-from p2p_dtfm.train.reduction import shard_bounds
 
 STEPS_AHEAD_LIMIT = 2
-CHUNK_ELEMENTS = 1 << 20
-"""4 MiB of fp32: large enough for a fast link, small enough to overlap sending with summing."""
 
 
 class FrameKey(NamedTuple):
@@ -29,40 +26,17 @@ class FrameKey(NamedTuple):
     sender: str
 
 
-class Chunks(NamedTuple):
-    """How a segment's flat gradient is cut: chunk i belongs to holder i modulo their number."""
-
-    bounds: list[tuple[int, int]]
-    holders: tuple[str, ...]
-
-    def owner(self, chunk: int) -> str:
-        return self.holders[chunk % len(self.holders)]
-
-
-def cut_into_chunks(length: int, holders: tuple[str, ...], chunk_elements: int) -> Chunks:
-    """Equal chunks of at most `chunk_elements`, as many for each holder."""
-    rounds = max(1, -(-length // (chunk_elements * len(holders))))
-    return Chunks(shard_bounds(length, rounds * len(holders)), holders)
-
-
-def chunks_of(plan: Plan, me: str, workload: Workload) -> dict[int, Chunks]:
-    """The cut of each of a peer's segments, by the segment's first layer."""
-    chunks = {}
-    for segment in segments_of(plan, me).values():
-        length = sum(workload.cost(layer).parameter_count for layer in segment.layers)
-        chunks[segment.first_layer] = cut_into_chunks(length, segment.holders, CHUNK_ELEMENTS)
-    return chunks
-
-
 class Mailbox:
     """Can be made before the peer has the state of its layers: peers may take over at once."""
 
-    def __init__(self, view: ViewId, plan: Plan, me: str, spec: RunSpec) -> None:
+    def __init__(
+        self, view: ViewId, plan: Plan, me: str, spec: RunSpec, wire: WirePlan | None = None
+    ) -> None:
         self.view = view
-        self.chunks = chunks_of(plan, me, workload_of(spec))
-        self._plan = plan
+        self.wire = wire or wire_plan(spec, plan, None)
         self._me = me
-        self._spec = spec
+        self._reduction_codec = spec.codecs.reduction
+        self._holders = {s.first_layer: s.holders for s in segments_of(plan, me).values()}
         self._held: dict[FrameKey, bytearray] = {}
         self._seen: set[FrameKey] = set()
         self._waiting: dict[FrameKey, asyncio.Future[bytearray]] = {}
@@ -97,8 +71,6 @@ class Mailbox:
             self._arrived.set()
 
     def _check(self, key: FrameKey, header: FrameHeader) -> None:
-        if header.codec not in self._allowed_codecs(key.kind):
-            raise PeerFault(f"codec {header.codec!r}, which this run does not use", key.sender)
         if header.dtype != "float32":
             raise PeerFault(f"a {header.dtype} tensor where float32 is due", key.sender)
         if self._step is not None and key.step >= self._step + STEPS_AHEAD_LIMIT:
@@ -108,6 +80,8 @@ class Mailbox:
             raise PeerFault(f"{key.kind} {key.index} of layer {key.layer}: not due", key.sender)
         if header.shape != shape:
             raise PeerFault(f"{key.kind} of shape {header.shape}, due is {shape}", key.sender)
+        if header.codec != (codec := self.codec_of(key.kind)):
+            raise PeerFault(f"{key.kind} in {header.codec[:32]}, due is {codec}", key.sender)
         self._check_step(key)
 
     def _check_step(self, key: FrameKey) -> None:
@@ -120,10 +94,13 @@ class Mailbox:
             now = "before the first one" if self._step is None else f"in step {self._step}"
             raise PeerFault(f"a tensor of step {key.step} {now}", key.sender)
 
-    def _allowed_codecs(self, kind: FrameKind) -> tuple[str, ...]:
-        codecs = self._spec.codecs
-        is_activation = kind in (FrameKind.ACTIVATION, FrameKind.ACTIVATION_GRADIENT)
-        return codecs.activations if is_activation else codecs.gradients
+    def codec_of(self, kind: FrameKind) -> str:
+        """The codec in which this kind of frame comes here."""
+        if kind is FrameKind.ACTIVATION and self._previous is not None:
+            return self.wire.boundaries[self._previous, self._me].activation
+        if kind is FrameKind.ACTIVATION_GRADIENT and self._next is not None:
+            return self.wire.boundaries[self._me, self._next].gradient
+        return self._reduction_codec
 
     def _due_shape(self, key: FrameKey) -> tuple[int, ...] | None:
         if key.kind is FrameKind.ACTIVATION and key.sender == self._previous:
@@ -132,12 +109,12 @@ class Mailbox:
         if key.kind is FrameKind.ACTIVATION_GRADIENT and key.sender == self._next:
             due = key.index in self._microbatches and key.layer == self._layers.stop
             return self._boundary if due else None
-        chunks = self.chunks.get(key.layer)
-        if chunks is None or key.sender not in chunks.holders:
+        chunks = self.wire.chunks.get(key.layer)
+        if chunks is None or key.sender not in self._holders.get(key.layer, ()):
             return None
         if not 0 <= key.index < len(chunks.bounds):
             return None
-        owner = chunks.owner(key.index)
+        owner = chunks.owners[key.index]
         start, end = chunks.bounds[key.index]
         is_part = key.kind is FrameKind.GRADIENT_PART and owner == self._me
         is_sum = key.kind is FrameKind.GRADIENT_SUM and owner == key.sender

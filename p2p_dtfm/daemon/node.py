@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from p2p_dtfm.core.agreement_messages import Contribution, Heartbeat, JoinReques
 from p2p_dtfm.core.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.liveness import LAN_LIVENESS, Liveness
-from p2p_dtfm.core.plan import NoPlan
+from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.planner import compute_plan
 from p2p_dtfm.core.records import PROTOCOL_VERSION, Intent, PeerRecord, open_record
 from p2p_dtfm.core.signed import Signed
@@ -46,11 +46,15 @@ from p2p_dtfm.core.workload import workload_of
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import PEERS_LIMIT, Courier
+from p2p_dtfm.daemon.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.device_lock import only_daemon_on
 from p2p_dtfm.daemon.discovery import ask_present, find_run
+from p2p_dtfm.daemon.disk import keep_under
 from p2p_dtfm.daemon.donor import Donor
 from p2p_dtfm.daemon.event_log import EventLog
 from p2p_dtfm.daemon.home import Home
 from p2p_dtfm.daemon.initial_states import InitialStates, store_initial
+from p2p_dtfm.daemon.observer import Observer
 from p2p_dtfm.daemon.run_source import (
     Run,
     fetch_blob,
@@ -62,6 +66,8 @@ from p2p_dtfm.daemon.run_spec_file import resolve_run_spec
 from p2p_dtfm.daemon.self_record import SelfRecord
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State, Status
+from p2p_dtfm.daemon.step_recorder import StepRecorder
+from p2p_dtfm.daemon.trace_collector import STEPS_LIMIT, TraceCollector, peer_traces_json
 from p2p_dtfm.daemon.trainer import Tools, Trainer
 from p2p_dtfm.daemon.wire import (
     AGREEMENT,
@@ -76,6 +82,7 @@ from p2p_dtfm.daemon.wire import (
     LayersCommitted,
     Message,
     PeerAddress,
+    TraceRequest,
     Welcome,
     unpack,
 )
@@ -89,12 +96,12 @@ from p2p_dtfm.net.frames import FrameHeader, FrameLimits
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.net.identity import verify
 from p2p_dtfm.net.probing import Probes
-from p2p_dtfm.net.shaping import Shape, Shaper
+from p2p_dtfm.net.shaping import LineLimit, Shape, Shaper
 from p2p_dtfm.train.batches import Batches
 from p2p_dtfm.train.checkpoint import list_checkpoints, load_layer
 from p2p_dtfm.train.data import BlobStore, Dataset
 from p2p_dtfm.train.emulated import EmulatedStageRunner, emulated_flops_per_s
-from p2p_dtfm.train.measure import measure_device, select_device
+from p2p_dtfm.train.measure import exclusive_name, measure_device, select_device
 from p2p_dtfm.train.model import layer_count
 from p2p_dtfm.web.api import LocalApi, make_app
 
@@ -132,6 +139,9 @@ class Daemon:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.status = Status()
+        self.observer = Observer(self.status)
+        self._recorder = StepRecorder()
+        self._dashboard = DashboardHost(self.observer, {"leave": self._ask_to_leave})
         self.home = Home(settings.home)
         self.compute = Compute()
         self.views: list[dict[str, Any]] = []
@@ -146,10 +156,14 @@ class Daemon:
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._liveness = Liveness(LAN_LIVENESS)
+        self._troubled: set[str] = set()
+        """Peers with whom a tensor was lost since the last commit."""
         self._learnt: dict[str, Signed] = {}
         self._training: asyncio.Task[Any] | None = None
         self._welcomed_by = ""
         self._founds = settings.founds
+        self.pause_reason: str | None = None
+        """Why this peer left, if it is to come back."""
         self._replanned_s = -REPLAN_INTERVAL_S
 
     # life -------------------------------------------------------------------------------------
@@ -160,6 +174,7 @@ class Daemon:
         self.home.acquire()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.home.release)
+            stack.callback(self.observer.close)
             stack.callback(self.compute.close)
             self._failed = asyncio.get_running_loop().create_future()
             self._handle_signals()
@@ -179,6 +194,7 @@ class Daemon:
             )
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+        stack.enter_context(only_daemon_on(exclusive_name(select_device(self.settings.device))))
         await self._start_network(stack)
         await self._start_run(stack)
         await self._measure()
@@ -213,7 +229,7 @@ class Daemon:
             while os.read(sys.stdin.fileno(), 4096):
                 pass
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-            loop.call_soon_threadsafe(self._leaving.set)
+            loop.call_soon_threadsafe(self._begin_to_leave)
             threading.Event().wait(ORPHAN_GRACE_S)
             os._exit(130)
 
@@ -223,7 +239,28 @@ class Daemon:
             logging.shutdown()
             os._exit(130)  # waits for no thread; p2pd ends with this process
         self._signalled = True
+        self.pause_reason = None
         log.info("leaves after this step; a second signal ends at once")
+        self._begin_to_leave()
+
+    def pause(self, reason: str) -> None:
+        """Leave like any peer, but to come back: `run` ends with `pause_reason` set."""
+        if not self._leaving.is_set():
+            self.pause_reason = reason
+            self._begin_to_leave()
+
+    def acquaintances(self) -> tuple[str, ...]:
+        """Where the other members of the last view are, for coming back."""
+        members = self.views[-1]["members"] if self.views else []
+        return tuple(address for peer_id in members for address in self._courier.where(peer_id))
+
+    @property
+    def run_digest(self) -> str:
+        """Of the run that it took part in, or empty."""
+        return self._run.digest if self._run is not None else ""
+
+    def _begin_to_leave(self) -> None:
+        self.status.say(State.LEAVING, "finishes the step and hands its layers to the others")
         self._leaving.set()
 
     async def _start_network(self, stack: contextlib.AsyncExitStack) -> None:
@@ -237,6 +274,10 @@ class Daemon:
             self._host.shaper = Shaper(Shape.load(settings.shape), self._host.peer_id)
             self._spawn(self._host.shaper.follow(settings.shape))
             log.info("shaped links: %s", self._host.shaper.label)
+        elif settings.uplink_mbps or settings.downlink_mbps:
+            self._host.shaper = LineLimit(
+                bytes_per_s(settings.uplink_mbps), bytes_per_s(settings.downlink_mbps)
+            )
         self._me = Member(self._host.peer_id, self._life)
         log.info("peer %s", self._host.peer_id)
         self._control = await ControlPlane(self._host, self._serve).ready()
@@ -245,6 +286,9 @@ class Daemon:
             self._host, self._control, self._life, self._on_heard, self._on_call_failed
         )
         stack.push_async_callback(self._courier.close)
+        self._traces = TraceCollector(self._recorder, self._courier, self._host)
+        self.observer.meets(self._courier)
+        self.observer.marks = laboratory_marks(settings, self._host)
         await self._start_api(stack)
         for address in settings.initial_peers:
             peer_id, where = parse_address(address)
@@ -264,13 +308,20 @@ class Daemon:
         self._events = EventLog(self.home.run_directory(run.digest) / "events.jsonl")
         limits = FrameLimits(payload_bytes=max(64 << 20, self._workload.boundary_bytes))
         self._bulk = BulkPlane(
-            self._host, run.digest, limits, self._on_frame, self._on_fault, self._on_lost
+            self._host,
+            run.digest,
+            limits,
+            self._on_frame,
+            self._on_fault,
+            self._on_lost,
+            on_undelivered=self._on_undelivered,
         )
         await self._bulk.ready()
         stack.push_async_callback(self._bulk.close)
         self._agreement = Agreement(
             self._me, run.digest, self._workload, self._host.identity.sign, verify
         )
+        self.observer.trains(run.spec, run.digest, self._workload, self._agreement)
         self._make_trainer(run)
         assert self._trainer is not None and self._checkpoints is not None
         stack.push_async_callback(self._trainer.close)
@@ -283,10 +334,17 @@ class Daemon:
             "plan": self.plan_json,
             "peers": self.peers_json,
             "history": self.history_json,
+            "dashboard": self._dashboard.invitation,
         }
-        self._api = LocalApi(make_app(readers, {"leave": self._ask_to_leave}), self.home.socket)
+        await self._dashboard.start(self.settings.dashboard, self.home.root)
+        stack.push_async_callback(self._dashboard.close)
+        actions = {"leave": self._ask_to_leave, "pause": self._ask_to_pause}
+        questions = {"trace": self._trace_json}
+        self._api = LocalApi(make_app(readers, actions, questions), self.home.socket)
         await self._api.start()
         stack.push_async_callback(self._api.close)
+        if self._dashboard.address is not None:
+            log.info("dashboard %s", self._dashboard.address)
 
     def _make_trainer(self, run: Run) -> None:
         directory = self.home.run_directory(run.digest)
@@ -326,6 +384,7 @@ class Daemon:
             ),
             scratch=scratch,
             status=self.status,
+            recorder=self._recorder,
         )
         self._trainer = Trainer(tools, self)
         self._trainer.on_record(self._on_step)
@@ -401,6 +460,7 @@ class Daemon:
                 "found a new run, or ask a member for the model",
                 exit_code=5,
             )
+        log.info("%s", run.manifest.notes.describe())
         log.info("takes part in run %s (%s)", run.digest[:16], run.spec.name)
         return run
 
@@ -414,7 +474,7 @@ class Daemon:
         limit = int(settings.memory_gib * (1 << 30)) or None
         emulated = emulated_flops_per_s(settings.device)
         measured = await self.compute.run(
-            measure_device, self._run.spec, device, settings.threads or None, limit, emulated
+            measure_device, self._run.spec, device, settings.compute_threads, limit, emulated
         )
         if emulated is not None:
             self.compute.stage_runner = partial(EmulatedStageRunner, measured)
@@ -442,8 +502,12 @@ class Daemon:
         await self._resume_from_checkpoint()
         self._spawn(self._tick_loop())
         self._spawn(self._presence_loop())
+        if self._disk_limit_bytes:
+            directory = self.home.run_directory(self._run.digest)
+            self._spawn(keep_under(self.home.root, directory, self._disk_limit_bytes))
         self._spawn(self._record_loop())
         self._spawn(self._data_loop())
+        self._spawn(self._timeline_loop())
         self._training = self._spawn(self._trainer.run())
         self._spawn(self._found_loop() if self._founds else self._join_loop())
 
@@ -511,6 +575,14 @@ class Daemon:
             now_ns = time.monotonic_ns()
             self._beat(self._agreement, now_ns)
             self._do(self._agreement.tick(now_ns))
+
+    async def _timeline_loop(self) -> None:
+        """While a page is open, show it a late step of this peer's pipeline."""
+        agreement = self._agreement
+        assert agreement is not None
+        await self._traces.keep_timeline(
+            lambda: agreement.view, lambda: self._dashboard.watched, self.observer.show_timeline
+        )
 
     def _beat(self, agreement: Agreement, now_ns: int) -> None:
         """Say that this peer lives, and find out who does not."""
@@ -597,6 +669,7 @@ class Daemon:
                 self._spawn(self._compute_plan(action.snapshot))
             elif isinstance(action, StopStep):
                 self.status.say(State.WAITING, "a failure: the members agree on how to go on")
+                self.observer.fault("a failure: the step under way has stopped")
                 self._trainer.stop_step()
             elif isinstance(action, ViewAgreed):
                 self._on_agreed(action)
@@ -611,6 +684,7 @@ class Daemon:
                 self._on_halt(action)
             elif isinstance(action, Report):
                 log.info("%s", action.text)
+                self.observer.note(action.text)
 
     async def _compute_plan(self, snapshot: Snapshot) -> None:
         assert self._agreement is not None
@@ -642,6 +716,7 @@ class Daemon:
         }
         self.views = [*self.views, entry][-HISTORY_LIMIT:]
         self._events.write("view", **entry)
+        self.observer.view_took_over(view, step)
         log.info("view %s from step %d on", view.id, step)
         if isinstance(view.plan, NoPlan):
             self.status.say(State.WAITING, view.plan.reason)
@@ -660,12 +735,22 @@ class Daemon:
         self.status.say(State.JOINING, f"rejoins: {reason}")
         trainer.stop_step()
         trainer.leave_views()
-        self._life = self.home.next_life()
+        self._life = await self._next_life()
         self._me = Member(self._me.peer_id, self._life)
         self._self_record.begin_life(self._me)
         record, signed = self._self_record.make(self._host.identity.sign)
         agreement.begin_life(record, signed)
         await self._join_loop()
+
+    async def _next_life(self) -> int:
+        """Without a number on disk that grows, a later start could speak as an earlier one."""
+        while True:
+            try:
+                return self.home.next_life()
+            except OSError as error:
+                text = f"its life cannot be written down ({error}); free space on that disk"
+                self.status.say(State.WAITING, text)
+                await asyncio.sleep(DATA_RETRY_S)
 
     async def _connect(self, peer_id: str) -> None:
         try:
@@ -693,6 +778,7 @@ class Daemon:
 
     def committed(self, outcome: StepOutcome) -> None:
         assert self._agreement is not None
+        self._troubled.clear()
         self._do(self._agreement.committed(outcome, time.monotonic_ns()))
 
     def states_changed(self) -> None:
@@ -710,9 +796,28 @@ class Daemon:
         assert self._agreement is not None
         self._agreement.skip_to(step)
 
-    def suspect(self, peer_id: str, cause: str) -> None:
+    def trouble(self, peer_id: str, cause: str) -> None:
+        """Once in a step it may be the link, and the step is repeated; twice it is the peer."""
         assert self._agreement is not None
-        self._do(self._agreement.suspect(peer_id, cause, time.monotonic_ns()))
+        view, now_ns = self._agreement.view, time.monotonic_ns()
+        if view is None or peer_id not in view.member_ids:
+            return
+        self._liveness.stream_reset(peer_id, now_ns)
+        if peer_id in self._troubled:
+            self._do(self._agreement.suspect(peer_id, cause, now_ns))
+        else:
+            self._troubled.add(peer_id)
+            text = f"what goes to or comes from {peer_id} is lost: {cause}"
+            self._do(self._agreement.repeat_step(text, now_ns))
+
+    def _on_undelivered(self, peer_id: str, lane: str, failure: Refused | Unreachable) -> None:
+        log.debug("frames of %s to %s are lost: %s", lane, peer_id, failure.cause)
+        if self._trainer is None:
+            return
+        if lane == "state":
+            self._trainer.undelivered(peer_id)
+        else:
+            self.trouble(peer_id, failure.cause)
 
     def lineage_at(self, step: int) -> str:
         assert self._agreement is not None
@@ -734,6 +839,10 @@ class Daemon:
             peers = [peer for peer in self._courier.known if peer != self._me.peer_id]
             await fetch_blob(self._run.blobs, self._blobs, digest, peers, sizes[digest])
 
+    @property
+    def _disk_limit_bytes(self) -> int:
+        return int(self.settings.disk_gib * (1 << 30))
+
     async def _data_loop(self) -> None:
         """Bring all data here ahead of need, so that no peer's death takes the only copy along.
 
@@ -741,7 +850,8 @@ class Daemon:
         """
         assert self._run is not None
         sizes = self._run.manifest.blobs()
-        if sum(sizes.values()) > DATA_KEPT_LIMIT_BYTES:
+        limits = [DATA_KEPT_LIMIT_BYTES, self._disk_limit_bytes // 2]
+        if sum(sizes.values()) > min(filter(None, limits)):
             return
         order = sorted(sizes)
         start = sum(self._me.peer_id.encode()) % len(order)  # not all fetch the same one first
@@ -749,7 +859,7 @@ class Daemon:
             while not self._run.blobs.has(digest):
                 try:
                     await self.fetch_shards({digest})
-                except BlobUnavailable as error:
+                except (BlobUnavailable, OSError) as error:
                     log.debug("data: %s", error)
                     await asyncio.sleep(DATA_RETRY_S)
 
@@ -775,6 +885,7 @@ class Daemon:
             gradient_norm=outcome.gradient_norm,
             view=self.views[-1]["view"] if self.views else 0,
         )
+        self.observer.step_committed(outcome)
         held_out = outcome.held_out_loss
         text = "" if held_out is None else f", held-out loss {held_out:.4f}"
         if outcome.loss is not None:
@@ -795,6 +906,10 @@ class Daemon:
             return await self._welcome(sender, message)
         if self._agreement is None or self._trainer is None:
             raise PeerFault("this peer does not take part in a run yet", sender)
+        if isinstance(message, TraceRequest):
+            if sender not in self._members():
+                raise PeerFault("asks for traces without a place in the view", sender)
+            return self._traces.answer(message)
         try:
             self._receive(sender, message)
         except PeerFault as fault:
@@ -896,6 +1011,8 @@ class Daemon:
 
     def _on_fault(self, sender: str, fault: PeerFault) -> None:
         log.warning("disconnected %s: %s", sender, fault.cause)
+        if self._trainer is not None:
+            self._trainer.stream_lost(sender)
 
     def _on_lost(self, peer_id: str, lane: str, error: Unreachable) -> None:
         log.debug("stream %s with %s: %s", lane, peer_id, error.cause)
@@ -946,9 +1063,10 @@ class Daemon:
     def _leave_now_or_ask(self) -> None:
         """Leave at once where nobody depends on this peer; else ask for a view without it."""
         assert self._agreement is not None
-        self.status.say(State.LEAVING, "hands its layers to the others")
         view = self._agreement.view
         if view is None or len(view.members) == 1:
+            assert self._trainer is not None
+            self._trainer.leave_views()
             self._left.set()
             return
         self._set_record(Intent.LEAVING)
@@ -982,8 +1100,13 @@ class Daemon:
         if not self.settings.exit_when_done:
             await self._leaving.wait()
 
+    async def _ask_to_pause(self) -> dict[str, Any]:
+        self.pause("its user asked for it; p2p-dtfm resume ends it")
+        return {"state": "leaving"}
+
     async def _ask_to_leave(self) -> dict[str, Any]:
-        self._leaving.set()
+        self.pause_reason = None
+        self._begin_to_leave()
         return {"state": "leaving"}
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
@@ -1011,12 +1134,14 @@ class Daemon:
         view = self._agreement.view if self._agreement else None
         return {
             "version": __version__,
+            "dashboard": self._dashboard.address,
             "peer_id": self._me.peer_id,
             "life": self._life,
             "shaped_links": self._host.shaper.label if self._host.shaper else None,
             "emulated_device": emulated_flops_per_s(self.settings.device) is not None,
             "run": self._run.spec.name if self._run else None,
             "run_digest": self._run.digest if self._run else None,
+            "data": self._run.manifest.notes.describe() if self._run else None,
             **self.status.as_json(),
             "view": view.id.number if view else None,
             "snapshot": view.id.snapshot if view else None,
@@ -1056,6 +1181,18 @@ class Daemon:
             for record in records
         ]
 
+    async def _trace_json(self, parameters: Mapping[str, str]) -> dict[str, Any]:
+        """The newest steps of all stage-holders by one clock; `steps` says how many."""
+        view = self._agreement.view if self._agreement else None
+        if view is None or not isinstance(view.plan, Plan):
+            return {"peers": [], "missing": []}
+        count = parameters.get("steps", "1")
+        count = min(max(int(count), 1), STEPS_LIMIT) if count.isdecimal() else 1
+        newest = self._recorder.newest
+        first = None if newest is None else max(0, newest - count + 1)
+        traces, missing = await self._traces.collect(view.plan.stage_holders(), first, count)
+        return {"peers": peer_traces_json(view.plan, traces), "missing": missing}
+
     def history_json(self) -> dict[str, Any]:
         """Views, losses and held-out losses so far."""
         trainer = self._trainer
@@ -1064,6 +1201,21 @@ class Daemon:
             "losses": list(trainer.losses) if trainer else [],
             "held_out_losses": list(trainer.held_out) if trainer else [],
         }
+
+
+def laboratory_marks(settings: Settings, host: Host) -> tuple[str, ...]:
+    """What makes a daemon's figures those of a laboratory."""
+    marks = []
+    if host.shaper is not None:
+        marks.append(f"shaped links: {host.shaper.label}")
+    if emulated_flops_per_s(settings.device) is not None:
+        marks.append("emulated device: it computes nothing, so losses mean nothing")
+    return tuple(marks)
+
+
+def bytes_per_s(mbps: float) -> int:
+    """Of a rate in Mbit/s; 0 stays 0, no limit."""
+    return int(mbps * 125_000)
 
 
 def damaged_data(blob: Path) -> UserError:

@@ -1,8 +1,10 @@
 """The way to an initial peer, step by step: its address, its port, libp2p, its run, its clock."""
 
 import asyncio
+import tempfile
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from p2p_dtfm.core.canonical import decode, digest_bytes
@@ -12,10 +14,12 @@ from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.bootstrap import REFUSAL
 from p2p_dtfm.daemon.wire import Hello, Welcome, pack
 from p2p_dtfm.net.addresses import host_and_port, parse_address
+from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.net.peer_clock import TOLERANCE_S, read_clock
+from p2p_dtfm.train.data.manifest import MANIFEST_LIMIT_BYTES, parse_manifest
 
 CONNECT_DEADLINE_S = 10.0
 ASK_DEADLINE_S = 10.0
@@ -120,7 +124,24 @@ async def _ask(host: Host, address: str, peer_id: str, connect_ms: float) -> Fin
         return Finding("initial peer", "failed", cause, f"update {older}", facts)
     digest = digest_bytes(welcome.run_spec.payload)
     found = f"{reached}; trains {spec.name} ({digest[:16]}), step {welcome.step}"
-    return Finding("initial peer", "ok", found, "", facts | {"run_digest": digest})
+    facts |= {"run_digest": digest}
+    try:
+        notes = await _notes(host, peer_id, spec)
+    except (TimeoutError, BlobUnavailable, PeerFault) as error:
+        return Finding("initial peer", "ok", f"{found}; its data are unknown: {error}", "", facts)
+    return Finding("initial peer", "ok", f"{found}; {notes}", "", facts | {"data": notes})
+
+
+async def _notes(host: Host, peer_id: str, spec: RunSpec) -> str:
+    """What the run is trained on, for a person to decide whether to take part."""
+    exchange = await BlobExchange(host, lambda digest: None, lambda peer, fault: None).ready()
+    digest = spec.data.manifest
+    with tempfile.TemporaryDirectory() as folder:
+        async with asyncio.timeout(ASK_DEADLINE_S):
+            path = await exchange.fetch(
+                digest, [peer_id], Path(folder) / digest, MANIFEST_LIMIT_BYTES
+            )
+        return parse_manifest(path.read_bytes(), digest).notes.describe()
 
 
 async def _check_clock(host: Host, address: str, peer_id: str) -> Finding:

@@ -11,6 +11,7 @@ from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.records import PROTOCOL_VERSION
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.signed import Signed
+from p2p_dtfm.daemon.bootstrap import REFUSAL as BOOTSTRAP_REFUSAL
 from p2p_dtfm.daemon.courier import Courier
 from p2p_dtfm.daemon.run_spec_file import read_run_spec
 from p2p_dtfm.daemon.wire import Hello, Welcome
@@ -99,16 +100,30 @@ async def ask_welcome(
     while True:
         try:
             return await _ask_welcome_once(courier, peer_ids, addresses, expected_digest)
-        except UserError as error:  # one that starts at this moment has no run yet
-            if error.exit_code != 6 or time.monotonic() > end_s:
+        except NobodyTrains as error:  # one that starts at this moment has no run yet
+            if error.for_good or time.monotonic() > end_s:
                 raise
         await asyncio.sleep(WELCOME_RETRY_S)
+
+
+class NobodyTrains(UserError):
+    """None of those who were asked said which run it trains."""
+
+    def __init__(self, causes: list[str], for_good: bool) -> None:
+        self.for_good = for_good
+        """To ask the same peers again is of no use."""
+        super().__init__(
+            "no initial peer said which run it trains: " + "; ".join(causes),
+            ("see that the other daemon has a run and is of this version", "try again in a minute"),
+            exit_code=6,
+        )
 
 
 async def _ask_welcome_once(
     courier: Courier, peer_ids: list[str], addresses: tuple[str, ...], expected_digest: str
 ) -> tuple[str, Welcome]:
     causes = []
+    for_good = True
     for peer_id in peer_ids:
         try:
             hello = Hello(PROTOCOL_VERSION, addresses)
@@ -120,11 +135,8 @@ async def _ask_welcome_once(
             return peer_id, welcome
         except (Unreachable, Refused, PeerFault) as error:
             causes.append(f"{peer_id}: {error.cause}")
-    raise UserError(
-        "no initial peer said which run it trains: " + "; ".join(causes),
-        ("see that the other daemon has a run and is of this version", "try again in a minute"),
-        exit_code=6,
-    )
+            for_good = for_good and BOOTSTRAP_REFUSAL in error.cause
+    raise NobodyTrains(causes, for_good)
 
 
 def _check_run(peer_id: str, welcome: Welcome, expected_digest: str) -> None:

@@ -17,6 +17,7 @@ from p2p_dtfm.core.signed import Sign, Signed
 from p2p_dtfm.core.snapshot import Member, Snapshot
 from p2p_dtfm.core.tournament import partner_order
 from p2p_dtfm.daemon.courier import Courier
+from p2p_dtfm.daemon.estimate import Estimate
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.probing import Probes
 
@@ -65,11 +66,13 @@ class SelfRecord:
         """Measure the links to `peers`, one at a time; a busy one is tried again after the rest."""
         waiting = partner_order(self._me.peer_id, sorted({*peers, self._me.peer_id}))
         waiting = [peer for peer in waiting if peer is not None][:PROBED_PEERS_LIMIT]
-        total = len(waiting)
+        total, estimate = len(waiting), Estimate()
         for _ in range(PROBE_ROUNDS):
             busy = []
             for peer_id in waiting:
-                say(f"link {len(self._links) + 1} of {total}, to {peer_id}")
+                done = len(self._links)
+                left = estimate.words(done, total)
+                say(f"link {done + 1} of {total}, to {peer_id}{left}")
                 if not await self._probe(peer_id, courier):
                     busy.append(peer_id)
             waiting = busy

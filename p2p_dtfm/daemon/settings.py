@@ -5,12 +5,13 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.home import default_home
+from p2p_dtfm.daemon.hours import HOURS_PATTERN
 
 PREFIX = "P2P_DTFM_"
 
@@ -41,6 +42,20 @@ class Settings(BaseModel):
     memory_gib: float = Field(
         default=0.0, ge=0, description="memory to use; 0: four fifths of free"
     )
+    uplink_mbps: float = Field(
+        default=0.0, ge=0, le=1e6, description="most to send, in Mbit/s; 0: no limit"
+    )
+    downlink_mbps: float = Field(
+        default=0.0, ge=0, le=1e6, description="most to receive, in Mbit/s; 0: no limit"
+    )
+    disk_gib: float = Field(
+        default=0.0, ge=0, description="most disk for checkpoints and data, in GiB; 0: no limit"
+    )
+    hours: str = Field(
+        default="",
+        pattern=HOURS_PATTERN,
+        description='local time to take part in, such as "22-07" or "21:30-06:15"; empty: always',
+    )
     expect_peers: int = Field(
         default=1, ge=1, le=1024, description="a founder waits for this many before the first view"
     )
@@ -49,7 +64,15 @@ class Settings(BaseModel):
     until_stdin_closes: bool = Field(
         default=False, description="leave when standard input closes, as when a parent dies"
     )
+    dashboard: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=65535)] = Field(
+        default="auto", description='port on loopback, "auto" for a free one, or "off"'
+    )
     log: Literal["auto", "human", "json"] = Field(default="auto", description="log format")
+
+    @property
+    def compute_threads(self) -> int:
+        """CPU threads to compute with: as set, or half of the cores that this process may use."""
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // 2)
 
     @property
     def founds(self) -> bool:

@@ -19,12 +19,20 @@ class State(StrEnum):
     TRAINING = "training"
     DONE = "done"
     LEAVING = "leaving"
+    PAUSED = "paused"
     STOPPED = "stopped"
+
+
+LAST_STATES = (State.LEAVING, State.STOPPED)
 
 
 @dataclass
 class Status:
-    """`say` changes the state; the rest are facts that the parts of the daemon keep up to date."""
+    """`say` changes the state; the rest are facts that the parts of the daemon keep up to date.
+
+    A peer that leaves goes on training until others hold its layers, but "leaving" is what its
+    user waits for: after that state only the end is told.
+    """
 
     state: State = State.STARTING
     reason: str = ""
@@ -34,8 +42,12 @@ class Status:
     def say(self, state: State, reason: str) -> None:
         if (state, reason) == (self.state, self.reason):
             return
+        if self.state in LAST_STATES and state not in LAST_STATES:
+            return
         changed = state is not self.state
-        self.state, self.reason, self.since_s = state, reason, time.time()
+        self.state, self.reason = state, reason
+        if changed:
+            self.since_s = time.time()
         log.log(logging.INFO if changed else logging.DEBUG, "%s: %s", state.value, reason)
 
     def as_json(self) -> dict[str, Any]:

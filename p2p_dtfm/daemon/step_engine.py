@@ -3,31 +3,25 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.pipeline_order import StageOrder, Tasklet, TaskletKind
 from p2p_dtfm.core.plan import Plan, Segment
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.compute import Compute
-from p2p_dtfm.daemon.mailbox import (
-    Chunks,
-    FrameKey,
-    Mailbox,
-    held_out_indices,
-    segments_of,
-)
+from p2p_dtfm.daemon.mailbox import FrameKey, Mailbox, held_out_indices, segments_of
+from p2p_dtfm.daemon.segment_exchange import exchange
+from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader, FrameKind, Payload
+from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.train.local_steps import LocalSteps, inner_microbatches
 from p2p_dtfm.train.optimizer import squared_norm
-from p2p_dtfm.train.reduction import (
-    flatten_gradients,
-    sum_parts,
-    tensor_from_bytes,
-    tensor_to_bytes,
-    unflatten_gradients,
-)
+from p2p_dtfm.train.reduction import flatten_gradients, unflatten_gradients
+from p2p_dtfm.train.replica_memory import ReplicaMemory
+from p2p_dtfm.train.segment_reduction import SegmentReduction
 
 Tensor = Any
 Batch = tuple[Tensor, Tensor]
@@ -59,7 +53,8 @@ class StepEngine:
     `batch(step, index)` gives the tokens of a microbatch; indices from `microbatches_per_step` on
     are held-out ones. It runs in the compute thread. A peer that cannot be sent a tensor,
     or sends what is not due, is told to `on_trouble(peer_id, cause)`; the step may then not end by
-    itself.
+    itself. What the replica remembers for itself is proposed to `memory`; committing is the
+    caller's.
     """
 
     def __init__(
@@ -73,6 +68,8 @@ class StepEngine:
         transport: Transport,
         compute: Compute,
         on_trouble: Callable[[str, str], None],
+        memory: ReplicaMemory,
+        recorder: StepRecorder | None = None,
     ) -> None:
         place = plan.place_of(me)
         assert place is not None, "a spare has no steps to compute"
@@ -86,13 +83,17 @@ class StepEngine:
         self._transport = transport
         self._compute = compute
         self._on_trouble = on_trouble
+        self._recorder = recorder or StepRecorder()
         self._sends: set[asyncio.Task[None]] = set()
         self._runner = compute.stage_runner(spec, states)
         self._pipeline = plan.pipelines[place[0]]
         self._position = place[1]
         self._held_out = held_out_indices(plan, spec, place[0])
         self._segments = segments_of(plan, me)
-        self._chunks = mailbox.chunks
+        self._memory = memory
+        self.reduction_codec = codec_of(spec.codecs.reduction, spec.codecs)
+        self._is_local = spec.sync.mode == "local"
+        self._local_steps = LocalSteps(spec, states, memory.moments)
 
     def _states_of(self, segment: Segment) -> list[LayerState]:
         return [self.states[layer] for layer in segment.layers]
@@ -106,13 +107,16 @@ class StepEngine:
         not send what is due, this waits until it is cancelled.
         """
         self.mailbox.begin_step(step)
-        await self._compute.run(self._runner.zero_gradients)
-        self._runner.discard()
+        self._recorder.begin(step)
+        await self._compute.run(self._start_anew)
         held_out_loss = loss = 0.0
         if evaluate:
             held_out_loss = await self._evaluate(step)
         if train:
-            loss = await self._train(step)
+            if self._is_local:
+                loss = await self._train_locally(step)
+            else:
+                loss = await self._train(step, self._pipeline.microbatches)
             await asyncio.gather(*(self._reduce(step, s) for s in self._segments.values()))
         makes_losses = self._runner.has_head
         count = self._pipeline.microbatch_count if train and makes_losses else 0
@@ -126,6 +130,13 @@ class StepEngine:
             held_out_token_count=held_out_count * tokens,
         )
 
+    def _start_anew(self) -> None:
+        """Whatever an attempt that was stopped has left."""
+        self._memory.discard()
+        self._runner.discard()
+        self._local_steps.abandon()
+        self._runner.zero_gradients()
+
     def _squared_norms(self) -> dict[int, float]:
         return {
             number: sum(squared_norm(s.gradient_vector()) for s in self._states_of(segment))
@@ -134,9 +145,21 @@ class StepEngine:
 
     # microbatches -----------------------------------------------------------------------------
 
-    async def _train(self, step: int) -> float:
+    async def _train_locally(self, step: int) -> float:
+        """Inner steps; then the gradient buffers hold this pipeline's part of the difference."""
+        loss_sum = 0.0
+        await self._compute.run(self._local_steps.begin, step)
+        groups = inner_microbatches(self._spec, self._pipeline.microbatches)
+        for number, group in enumerate(groups):
+            if len(group):
+                loss_sum += await self._train(step, group)
+                await self._compute.run(self._local_steps.inner_step, number, len(group))
+        await self._compute.run(self._local_steps.finish, self._pipeline.microbatch_count)
+        return loss_sum
+
+    async def _train(self, step: int, microbatches: range) -> float:
         order = StageOrder(
-            self._pipeline.microbatches,
+            microbatches,
             self._pipeline.stages[self._position].in_flight,
             makes_inputs=self._runner.has_embedding,
             makes_losses=self._runner.has_head,
@@ -145,19 +168,21 @@ class StepEngine:
         gradients: dict[int, Tensor] = {}
         loss_sum = 0.0
         while not order.done:
-            for key, payload in self.mailbox.take_arrivals(step, self._pipeline.microbatches):
+            for key, payload in self.mailbox.take_arrivals(step, microbatches):
                 try:
+                    tensor = await self._boundary(key.kind, payload)
                     if key.kind is FrameKind.ACTIVATION:
                         order.input_arrived(key.index)
-                        inputs[key.index] = self._boundary(payload)
+                        inputs[key.index] = tensor
                     else:
                         order.gradient_arrived(key.index)
-                        gradients[key.index] = self._boundary(payload)
+                        gradients[key.index] = tensor
                 except PeerFault as fault:
                     self._on_trouble(key.sender, fault.cause)
             tasklet = order.next()
             if tasklet is None:
-                await self.mailbox.wait_for_arrival()
+                with self._recorder.span("wait"):
+                    await self.mailbox.wait_for_arrival()
             elif tasklet.kind is TaskletKind.FORWARD:
                 loss_sum += await self._forward(step, tasklet, inputs)
             else:
@@ -167,36 +192,43 @@ class StepEngine:
     async def _forward(self, step: int, tasklet: Tasklet, inputs: dict[int, Tensor]) -> float:
         number = tasklet.microbatch
         entry = inputs.pop(number, None)
-        result = await self._compute.run(
-            lambda: self._runner.forward(number, *self._entry(step, number, entry))
-        )
+        forward = self._recorder.timed("forward", number, self._runner.forward)
+        result = await self._compute.run(lambda: forward(number, *self._entry(step, number, entry)))
         if self._runner.has_head:
             return float(result)
-        self._send_boundary(step, FrameKind.ACTIVATION, number, result)
+        await self._send_boundary(step, FrameKind.ACTIVATION, number, result)
         return 0.0
 
     async def _backward(self, step: int, tasklet: Tasklet, gradients: dict[int, Tensor]) -> None:
         number = tasklet.microbatch
         gradient = gradients.pop(number, None)
-        result = await self._compute.run(lambda: self._runner.backward(number, gradient))
+        backward = self._recorder.timed("backward", number, self._runner.backward)
+        result = await self._compute.run(lambda: backward(number, gradient))
         if result is not None:
-            self._send_boundary(step, FrameKind.ACTIVATION_GRADIENT, number, result)
+            await self._send_boundary(step, FrameKind.ACTIVATION_GRADIENT, number, result)
 
     async def _evaluate(self, step: int) -> float:
         loss_sum = 0.0
         for number in self._held_out:
             entry = None
             if not self._runner.has_embedding:
-                entry = self._boundary(await self.mailbox.take(self._activation(step, number)))
+                key = self._activation(step, number)
+                with self._recorder.span("wait"):
+                    payload = await self.mailbox.take(key)
+                try:
+                    entry = await self._boundary(key.kind, payload)
+                except PeerFault as fault:
+                    await self.refuse(key.sender, fault)
+            evaluate = self._recorder.timed("evaluate", number, self._runner.evaluate)
             result = await self._compute.run(
-                lambda number=number, entry=entry: self._runner.evaluate(
+                lambda evaluate=evaluate, number=number, entry=entry: evaluate(
                     *self._entry(step, number, entry)
                 )
             )
             if self._runner.has_head:
                 loss_sum += float(result)
             else:
-                self._send_boundary(step, FrameKind.ACTIVATION, number, result)
+                await self._send_boundary(step, FrameKind.ACTIVATION, number, result)
         return loss_sum
 
     def _entry(self, step: int, number: int, activation: Tensor | None) -> tuple[Tensor, ...]:
@@ -206,78 +238,82 @@ class StepEngine:
         entry = tokens if activation is None else activation
         return (entry, targets) if self._runner.has_head else (entry,)
 
-    def _boundary(self, payload: bytearray) -> Tensor:
+    async def _boundary(self, kind: FrameKind, payload: bytearray) -> Tensor:
+        """Raises `PeerFault`."""
         spec = self._spec
         shape = (spec.batch.microbatch, spec.model.context, spec.model.width)
-        return tensor_from_bytes(payload, shape)
+        codec = codec_of(self.mailbox.codec_of(kind), spec.codecs)
+        if codec.lossless:
+            return codec.decode(payload, shape)
+        return await self._compute.run(codec.decode, payload, shape)
 
     def _activation(self, step: int, number: int) -> FrameKey:
         stage = self._pipeline.stages[self._position]
         before = self._pipeline.stages[self._position - 1]
         return FrameKey(step, FrameKind.ACTIVATION, stage.first_layer, number, before.peer_id)
 
-    def _send_boundary(self, step: int, kind: FrameKind, number: int, tensor: Tensor) -> None:
+    async def _send_boundary(self, step: int, kind: FrameKind, number: int, tensor: Tensor) -> None:
         forward = kind is FrameKind.ACTIVATION
         neighbour = self._pipeline.stages[self._position + (1 if forward else -1)]
         stage = self._pipeline.stages[self._position]
         layer = neighbour.first_layer if forward else stage.first_layer
         lane = "forward" if forward else "backward"
-        header = self._header(step, kind, layer, number, tuple(tensor.shape))
-        self._send_later(neighbour.peer_id, lane, header, tensor_to_bytes(tensor))
+        boundaries = self.mailbox.wire.boundaries
+        if forward:
+            name = boundaries[self._me, neighbour.peer_id].activation
+        else:
+            name = boundaries[neighbour.peer_id, self._me].gradient
+        codec = codec_of(name, self._spec.codecs)
+        payload = (
+            codec.encode(tensor)
+            if codec.lossless
+            else await self._compute.run(codec.encode, tensor)
+        )
+        header = self.header(step, kind, layer, number, tuple(tensor.shape), name)
+        self.send_later(neighbour.peer_id, lane, header, payload)
 
     # reduction --------------------------------------------------------------------------------
 
     async def _reduce(self, step: int, segment: Segment) -> None:
-        """Give every holder of a segment the same sum of all holders' gradients.
-
-        Each chunk has an owner; it adds the holders' parts in pipeline order and sends the sum to
-        the others, so that all end with the owner's bytes.
-        """
-        if len(segment.holders) == 1:
-            return
-        chunks = self._chunks[segment.first_layer]
+        """Give every holder of a segment the same sum of all holders' gradients."""
         states = self._states_of(segment)
-        flat = await self._compute.run(flatten_gradients, states)
-        exchanges = [
-            self._exchange_chunk(step, segment, chunks, chunk, flat[start:end])
-            for chunk, (start, end) in enumerate(chunks.bounds)
-        ]
-        await asyncio.gather(*exchanges)
-        await self._compute.run(_store_gradients, flat, states)
-
-    async def _exchange_chunk(
-        self,
-        step: int,
-        segment: Segment,
-        chunks: Chunks,
-        chunk: int,
-        part: Tensor,
-    ) -> None:
-        owner = chunks.owner(chunk)
-        layer = segment.first_layer
-        if owner != self._me:
-            header = self._header(step, FrameKind.GRADIENT_PART, layer, chunk, tuple(part.shape))
-            self._send_later(owner, "reduce", header, bytes(tensor_to_bytes(part)))
-            key = FrameKey(step, FrameKind.GRADIENT_SUM, layer, chunk, owner)
-            payload = await self.mailbox.take(key)
-            part.copy_(tensor_from_bytes(payload, tuple(part.shape)))
+        owed = self._memory.owed_of(states)
+        if len(segment.holders) == 1:
+            if owed is not None:
+                await self._compute.run(self._settle, step, states, owed)
             return
-        parts = []
-        for holder in segment.holders:
-            if holder == self._me:
-                parts.append(part)
-                continue
-            key = FrameKey(step, FrameKind.GRADIENT_PART, layer, chunk, holder)
-            payload = await self.mailbox.take(key)
-            parts.append(tensor_from_bytes(payload, tuple(part.shape)))
-        total = await self._compute.run(sum_parts, parts)
-        part.copy_(total)
-        header = self._header(step, FrameKind.GRADIENT_SUM, layer, chunk, tuple(part.shape))
-        for holder in segment.holders:
-            if holder != self._me:
-                self._send_later(holder, "reduce", header, tensor_to_bytes(total))
+        chunks = self.mailbox.wire.chunks[segment.first_layer]
+        values = await self._compute.run(flatten_gradients, states)
+        reduction = SegmentReduction(
+            self._spec,
+            self.reduction_codec,
+            step,
+            segment.first_layer,
+            chunks.bounds,
+            values,
+            owed,
+        )
+        courses = _Courses(self, step, segment.first_layer)
+        with self._recorder.span("reduce", segment.first_layer):
+            await exchange(
+                reduction, self._me, segment.holders, chunks.owners, courses, self._compute
+            )
+        await self._compute.run(_store_gradients, reduction.reduced, states)
+        if reduction.owed is not None:
+            self._memory.propose_owed(step, states, reduction.owed)
 
-    def _send_later(self, peer_id: str, lane: str, header: FrameHeader, payload: Payload) -> None:
+    def _settle(self, step: int, states: list[LayerState], owed: Tensor) -> None:
+        """Nobody else holds these layers any more: what is owed to the others is used here."""
+        _store_gradients(flatten_gradients(states).add_(owed), states)
+        self._memory.propose_owed(step, states, owed * 0.0)
+
+    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
+        """What a peer sent cannot be read, so this step will not end."""
+        self._on_trouble(peer_id, fault.cause)
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("nobody ends this wait but who cancels it")
+
+    def send_later(self, peer_id: str, lane: str, header: FrameHeader, payload: Payload) -> None:
         """Sends outlive a step that is stopped: a frame cut short would cost the stream."""
         task = asyncio.create_task(self._send(peer_id, lane, header, payload))
         self._sends.add(task)
@@ -289,8 +325,14 @@ class StepEngine:
         except (Unreachable, Refused) as error:
             self._on_trouble(peer_id, error.cause)
 
-    def _header(
-        self, step: int, kind: FrameKind, layer: int, index: int, shape: tuple[int, ...]
+    def header(
+        self,
+        step: int,
+        kind: FrameKind,
+        layer: int,
+        index: int,
+        shape: tuple[int, ...],
+        codec: str,
     ) -> FrameHeader:
         return FrameHeader(
             view_number=self.view.number,
@@ -299,10 +341,35 @@ class StepEngine:
             kind=kind,
             index=index,
             layer=layer,
-            codec="fp32",
+            codec=codec,
             dtype="float32",
             shape=shape,
         )
+
+
+class _Courses:
+    """The frames of one segment's reduction in one step: `segment_exchange.Courses`."""
+
+    def __init__(self, engine: StepEngine, step: int, layer: int) -> None:
+        self._engine = engine
+        self._step = step
+        self._layer = layer
+
+    async def send(
+        self, peer_id: str, kind: FrameKind, chunk: int, elements: int, payload: Payload
+    ) -> None:
+        engine = self._engine
+        header = engine.header(
+            self._step, kind, self._layer, chunk, (elements,), engine.reduction_codec.name
+        )
+        engine.send_later(peer_id, "reduce", header, payload)
+
+    async def take(self, peer_id: str, kind: FrameKind, chunk: int) -> bytearray:
+        key = FrameKey(self._step, kind, self._layer, chunk, peer_id)
+        return await self._engine.mailbox.take(key)
+
+    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
+        await self._engine.refuse(peer_id, fault)
 
 
 def _store_gradients(flat: Tensor, states: list[LayerState]) -> None:

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import Prepared, StepOutcome
 from p2p_dtfm.core.view import View
+from p2p_dtfm.core.wire_plan import wire_plan
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import Courier
@@ -39,6 +40,7 @@ from p2p_dtfm.daemon.initial_states import InitialStates
 from p2p_dtfm.daemon.mailbox import Mailbox, held_out_indices
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.step_engine import LocalResult, StepEngine
+from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.daemon.wire import (
     FollowDone,
     FollowEnded,
@@ -53,6 +55,7 @@ from p2p_dtfm.net.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.batches import Batches
 from p2p_dtfm.train.data import ShardDamaged, ShardMissing
 from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.train.replica_memory import ReplicaMemory
 
 log = logging.getLogger("p2p_dtfm")
 Tensor = Any
@@ -91,8 +94,8 @@ class Outlet(Protocol):
     def skip_to(self, step: int) -> None:
         """Without a stage: somebody prepares `step`, so all before it are committed."""
 
-    def suspect(self, peer_id: str, cause: str) -> None:
-        """A peer cannot be sent what it needs for the step under way."""
+    def trouble(self, peer_id: str, cause: str) -> None:
+        """What a peer needs for the step under way, or what it sent for it, is lost."""
 
     def lineage_at(self, step: int) -> str:
         """The digest of the lineage of states after `step` committed steps."""
@@ -126,6 +129,7 @@ class Tools:
     initial: InitialStates
     scratch: Path
     status: Status
+    recorder: StepRecorder = field(default_factory=StepRecorder)
 
 
 class Trainer:
@@ -145,12 +149,15 @@ class Trainer:
         self._ledger: Ledger | None = None
         self._behind: Ledger | None = None
         self._recorded_step = -1
+        self._applying = False
+        """A step is committed, and its update under way."""
         self._stopped = False
         self._has_settled = True
         """All states that the present view wants here are here."""
         self._next_view: View | None = None
         self._restart: Restart | None = None
         self._computing: asyncio.Task[LocalResult] | None = None
+        self._memory = ReplicaMemory()
         self._reduced: dict[tuple[ViewId, int], dict[int, Tensor]] = {}
         self._views: deque[ViewId] = deque(maxlen=VIEWS_REMEMBERED)
         self._early: dict[str, deque[Prepared]] = {}
@@ -190,9 +197,11 @@ class Trainer:
             self._stop_following()
         if discard:
             self.states.clear()
+            self._memory.keep_only(())
         self._views.append(view.id)
         if isinstance(plan, Plan) and plan.stage_of(me) is not None:
-            self._mailboxes[view.id] = Mailbox(view.id, plan, me, self._spec)
+            wire = wire_plan(self._spec, plan, view.snapshot)
+            self._mailboxes[view.id] = Mailbox(view.id, plan, me, self._spec, wire)
         self._wake.set()
         self._next_view = view if view.snapshot.planned else None
         if self._has_settled:
@@ -314,12 +323,9 @@ class Trainer:
 
     async def settled(self) -> None:
         """Wait, for a bounded time, until the last committed step is applied to all states."""
-        version = min(self.step, self._spec.total_steps)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_LIMIT_S):
-                while not self._stopped and any(
-                    state.version != version for state in self.states.values()
-                ):
+                while self._applying and not self._stopped:
                     await asyncio.sleep(SETTLE_POLL_S)
 
     def take_over(
@@ -339,6 +345,8 @@ class Trainer:
         for prepared in (prepared for statements in early.values() for prepared in statements):
             with contextlib.suppress(PeerFault):
                 self.prepared(prepared)
+        if self._follower is not None:
+            self._follower.taken_over = self._follower.view.id == view.id
         self._tools.donor.take_over(view.id)
         self._wake.set()
 
@@ -396,6 +404,8 @@ class Trainer:
         donor = self._tools.donor
         if isinstance(message, FollowLayers):
             donor.subscribe(sender, message)
+            if self._receipts is not None and message.from_takeover:
+                self._receipts.begins_again(sender)
             self._wake.set()
         elif isinstance(message, FollowDone):
             donor.unsubscribe(sender, message.view, message.number)
@@ -409,6 +419,16 @@ class Trainer:
             follower.committed(sender, message)
         else:
             follower.ended(sender, message)
+
+    def stream_lost(self, sender: str) -> None:
+        """What `sender` had sent of layers' states may not all arrive."""
+        for follower in (self._follower, self._guardian):
+            if follower is not None:
+                follower.stream_lost(sender)
+
+    def undelivered(self, receiver: str) -> None:
+        """Gradients on their way to a follower are lost."""
+        self._tools.donor.undelivered(receiver)
 
     def _receive_receipt(self, sender: str, message: LayerReceipt) -> None:
         if self._receipts is not None:
@@ -450,6 +470,7 @@ class Trainer:
     async def _do_restart(self, restart: Restart) -> None:
         """Bring the states to where an unplanned view starts; see `core.inventory.Restart`."""
         step, compute = self.step, self._tools.compute
+        self._memory.forget((*restart.discard, *restart.load))
         for layer in restart.discard:
             self.states.pop(layer, None)
         for layer in restart.load:
@@ -463,6 +484,7 @@ class Trainer:
             for layer in restart.roll_forward:
                 state = self.states[layer]
                 await compute.run(replay_outcome, self._spec, state, kept[layer], step - 1, norm)
+            self._memory.commit(step - 1)
             self._record(restart.outcome)
         if self._restart is restart:
             self._restart = None
@@ -499,6 +521,7 @@ class Trainer:
         if self.view is not view:
             return
         states = {layer: self.states[layer] for layer in plan.layers_of(self._tools.me)}
+        self._memory.keep_only(states)
         engine = StepEngine(
             self._mailboxes[view.id],
             plan,
@@ -508,7 +531,9 @@ class Trainer:
             self._tools.batches,
             self._tools.bulk,
             self._tools.compute,
-            self._outlet.suspect,
+            self._outlet.trouble,
+            self._memory,
+            self._tools.recorder,
         )
         while self.view is view and self.step <= self._spec.total_steps:
             await self._one_step(view, plan, engine)
@@ -525,6 +550,7 @@ class Trainer:
             grace_s = grace_end_s - time.monotonic() if late <= guarded else 0.0
             if self._follower is None and grace_s <= 0:
                 self._stop_guarding()
+                self._memory.forget(late)
                 self._start_following(view, late)
             text = f"{len(late)} layers are not at step {self.step} yet"
             self._tools.status.say(State.SYNCING, text)
@@ -543,7 +569,7 @@ class Trainer:
         return {n for n in layers if n not in held or held[n].version != self.step}
 
     async def _one_step(self, view: View, plan: Plan, engine: StepEngine) -> None:
-        step, spec = self.step, self._spec
+        step, spec, recorder = self.step, self._spec, self._tools.recorder
         train = step < spec.total_steps
         evaluate = not train or step % spec.evaluation.every_steps == 0
         await self._offer_states()
@@ -553,20 +579,27 @@ class Trainer:
         if train:
             self._tools.donor.reduced(step, engine.states)
             self._keep_reduced(view, step, engine)
-            await self._guarded(step)
+            with recorder.span("guard"):
+                await self._guarded(step)
         self._say_prepared(view, step, local)
-        outcome = await self._outcome(view)
+        with recorder.span("commit"):
+            outcome = await self._outcome(view)
         self._forget_reduced(step)
         lineage = self._outlet.lineage_at(step + 1)
         if train:
-            await self._tools.compute.run(_apply, spec, engine.states, outcome)
+            apply = recorder.timed("apply", 0, _apply)
+            await self._tools.compute.run(apply, spec, engine.states, outcome)
+            self._memory.commit(step)
+        self._applying = False
         if self.view is view:
             self._drop_unwanted()
         self._outlet.states_changed()
         self._record(outcome)
         is_due = (step + 1) % spec.checkpoint.every_steps == 0 or step + 1 == spec.total_steps
         if train and is_due:
-            await self._tools.checkpoints.save(step + 1, engine.states, lineage)
+            with recorder.span("save"):
+                await self._tools.checkpoints.save(step + 1, engine.states, lineage)
+        recorder.end()
 
     async def _compute_step(
         self, engine: StepEngine, step: int, *, train: bool, evaluate: bool
@@ -631,7 +664,7 @@ class Trainer:
             outcome = ledger.next_outcome()
             if outcome is not None:
                 self._tools.status.facts["waits_for"] = []
-                self.step = outcome.step + 1
+                self.step, self._applying = outcome.step + 1, True
                 self._tools.donor.committed(outcome)
                 self._outlet.committed(outcome)
                 return outcome

@@ -15,6 +15,7 @@ from p2p_dtfm.core.canonical import decode, encode_for_wire
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.web.state import Span
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
@@ -108,6 +109,26 @@ class CheckpointFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     """By layer: digest and size."""
 
 
+class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="trace"):
+    """What did the receiver do in these steps? Without a first one: in the newest `count`."""
+
+    first_step: int | None
+    count: int
+
+
+class TracedStep(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Spans by the sender's wall clock, in nanoseconds since 1970."""
+
+    step: int
+    spans: tuple[Span, ...]
+
+
+class TraceReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to TraceRequest: the steps that the sender still remembers."""
+
+    steps: tuple[TracedStep, ...]
+
+
 Message = (
     Hello
     | Gather
@@ -125,6 +146,7 @@ Message = (
     | FollowEnded
     | FollowDone
     | CheckpointFiles
+    | TraceRequest
 )
 
 AGREEMENT = (Gather, Ready, Synced, Active, Standing, Heartbeat, JoinRequest)

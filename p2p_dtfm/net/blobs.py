@@ -212,6 +212,8 @@ class BlobExchange:
             raise PeerFault(f"blob {request.digest[:12]} is not here")
         try:
             return encode(await asyncio.to_thread(_read_chunk, path, request))
+        except FileNotFoundError as error:
+            raise PeerFault(f"blob {request.digest[:12]} is no longer here") from error
         except OSError as error:
             log.warning("blob %s cannot be read: %s", request.digest[:12], error)
             raise PeerFault(f"blob {request.digest[:12]} cannot be read here") from error

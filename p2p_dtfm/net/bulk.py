@@ -41,6 +41,7 @@ from p2p_dtfm.net.stripes import (
 OnFrame = Callable[[str, FrameHeader, bytearray], Awaitable[None] | None]
 OnFault = Callable[[str, PeerFault], None]
 OnLost = Callable[[str, str, Unreachable], None]
+OnUndelivered = Callable[[str, str, Refused | Unreachable], None]
 
 LANES = ("forward", "backward", "reduce", "state")
 BULK_VERSION = 2
@@ -89,6 +90,7 @@ class BulkPlane:
         window_bytes: int = WINDOW_BYTES,
         stall_s: float = STALL_S,
         most_stripes: int = STRIPES_LIMIT,
+        on_undelivered: OnUndelivered | None = None,
     ) -> None:
         self._host = host
         self._run_digest = run_digest
@@ -96,6 +98,7 @@ class BulkPlane:
         self._on_frame = on_frame
         self._on_fault = on_fault
         self._on_lost = on_lost
+        self._on_undelivered = on_undelivered
         self._window_bytes = window_bytes
         self._stall_s = stall_s
         self._most_stripes = most_stripes
@@ -117,8 +120,8 @@ class BulkPlane:
         From then on the caller may change `payload`.
 
         Waits while `window_bytes` are unacknowledged. Raises `Refused` when the peer hung up
-        with a reason and `Unreachable` when the stream broke: also once for earlier frames that
-        were written and never acknowledged, which are lost.
+        with a reason and `Unreachable` when the stream broke. Frames that were written and never
+        acknowledged are lost then: `on_undelivered` hears of it at once, or else the next send.
         """
         view = as_bytes(payload)
         if view.nbytes >= _OFF_LOOP_BYTES:  # the checksum of a large tensor takes milliseconds
@@ -170,6 +173,7 @@ class BulkPlane:
 
     async def close(self) -> None:
         """Close everything."""
+        self._on_undelivered = None
         for peer_id in {peer for peer, _ in (*self._outgoing, *self._incoming)}:
             self.disconnect(peer_id, "this peer is closing")
 
@@ -206,6 +210,7 @@ class BulkPlane:
             self._report_lost,
             self._measured,
             self._most_stripes,
+            self._on_undelivered,
         )
 
     async def _open(self, peer_id: str, hello: Hello) -> tuple[asyncio.StreamReader, Writer]:

@@ -44,8 +44,12 @@ ITEM_BYTES: Mapping[str, int] = {
 }
 """Bytes of one element, by the name of its type."""
 
-CODEC_ITEM_BYTES: Mapping[str, int | None] = {"raw": None, "fp32": None, "fp16": 2, "bf16": 2}
+CODEC_ITEM_BYTES: Mapping[str, int | None] = {"raw": None, "fp32": None, "bf16": 2}
 """Codecs whose payload is one item for each element; None: as wide as the type itself."""
+
+OTHER_CODEC_BYTES: Mapping[str, int] = {"fp16": 2, "int8": 2, "sparse": 2}
+"""Codecs whose payload has a length of its own: bytes that it has for each element at most, besides
+64 KiB. Whoever decodes it knows the exact length."""
 
 
 class FrameKind(StrEnum):
@@ -89,11 +93,9 @@ class FrameHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class FrameLimits(msgspec.Struct, frozen=True):
-    """What a receiver is ready for. `other_codecs` maps codecs with a payload of their own length
-    to the largest number of bytes that they take for each element (and 64 KiB on top)."""
+    """What a receiver is ready for."""
 
     payload_bytes: int = 64 << 20
-    other_codecs: dict[str, int] = {}
 
 
 def encode_frame(header: FrameHeader, payload: Payload) -> tuple[FrameHeader, bytes]:
@@ -150,7 +152,7 @@ def parse_header(body: bytes, limits: FrameLimits) -> FrameHeader:
             f"a frame that claims {header.payload_bytes} bytes, more than the limit of "
             f"{limits.payload_bytes}"
         )
-    _check_length(header, _element_count(header.shape), limits)
+    _check_length(header, _element_count(header.shape))
     if header.part != WHOLE and not 0 <= header.part < -(-header.payload_bytes // PART_BYTES):
         raise PeerFault(f"part {header.part} of a frame of {header.payload_bytes} bytes")
     return header
@@ -167,7 +169,7 @@ def _element_count(shape: tuple[int, ...]) -> int:
     return count
 
 
-def _check_length(header: FrameHeader, count: int, limits: FrameLimits) -> None:
+def _check_length(header: FrameHeader, count: int) -> None:
     item_bytes = ITEM_BYTES.get(header.dtype)
     if item_bytes is None:
         raise PeerFault(f"a tensor of the unknown type {header.dtype[:32]!r}")
@@ -178,8 +180,8 @@ def _check_length(header: FrameHeader, count: int, limits: FrameLimits) -> None:
                 f"{header.payload_bytes} bytes for a {header.dtype} tensor of shape "
                 f"{list(header.shape)} in {header.codec}, where {due} are due"
             )
-    elif header.codec in limits.other_codecs:
-        if header.payload_bytes > count * limits.other_codecs[header.codec] + (64 << 10):
+    elif header.codec in OTHER_CODEC_BYTES:
+        if header.payload_bytes > count * OTHER_CODEC_BYTES[header.codec] + (64 << 10):
             raise PeerFault(f"{header.payload_bytes} bytes for {count} elements in {header.codec}")
     else:
         raise PeerFault(f"the unknown codec {header.codec[:32]!r}")

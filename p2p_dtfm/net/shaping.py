@@ -136,17 +136,23 @@ class Shaper:
         return self._in[origin].latency_ns / 1e9
 
     @property
-    def label(self) -> str:
-        """Goes with every figure that was measured over these links."""
+    def label(self) -> str | None:
+        """Goes with every figure that was measured over these links, where they are emulated."""
         return f"{self.name} of {self.scenario}"
 
     def shapes(self, peer_id: str) -> bool:
         """Whether the ways to and from a peer are shaped."""
-        return peer_id in self._out and peer_id in self._in
+        return self._link_to(peer_id) is not None and self._link_from(peer_id) is not None
+
+    def _link_to(self, peer_id: str) -> "_Link | None":
+        return self._out.get(peer_id)
+
+    def _link_from(self, peer_id: str) -> ShapedLink | None:
+        return self._in.get(peer_id)
 
     async def depart(self, peer_id: str, size_bytes: int) -> None:
         """Wait until this many bytes have been put on the way to a peer."""
-        link = self._out.get(peer_id)
+        link = self._link_to(peer_id)
         if link is None:
             return
         began_s = _now_s()
@@ -157,7 +163,7 @@ class Shaper:
 
     async def arrive(self, peer_id: str, size_bytes: int) -> None:
         """Wait while this many bytes, which a peer has just put on the way, come here."""
-        link = self._in.get(peer_id)
+        link = self._link_from(peer_id)
         if link is not None:
             await self._come(_now_s() + link.latency_ns / 1e9, size_bytes)
 
@@ -170,12 +176,42 @@ class Shaper:
         self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> "tuple[asyncio.StreamReader, asyncio.StreamWriter | ShapedWriter]":
         """A stream with a peer, shaped in both directions."""
-        if not self.shapes(peer_id):
+        way_out, way_in = self._link_to(peer_id), self._link_from(peer_id)
+        if way_out is None or way_in is None:
             return reader, writer
-        way_in = self._in[peer_id]
         under_way = way_in.bytes_per_s * way_in.latency_ns // 1_000_000_000
         arrivals = _Arrivals(self, peer_id, under_way + QUEUE_BYTES, reader)
-        return arrivals.reader, ShapedWriter(self._out[peer_id], writer, arrivals)
+        return arrivals.reader, ShapedWriter(way_out, writer, arrivals)
+
+
+class LineLimit(Shaper):
+    """A peer's own line, held to what its owner gives away, whomever it talks with.
+
+    The planner is told these rates, and probes measure them. The directory's traffic, which is
+    little, is not counted. A rate of 0 is no limit.
+    """
+
+    def __init__(self, uplink_bytes_per_s: int, downlink_bytes_per_s: int) -> None:
+        me = ShapedPeer("me", "me", uplink_bytes_per_s, downlink_bytes_per_s)
+        super().__init__(Shape("", (me,), ()), "me")
+
+    @property
+    def label(self) -> None:
+        """Nothing is emulated: these are the rates of a real line."""
+        return None
+
+    def latency_s(self, origin: str) -> float:
+        return 0.0
+
+    def _link_to(self, peer_id: str) -> "_Link":
+        if (link := self._out.get(peer_id)) is None:
+            if len(self._out) >= PEERS_LIMIT:
+                self._out.clear()
+            link = self._out[peer_id] = _Link(ShapedLink("me", peer_id, 0, 0), self._uplink)
+        return link
+
+    def _link_from(self, peer_id: str) -> ShapedLink:
+        return ShapedLink(peer_id, "me", 0, 0)
 
 
 class _Channel:
@@ -303,8 +339,9 @@ class ShapedWriter:
         try:
             while self._written:
                 written_s, data = self._written[0]
-                for start in range(0, len(data), self._link.chunk_bytes):
-                    part = memoryview(data)[start : start + self._link.chunk_bytes]
+                size = self._link.chunk_bytes  # the link may change meanwhile
+                for start in range(0, len(data), size):
+                    part = memoryview(data)[start : start + size]
                     await self._link.carry(len(part), max(written_s, _now_s() - _LATE_LIMIT_S))
                     self._raw.write(self._link.as_it_arrives(part))
                     await self._raw.drain()

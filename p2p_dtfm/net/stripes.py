@@ -59,6 +59,7 @@ class Lane:
         on_lost: Callable[[str, str, Unreachable], None],
         on_rate: Callable[[str, float], None],
         most_stripes: int = STRIPES_LIMIT,
+        on_undelivered: Callable[[str, str, Failure], None] | None = None,
     ) -> None:
         self.peer_id = peer_id
         self.lane = lane
@@ -73,6 +74,7 @@ class Lane:
         self.on_fault = on_fault
         self.on_lost = on_lost
         self.on_rate = on_rate
+        self._on_undelivered = on_undelivered
         self._turn = asyncio.Lock()
         self._frames = 0
         self._most_stripes = most_stripes
@@ -164,6 +166,9 @@ class Lane:
         for stripe in self.stripes:
             stripe.close()
         self.changed.set()
+        if self.lost_frames and self._on_undelivered is not None:
+            self.lost_frames = 0
+            self._on_undelivered(self.peer_id, self.lane, failure)
 
     async def _hear_last_word(self) -> None:
         """A reader may be about to hear why."""

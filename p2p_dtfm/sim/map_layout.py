@@ -11,6 +11,8 @@ from p2p_dtfm.sim.scenario import Scenario
 
 Point = tuple[float, float]
 _ROUNDS = 400
+_ROOMY_PEERS, _ROOMY = 24, 2.2
+"""With few peers circles are so many times as large, which leaves room for names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ def lay_out(scenario: Scenario, width: float, height: float, margin: float) -> L
         members.setdefault(peer.group, []).append(peer.name)
     names = list(members)
     spread = _spread(_distances(scenario, members, names))
-    radii = {name: 16.0 + 9.0 * math.sqrt(len(members[name])) for name in names}
+    scale = _ROOMY if len(scenario.peers) <= _ROOMY_PEERS else 1.0
+    radii = {name: scale * (16.0 + 9.0 * math.sqrt(len(members[name]))) for name in names}
     centres = _fitted(spread, width, height, margin + max(radii.values()))
     _push_apart(centres, [radii[name] for name in names], width, height, margin)
     groups = {name: (*centre, radii[name]) for name, centre in zip(names, centres, strict=True)}
@@ -103,7 +106,7 @@ def _push_apart(
                 (ax, ay), (bx, by) = centres[a], centres[b]
                 dx, dy = ax - bx or 0.01, ay - by or 0.01
                 apart = math.hypot(dx, dy)
-                lack = radii[a] + radii[b] + 30 - apart
+                lack = radii[a] + radii[b] + 36 - apart
                 if lack > 0:
                     dx, dy = dx / apart * lack / 2, dy / apart * lack / 2
                     centres[a], centres[b] = (ax + dx, ay + dy), (bx - dx, by - dy)
@@ -123,6 +126,6 @@ def _rings(names: list[str], group: tuple[float, float, float]) -> dict[str, Poi
     points: dict[str, Point] = {}
     for at, name in enumerate(names):
         reach = (radius - 9) * math.sqrt((at + 0.5) / len(names))
-        angle = at * math.pi * (3 - math.sqrt(5))
+        angle = at * math.pi * (3 - math.sqrt(5)) - math.pi / 2
         points[name] = (x + reach * math.cos(angle), y + reach * math.sin(angle))
     return points

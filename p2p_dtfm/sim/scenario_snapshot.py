@@ -15,7 +15,7 @@ from p2p_dtfm.core.records import (
 )
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import GENESIS, Member, Snapshot, sorted_records
-from p2p_dtfm.core.workload import FLOAT_BYTES, LayerCost, Workload, workload_of
+from p2p_dtfm.core.workload import FLOAT_BYTES, KIBI, LayerCost, Workload, workload_of
 from p2p_dtfm.sim.execution import OURS, Execution, wire_bytes
 from p2p_dtfm.sim.scenario import Scenario, ScenarioPeer
 
@@ -44,10 +44,10 @@ def workload_in(scenario: Scenario, spec: RunSpec, execution: Execution) -> Work
 
 
 def on_the_wire(workload: Workload, execution: Execution) -> Workload:
-    """The workload with tensors counted as the codecs send them, in units of fp32 values.
+    """The workload with tensors counted as the execution's codecs send them, not the run spec's.
 
-    The planner takes 4 bytes for each parameter that is reduced; with fp16 gradients it sees half
-    as many parameters. Memory (`state_bytes`) stays as it is.
+    In units of fp32 values: the planner takes 4 bytes for each parameter that is reduced, so with
+    fp16 gradients it sees half as many parameters. Memory (`state_bytes`) stays as it is.
     """
 
     def coded(cost: LayerCost) -> LayerCost:
@@ -61,6 +61,8 @@ def on_the_wire(workload: Workload, execution: Execution) -> Workload:
         embedding=coded(workload.embedding),
         block=coded(workload.block),
         head=coded(workload.head),
+        boundary_bytes_per_kibi=FLOAT_BYTES * KIBI,
+        gradient_bytes_per_kibi=FLOAT_BYTES * KIBI,
     )
 
 

@@ -277,7 +277,7 @@ class SimulatedTraining(SimulatedProcess):
     ) -> None:
         donors = {item.peer_id for item in view.snapshot.held if item.layer == layer}
         present = view.snapshot.present
-        if present is not None:
+        if view.snapshot.planned and present is not None:
             donors = set(present.holders(layer))
         if view is self.agreement.view and isinstance(view.plan, Plan):
             donors |= set(view.plan.holders(layer))

@@ -1,7 +1,8 @@
 """Pipelines over persistent streams: a stage computes and sends at once, and waits for data only.
 
-1F1B: a stage prefers a backward to a forward and holds at most `in_flight` microbatches between
-the two (Narayanan et al. 2019; there in_flight is depth - stage, here the plan says it).
+1F1B: a stage takes turns between forwards and backwards, as far as there are any, and holds at most
+`in_flight` microbatches between the two (Narayanan et al. 2019; there in_flight is depth - stage,
+here the plan says it). `core.pipeline_order` is the same order in the daemon.
 GPipe: the forwards of a flush, then its backwards (Huang et al. 2019).
 """
 
@@ -94,11 +95,13 @@ class StreamPipelines:
                 self._run(stage, False, stage.forwards.popleft())
             elif stage.backwards and stage.forwards_done == flush_end:
                 self._run(stage, True, stage.backwards.popleft())
-        elif stage.backwards:
+            return
+        held = stage.forwards_started - stage.backwards_done
+        forward = bool(stage.forwards) and held < stage.work.in_flight
+        backward_was_last = stage.running[0]
+        if stage.backwards and not (forward and backward_was_last):
             self._run(stage, True, stage.backwards.popleft())
-        elif (
-            stage.forwards and stage.forwards_started - stage.backwards_done < stage.work.in_flight
-        ):
+        elif forward:
             self._run(stage, False, stage.forwards.popleft())
 
     def _run(self, stage: _Stage, backward: bool, microbatch: int) -> None:

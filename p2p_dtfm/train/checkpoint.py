@@ -10,6 +10,7 @@ here depends on the plan: any set of peers can load what any other set saved.
 One process writes to a directory at a time.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -209,10 +210,15 @@ def prune(root: Path, keep: int) -> list[Path]:
     oldest = min((_step_of(directory) for directory in kept), default=0)
     doomed = [d for d in _step_directories(root) if d not in kept and _step_of(d) < oldest]
     for directory in doomed:
-        with _disk_errors(directory):
-            (directory / _MANIFEST).unlink(missing_ok=True)  # from here on it counts as torn
-            shutil.rmtree(directory)
+        remove_checkpoint(directory)
     return doomed
+
+
+def remove_checkpoint(directory: Path) -> None:
+    """Delete one, unless somebody else does at this moment. Raises `CheckpointFailed`."""
+    with _disk_errors(directory), contextlib.suppress(FileNotFoundError):
+        (directory / _MANIFEST).unlink(missing_ok=True)  # from here on it counts as torn
+        shutil.rmtree(directory)
 
 
 def _is_sound(manifest: Manifest) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.train.model import build_layer, initialise_layer
+from p2p_dtfm.train.optimizer import adam_w, step_adam_w
 from p2p_dtfm.train.tensor_file import Entry, entry_bytes, header
 
 assert sys.byteorder == "little", "state travels as the memory's own bytes, which are little-endian"
@@ -72,37 +73,19 @@ class LayerState:
         assert moments.shape == (2, self.parameters.numel()), moments.shape
         self.first_moments, self.second_moments = moments.to(self.device).unbind(0)
         self.gradient = torch.zeros_like(self.parameters)
-        self._optimizer = self._adam_w([parameter for _, parameter in named])
+        self.compute_with(self.parameters)
+        parameters = [parameter for _, parameter in named]
+        self._optimizer = adam_w(spec, parameters, self.first_moments, self.second_moments, version)
 
-    def _adam_w(self, parameters: list[nn.Parameter]) -> torch.optim.AdamW:
-        """AdamW (Loshchilov and Hutter 2019) over views of the flat buffers.
-
-        Only matrices decay; norms and biases do not.
-        """
-        settings = self.spec.optimizer
-        matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
-        vectors = [parameter for parameter in parameters if parameter.dim() < 2]
-        optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": settings.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.epsilon,
-            foreach=False,
-        )
+    def compute_with(self, flat: Tensor) -> None:
+        """Let the module's parameters be views of `flat`, fp32 in canonical order."""
+        assert flat.shape == self.parameters.shape and flat.device == self.device
         start = 0
-        for parameter in parameters:
+        for parameter in self.module.parameters():
             here = slice(start, start + parameter.numel())
-            parameter.data = self.parameters[here].view_as(parameter)
+            parameter.data = flat[here].view_as(parameter)
             parameter.grad = self.gradient[here].view_as(parameter)
-            optimizer.state[parameter] = {
-                "step": torch.tensor(float(self.version)),
-                "exp_avg": self.first_moments[here].view_as(parameter),
-                "exp_avg_sq": self.second_moments[here].view_as(parameter),
-            }
             start = here.stop
-        return optimizer
 
     @classmethod
     def genesis(cls, spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> "LayerState":
@@ -129,7 +112,10 @@ class LayerState:
 
     @torch.no_grad()
     def apply(self, reduced_gradient: Tensor, clip_scale: float, learning_rate: float) -> None:
-        """One AdamW step with `clip_scale * reduced_gradient`; the version grows by one.
+        """One step with `clip_scale * reduced_gradient`; the version grows by one.
+
+        The step is AdamW's; where a run synchronises locally, it is SGD's with Nesterov momentum
+        (Sutskever et al. 2013, in PyTorch's form), which is kept as the first moments.
 
         `reduced_gradient` is flat fp32 in canonical order and stays as it is, unless it is the
         gradient buffer, which is zero afterwards.
@@ -137,9 +123,13 @@ class LayerState:
         assert reduced_gradient.shape == self.gradient.shape, reduced_gradient.shape
         assert reduced_gradient.dtype == torch.float32, reduced_gradient.dtype
         torch.mul(reduced_gradient.to(self.device), clip_scale, out=self.gradient)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
+        if self.spec.sync.mode == "local":
+            momentum = self.spec.sync.outer_momentum
+            self.first_moments.mul_(momentum).add_(self.gradient)
+            self.gradient.add_(self.first_moments, alpha=momentum)
+            self.parameters.sub_(self.gradient, alpha=learning_rate)
+        else:
+            step_adam_w(self._optimizer, learning_rate)
         self.version += 1
         self.zero_gradients()
 

@@ -1,5 +1,8 @@
 """What this machine computes with, measured at the run's microbatch shape."""
 
+import contextlib
+import ctypes
+import gc
 import platform
 import statistics
 import time
@@ -54,6 +57,24 @@ def select_device(text: str) -> torch.device:
             f'use "cuda:0" to "cuda:{device_count - 1}"',
         )
     return torch.device("cuda", int(number or 0))
+
+
+def exclusive_name(device: torch.device) -> str | None:
+    """What tells an accelerator from all others of this machine; None for the processor, which
+    several daemons may share."""
+    if device.type != "cuda":
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return f"cuda-{torch.cuda.get_device_properties(index).uuid}"
+
+
+def release_memory() -> None:
+    """Give back what nothing holds any more: to the device, and to the operating system."""
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    with contextlib.suppress(OSError, AttributeError):  # another C library than GNU's
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def measure_device(

@@ -1,14 +1,58 @@
-"""What is shared by all layers of an optimizer step: the learning rate, the norm, the clipping."""
+"""The optimizer: AdamW over flat buffers, the learning rate, the norm, the clipping."""
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from p2p_dtfm.core.run_spec import RunSpec
 
 _LANES = 1 << 16
 _CLIP_EPSILON = 1e-6
+
+
+def adam_w(
+    spec: RunSpec,
+    parameters: Sequence[nn.Parameter],
+    first_moments: Tensor,
+    second_moments: Tensor,
+    steps_made: int,
+) -> torch.optim.AdamW:
+    """AdamW (Loshchilov and Hutter 2019) whose moments are views of flat buffers.
+
+    Only matrices decay; norms and biases do not.
+    """
+    settings = spec.optimizer
+    matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
+    vectors = [parameter for parameter in parameters if parameter.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        foreach=False,
+    )
+    start = 0
+    for parameter in parameters:
+        here = slice(start, start + parameter.numel())
+        optimizer.state[parameter] = {
+            "step": torch.tensor(float(steps_made)),
+            "exp_avg": first_moments[here].view_as(parameter),
+            "exp_avg_sq": second_moments[here].view_as(parameter),
+        }
+        start = here.stop
+    return optimizer
+
+
+def step_adam_w(optimizer: torch.optim.AdamW, learning_rate: float) -> None:
+    """One step with the parameters' gradients."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.step()
 
 
 def learning_rate(spec: RunSpec, step: int) -> float:
@@ -18,6 +62,32 @@ def learning_rate(spec: RunSpec, step: int) -> float:
     2017, "SGDR", equation 5, one cycle). Rounded to 12 digits, so that C libraries whose cosines
     differ in the last bit still agree.
     """
+    return _scheduled_rate(spec, step, spec.total_steps)
+
+
+def inner_learning_rate(spec: RunSpec, step: int, inner_step: int) -> float:
+    """With `sync.mode` local: the same schedule over all inner steps of the run, one after the
+    other; warm-up counts inner steps."""
+    inner_steps = spec.sync.inner_steps
+    assert 0 <= inner_step < inner_steps, inner_step
+    return _scheduled_rate(spec, step * inner_steps + inner_step, spec.total_steps * inner_steps)
+
+
+class Update(NamedTuple):
+    """How a committed step's reduced gradient enters the state: what `LayerState.apply` takes."""
+
+    clip_scale: float
+    learning_rate: float
+
+
+def update_of(spec: RunSpec, step: int, gradient_norm: float) -> Update:
+    """The same at every holder and follower. Differences of local steps are not clipped."""
+    if spec.sync.mode == "local":
+        return Update(1.0, spec.sync.outer_learning_rate)
+    return Update(clip_scale(gradient_norm, spec.optimizer.clip_norm), learning_rate(spec, step))
+
+
+def _scheduled_rate(spec: RunSpec, step: int, total_steps: int) -> float:
     assert step >= 0, step
     optimizer = spec.optimizer
     peak, final, warmup = (
@@ -27,7 +97,7 @@ def learning_rate(spec: RunSpec, step: int) -> float:
     )
     if step < warmup:
         return _rounded(peak * (step + 1) / warmup)
-    progress = min(1.0, (step - warmup) / max(1, spec.total_steps - warmup))
+    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
     return _rounded(final + (peak - final) * 0.5 * (1.0 + math.cos(math.pi * progress)))
 
 

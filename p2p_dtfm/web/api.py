@@ -1,24 +1,30 @@
 """The local API of one daemon: JSON over a unix socket that only its user can open."""
 
-import asyncio
-import contextlib
 import os
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from p2p_dtfm.web.server import Server
+
 Reader = Callable[[], Any]
 Action = Callable[[], Awaitable[Any]]
+Question = Callable[[Mapping[str, str]], Awaitable[Any]]
 
 
-def make_app(readers: dict[str, Reader], actions: dict[str, Action]) -> Starlette:
-    """GET /NAME for each reader, POST /NAME for each action."""
+def make_app(
+    readers: dict[str, Reader],
+    actions: dict[str, Action],
+    questions: dict[str, Question] | None = None,
+) -> Starlette:
+    """GET /NAME for each reader, and for each question with the address's parameters; POST /NAME
+    for each action."""
 
     def get(reader: Reader) -> Callable[[Request], Awaitable[JSONResponse]]:
         async def endpoint(request: Request) -> JSONResponse:
@@ -32,38 +38,36 @@ def make_app(readers: dict[str, Reader], actions: dict[str, Action]) -> Starlett
 
         return endpoint
 
+    def put(question: Question) -> Callable[[Request], Awaitable[JSONResponse]]:
+        async def endpoint(request: Request) -> JSONResponse:
+            return JSONResponse(await question(request.query_params))
+
+        return endpoint
+
     routes = [Route(f"/{name}", get(reader), methods=["GET"]) for name, reader in readers.items()]
     routes += [Route(f"/{name}", post(act), methods=["POST"]) for name, act in actions.items()]
+    routes += [Route(f"/{name}", put(asked)) for name, asked in (questions or {}).items()]
     return Starlette(routes=routes)
 
 
 class LocalApi:
     """Serves an app on a unix socket until closed."""
 
-    def __init__(self, app: Starlette, socket: Path) -> None:
-        self._socket = socket
-        config = uvicorn.Config(
-            app, uds=str(socket), log_config=None, access_log=False, lifespan="off", ws="none"
-        )
-        self._server = uvicorn.Server(config)
-        # the daemon has its own way to end; uvicorn must not take its signals
-        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
-        self._task: asyncio.Task[None] | None = None
+    def __init__(self, app: Starlette, path: Path) -> None:
+        self._app = app
+        self._path = path
+        self._server: Server | None = None
 
     async def start(self) -> None:
-        self._socket.unlink(missing_ok=True)
-        self._task = asyncio.create_task(self._server.serve())
-        while not self._server.started and not self._task.done():
-            await asyncio.sleep(0.01)
-        if self._task.done():
-            await self._task
-        os.chmod(self._socket, 0o600)
+        self._path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(self._path))
+        os.chmod(self._path, 0o600)  # before anybody can connect
+        listener.listen()
+        self._server = Server(self._app, listener)
+        await self._server.start()
 
     async def close(self) -> None:
-        if self._task is None:
-            return
-        self._server.should_exit = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2.0):
-                await self._task
-        self._socket.unlink(missing_ok=True)
+        if self._server is not None:
+            await self._server.close()
+        self._path.unlink(missing_ok=True)

@@ -300,3 +300,29 @@ def test_a_cancelled_send_does_not_leave_half_a_frame(tmp_path: Path) -> None:
             assert not b.faults
 
     run(scenario())
+
+
+def test_who_sent_what_was_lost_hears_of_it_without_sending_more(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            undelivered: list[tuple[str, str]] = []
+
+            async def refuse(sender: str, header: FrameHeader, payload: bytearray) -> None:
+                raise PeerFault("not due")
+
+            await BulkPlane(
+                two, "aa" * 32, FrameLimits(), refuse, lambda sender, fault: None
+            ).ready()
+            plane = BulkPlane(
+                one,
+                "aa" * 32,
+                FrameLimits(),
+                refuse,
+                lambda sender, fault: None,
+                on_undelivered=lambda peer, lane, failure: undelivered.append((peer, lane)),
+            )
+            await plane.send(two.peer_id, "forward", _header(1000), bytes(1000))
+            await until(lambda: undelivered, "the loss is told")
+            assert undelivered == [(two.peer_id, "forward")]
+
+    run(scenario())

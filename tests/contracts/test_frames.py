@@ -11,7 +11,7 @@ from p2p_dtfm.core.canonical import encode
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.net.frames import FrameHeader, FrameKind, FrameLimits, FrameReader, encode_frame
 
-LIMITS = FrameLimits(payload_bytes=1 << 16, other_codecs={"int8": 2})
+LIMITS = FrameLimits(payload_bytes=1 << 16)
 
 
 def _header(**changes: object) -> FrameHeader:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.core.paper_anneal import anneal, has_kernel, logarithms
+from p2p_dtfm.core.paper_anneal import anneal, ground_of, has_kernel, logarithms
 from p2p_dtfm.core.paper_cost import (
     PaperProblem,
     data_parallel_ns,
@@ -21,7 +21,7 @@ from p2p_dtfm.core.paper_cost import (
     path_ns,
     shortest_path,
 )
-from p2p_dtfm.core.paper_solver import kinds_of, solve_paper
+from p2p_dtfm.core.paper_solver import solve_paper
 from p2p_dtfm.core.prng import Prng
 from p2p_dtfm.sim.paper_scenario import paper_problem_of
 from p2p_dtfm.sim.scenario import load_scenario
@@ -111,14 +111,13 @@ def test_kernel_and_its_twin_agree(seed: int, shape: tuple[int, int], temperatur
     problem = random_problem(seed, *shape)
     start = list(range(problem.peer_count))
     Prng(seed).shuffle(start)
-    arguments = (problem, kinds_of(problem), tuple(start), seed, temperature, 900_000, 20, 25)
+    arguments = (ground_of(problem), tuple(start), seed, temperature, 900_000, 20, 25)
     assert anneal(*arguments) == anneal(*arguments, compiled=False)
 
 
 def test_annealing_reports_the_true_cost_of_what_it_returns() -> None:
     problem = random_problem(5, 4, 4)
-    kinds = kinds_of(problem)
-    cost, found = anneal(problem, kinds, tuple(range(16)), 1, 1 << 33, 1_000_000, 100, 50)
+    cost, found = anneal(ground_of(problem), tuple(range(16)), 1, 1 << 33, 1_000_000, 100, 50)
     groups = tuple(found[at : at + 4] for at in range(0, 16, 4))
     assert cost == data_parallel_ns(problem, groups) + 2 * path_ns(problem, groups)
 
@@ -141,7 +140,7 @@ def test_logarithms() -> None:
 
 def test_interchangeable_peers_are_of_one_kind() -> None:
     problem = paper_problem_of(load_scenario(SCENARIOS / "paper-2-spot.toml"), 8, 8)
-    kinds = kinds_of(problem)
+    kinds = ground_of(problem).kinds
     assert max(kinds) + 1 == 9
     assert kinds[32:] == array("q", [8] * 32)
 

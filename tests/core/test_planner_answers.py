@@ -128,9 +128,18 @@ def test_small_noise_moves_nobody() -> None:
     made = snapshot(peers, links=links)
     first = plan(made)
     present = first
-    for seed in range(6):
+    for seed in range(3):
         present = plan(noisy(made, seed, present))
         assert holdings(present) == holdings(first)
+        assert present == first
+
+
+def test_a_newcomer_without_a_place_changes_nothing_but_the_spares() -> None:
+    peers, links = homes()
+    first = plan(snapshot(peers, links=links))
+    found = plan(snapshot([*peers, Peer(3_000_000_000)], links=links, present=first))
+    assert found.pipelines == first.pipelines
+    assert found.spares == tuple(sorted([*first.spares, name_of(len(peers))]))
 
 
 def test_a_peer_that_slows_down_much_is_relieved() -> None:

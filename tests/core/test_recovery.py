@@ -138,3 +138,13 @@ def test_guardians_are_others_and_count_once_in_place() -> None:
     assert receipts.waits_for(7) == ()
     receipts.receipt("c", VIEW, 7, (0,))
     assert receipts.waits_for(7) == () and receipts.waits_for(8) == (0,)
+
+
+def test_a_guardian_that_begins_again_is_not_waited_for() -> None:
+    receipts = Receipts(VIEW, {0: "c", 1: "d"})
+    receipts.receipt("c", VIEW, 7, (0,))
+    receipts.receipt("d", VIEW, 7, (1,))
+    receipts.begins_again("c")
+    assert receipts.waits_for(8) == (1,)
+    receipts.receipt("c", VIEW, 8, (0,))
+    assert receipts.waits_for(9) == (0, 1)

@@ -1,7 +1,9 @@
 """The workload's integers against counts made by hand."""
 
+import msgspec
 import pytest
 
+from p2p_dtfm.core.canonical import encode
 from p2p_dtfm.core.workload import LayerKind, workload_of
 from tests.core.builders import run_spec
 
@@ -51,3 +53,29 @@ def test_all_costs_are_positive_integers() -> None:
         for name in ("parameter_count", "state_bytes", "saved_bytes", "forward_flops"):
             value = getattr(cost, name)
             assert type(value) is int and value > 0, name
+
+
+def test_the_planner_counts_the_smallest_codec_that_is_allowed() -> None:
+    whole = workload_of(run_spec())
+    coded = msgspec.structs.replace(
+        whole, boundary_bytes_per_kibi=1065, gradient_bytes_per_kibi=2048
+    )
+    assert whole.boundary_wire_bytes == whole.boundary_bytes
+    assert whole.gradient_wire_bytes(whole.block) == 4 * whole.block.parameter_count
+    assert 3.8 < whole.boundary_bytes / coded.boundary_wire_bytes < 3.9
+    assert coded.gradient_wire_bytes(coded.block) == 2 * coded.block.parameter_count
+
+
+def test_a_run_with_fp32_alone_has_the_same_bytes_as_ever() -> None:
+    assert b"per_kibi" not in encode(workload_of(run_spec()))
+
+
+def test_what_a_replica_keeps_to_itself_counts_as_state() -> None:
+    local = {"mode": "local", "inner_steps": 2}
+    for changes, copies in (
+        ({"codecs": {"reduction": "int8"}}, 6),
+        ({"sync": local}, 9),
+        ({"sync": local, "codecs": {"reduction": "sparse"}}, 11),
+    ):
+        work = workload_of(run_spec(**changes))
+        assert work.block.state_bytes == 4 * copies * work.block.parameter_count

@@ -15,5 +15,6 @@ def prepared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = Path(argparse.__file__).read_text()
     (directory / "text.py").write_text(text)
     out = directory / "prepared"
-    prepare([directory / "text.py"], out, context=32, shard_tokens=40_000)
+    notes = {"name": "one module", "licence": "PSF-2.0", "source": "https://python.org"}
+    prepare([directory / "text.py"], out, context=32, shard_tokens=40_000, **notes)
     return out

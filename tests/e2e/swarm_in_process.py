@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2p_dtfm.core.errors import PeerFault
@@ -17,6 +17,8 @@ from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.frames import FrameHeader, FrameLimits
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.train.replica_memory import ReplicaMemory
+from tests.e2e.helpers import DEADLINE_S
 
 VIEW = ViewId(1, "0" * 64)
 
@@ -28,6 +30,7 @@ class EnginePeer:
     compute: Compute
     faults: list[PeerFault]
     engine: StepEngine | None = None
+    memory: ReplicaMemory = field(default_factory=ReplicaMemory)
 
     def on_frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
         if header.view_digest != VIEW.snapshot:
@@ -84,11 +87,12 @@ def prepare_engines(peers: list[EnginePeer], plan: Plan, spec: RunSpec, batch) -
             peer.bulk,
             peer.compute,
             lambda peer_id, cause, faults=peer.faults: faults.append(PeerFault(cause, peer_id)),
+            peer.memory,
         )
 
 
 async def run_all(peers: list[EnginePeer], step: int, *, evaluate: bool = False):
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         return await asyncio.gather(
             *(peer.engine.run(step, train=True, evaluate=evaluate) for peer in peers if peer.engine)
         )

@@ -26,6 +26,7 @@ from p2p_dtfm.net.frames import FrameHeader, FrameKind, FrameLimits
 from p2p_dtfm.net.host import Host
 from tests.core.builders import record
 from tests.e2e.helpers import (
+    DEADLINE_S,
     logged,
     processes_of,
     run_program,
@@ -153,7 +154,7 @@ def test_short_memory_is_named_and_ends_when_a_peer_joins_whose_damaged_shards_a
             assert (seeded / name).read_bytes() == (blobs / name).read_bytes()
         for child in (joiner, founder):
             child.process.send_signal(signal.SIGTERM)
-            assert child.process.wait(60) == 0, child.log_tail()
+            assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
         assert not logged(founder, "Traceback") and not logged(joiner, "Traceback")
 
 
@@ -173,7 +174,7 @@ class Live:
 
     def assert_trains_on(self) -> None:
         step = self.facts["step"]
-        wait_until(lambda: self.facts["step"] > step + 1, "it trains on", 30)
+        wait_until(lambda: self.facts["step"] > step + 1, "it trains on")
         assert not logged(self.founder, "Traceback"), self.founder.log_tail()
 
 
@@ -193,7 +194,7 @@ def live(prepared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         wait_until(lambda: (founder.status() or {}).get("step"), "it trains")
         yield Live(founder, address)
         founder.process.send_signal(signal.SIGTERM)
-        assert founder.process.wait(30) == 0, founder.log_tail()
+        assert founder.process.wait(DEADLINE_S) == 0, founder.log_tail()
     assert not processes_of(directory)
 
 
@@ -232,7 +233,7 @@ def with_stranger(
     """Run a scenario; the stranger's peer id."""
 
     async def run() -> str:
-        async with asyncio.timeout(60), stranger(live, directory) as one:
+        async with asyncio.timeout(DEADLINE_S), stranger(live, directory) as one:
             await scenario(one)
             return one.host.peer_id
 
@@ -465,11 +466,11 @@ def test_a_shard_that_nobody_has_is_waited_for_in_plain_words(live: Live, tmp_pa
         if path.is_file() and path.stat().st_size >= 10_000:
             path.rename(tmp_path / path.name)
             moved.append(path)
-    wait_until(lambda: state_of(live.founder)[0] == "waiting", "it waits", 30)
+    wait_until(lambda: state_of(live.founder)[0] == "waiting", "it waits")
     reason = state_of(live.founder)[1]
     assert any(path.name[:16] in reason for path in moved)
     assert "missing" in reason and "start again" in reason
     for path in moved:
         (tmp_path / path.name).rename(path)
-    wait_until(lambda: state_of(live.founder)[0] == "training", "it goes on by itself", 30)
+    wait_until(lambda: state_of(live.founder)[0] == "training", "it goes on by itself")
     live.assert_trains_on()

@@ -13,6 +13,7 @@ import pytest
 
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
 from tests.core.builders import run_spec
+from tests.e2e.helpers import DEADLINE_S
 from tests.e2e.test_daemons import alive, step_of, wait_until
 
 
@@ -26,7 +27,7 @@ def bootstrap_node(home: Path, listen: str = "/ip4/127.0.0.1/tcp/0") -> Iterator
         yield process, json.loads(process.stdout.readline())["addresses"][0]
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(DEADLINE_S)
         process.stdout.close()
 
 
@@ -65,7 +66,7 @@ def test_a_swarm_meets_at_a_bootstrap_node_and_outlives_it(tmp_path: Path) -> No
         second = swarm.join(address, ["--run-digest", digest])
         wait_until(lambda: members(founder) == members(second) == 2, "two train together")
         node.terminate()
-        assert node.wait(20) == 0
+        assert node.wait(DEADLINE_S) == 0
         third = swarm.join(own_address)
         wait_until(lambda: members(third) == 3, "a newcomer joins without the bootstrap node")
         before = step_of(third)
@@ -88,7 +89,7 @@ def test_without_a_digest_the_error_says_what_is_missing(tmp_path: Path) -> None
     with bootstrap_node(tmp_path / "bootstrap") as (_, address):
         command = [sys.executable, "-m", "p2p_dtfm", "--home", str(tmp_path / "peer")]
         command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--initial-peers", address]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 6
     assert "bootstrap node and trains nothing" in done.stderr
     assert "--run-digest" in done.stderr
@@ -110,7 +111,7 @@ def test_it_loads_no_torch_and_leaves_nothing_behind(tmp_path: Path) -> None:
         family = psutil.Process(process.pid).children(recursive=True)
         assert any("p2pd" in member.name() for member in family)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(DEADLINE_S) == 0
         wait_until(lambda: not any(map(alive, family)), "p2pd is gone", deadline_s=2.0)
 
 
@@ -118,7 +119,7 @@ def test_a_second_one_in_the_same_home_is_refused(tmp_path: Path) -> None:
     with bootstrap_node(tmp_path / "bootstrap"):
         command = [sys.executable, "-m", "p2p_dtfm", "bootstrap", "--home"]
         command += [str(tmp_path / "bootstrap"), "--listen", "/ip4/127.0.0.1/tcp/0"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 3
     assert "already running" in done.stderr
 

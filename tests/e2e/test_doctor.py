@@ -18,6 +18,7 @@ from p2p_dtfm.daemon.local_swarm import LocalSwarm
 from p2p_dtfm.daemon.peer_check import Finding, check_initial_peer
 from p2p_dtfm.net.host import Host
 from tests.core.builders import run_spec
+from tests.e2e.helpers import DEADLINE_S
 from tests.e2e.test_bootstrap import bootstrap_node
 
 SOMEBODY = "12D3KooWRbpEJ767DUrmMgm1PApxQQP6RGu8ZLY4XCYqd54AiwbL"
@@ -40,7 +41,7 @@ def ask_doctor(home: Path, *addresses: str) -> tuple[int, dict[str, dict]]:
     for address in addresses:
         command += ["--initial-peers", address]
     few = {**os.environ, "P2P_DTFM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=few)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=few)
     assert "Traceback" not in done.stderr
     result = json.loads(done.stdout)
     assert result["ok"] == (done.returncode == 0)
@@ -87,6 +88,7 @@ def test_a_member_tells_what_it_trains(tmp_path: Path) -> None:
         peer, clock = look_at(tmp_path, address)
     assert peer.verdict == clock.verdict == "ok"
     assert "trains test" in peer.found
+    assert "data python-standard-library, licence PSF-2.0, source standard library" in peer.found
     assert len(str(peer.facts["run_digest"])) == 64
 
 
@@ -134,7 +136,7 @@ def test_a_wrong_clock(ahead_s: float, verdict: str, tmp_path: Path) -> None:
         _, clock = look_at(tmp_path, address)
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=DEADLINE_S)
     assert clock.verdict == verdict
     assert abs(float(str(clock.facts["offset_ms"])) / 1e3 - ahead_s) < 0.5
     assert ("behind" if ahead_s > 0 else "ahead of") in clock.found

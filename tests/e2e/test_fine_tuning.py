@@ -16,6 +16,7 @@ from p2p_dtfm.train.hugging_face import export_hugging_face
 from p2p_dtfm.train.hugging_face_import import Training, import_hugging_face
 from p2p_dtfm.train.initial_state import initial_layer_path, initial_layer_state
 from p2p_dtfm.train.reference import ReferenceRun
+from tests.e2e.helpers import DEADLINE_S
 from tests.e2e.test_daemons import losses
 from tests.models.conftest import make_spec, random_states
 
@@ -59,7 +60,7 @@ def test_two_peers_go_on_from_an_imported_model(tmp_path: Path) -> None:
         founder, address = swarm.found(["--run", str(run), "--expect-peers", "2"])
         joiner = swarm.join(address)
         for child in (founder, joiner):
-            assert child.process.wait(120) == 0, child.log_tail()
+            assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
     assert read_run_spec(run).model.initial
     expected = expected_losses(founder.home, run.parent / "initial", STEPS)
     for child in (founder, joiner):
@@ -76,6 +77,6 @@ def test_a_run_spec_without_its_weights_is_refused(tmp_path: Path) -> None:
     lonely = run.rename(tmp_path / "alone" / "run.toml")
     with LocalSwarm(tmp_path) as swarm:
         child = swarm.start(["--run", str(lonely)])
-        assert child.process.wait(60) == 2
+        assert child.process.wait(DEADLINE_S) == 2
         assert "starts from given weights" in child.log_tail()
         assert "initial" in child.log_tail() and "Traceback" not in child.log_tail()

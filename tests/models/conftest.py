@@ -1,12 +1,9 @@
 """A small trained model on the disk, and the real `transformers` to compare with."""
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
-
-os.environ["HF_HUB_OFFLINE"] = "1"
 
 from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.train.checkpoint import save_layers

@@ -6,6 +6,7 @@ from p2p_dtfm.train.data.corpus import (
     prepare_standard_library,
     standard_library_paths,
 )
+from p2p_dtfm.train.data.data_sets import stated_licence
 from p2p_dtfm.train.data.dataset import Dataset, ShardMissing
 from p2p_dtfm.train.data.manifest import Manifest, ShardEntry, load_manifest, parse_manifest
 from p2p_dtfm.train.data.prepare import Prepared, Progress, open_prepared, prepare
@@ -41,5 +42,6 @@ __all__ = [
     "prepare",
     "prepare_standard_library",
     "standard_library_paths",
+    "stated_licence",
     "tokenizer_from_bytes",
 ]

@@ -18,6 +18,8 @@ MANIFEST_LIMIT_BYTES = 16 << 20
 SHARD_LIMIT_TOKENS = 1 << 28
 TOKENIZER_LIMIT_BYTES = 64 << 20
 
+_SHOWN_CHARACTERS = 200
+
 Split = Literal["train", "held_out"]
 TokenType = Literal["uint8", "uint16", "uint32"]
 TOKEN_BYTES: dict[TokenType, int] = {"uint8": 1, "uint16": 2, "uint32": 4}
@@ -49,6 +51,14 @@ class Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: _Text
     licence: _Text
     source: _Text
+
+    def describe(self) -> str:
+        """One line for people. What a founder did not say is said to be unsaid."""
+        name, licence, source = map(_one_line, (self.name, self.licence, self.source))
+        return (
+            f"data {name or 'without a name'}, licence {licence or 'not stated'}, "
+            f"source {source or 'not stated'}"
+        )
 
 
 class Totals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,6 +102,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Every file that the manifest names: digest to size in bytes."""
         sizes = {shard.digest: self.size_bytes(shard) for shard in self.shards}
         return sizes | {self.tokenizer.digest: self.tokenizer.size_bytes}
+
+
+def _one_line(text: str) -> str:
+    """What a stranger wrote, made safe for a terminal."""
+    return "".join(char if char.isprintable() else " " for char in text)[:_SHOWN_CHARACTERS]
 
 
 def token_type_for(vocabulary: int) -> TokenType:

@@ -1,19 +1,17 @@
-"""Text files to token shards, a tokenizer file and a manifest.
+"""Documents to token shards, a tokenizer file and a manifest.
 
 The files are read twice. The first reading finds out which are text and which pieces are held out;
 the second one writes. (With byte-pair encoding a reading for training lies between.) Memory stays
 bounded: a few pieces at a time, and a few bytes for each piece.
 
-A document is a file; a file longer than a piece counts as several, since else the text of a single
-big file could not be split. The pieces with the lowest content hashes are held out, so equal
-documents are never on both sides, and the split does not depend on where the files lie.
+The pieces with the lowest content hashes are held out, so equal documents are never on both sides,
+and the split does not depend on where the files lie; or else the files that were named for it.
 """
 
-import hashlib
 import os
+from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +19,7 @@ import numpy as np
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.train.data.atomic_file import write_atomically
 from p2p_dtfm.train.data.blob_store import BlobStore
+from p2p_dtfm.train.data.documents import NoTextField, Piece, read_documents
 from p2p_dtfm.train.data.manifest import (
     FORMAT_VERSION,
     MANIFEST_LIMIT_BYTES,
@@ -40,7 +39,6 @@ from p2p_dtfm.train.data.text_files import (
     NotText,
     Skipped,
     find_files,
-    read_pieces,
 )
 from p2p_dtfm.train.data.tokenizer import (
     END_OF_DOCUMENT,
@@ -59,7 +57,9 @@ Progress = Callable[[int, int, str], None]
 _PIECE_BYTES = (1 << 10, 1 << 16)
 """Least and most. A batch of large ones, encoded, takes a hundred times its size."""
 _BPE_TRAINING_LIMIT_BYTES = 1 << 28
-_BATCH_PIECES = 16
+_BATCH_PIECES = 1024
+_BATCH_BYTES = 1 << 20
+_PROGRESS_EVERY_PIECES = 256
 
 
 @dataclass(frozen=True)
@@ -72,23 +72,30 @@ class Prepared:
     """Holds every blob of the manifest, and the manifest itself, by digest."""
 
 
-@dataclass(frozen=True)
-class _Piece:
-    text: bytes
-    key: int
-    """A hash of content and place in the file; low ones are held out."""
-    ends_document: bool
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Survey:
     """What the first reading found."""
 
-    files: list[Candidate]
-    text_bytes: int
+    field: str
+    """The rows' text."""
     piece_bytes: int
-    threshold: int
-    """A piece is held out if its key is at most this."""
+    files: list[Candidate] = field(default_factory=list)
+    text_bytes: int = 0
+    documents: int = 0
+    threshold: int = -1
+    """A piece is held out if its key is at most this, or if its file is."""
+
+    def pieces(self) -> Iterator[tuple[Piece, bool]]:
+        """All pieces and whether they are held out, on a later reading, when nothing may be wrong
+        with the files any more. Raises `UserError`."""
+        for file in self.files:
+            try:
+                for piece in read_documents(file, self.field, self.piece_bytes, Skipped()):
+                    yield piece, file.held_out or piece.key <= self.threshold
+            except (NotText, NoTextField, OSError) as error:
+                raise UserError(
+                    f"{file.path} changed while it was being read: {error}", "run the command again"
+                ) from error
 
 
 def prepare(
@@ -105,9 +112,13 @@ def prepare(
     source: str = "",
     skipped: Skipped | None = None,
     tokenizer: Tokenizer | None = None,
+    text_field: str = "text",
+    validation: list[Path] | None = None,
 ) -> Manifest:
-    """Make the directory `out` from text files and directories. Raises `UserError`.
+    """Make the directory `out` from files and directories. Raises `UserError`.
 
+    `text_field`: which field of a row holds its text, where files have rows.
+    `validation`: files and directories to hold out, instead of a fraction of all.
     `vocabulary`: None for bytes, else the tokens of a byte-pair encoding learnt from the text.
     `tokenizer`: one that is there already, instead of either.
     `context`: both splits must hold at least one window of context + 1 tokens.
@@ -116,13 +127,21 @@ def prepare(
     skipped = Skipped() if skipped is None else skipped
     _require_sane(vocabulary, shard_tokens, held_out_fraction, context, (name, licence, source))
     replaces = _require_ours(out)
-    files = find_files(paths, out, skipped)
-    survey = _survey(files, held_out_fraction, context, progress, skipped)
-    if not survey.files:
-        raise UserError(
-            f"no text found in {', '.join(map(str, paths)) or 'no paths'} (skipped: {skipped})",
-            "name files or directories with UTF-8 text",
-        )
+    files = find_files(paths, validation or [], out, skipped)
+    total_bytes = sum(file.size_bytes for file in files)
+    smallest, largest = _PIECE_BYTES
+    piece_bytes = min(max(int(total_bytes * held_out_fraction / 4), smallest), largest)
+    survey = _Survey(text_field, piece_bytes)
+    _read_first(survey, files, held_out_fraction, context, progress, skipped)
+    for named, held_out in ((paths, False), (validation or [], True)):
+        if named and not any(file.held_out == held_out for file in survey.files):
+            raise UserError(
+                f"no text found in {', '.join(map(str, named))} (skipped: {skipped})",
+                (
+                    "name files or directories with UTF-8 text, JSON lines, Parquet or Arrow",
+                    "name the rows' text with --field, where there are rows",
+                ),
+            )
     if tokenizer is None:
         tokenizer = _make_tokenizer(survey, vocabulary, progress)
     try:
@@ -233,46 +252,77 @@ def _remove_unused(store: BlobStore, manifest: Manifest) -> None:
             store.remove(digest)
 
 
-def _survey(
+@dataclass
+class _Found:
+    """What the first reading found in one file; a number for each piece."""
+
+    keys: array = field(default_factory=lambda: array("Q"))
+    sizes_bytes: array = field(default_factory=lambda: array("Q"))
+    documents: int = 0
+
+
+def _read_first(
+    survey: _Survey,
     files: list[Candidate],
     held_out_fraction: float,
     context: int,
     progress: Progress,
     skipped: Skipped,
-) -> _Survey:
-    """First reading: which files are text, and which pieces are held out."""
+) -> None:
+    """First reading: which files hold text, and which pieces are held out."""
     total_bytes = sum(file.size_bytes for file in files)
-    smallest, largest = _PIECE_BYTES
-    piece_bytes = min(max(int(total_bytes * held_out_fraction / 4), smallest), largest)
-    kept, keys, sizes, done_bytes, text_bytes = [], [], [], 0, 0
+    keys, sizes_bytes, done_bytes = [], [], 0
+
+    def tell(read_bytes: int) -> None:
+        progress(min(done_bytes + read_bytes, total_bytes), total_bytes, "reading")
+
     for file in files:
+        found = _read_file_first(file, survey, skipped, tell)
+        tell(file.size_bytes)
         done_bytes += file.size_bytes
-        pieces = _survey_file(file, piece_bytes, skipped)
-        if pieces:
-            kept.append(file)
-            keys.append(np.array([key for key, _ in pieces], dtype=np.uint64))
-            sizes.append(np.array([size for _, size in pieces], dtype=np.int64))
-            text_bytes += int(sizes[-1].sum())
-        progress(done_bytes, total_bytes, "reading")
+        if found is not None and found.documents:
+            survey.files.append(file)
+            survey.documents += found.documents
+            survey.text_bytes += sum(found.sizes_bytes)
+            keys.append(np.frombuffer(found.keys, dtype=np.uint64))
+            sizes_bytes.append(np.frombuffer(found.sizes_bytes, dtype=np.uint64))
+    if not survey.files or any(file.held_out for file in survey.files):
+        return
     # A window may take several bytes a token; the exact check comes when the tokens are there.
+    text_bytes = survey.text_bytes
     wanted_bytes = min(max(text_bytes * held_out_fraction, 2 * (context + 1)), text_bytes / 2)
-    threshold = _threshold(keys, sizes, wanted_bytes) if kept else 0
-    return _Survey(kept, text_bytes, piece_bytes, threshold)
+    survey.threshold = _threshold(keys, sizes_bytes, wanted_bytes)
 
 
-def _survey_file(file: Candidate, piece_bytes: int, skipped: Skipped) -> list[tuple[int, int]]:
-    """Key and size of each piece; empty if the file cannot be used."""
+def _read_file_first(
+    file: Candidate, survey: _Survey, skipped: Skipped, tell: Callable[[int], None]
+) -> _Found | None:
+    """None, and counted, if the file cannot be used; `UserError` if the user asked for it."""
+    found = _Found()
     try:
-        return [(piece.key, len(piece.text)) for piece in _pieces(file.path, piece_bytes)]
+        for piece in read_documents(file, survey.field, survey.piece_bytes, skipped):
+            found.keys.append(piece.key)
+            found.sizes_bytes.append(len(piece.text))
+            found.documents += piece.ends_document
+            if len(found.keys) % _PROGRESS_EVERY_PIECES == 0:
+                tell(piece.read_bytes)
     except NotText:
         skipped.not_text += 1
+        return None
+    except NoTextField as error:
+        if file.named:
+            other = error.fields[0] if error.fields else "NAME"
+            raise UserError(str(error), f"name the field that holds it: --field {other}") from error
+        skipped.without_field += 1
+        return None
     except OSError as error:
         if file.named:
             raise UserError(
                 f"cannot read {file.path}: {error.strerror}", "check its permissions"
             ) from error
         skipped.note_unreadable(error)
-    return []
+        return None
+    return found
 
 
 def _threshold(keys: list[np.ndarray], sizes: list[np.ndarray], wanted_bytes: float) -> int:
@@ -281,25 +331,6 @@ def _threshold(keys: list[np.ndarray], sizes: list[np.ndarray], wanted_bytes: fl
     order = np.argsort(every_key, kind="stable")
     place = int(np.searchsorted(np.cumsum(every_size[order]), wanted_bytes))
     return int(every_key[order[min(place, len(order) - 1)]])
-
-
-def _pieces(path: Path, piece_bytes: int) -> Iterator[_Piece]:
-    """The pieces of a file, one behind, since only then is it known which is the last."""
-    held: bytes | None = None
-    number = 0
-    for text in read_pieces(path, piece_bytes):
-        if held is not None:
-            yield _Piece(held, _key(held, number), ends_document=False)
-            number += 1
-        held = text
-    if held is not None:
-        yield _Piece(held, _key(held, number), ends_document=True)
-
-
-def _key(text: bytes, number: int) -> int:
-    # With its number in the file, the repeats within one monotonous file fall on either side.
-    salt = number.to_bytes(8, "little")
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8, salt=salt).digest(), "little")
 
 
 def _make_tokenizer(survey: _Survey, vocabulary: int | None, progress: Progress) -> Tokenizer:
@@ -316,14 +347,14 @@ def _make_tokenizer(survey: _Survey, vocabulary: int | None, progress: Progress)
 def _training_texts(survey: _Survey, progress: Progress) -> Iterator[str]:
     """Training text, of a huge corpus every so many-th piece."""
     stride = -(-survey.text_bytes // _BPE_TRAINING_LIMIT_BYTES)
-    done_bytes = count = 0
-    for file in survey.files:
-        for piece in _pieces_again(file, survey):
-            done_bytes += len(piece.text)
-            count += 1
-            if piece.key > survey.threshold and count % stride == 0:
-                yield piece.text.decode("utf-8")
-        progress(done_bytes, survey.text_bytes, "learning tokens")
+    done_bytes = 0
+    for number, (piece, held_out) in enumerate(survey.pieces(), 1):
+        done_bytes += len(piece.text)
+        if not held_out and number % stride == 0:
+            yield piece.text.decode("utf-8")
+        if number % _PROGRESS_EVERY_PIECES == 0:
+            progress(done_bytes, survey.text_bytes, "learning tokens")
+    progress(survey.text_bytes, survey.text_bytes, "learning tokens")
 
 
 def _write(
@@ -362,7 +393,7 @@ def _write(
             store.put_bytes(tokenizer_file), len(tokenizer_file), tokenizer.vocabulary
         ),
         shards=(*train.entries, *held_out.entries),
-        totals=Totals(train.tokens, held_out.tokens, len(survey.files), survey.text_bytes),
+        totals=Totals(train.tokens, held_out.tokens, survey.documents, survey.text_bytes),
         notes=notes,
     )
 
@@ -379,12 +410,11 @@ def _write_tokens(
     writers: dict[Split, ShardWriter] = {"train": train, "held_out": held_out}
     open_split: Split | None = None
     done_bytes = 0
-    pieces = (piece for file in survey.files for piece in _pieces_again(file, survey))
-    while batch := list(islice(pieces, _BATCH_PIECES)):
-        for piece, tokens in zip(
-            batch, tokenizer.encode_batch([piece.text for piece in batch]), strict=True
+    for batch in _batches(survey.pieces()):
+        for (piece, held_out_piece), tokens in zip(
+            batch, tokenizer.encode_batch([piece.text for piece, _ in batch]), strict=True
         ):
-            split: Split = "held_out" if piece.key <= survey.threshold else "train"
+            split: Split = "held_out" if held_out_piece else "train"
             if open_split not in (None, split):
                 writers[open_split].append(separator)
             writers[split].append(tokens)
@@ -395,14 +425,18 @@ def _write_tokens(
         progress(done_bytes, survey.text_bytes, "writing")
 
 
-def _pieces_again(file: Candidate, survey: _Survey) -> Iterator[_Piece]:
-    """A file's pieces on a later reading, when nothing may be wrong with it any more."""
-    try:
-        yield from _pieces(file.path, survey.piece_bytes)
-    except (NotText, OSError) as error:
-        raise UserError(
-            f"{file.path} changed while it was being read: {error}", "run the command again"
-        ) from error
+def _batches(pieces: Iterator[tuple[Piece, bool]]) -> Iterator[list[tuple[Piece, bool]]]:
+    """Pieces to encode at once: of a bounded size and number."""
+    batch: list[tuple[Piece, bool]] = []
+    size_bytes = 0
+    for piece in pieces:
+        batch.append(piece)
+        size_bytes += len(piece[0].text)
+        if len(batch) >= _BATCH_PIECES or size_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
 
 
 def _require_readable(payload: bytes, shard_tokens: int) -> None:

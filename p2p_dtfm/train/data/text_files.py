@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.train.data.data_sets import data_set_files
 
 
 class NotText(Exception):
@@ -15,9 +16,14 @@ class NotText(Exception):
 
 @dataclass
 class Skipped:
-    """Files left out, by reason. `unreadable` names the first few."""
+    """Files and rows left out, by reason, with the first few examples of some."""
 
     not_text: int = 0
+    without_field: int = 0
+    """Files whose rows have no such text field."""
+    rows_without_text: int = 0
+    broken_lines: int = 0
+    broken_line_examples: list[str] = field(default_factory=list)
     empty: int = 0
     hidden: int = 0
     links: int = 0
@@ -30,9 +36,17 @@ class Skipped:
         if len(self.unreadable_examples) < 3:
             self.unreadable_examples.append(f"{error.filename}: {error.strerror}")
 
+    def note_broken(self, where: str) -> None:
+        self.broken_lines += 1
+        if len(self.broken_line_examples) < 3:
+            self.broken_line_examples.append(where)
+
     def __str__(self) -> str:
         counts = [
             (self.not_text, "not text"),
+            (self.without_field, "without the text field"),
+            (self.rows_without_text, "rows without text"),
+            (self.broken_lines, f"broken lines ({'; '.join(self.broken_line_examples)})"),
             (self.empty, "empty"),
             (self.hidden, "hidden"),
             (self.links, "symbolic links"),
@@ -49,19 +63,24 @@ class Candidate:
     path: Path
     size_bytes: int
     named: bool
+    held_out: bool = False
+    """Whether the user named it, or its directory, for evaluation."""
 
 
-def find_files(paths: list[Path], leave_out: Path, skipped: Skipped) -> list[Candidate]:
+def find_files(
+    paths: list[Path], held_out_paths: list[Path], leave_out: Path, skipped: Skipped
+) -> list[Candidate]:
     """Regular files in a fixed order: paths as given, each directory sorted by name, depth first.
 
     Inside directories, hidden entries and symbolic links are skipped and counted: links can loop
     and lead to the same text twice. A path that the user names may itself be a link. No file comes
-    twice. `leave_out` is the output directory. Raises `UserError` for a path that cannot be read.
+    twice. Of a data set that `datasets.save_to_disk` wrote only its tables are taken. `leave_out`
+    is the output directory. Raises `UserError` for a path that cannot be read.
     """
     found: list[Candidate] = []
     seen: set[tuple[int, int]] = set()
     excluded = _identity(leave_out)
-    for path in paths:
+    for path, held_out in [*((p, True) for p in held_out_paths), *((p, False) for p in paths)]:
         try:
             status = path.stat()
         except OSError as error:
@@ -85,7 +104,7 @@ def find_files(paths: list[Path], leave_out: Path, skipped: Skipped) -> list[Can
             if file_status.st_size == 0:
                 skipped.empty += 1
             else:
-                found.append(Candidate(file, file_status.st_size, named))
+                found.append(Candidate(file, file_status.st_size, named, held_out))
     return found
 
 
@@ -103,8 +122,20 @@ def read_pieces(path: Path, piece_bytes: int) -> Iterator[bytes]:
             if not rest:
                 return
             end = _cut(rest, piece_bytes) if block else len(rest)
-            yield _checked(rest[:end])
+            if not is_text(rest[:end]):
+                raise NotText
+            yield rest[:end]
             rest = rest[end:]
+
+
+def split_text(text: bytes, piece_bytes: int) -> Iterator[bytes]:
+    """Text that is there already, in such pieces."""
+    start = 0
+    while start < len(text):
+        piece = text[start : start + piece_bytes]
+        end = _cut(piece, piece_bytes) if start + len(piece) < len(text) else len(piece)
+        yield piece[:end]
+        start += end
 
 
 def _cut(text: bytes, piece_bytes: int) -> int:
@@ -128,14 +159,15 @@ def _character_boundary(text: bytes) -> int:
     return len(text)
 
 
-def _checked(piece: bytes) -> bytes:
+def is_text(piece: bytes) -> bool:
+    """Whether this is UTF-8 without zero bytes."""
     if 0 in piece:
-        raise NotText("zero byte")
+        return False
     try:
         piece.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise NotText("not UTF-8") from error
-    return piece
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _walk(
@@ -173,10 +205,12 @@ def _entries(
         return []
     try:
         with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: os.fsencode(entry.name))
+            found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
     except OSError as error:
         skipped.note_unreadable(error)
         return []
+    tables = data_set_files(folder, {entry.name for entry in found})
+    return found if tables is None else [entry for entry in found if entry.name in tables]
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

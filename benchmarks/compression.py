@@ -1,0 +1,311 @@
+"""Compression: bytes on the wire and held-out loss after equal tokens, for codecs and local sync.
+
+    python -m benchmarks.compression [--quick] [--json] [--only NAME ...]
+
+The run is `configs/tiny.toml`: its model, data, batch, steps and learning rate; only what a row
+says differs. Replicas of two stages each live in one process and nothing travels, but all
+arithmetic is that of the swarm: stages, codecs, `SegmentReduction` with what is owed, local steps,
+optimizer. The bytes are those of the frames that the peers would send, headers included. Held-out
+loss is taken on 512 sequences, more than `tiny` itself takes, so that differences of 1% can be
+seen. Target: 100 times fewer reduction bytes within 1% of the uncompressed held-out loss. No lower
+bound is known; beside each loss stands its difference from the uncompressed run's.
+"""
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.wire_plan import cut_into_chunks
+from p2p_dtfm.net.frames import FrameHeader, FrameKind, encode_frame
+from p2p_dtfm.sim.files import read_run_spec
+from p2p_dtfm.train.batches import Batches
+from p2p_dtfm.train.codecs import Buffer, codec_of
+from p2p_dtfm.train.data.corpus import prepare_standard_library
+from p2p_dtfm.train.data.dataset import Dataset
+from p2p_dtfm.train.data.prepare import open_prepared
+from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.train.local_steps import LocalSteps, inner_microbatches
+from p2p_dtfm.train.model import layer_count
+from p2p_dtfm.train.optimizer import squared_norm, update_of
+from p2p_dtfm.train.reduction import (
+    flatten_gradients,
+    gradient_count,
+    shard_bounds,
+    unflatten_gradients,
+)
+from p2p_dtfm.train.replica_memory import ReplicaMemory
+from p2p_dtfm.train.segment_reduction import SegmentReduction
+from p2p_dtfm.train.stage import StageRunner
+
+HELD_OUT_SEQUENCES = 512
+TIMES_FEWER = 100.0
+WITHIN = 0.01
+QUICK_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to synchronise; what it changes of `tiny`."""
+
+    name: str
+    replicas: int = 4
+    codecs: dict[str, Any] = field(default_factory=dict)
+    steps_each: int = 1
+    """A step of the swarm uses as many tokens as so many steps of `tiny`."""
+    inner_steps: int = 0
+    """With local sync: AdamW steps of each replica in a step of the swarm."""
+    rate: float = 1.0
+    """Times the learning rates of `tiny`: inner steps are on smaller batches."""
+
+
+SPARSE = {"reduction": "sparse", "sparse": {"one_in": 1, "keep_percent": 50, "bits": 4}}
+ROWS = (
+    Row("fp32"),
+    Row("reduction bf16", codecs={"reduction": "bf16"}),
+    Row("reduction int8", codecs={"reduction": "int8"}),
+    Row("reduction sparse", codecs={"reduction": "sparse"}),
+    Row("boundaries bf16", codecs={"activations": ["bf16"], "gradients": ["bf16"]}),
+    Row("boundaries fp16", codecs={"activations": ["fp16"], "gradients": ["fp16"]}),
+    Row("boundaries int8", codecs={"activations": ["int8"], "gradients": ["int8"]}),
+    Row("local", replicas=2, steps_each=10, inner_steps=40, rate=0.5),
+    Row("local + sparse", 2, SPARSE, steps_each=10, inner_steps=40, rate=0.5),
+    Row("local + sparse, four", 4, SPARSE, steps_each=10, inner_steps=20, rate=0.5),
+)
+
+
+def spec_of(row: Row, steps: int) -> RunSpec:
+    """`tiny` as the row changes it; equal tokens, in the same order."""
+    tiny = read_run_spec("tiny")
+    values = tiny.model_dump(mode="python")
+    values["evaluation"]["sequences"] = HELD_OUT_SEQUENCES
+    values["codecs"] |= row.codecs
+    values["total_steps"] = steps
+    values["optimizer"]["peak_learning_rate"] *= row.rate
+    values["optimizer"]["final_learning_rate"] *= row.rate
+    if row.inner_steps:
+        assert steps % row.steps_each == 0
+        values["total_steps"] = steps // row.steps_each
+        values["batch"]["global_batch"] *= row.steps_each
+        warmup_steps = values["optimizer"]["warmup_steps"]
+        values["optimizer"]["warmup_steps"] = warmup_steps * row.inner_steps // row.steps_each
+        values["sync"] = {
+            "mode": "local",
+            "inner_steps": row.inner_steps,
+            "outer_learning_rate": 1.0,
+            "outer_momentum": 0.0,
+        }
+    return RunSpec.model_validate(values)
+
+
+class Replica:
+    """One pipeline of two stages."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self.states = {n: LayerState.genesis(spec, n) for n in range(layer_count(spec))}
+        half = len(self.states) // 2
+        self.stages = [
+            StageRunner(spec, {n: self.states[n] for n in layers})
+            for layers in (range(half), range(half, len(self.states)))
+        ]
+        self.memory = ReplicaMemory()
+        self.local_steps = LocalSteps(spec, self.states, self.memory.moments)
+        self.boundary_bytes = 0
+
+    def _cross(self, kind: FrameKind, tensor: Tensor) -> Tensor:
+        codecs = self.spec.codecs
+        allowed = codecs.activations if kind is FrameKind.ACTIVATION else codecs.gradients
+        codec = codec_of(allowed[0], codecs)
+        payload = codec.encode(tensor)
+        self.boundary_bytes += frame_bytes(kind, codec.name, tuple(tensor.shape), payload)
+        return codec.decode(bytes(payload), tuple(tensor.shape))
+
+    def microbatch(self, batch: tuple[Tensor, Tensor], number: int) -> float:
+        """Forward and backward; the loss summed over tokens."""
+        first, last = self.stages
+        activation = first.forward(number, batch[0])
+        assert isinstance(activation, Tensor)
+        loss = last.forward(number, self._cross(FrameKind.ACTIVATION, activation), batch[1])
+        assert isinstance(loss, float)
+        gradient = last.backward(number)
+        assert gradient is not None
+        first.backward(number, self._cross(FrameKind.ACTIVATION_GRADIENT, gradient))
+        return loss
+
+    def attempt(self, step: int, share: range, batches: Batches) -> None:
+        """Leave this replica's part of the step in the gradient buffers."""
+        if self.spec.sync.mode == "every_step":
+            for number in share:
+                self.microbatch(batches(step, number), number)
+            return
+        self.local_steps.begin(step)
+        for inner_step, group in enumerate(inner_microbatches(self.spec, share)):
+            for number in group:
+                self.microbatch(batches(step, number), number)
+            self.local_steps.inner_step(inner_step, len(group))
+        self.local_steps.finish(len(share))
+
+    def held_out_loss(self, batches: Batches) -> float:
+        """Mean nats per token, through the boundary as in training."""
+        first, last = self.stages
+        loss_sum, tokens = 0.0, 0
+        start = self.spec.microbatches_per_step
+        for number in range(start, start + self.spec.evaluation_microbatches):
+            inputs, targets = batches(0, number)
+            activation = first.evaluate(inputs)
+            assert isinstance(activation, Tensor)
+            loss = last.evaluate(self._cross(FrameKind.ACTIVATION, activation), targets)
+            assert isinstance(loss, float)
+            loss_sum += loss
+            tokens += targets.numel()
+        return loss_sum / tokens
+
+
+def frame_bytes(kind: FrameKind, codec: str, shape: tuple[int, ...], payload: Buffer) -> int:
+    """What a frame takes on the wire, before libp2p."""
+    header = FrameHeader(1, "00" * 32, 1, kind, 1, 1, codec, "float32", shape)
+    _, start = encode_frame(header, payload)
+    return len(start) + len(memoryview(payload).cast("B"))
+
+
+def reduce_all(spec: RunSpec, step: int, replicas: list[Replica]) -> int:
+    """Reduce the gradients of all replicas; the bytes that all of them send together."""
+    holders = tuple(f"peer-{number}" for number in range(len(replicas)))
+    states = [list(replica.states.values()) for replica in replicas]
+    chunks = cut_into_chunks(gradient_count(states[0]), holders, (1,) * len(holders))
+    codec = codec_of(spec.codecs.reduction, spec.codecs)
+    sides = [
+        SegmentReduction(
+            spec, codec, step, 0, chunks.bounds, flatten_gradients(each), r.memory.owed_of(each)
+        )
+        for r, each in zip(replicas, states, strict=True)
+    ]
+    sent = 0
+    for chunk, owner in enumerate(chunks.owners):
+        summing = sides[holders.index(owner)]
+        shape = (summing.elements(chunk),)
+        parts: list[Tensor | None] = []
+        for side in sides:
+            if side is summing:
+                parts.append(None)
+                continue
+            payload = side.part(chunk)
+            sent += frame_bytes(FrameKind.GRADIENT_PART, codec.name, shape, payload)
+            parts.append(summing.read_part(chunk, bytes(payload)))
+        total = bytes(summing.add_parts(chunk, parts))
+        for side in sides:
+            if side is not summing:
+                sent += frame_bytes(FrameKind.GRADIENT_SUM, codec.name, shape, total)
+                side.take_sum(chunk, total)
+    for replica, each, side in zip(replicas, states, sides, strict=True):
+        assert torch.equal(side.reduced, sides[0].reduced), "all replicas end with the same bits"
+        for layer, part in unflatten_gradients(side.reduced, each).items():
+            replica.states[layer].gradient_vector().copy_(part)
+        if side.owed is not None:
+            replica.memory.propose_owed(step, each, side.owed)
+    return sent
+
+
+def train(row: Row, steps: int, folder: Path) -> dict[str, Any]:
+    """Train to the end; the row's figures."""
+    spec = spec_of(row, steps)
+    prepared = open_prepared(folder)
+    batches = Batches(Dataset(prepared.manifest, prepared.store.path, spec.model.context), spec)
+    replicas = [Replica(spec) for _ in range(row.replicas)]
+    bounds = shard_bounds(spec.microbatches_per_step, row.replicas)
+    reduction_bytes, began_s = 0, time.monotonic()
+    for step in range(spec.total_steps):
+        for replica, (start, end) in zip(replicas, bounds, strict=True):
+            replica.attempt(step, range(start, end), batches)
+        reduction_bytes += reduce_all(spec, step, replicas)
+        for replica in replicas:
+            states = replica.states.values()
+            norm = math.sqrt(sum(squared_norm(s.gradient_vector()) for s in states))
+            for state in states:
+                state.apply(state.gradient_vector(), *update_of(spec, step, norm))
+            replica.memory.commit(step)
+    boundary_bytes = sum(replica.boundary_bytes for replica in replicas)
+    assert len({s.digest() for r in replicas for s in r.states.values()}) == layer_count(spec)
+    return {
+        "name": row.name,
+        "replicas": row.replicas,
+        "steps_each": row.steps_each,
+        "rate": row.rate,
+        "codecs": row.codecs,
+        "inner_steps": row.inner_steps,
+        "tokens": spec.total_steps * spec.tokens_per_step,
+        "reduction_bytes_per_step": round(reduction_bytes / steps),
+        "boundary_bytes_per_step": round(boundary_bytes / steps),
+        "held_out_loss": replicas[0].held_out_loss(batches),
+        "took_s": round(time.monotonic() - began_s, 1),
+    }
+
+
+def compare(rows: list[dict[str, Any]]) -> None:
+    """Against the uncompressed run with as many replicas; its bytes depend on their number, its
+    loss does not."""
+    plain = rows[0]
+    for row in rows:
+        share = (row["replicas"] - 1) / (plain["replicas"] - 1)
+        plain_bytes = plain["reduction_bytes_per_step"] * share
+        row["times_fewer"] = round(plain_bytes / row["reduction_bytes_per_step"], 1)
+        row["loss_difference"] = row["held_out_loss"] / plain["held_out_loss"] - 1
+        row["tokens_equal"] = row["tokens"] == plain["tokens"]
+        met = row["times_fewer"] >= TIMES_FEWER and row["loss_difference"] <= WITHIN
+        row["met"] = met and row["tokens_equal"]
+
+
+def measure(names: list[str], steps: int) -> Iterator[dict[str, Any]]:
+    """Train the named rows, one after the other; the first is always the uncompressed one."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="p2p-dtfm-compression-") as name:
+        folder = Path(name) / "data"
+        prepare_standard_library(folder)
+        for row in ROWS:
+            if row is ROWS[0] or not names or row.name in names:
+                yield train(row, steps, folder)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a few steps: bytes, and no verdict")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", nargs="*", default=[], choices=[row.name for row in ROWS])
+    options = parser.parse_args()
+    steps = QUICK_STEPS if options.quick else read_run_spec("tiny").total_steps
+    rows: list[dict[str, Any]] = []
+    if not options.json:
+        print(f"{'':24s} replicas  reduction B/step  fewer  boundary B/step  held-out  difference")
+    for row in measure(options.only, steps):
+        rows.append(row)
+        compare(rows)
+        if not options.json:
+            print(
+                f"{row['name']:24s} {row['replicas']:8d} {row['reduction_bytes_per_step']:17,d} "
+                f"{row['times_fewer']:6.1f} {row['boundary_bytes_per_step']:16,d} "
+                f"{row['held_out_loss']:9.4f} {row['loss_difference']:+10.2%}",
+                flush=True,
+            )
+    met = any(row["met"] for row in rows)
+    target = f"{TIMES_FEWER:g} times fewer reduction bytes within {WITHIN:.0%}"
+    if options.json:
+        print(json.dumps({"steps": steps, "rows": rows, "target": target, "met": met}))
+    elif options.quick:
+        print(f"{steps} steps say nothing about losses; target: {target}")
+    else:
+        print(f"target: {target}: {'met' if met else 'MISSED'}")
+    return 0 if met or options.quick else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,172 @@
+"""Reduction: 64 MiB of gradients among four peers on loopback, against hivemind's own averager.
+
+    python -m benchmarks.reduction [--quick] [--json]
+
+Every peer is a process with a p2pd of its own. Ours runs as in a step: `train.segment_reduction`
+over `daemon.segment_exchange` and `net.bulk`. Theirs is `hivemind.averaging.DecentralizedAverager`
+with fp32, its group formed before the clock starts (a round is what follows the trigger). Rounds of
+the two take turns, so that a busy machine slows both; a round lasts until the slowest peer has its
+result. Lower bound beside it: the bytes that must pass through p2pd, at the rate at which one
+stream passes on this machine.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reduction_values import ELEMENTS, PEERS
+
+TARGET = 2.0
+
+
+class _Peers:
+    """The four processes of one kind."""
+
+    def __init__(self, module: str, folder: Path) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", f"benchmarks.{module}", str(number), str(folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None,
+                text=True,
+                env=environment,
+            )
+            for number in range(PEERS)
+        ]
+
+    def tell(self, line: str, number: int | None = None) -> None:
+        for process in self.processes if number is None else [self.processes[number]]:
+            assert process.stdin is not None
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+
+    def hear(self, number: int) -> dict[str, Any]:
+        stdout = self.processes[number].stdout
+        assert stdout is not None
+        for line in stdout:
+            if line.startswith("{"):
+                heard: dict[str, Any] = json.loads(line)
+                return heard
+        raise SystemExit("a peer ended early")
+
+    def hear_all(self) -> list[dict[str, Any]]:
+        return [self.hear(number) for number in range(PEERS)]
+
+    def close(self) -> None:
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _start_ours(folder: Path) -> _Peers:
+    peers = _Peers("reduction_peer", folder)
+    addresses = [heard["address"] for heard in peers.hear_all()]
+    peers.tell(json.dumps(addresses))
+    return peers
+
+
+def _start_theirs(folder: Path) -> _Peers:
+    peers = _Peers("hivemind_averager", folder)
+    peers.tell("[]", 0)
+    first = peers.hear(0)["address"]
+    for number in range(1, PEERS):
+        peers.tell(json.dumps([first]), number)
+        peers.hear(number)
+    return peers
+
+
+def _our_round(peers: _Peers) -> dict[str, Any]:
+    peers.hear_all()
+    began_s = time.monotonic()
+    peers.tell("go")
+    return _summary(peers.hear_all(), time.monotonic() - began_s)
+
+
+def _their_round(peers: _Peers) -> dict[str, Any]:
+    peers.tell("form a group")
+    if not all(heard["ready"] for heard in peers.hear_all()):
+        raise SystemExit("hivemind's averager formed no group of four")
+    began_s = time.monotonic()
+    peers.tell("go")
+    heard = peers.hear_all()
+    if any(each["group"] != PEERS or each["error"] > 1e-5 for each in heard):
+        raise SystemExit(f"hivemind's averager did not average: {heard}")
+    return _summary(heard, time.monotonic() - began_s)
+
+
+def _summary(heard: list[dict[str, Any]], outside_s: float) -> dict[str, Any]:
+    return {
+        "slowest_s": max(each["elapsed_s"] for each in heard),
+        "outside_s": outside_s,
+        "computed_s": sum(each["computed_s"] for each in heard),
+        "results": len({each["digest"] for each in heard}),
+    }
+
+
+def measure(rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Rounds of both in turn; the first of each warms up and is left out."""
+    with tempfile.TemporaryDirectory(prefix="p2p-dtfm-reduction-") as name:
+        ours, theirs = _start_ours(Path(name)), _start_theirs(Path(name))
+        try:
+            pairs = [(_our_round(ours), _their_round(theirs)) for _ in range(rounds + 1)][1:]
+        finally:
+            ours.close()
+            theirs.close()
+    return {"ours": [a for a, _ in pairs], "hivemind": [b for _, b in pairs]}
+
+
+def report(rows: dict[str, list[dict[str, Any]]], as_json: bool) -> int:
+    """Print; 0 if the target is met."""
+    median = {k: statistics.median(row["slowest_s"] for row in v) for k, v in rows.items()}
+    computed = {k: statistics.median(row["computed_s"] for row in v) for k, v in rows.items()}
+    results = {kind: max(row["results"] for row in found) for kind, found in rows.items()}
+    ratio = median["hivemind"] / median["ours"]
+    met = ratio >= TARGET and results["ours"] == 1
+    if as_json:
+        figures = {
+            "peers": PEERS,
+            "bytes": 4 * ELEMENTS,
+            "rounds": rows,
+            "median_s": median,
+            "median_computed_s": computed,
+            "different_results": results,
+            "ratio": round(ratio, 2),
+            "target": TARGET,
+            "met": met,
+        }
+        print(json.dumps(figures))
+        return 0 if met else 1
+    print(f"{4 * ELEMENTS >> 20} MiB among {PEERS} peers on loopback, fp32")
+    print(f"{'':10s} {'median s':>9s} {'CPU s':>6s} {'all rounds':42s} different results")
+    for kind, found in rows.items():
+        times = " ".join(f"{row['slowest_s']:.2f}" for row in found)
+        print(f"{kind:10s} {median[kind]:9.2f} {computed[kind]:6.2f} {times:42s} {results[kind]}")
+    print(f"{ratio:.2f} times hivemind's averager, target {TARGET:g}: {'met' if met else 'MISSED'}")
+    return 0 if met else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    return report(measure(3 if options.quick else 7), options.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,129 @@
+"""How a plan's tensors travel: who sums which part of a segment, and in which codec a boundary is
+crossed. A pure function of run spec, plan and snapshot, so both ends of a link know it alike, and a
+frame that says otherwise is its sender's fault.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from p2p_dtfm.core.plan import Pipeline, Plan, Segment
+from p2p_dtfm.core.problem import Problem, duration_ns, problem_of
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.shard_weights import shard_weights
+from p2p_dtfm.core.snapshot import Snapshot
+from p2p_dtfm.core.workload import FLOAT_BYTES, workload_of
+
+CHUNK_ELEMENTS = 1 << 20
+"""4 MiB of fp32: large enough for a fast link, small enough to overlap sending with summing."""
+
+CODEC_PERCENT = {"fp32": 100, "fp16": 50, "bf16": 50, "int8": 26}
+"""Bytes of a boundary tensor in a codec, against fp32."""
+
+
+class Chunks(NamedTuple):
+    """How a segment's flat gradient is cut, in order, and who sums each part."""
+
+    bounds: tuple[tuple[int, int], ...]
+    owners: tuple[str, ...]
+
+
+class BoundaryCodecs(NamedTuple):
+    """Between two neighbours in a pipeline."""
+
+    activation: str
+    gradient: str
+
+
+class WirePlan(NamedTuple):
+    """`chunks` by the first layer of each segment with several holders; `boundaries` by (sender,
+    receiver) of the activation; the gradient goes the other way."""
+
+    chunks: dict[int, Chunks]
+    boundaries: dict[tuple[str, str], BoundaryCodecs]
+
+
+def wire_plan(spec: RunSpec, plan: Plan, snapshot: Snapshot | None) -> WirePlan:
+    """Without a snapshot all holders own equal parts, and the first allowed codecs are taken."""
+    workload = workload_of(spec)
+    problem = None if snapshot is None else problem_of(snapshot)
+    chunks = {}
+    for segment in plan.segments():
+        if len(segment.holders) > 1:
+            length = sum(workload.cost(layer).parameter_count for layer in segment.layers)
+            weights = _weights(segment, problem)
+            chunks[segment.first_layer] = cut_into_chunks(length, segment.holders, weights)
+    boundaries = {}
+    for pipeline in plan.pipelines:
+        for before, after in pairwise(pipeline.stages):
+            edge = (before.peer_id, after.peer_id)
+            boundaries[edge] = _boundary_codecs(spec, pipeline, edge, problem)
+    return WirePlan(chunks, boundaries)
+
+
+def cut_into_chunks(
+    length: int,
+    holders: tuple[str, ...],
+    weights: Sequence[int],
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> Chunks:
+    """Each holder owns a range in proportion to its weight, cut into equal chunks of at most
+    `chunk_elements`. A range may be empty."""
+    total = sum(weights)
+    ends = [length * weight // total for weight in accumulate(weights)]
+    bounds: list[tuple[int, int]] = []
+    owners: list[str] = []
+    for holder, (start, end) in zip(holders, pairwise([0, *ends]), strict=True):
+        count = -(-(end - start) // chunk_elements)
+        cuts = [start + (end - start) * n // max(1, count) for n in range(count + 1)]
+        bounds += pairwise(cuts)
+        owners += [holder] * count
+    return Chunks(tuple(bounds), tuple(owners))
+
+
+def _weights(segment: Segment, problem: Problem | None) -> tuple[int, ...]:
+    """The parts by which `reduction_cost` predicts how long the segment takes."""
+    if problem is None:
+        return (1,) * len(segment.holders)
+    numbers = [problem.peer_ids.index(holder) for holder in segment.holders]
+    order = sorted(range(len(numbers)), key=numbers.__getitem__)
+    ranked = [numbers[place] for place in order]
+    pairs = [[problem.pair_bytes_per_s[a][b] for b in ranked] for a in ranked]
+    limits = [min(problem.uplink_bytes_per_s[a], problem.downlink_bytes_per_s[a]) for a in ranked]
+    weights = dict(zip(order, shard_weights(pairs, limits), strict=True))
+    return tuple(weights[place] for place in range(len(numbers)))
+
+
+def _boundary_codecs(
+    spec: RunSpec, pipeline: Pipeline, edge: tuple[str, str], problem: Problem | None
+) -> BoundaryCodecs:
+    allowed = spec.codecs
+    if problem is None:
+        return BoundaryCodecs(allowed.activations[0], allowed.gradients[0])
+    before, after = (problem.peer_ids.index(peer_id) for peer_id in edge)
+    limit_ns = max(
+        _microbatch_ns(problem, stage.peer_id, stage.layers) for stage in pipeline.stages
+    )
+    return BoundaryCodecs(
+        _codec(allowed.activations, problem.bytes_per_s[before][after], limit_ns, spec),
+        _codec(allowed.gradients, problem.bytes_per_s[after][before], limit_ns, spec),
+    )
+
+
+def _codec(allowed: tuple[str, ...], bytes_per_s: int, limit_ns: int, spec: RunSpec) -> str:
+    """The first that travels in the time that the busiest stage computes a microbatch, so that the
+    link holds up nobody; if none does, the one with the fewest bytes."""
+    size_bytes = spec.batch.microbatch * spec.model.context * spec.model.width * FLOAT_BYTES
+    for codec in allowed:
+        if duration_ns(size_bytes * CODEC_PERCENT[codec] // 100, bytes_per_s) <= limit_ns:
+            return codec
+    return min(allowed, key=lambda codec: (CODEC_PERCENT[codec], codec))
+
+
+def _microbatch_ns(problem: Problem, peer_id: str, layers: range) -> int:
+    times = problem.layer_ns[problem.peer_ids.index(peer_id)]
+    last = problem.layer_count - 1
+    blocks = sum(1 for layer in layers if 0 < layer < last)
+    ns = blocks * times.block_ns
+    ns += times.embedding_ns if 0 in layers else 0
+    return ns + (times.head_ns if last in layers else 0)

@@ -1,0 +1,33 @@
+"""How long something that has parts takes yet, judged by how long its parts took so far."""
+
+import time
+from collections.abc import Callable
+
+SHOWN_FROM_S = 2.0
+"""A shorter time is no news to anybody."""
+
+
+class Estimate:
+    """Begins when it is made."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._began_s = clock_s()
+
+    def left_s(self, done: float, total: float) -> float | None:
+        """None while nothing is done."""
+        if done <= 0:
+            return None
+        return (self._clock_s() - self._began_s) * max(0.0, total - done) / done
+
+    def words(self, done: float, total: float) -> str:
+        """ ", about 12 s left", or nothing while nothing can be said."""
+        left_s = self.left_s(done, total)
+        if left_s is None or left_s < SHOWN_FROM_S:
+            return ""
+        if left_s < 100:
+            return f", about {left_s:.0f} s left"
+        minutes = left_s / 60
+        return (
+            f", about {minutes:.0f} min left" if minutes < 100 else f", {minutes / 60:.0f} h left"
+        )

@@ -1,0 +1,154 @@
+"""What stays on a machine between times of taking part: after a pause, and outside of set hours.
+
+A pause is a planned leave, after which the process stays, holds its home and answers `status` and
+`resume`. Nothing of the model is in memory meanwhile. To come back is to join like a newcomer, at
+whom was met before; if they are gone, or there were none, as the daemon was started.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any
+
+from p2p_dtfm import __version__
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.daemon.home import Home
+from p2p_dtfm.daemon.hours import Hours
+from p2p_dtfm.daemon.node import Daemon
+from p2p_dtfm.daemon.settings import Settings
+from p2p_dtfm.daemon.status import State, Status
+from p2p_dtfm.train.measure import release_memory
+from p2p_dtfm.web.api import LocalApi, make_app
+
+LOOK_EVERY_S = 1.0
+UNREACHABLE = 6
+
+log = logging.getLogger("p2p_dtfm")
+
+
+def _local_time() -> datetime:
+    return datetime.now().astimezone()
+
+
+class Resident:
+    """Takes part, pauses, and takes part again, until it is told to leave or a run is done."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        take_part: Callable[[Daemon], Awaitable[int]] = Daemon.run,
+        now: Callable[[], datetime] = _local_time,
+    ) -> None:
+        """`now`: the time of day here, for the hours."""
+        self._settings = settings
+        self._take_part = take_part
+        self._now = now
+        self._hours = Hours.parse(settings.hours)
+        self._last: dict[str, Any] = {}
+
+    async def run(self) -> int:
+        """Returns the exit code. Raises `UserError`."""
+        settings = self._settings
+        outside = self._hours is not None and not self._hours.contain(self._now())
+        if outside and not await self._stay_away(self._outside, until_hours=True):
+            return 0
+        while True:
+            daemon = Daemon(settings)
+            try:
+                code = await self._take_part_within_hours(daemon)
+            except UserError as error:
+                if settings is self._settings or error.exit_code != UNREACHABLE:
+                    raise
+                log.warning("those met before are gone: %s", error.cause)
+                settings = self._settings
+                continue
+            if daemon.pause_reason is None:
+                return code
+            reason, met, run_digest = daemon.pause_reason, daemon.acquaintances(), daemon.run_digest
+            del daemon
+            release_memory()
+            if not await self._stay_away(reason, until_hours=reason == self._outside):
+                return 0
+            settings = _to_come_back(self._settings, met, run_digest)
+
+    @property
+    def _outside(self) -> str:
+        return f"takes part in the hours {self._hours} only"
+
+    async def _take_part_within_hours(self, daemon: Daemon) -> int:
+        watching = asyncio.create_task(self._watch_hours(daemon))
+        try:
+            return await self._take_part(daemon)
+        finally:
+            watching.cancel()
+            if daemon.run_digest:
+                self._last = daemon.status_json()
+
+    async def _watch_hours(self, daemon: Daemon) -> None:
+        """Pause when the hours end; who resumed outside of them takes part until they end next."""
+        if self._hours is None:
+            return
+        within = False
+        while not within or self._hours.contain(self._now()):
+            within = within or self._hours.contain(self._now())
+            await asyncio.sleep(LOOK_EVERY_S)
+        daemon.pause(self._outside)
+
+    async def _stay_away(self, reason: str, until_hours: bool) -> bool:
+        """Whether to take part again; else to end. Raises `UserError` if the home is taken."""
+        home, status = Home(self._settings.home), Status()
+        going_on: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def decide(go_on: bool) -> None:
+            if not going_on.done():
+                going_on.set_result(go_on)
+
+        async def resume() -> dict[str, Any]:
+            decide(True)
+            return {"state": "joining"}
+
+        async def leave() -> dict[str, Any]:
+            decide(False)
+            return {"state": "stopped"}
+
+        async def pause() -> dict[str, Any]:
+            return {"state": "paused"}
+
+        home.acquire()
+        status.say(State.PAUSED, reason)
+        readers = {"status": lambda: self._status_json(status)}
+        actions = {"resume": resume, "leave": leave, "pause": pause}
+        api = LocalApi(make_app(readers, actions), home.socket)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, decide, False)
+        try:
+            await api.start()
+            while not going_on.done():
+                await asyncio.wait({going_on}, timeout=LOOK_EVERY_S)
+                if until_hours and self._hours is not None and self._hours.contain(self._now()):
+                    decide(True)
+            return going_on.result()
+        finally:
+            await api.close()
+            home.release()
+
+    def _status_json(self, status: Status) -> dict[str, Any]:
+        nothing = {
+            "dashboard": None,
+            "view": None,
+            "snapshot": None,
+            "plan": None,
+            "members": [],
+            "layers": [],
+        }
+        unknown = dict.fromkeys(("peer_id", "run", "run_digest", "data", "checkpoints"))
+        return {"version": __version__, **unknown, **self._last, **nothing, **status.as_json()}
+
+
+def _to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> Settings:
+    """As a newcomer to those who were met; as it was started, if there was nobody."""
+    if not met or not run_digest:
+        return settings
+    return settings.model_copy(update={"initial_peers": met, "run": "", "run_digest": run_digest})

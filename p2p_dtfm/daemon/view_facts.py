@@ -1,0 +1,148 @@
+"""A view as the dashboard shows it: members on a map, pipelines, flows, and this peer's part."""
+
+import itertools
+from collections.abc import Iterator
+
+import msgspec
+
+from p2p_dtfm.core.explain import explain_peer
+from p2p_dtfm.core.guardians import guarded_layers
+from p2p_dtfm.core.plan import NoPlan, Plan
+from p2p_dtfm.core.records import PeerRecord
+from p2p_dtfm.core.snapshot import Snapshot
+from p2p_dtfm.core.view import View
+from p2p_dtfm.core.workload import FLOAT_BYTES
+from p2p_dtfm.daemon.peer_map import Points, place_peers
+from p2p_dtfm.web.state import Flow, MyPart, PeerFacts, PipelineFacts, ViewState
+
+
+def view_state(view: View, me: str, from_step: int, before: Points | None = None) -> ViewState:
+    """Everything that stays the same while `view` is in force. Takes tens of milliseconds."""
+    snapshot, plan = view.snapshot, view.plan
+    records = snapshot.records
+    points = place_peers(records, before)
+    numbers = {record.peer_id: number for number, record in enumerate(records)}
+    planned = plan if isinstance(plan, Plan) else None
+    return ViewState(
+        number=view.id.number,
+        snapshot=view.id.snapshot,
+        plan=plan.digest(),
+        from_step=from_step,
+        predicted_step_ns=planned.predicted_step_ns if planned else 0,
+        no_plan=plan.reason if isinstance(plan, NoPlan) else "",
+        me=numbers.get(me),
+        peers=tuple(_peer(record, planned, points[record.peer_id]) for record in records),
+        pipelines=tuple(
+            PipelineFacts(
+                tuple(numbers[stage.peer_id] for stage in pipeline.stages),
+                pipeline.microbatch_count,
+            )
+            for pipeline in (planned.pipelines if planned else ())
+        ),
+        flows=tuple(_flows(snapshot, planned, numbers)) if planned else (),
+        part=_part(snapshot, planned, me) if planned and me in numbers else None,
+    )
+
+
+def points_of(state: ViewState) -> Points:
+    """The map, for the next view to resemble."""
+    return {peer.peer_id: (peer.x, peer.y) for peer in state.peers}
+
+
+def _peer(record: PeerRecord, plan: Plan | None, point: tuple[float, float]) -> PeerFacts:
+    device = record.device
+    facts = PeerFacts(
+        peer_id=record.peer_id,
+        device=f"{device.kind}, {device.name}",
+        memory_bytes=device.memory_bytes,
+        block_ns=device.block.forward_ns + device.block.backward_ns,
+        intent=record.intent.value,
+        reachability=record.reachability.value,
+        uplink_bytes_per_s=record.uplink_bytes_per_s,
+        downlink_bytes_per_s=record.downlink_bytes_per_s,
+        x=round(point[0], 4),
+        y=round(point[1], 4),
+    )
+    place = plan.place_of(record.peer_id) if plan else None
+    if plan is None or place is None:
+        return facts
+    stage = plan.pipelines[place[0]].stages[place[1]]
+    return msgspec.structs.replace(
+        facts,
+        pipeline=place[0],
+        position=place[1],
+        first_layer=stage.first_layer,
+        end_layer=stage.end_layer,
+        in_flight=stage.in_flight,
+    )
+
+
+def _flows(snapshot: Snapshot, plan: Plan, numbers: dict[str, int]) -> Iterator[Flow]:
+    """Activations between neighbours, and gradients between the holders of a segment."""
+    for pipeline in plan.pipelines:
+        load = pipeline.microbatch_count * snapshot.workload.boundary_bytes
+        for here, there in itertools.pairwise(pipeline.stages):
+            yield _flow(snapshot, plan, numbers, here.peer_id, there.peer_id, "pipeline", load)
+    reduced: dict[tuple[str, str], int] = {}
+    for segment in plan.segments():
+        count = len(segment.holders)
+        size = FLOAT_BYTES * sum(
+            snapshot.workload.cost(layer).parameter_count for layer in segment.layers
+        )
+        for pair in itertools.combinations(sorted(segment.holders), 2):
+            # each owns one part in `count`: it gets the other's part of that and sends the sum
+            reduced[pair] = reduced.get(pair, 0) + 2 * size // count
+    for (one, other), load in reduced.items():
+        yield _flow(snapshot, plan, numbers, one, other, "reduction", load)
+    guarded: dict[tuple[str, str], int] = {}
+    for layer, guardian in guarded_layers(plan, tuple(numbers)).items():
+        way = (plan.holders(layer)[0], guardian)
+        size = FLOAT_BYTES * snapshot.workload.cost(layer).parameter_count
+        guarded[way] = guarded.get(way, 0) + size
+    for (one, other), load in guarded.items():
+        yield _flow(snapshot, plan, numbers, one, other, "guard", load)
+
+
+def _flow(
+    snapshot: Snapshot,
+    plan: Plan,
+    numbers: dict[str, int],
+    one: str,
+    other: str,
+    kind: str,
+    load_bytes: int,
+) -> Flow:
+    here, there = numbers[one], numbers[other]
+    records = snapshot.records
+    links = [
+        link
+        for link in (records[here].links.get(other), records[there].links.get(one))
+        if link is not None
+    ]
+    rate = min((link.bytes_per_s for link in links), default=None)
+    trip = min((link.round_trip_ns for link in links), default=None)
+    use = None
+    if rate and plan.predicted_step_ns:
+        use = round(load_bytes * 1e9 / rate / plan.predicted_step_ns, 4)
+    return Flow(here, there, kind, load_bytes, rate, trip, use)
+
+
+def _part(snapshot: Snapshot, plan: Plan, me: str) -> MyPart:
+    explained = explain_peer(snapshot, plan, me)
+    place = plan.place_of(me)
+    share = 0.0
+    if place is not None:
+        pipeline = plan.pipelines[place[0]]
+        workload = snapshot.workload
+        layers = len(pipeline.stages[place[1]].layers)
+        share = layers * pipeline.microbatch_count
+        share /= workload.layer_count * workload.microbatch_count
+    alternative = explained.alternative
+    guards = guarded_layers(plan, tuple(record.peer_id for record in snapshot.records))
+    return MyPart(
+        role=explained.role,
+        share=round(share, 4),
+        step_ns=plan.predicted_step_ns,
+        other_step_ns=alternative.step_ns if alternative else None,
+        guards=tuple(layer for layer, guardian in guards.items() if guardian == me),
+    )

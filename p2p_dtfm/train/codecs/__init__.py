@@ -1,0 +1,16 @@
+"""Tensors in fewer bytes: named, versioned codecs that peers agree on through the run spec."""
+
+from p2p_dtfm.core.run_spec import CodecSpec
+from p2p_dtfm.train.codecs.codec import Codec, Turn
+from p2p_dtfm.train.codecs.dense import Bf16, Fp16, Fp32, Int8
+from p2p_dtfm.train.codecs.packing import Buffer
+from p2p_dtfm.train.codecs.sparse import Sparse
+
+__all__ = ["Buffer", "Codec", "Turn", "codec_of"]
+
+_DENSE: dict[str, Codec] = {codec.name: codec for codec in (Fp32(), Fp16(), Bf16(), Int8())}
+
+
+def codec_of(name: str, spec: CodecSpec) -> Codec:
+    """The codec that a run calls `name`."""
+    return Sparse(spec.sparse) if name == Sparse.name else _DENSE[name]

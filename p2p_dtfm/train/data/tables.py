@@ -1,0 +1,65 @@
+"""The text column of Parquet and Arrow files, a few rows at a time. Needs pyarrow."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+
+from p2p_dtfm.train.data.documents import NoTextField, Row
+
+_ROWS_AT_ONCE = 256
+
+
+def read_column(path: Path, parquet: bool, field: str, size_bytes: int) -> Iterator[Row]:
+    """Rows in order. Raises `NoTextField`, `pyarrow.ArrowException` and OSError."""
+    if parquet:
+        with pyarrow.parquet.ParquetFile(path) as table:
+            _require_text(path, table.schema_arrow, field)
+            done, rows = 0, max(1, table.metadata.num_rows)
+            for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[field]):
+                done += batch.num_rows
+                yield from _texts(batch.column(0), size_bytes * done // rows)
+        return
+    with pyarrow.memory_map(str(path)) as source:
+        schema, batches = _arrow_batches(source)
+        _require_text(path, schema, field)
+        for batch in batches:
+            column = batch.column(schema.get_field_index(field))
+            for first in range(0, len(column), _ROWS_AT_ONCE):
+                yield from _texts(column.slice(first, _ROWS_AT_ONCE), source.tell())
+
+
+def _arrow_batches(
+    source: pyarrow.MemoryMappedFile,
+) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
+    """`datasets` writes streams, others write files with an index."""
+    try:
+        reader = pyarrow.ipc.open_stream(source)
+    except pyarrow.ArrowInvalid:
+        indexed = pyarrow.ipc.open_file(source)
+        numbers = range(indexed.num_record_batches)
+        return indexed.schema, (indexed.get_batch(number) for number in numbers)
+    return reader.schema, iter(reader)
+
+
+def _texts(column: pyarrow.Array, read_bytes: int) -> Iterator[Row]:
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    large = pyarrow.types.is_large_string(column.type)
+    # as bytes: nobody has checked yet that they are UTF-8
+    for text in column.cast(pyarrow.large_binary() if large else pyarrow.binary()).to_pylist():
+        yield text, read_bytes
+
+
+def _require_text(path: Path, schema: pyarrow.Schema, field: str) -> None:
+    fields = [column.name for column in schema if _is_text(column.type)]
+    if field not in fields:
+        raise NoTextField(path, field, fields)
+
+
+def _is_text(kind: pyarrow.DataType) -> bool:
+    if pyarrow.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind))

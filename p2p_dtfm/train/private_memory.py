@@ -1,0 +1,56 @@
+"""What a replica remembers from step to step for itself: no part of the state that peers share.
+
+It is not hashed, sent, saved or agreed on. Losing it costs a little progress and no agreement; but
+using it twice for one step would be wrong. So it is a transaction of its own: a step proposes new
+memory, which counts only once the step is committed.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Generic, TypeVar
+
+Memory = TypeVar("Memory")
+
+
+class PrivateMemory(Generic[Memory]):
+    """One value for each layer."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Memory] = {}
+        self._proposed: dict[int, Memory] = {}
+        self._step: int | None = None
+
+    def of(self, layer: int) -> Memory | None:
+        """As of the last committed step, whatever has been proposed since."""
+        return self._held.get(layer)
+
+    def propose(self, step: int, values: Mapping[int, Memory]) -> None:
+        """What to remember of these layers if `step` commits. A step that is made again forgets
+        what its last attempt proposed."""
+        if self._step != step:
+            self.discard()
+        self._step = step
+        self._proposed.update(values)
+
+    def commit(self, step: int) -> None:
+        """`step` is committed with the values that were proposed for it, if any were."""
+        if self._step == step:
+            self._held.update(self._proposed)
+        self.discard()
+
+    def discard(self) -> None:
+        """The attempt is given up."""
+        self._proposed = {}
+        self._step = None
+
+    def keep_only(self, layers: Iterable[int]) -> None:
+        """A view has begun in which this peer holds these layers."""
+        kept = set(layers)
+        self._held = {layer: value for layer, value in self._held.items() if layer in kept}
+        self.discard()
+
+    def forget(self, layers: Iterable[int]) -> None:
+        """The shared state of these layers did not come out of this memory's steps: it was fetched
+        or loaded."""
+        gone = set(layers)
+        self._held = {layer: value for layer, value in self._held.items() if layer not in gone}
+        self._proposed = {n: value for n, value in self._proposed.items() if n not in gone}

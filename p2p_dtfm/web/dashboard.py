@@ -1,0 +1,142 @@
+"""The dashboard's server: a page, the state as server-sent events, metrics, and a few actions.
+
+    GET  /                    the page and its modules
+    GET  /api/state           the whole state as one JSON object
+    GET  /api/events          the state as it changes, as server-sent events
+    GET  /metrics             for Prometheus
+    POST /api/actions/NAME    an action of the daemon; needs the token
+
+Events: `hello` (once), then `run`, `view`, `timeline` and `events` whole whenever they change,
+`history` from the row on where it grew, and `live` every second, from which a page sees that its
+data are fresh.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from p2p_dtfm.web.api import Action
+from p2p_dtfm.web.guard import Guard
+from p2p_dtfm.web.metrics import metrics_text
+from p2p_dtfm.web.state import DashboardState, History
+
+STATIC = Path(__file__).parent / "static"
+INTERVAL_S = 1.0
+WATCHERS_LIMIT = 16
+WHOLE_PARTS = ("run", "view", "timeline", "events")
+HISTORY_GROUPS = (
+    ("step", "loss", "tokens_per_s"),
+    ("held_out_step", "held_out_loss"),
+    ("view_step",),
+)
+"""Columns that grow together."""
+
+
+class Dashboard:
+    """`provider()` gives the present state; unchanged parts of it should be the same objects."""
+
+    def __init__(
+        self,
+        provider: Callable[[], DashboardState],
+        actions: dict[str, Action],
+        token: str,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self.watchers = 0
+        """Pages that are open now."""
+        self._provider = provider
+        self._actions = actions
+        self._interval_s = interval_s
+        self._closing = asyncio.Event()
+        routes = [
+            Route("/", self._index),
+            Route("/api/state", self._state),
+            Route("/api/events", self._events),
+            Route("/api/actions/{name}", self._act, methods=["POST"]),
+            Route("/metrics", self._metrics),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+        self.app: ASGIApp = Guard(Starlette(routes=routes), token)
+
+    def end_streams(self) -> None:
+        """Let open pages go, so that the server can end at once."""
+        self._closing.set()
+
+    async def _index(self, request: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    async def _state(self, request: Request) -> Response:
+        return Response(msgspec.json.encode(self._provider()), media_type="application/json")
+
+    async def _metrics(self, request: Request) -> Response:
+        text = metrics_text(self._provider)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _act(self, request: Request) -> Response:
+        action = self._actions.get(request.path_params["name"])
+        if action is None:
+            return PlainTextResponse("there is no such action\n", 404)
+        return Response(msgspec.json.encode(await action()), media_type="application/json")
+
+    async def _events(self, request: Request) -> Response:
+        if self.watchers >= WATCHERS_LIMIT:
+            return PlainTextResponse(f"{WATCHERS_LIMIT} pages are open already\n", 503)
+        return StreamingResponse(self._stream(), media_type="text/event-stream")
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        self.watchers += 1
+        try:
+            yield _event("hello", {"actions": list(self._actions), "interval_s": self._interval_s})
+            seen: DashboardState | None = None
+            while not self._closing.is_set():
+                state = self._provider()
+                for name, part in changes(seen, state):
+                    yield _event(name, part)
+                seen = state
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._interval_s):
+                        await self._closing.wait()
+        finally:
+            self.watchers -= 1
+
+
+def changes(seen: DashboardState | None, state: DashboardState) -> list[tuple[str, Any]]:
+    """(event, data) for a page that has `seen`: everything for a new one."""
+    found: list[tuple[str, Any]] = []
+    for name in WHOLE_PARTS:
+        part = getattr(state, name)
+        if seen is None or getattr(seen, name) is not part:
+            found.append((name, part))
+    grown = _grown(seen.history if seen else None, state.history)
+    if grown is not None:
+        found.append(("history", grown))
+    found.append(("live", state.live))
+    return found
+
+
+def _grown(seen: History | None, history: History) -> dict[str, Any] | None:
+    """What is new of the columns, and from which row on; None where nothing is."""
+    if seen is history:
+        return None
+    same = seen is not None and seen.generation == history.generation
+    grown: dict[str, Any] = {"generation": history.generation}
+    for group in HISTORY_GROUPS:
+        start = len(getattr(seen, group[0])) if same else 0
+        grown[f"{group[0]}_from"] = start
+        for name in group:
+            grown[name] = getattr(history, name)[start:]
+    return grown
+
+
+def _event(name: str, data: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))

@@ -1,0 +1,225 @@
+"""What the dashboard shows, as plain typed data. The daemon makes it; nothing here asks anybody.
+
+A state has parts that change at different speeds: `Live` every second, `History` and `Timeline`
+with steps, `ViewState` with views. Peers are named by their number in `ViewState.peers`
+wherever there are many of them. What a peer says of itself (its device's name) is text of a
+stranger and must be shown as text.
+"""
+
+import msgspec
+
+
+class RunFacts(msgspec.Struct, frozen=True):
+    """What is trained."""
+
+    name: str
+    digest: str
+    layer_count: int
+    block_count: int
+    width: int
+    context: int
+    parameter_count: int
+    tokens_per_step: int
+    total_steps: int
+
+
+class PeerFacts(msgspec.Struct, frozen=True):
+    """A member of the view. `pipeline` and `position` are None for a peer without a stage."""
+
+    peer_id: str
+    device: str
+    memory_bytes: int
+    block_ns: int
+    """Forward and backward of one transformer block and microbatch, as the peer measured it."""
+    intent: str
+    reachability: str
+    uplink_bytes_per_s: int
+    downlink_bytes_per_s: int
+    """0: no shared limit is known."""
+    x: float
+    y: float
+    """On the map: distances resemble the square roots of round trips; 0 to 1, `y` downwards."""
+    pipeline: int | None = None
+    position: int | None = None
+    first_layer: int = 0
+    end_layer: int = 0
+    in_flight: int = 0
+
+
+class PipelineFacts(msgspec.Struct, frozen=True):
+    """Peers in the order of their stages."""
+
+    peers: tuple[int, ...]
+    microbatch_count: int
+
+
+class Flow(msgspec.Struct, frozen=True):
+    """What two peers send each other in a step.
+
+    `use` is the fraction of the predicted step for which the slower direction transmits.
+    """
+
+    here: int
+    there: int
+    kind: str
+    """"pipeline" (activations one way, their gradients the other), "reduction", or "guard" (reduced
+    gradients from the only holder of layers to their guardian)."""
+    bytes_per_step: int
+    """Each way; of "guard" from here to there alone."""
+    bytes_per_s: int | None
+    """Of the slower direction, as measured; None where neither end has measured it."""
+    round_trip_ns: int | None
+    use: float | None
+
+
+class MyPart(msgspec.Struct, frozen=True):
+    """What this peer is good for in the view."""
+
+    role: str
+    share: float
+    """Of the step's computation: layers times microbatches."""
+    step_ns: int
+    """Predicted, as the plan is."""
+    other_step_ns: int | None
+    """Predicted, of the best plan without this peer (or, for a spare, with it); None: impossible,
+    or not known."""
+    guards: tuple[int, ...] = ()
+    """Layers of others of which this peer keeps the only copy."""
+
+
+class ViewState(msgspec.Struct, frozen=True):
+    """The view in force; `number` is None before the first."""
+
+    number: int | None = None
+    snapshot: str = ""
+    plan: str = ""
+    from_step: int = 0
+    predicted_step_ns: int = 0
+    no_plan: str = ""
+    """Why there is no plan, if so."""
+    me: int | None = None
+    peers: tuple[PeerFacts, ...] = ()
+    pipelines: tuple[PipelineFacts, ...] = ()
+    flows: tuple[Flow, ...] = ()
+    part: MyPart | None = None
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something that is wrong now, and what to do about it ("" where nothing needs doing)."""
+
+    what: str
+    fix: str = ""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """A line of the swarm's history as this peer saw it."""
+
+    time_s: float
+    kind: str
+    """"view", "joined", "left", "fault", "note"."""
+    text: str
+
+
+class Live(msgspec.Struct, frozen=True):
+    """What changes from second to second."""
+
+    time_s: float
+    """When this was made, in seconds since 1970, by the daemon's clock."""
+    version: str
+    peer_id: str
+    state: str
+    reason: str
+    since_s: float
+    step: int = 0
+    loss: float | None = None
+    held_out_loss: float | None = None
+    tokens_per_s: float | None = None
+    step_ns: int | None = None
+    """Measured, of late."""
+    eta_s: float | None = None
+    committed_here: int = 0
+    """Steps that this process has seen committed."""
+    waits_for: tuple[str, ...] = ()
+    """Peers without whom the step does not commit."""
+    next: tuple[str, ...] = ()
+    """What happens next, soonest first."""
+    problems: tuple[Problem, ...] = ()
+    heard_s_ago: tuple[float | None, ...] = ()
+    """Parallel to the view's peers; None for this peer and for peers never heard."""
+    silent_after_s: float = 10.0
+    """Whoever was not heard for longer is unusually silent."""
+    marks: tuple[str, ...] = ()
+    """What makes the figures those of a laboratory: shaped links, emulated devices."""
+
+
+class History(msgspec.Struct, frozen=True):
+    """Columns of equal length; of a long run, evenly spaced steps.
+
+    `generation` changes when earlier points changed; else the columns only grow.
+    """
+
+    generation: int = 0
+    step: tuple[int, ...] = ()
+    loss: tuple[float, ...] = ()
+    tokens_per_s: tuple[float | None, ...] = ()
+    held_out_step: tuple[int, ...] = ()
+    held_out_loss: tuple[float, ...] = ()
+    view_step: tuple[int, ...] = ()
+    """Steps at which a view took over."""
+
+
+SPAN_KINDS = (
+    "forward",
+    "backward",
+    "evaluate",
+    "wait",
+    "reduce",
+    "guard",
+    "commit",
+    "apply",
+    "save",
+)
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """Something that a peer did during a step, in nanoseconds from the timeline's start.
+
+    `kind`: "forward", "backward", "evaluate", "wait" (for a neighbour's tensor), "reduce",
+    "guard" (waiting for guardians' receipts), "commit" (for everyone's Prepared), "apply", "save".
+    `number` is the microbatch, or the first layer of the segment.
+    """
+
+    kind: str
+    number: int
+    start_ns: int
+    end_ns: int
+
+
+class Lane(msgspec.Struct, frozen=True):
+    """The spans of one peer. `clock_error_ns` bounds what its clock may be off by on the page."""
+
+    peer_id: str
+    spans: tuple[Span, ...]
+    clock_error_ns: int
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """A step of the pipeline that this peer is in (of the first one, for a spare)."""
+
+    step: int | None = None
+    duration_ns: int = 0
+    lanes: tuple[Lane, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Peers that did not say."""
+
+
+class DashboardState(msgspec.Struct, frozen=True):
+    """Everything at once."""
+
+    live: Live
+    run: RunFacts | None = None
+    view: ViewState = ViewState()
+    history: History = History()
+    timeline: Timeline = Timeline()
+    events: tuple[Event, ...] = ()
+    """Newest first."""

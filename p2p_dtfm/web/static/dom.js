@@ -1,0 +1,62 @@
+// Making elements. Text is always set as text: much of it comes from other peers.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An HTML element with properties, and children that are nodes or text. */
+export function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name === "hue") made.style.setProperty("--hue", value);
+    else if (name in made) made[name] = value;
+    else made.setAttribute(name, value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+/** An SVG element with attributes; `title` becomes its tooltip. */
+export function drawing(tag, attributes = {}, ...children) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "hue") made.style.setProperty("--hue", value);
+    else if (name === "title") made.append(titled(value));
+    else made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+function titled(text) {
+  const title = document.createElementNS(SVG, "title");
+  title.textContent = text;
+  return title;
+}
+
+export const byId = (id) => document.getElementById(id);
+
+/** Calls `draw(width, height)` soon and whenever the element's size changes. */
+export function onSize(node, draw) {
+  let [width, height] = [0, 0];
+  new ResizeObserver(() => {
+    if (!node.clientWidth || (node.clientWidth === width && node.clientHeight === height)) return;
+    [width, height] = [node.clientWidth, node.clientHeight];
+    draw(width, height);
+  }).observe(node);
+}
+
+/** Calls `draw(width)` soon and whenever the element's width changes. */
+export function onWidth(node, draw) {
+  let width = 0;
+  onSize(node, (now) => {
+    if (now !== width) draw((width = now));
+  });
+}
+
+/** Fills a legend: pairs of a swatch's class and its text. */
+export function legend(list, items) {
+  list.replaceChildren(
+    ...items.map(([kind, text]) =>
+      element("li", {}, element("span", { className: `swatch ${kind}` }), text),
+    ),
+  );
+}

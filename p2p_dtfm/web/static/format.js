@@ -1,0 +1,83 @@
+// Figures for people.
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+export const count = (value) => whole.format(value);
+
+/** A number with about three digits. */
+export function figure(value) {
+  if (value === 0) return "0";
+  const digits = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value))));
+  return value.toLocaleString("en", {
+    minimumFractionDigits: Math.min(digits, 3),
+    maximumFractionDigits: Math.min(digits, 3),
+  });
+}
+
+const scaled = (value, step, units) => {
+  let at = 0;
+  while (Math.abs(value) >= step && at < units.length - 1) {
+    value /= step;
+    at += 1;
+  }
+  return `${at === 0 ? whole.format(value) : figure(value)} ${units[at]}`;
+};
+
+export const bytes = (value) => scaled(value, 1000, ["B", "kB", "MB", "GB", "TB"]);
+export const memory = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
+export const perSecond = (value) => `${bytes(value)}/s`;
+
+/** A short time, given in nanoseconds. */
+export function shortTime(nanoseconds) {
+  if (nanoseconds < 1e3) return `${whole.format(nanoseconds)} ns`;
+  if (nanoseconds < 1e6) return `${figure(nanoseconds / 1e3)} µs`;
+  if (nanoseconds < 1e9) return `${figure(nanoseconds / 1e6)} ms`;
+  return nanoseconds < 120e9 ? `${figure(nanoseconds / 1e9)} s` : duration(nanoseconds / 1e9);
+}
+
+/** A long time, given in seconds. */
+export function duration(seconds) {
+  if (seconds < 60) return `${Math.floor(seconds)} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 60) return `${minutes} min ${Math.floor(seconds % 60)} s`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 48) return `${hours} h ${minutes % 60} min`;
+  return `${Math.floor(hours / 24)} days ${hours % 24} h`;
+}
+
+export function percent(share) {
+  if (share > 0 && share < 0.001) return "< 0.1%";
+  return share > 0 && share < 0.0995 ? `${(share * 100).toFixed(1)}%` : `${Math.round(share * 100)}%`;
+}
+
+/** The part of a peer id in which peers differ. */
+export const short = (peerId) => (peerId.length > 16 ? `…${peerId.slice(-6)}` : peerId);
+
+const TIME = { hour: "2-digit", minute: "2-digit" };
+
+/** When something was: the time of day, and the day unless it is today. */
+export function clock(seconds) {
+  const then = new Date(seconds * 1000);
+  if (then.toDateString() === new Date().toDateString()) {
+    return then.toLocaleTimeString("en-GB", { ...TIME, second: "2-digit" });
+  }
+  const day = then.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  return `${day} ${then.toLocaleTimeString("en-GB", TIME)}`;
+}
+
+/** When something will be, if it is `seconds` from now. */
+export function atClock(seconds) {
+  const then = new Date(Date.now() + seconds * 1000);
+  const time = then.toLocaleTimeString("en-GB", TIME);
+  if (then.toDateString() === new Date().toDateString()) return `at ${time}`;
+  const day = then.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  return `on ${day} at ${time}`;
+}
+
+export const layers = (peer) =>
+  peer.end_layer - peer.first_layer === 1
+    ? `layer ${peer.first_layer}`
+    : `layers ${peer.first_layer}–${peer.end_layer - 1}`;
+
+/** A hue for each pipeline: neighbours in number differ most (golden angle). */
+export const hueOf = (pipeline) => Math.round((255 + pipeline * 137.508) % 360);

@@ -1,0 +1,131 @@
+// The page: takes the daemon's events, keeps the newest state, and says how old it is.
+
+import { byId, element } from "./dom.js";
+import { drawCharts } from "./charts.js";
+import { appendHistory, emptyHistory } from "./columns.js";
+import { duration } from "./format.js";
+import { drawMap, markHeard } from "./map.js";
+import { drawPipelines } from "./pipelines.js";
+import { drawEvents, drawNext, drawNow, drawPart, drawProblems } from "./panels.js";
+import { drawTimeline } from "./timeline.js";
+
+const STALE_S = 5;
+const RETRY_MS = 2000;
+const TOKEN_HEADER = "X-P2P-DTFM-Token";
+
+const state = { live: null, run: null, view: null, timeline: null, history: emptyHistory() };
+let heardMs = null;
+let source = null;
+
+function connect() {
+  source = new EventSource("/api/events");
+  const on = (name, take) =>
+    source.addEventListener(name, (event) => {
+      heardMs = performance.now();
+      take(JSON.parse(event.data));
+    });
+  on("hello", ({ actions }) => offerActions(actions));
+  on("run", (run) => {
+    state.run = run;
+    byId("run").textContent = run ? run.name : "";
+    document.title = run ? `${run.name} · p2p-dtfm` : "p2p-dtfm";
+  });
+  on("view", (view) => {
+    state.view = view;
+    drawMap(state);
+    drawPipelines(state);
+    drawPart(state);
+  });
+  on("timeline", (timeline) => {
+    state.timeline = timeline;
+    drawTimeline(state);
+  });
+  on("history", (grown) => {
+    state.history = appendHistory(state.history, grown);
+    drawCharts(state.history);
+  });
+  on("events", drawEvents);
+  on("live", (live) => {
+    state.live = live;
+    drawNow(state);
+    drawProblems(state);
+    drawNext(state);
+    drawPart(state);
+    markHeard(state);
+    showAge();
+  });
+  source.onerror = () => {
+    if (source.readyState === EventSource.CLOSED) setTimeout(connect, RETRY_MS);
+    showAge();
+  };
+}
+
+/** How old the data are; a banner and a grey page once they are stale. */
+function showAge() {
+  const connected = source.readyState === EventSource.OPEN;
+  const seconds = heardMs === null ? null : (performance.now() - heardMs) / 1000;
+  const stale = seconds !== null && seconds >= STALE_S;
+  document.body.classList.toggle("stale", stale);
+  const age = byId("age");
+  age.classList.toggle("live", connected && !stale && seconds !== null);
+  if (seconds === null) age.textContent = connected ? "connected" : "connecting";
+  else age.textContent = stale || !connected ? `${duration(seconds)} old` : "live";
+  const banner = byId("banner");
+  banner.hidden = !(stale || (!connected && seconds !== null));
+  if (!banner.hidden) {
+    const what = connected ? "The daemon says nothing" : "Connection to the daemon lost";
+    const hint = connected ? "It may be paused or very busy." : "Trying again. Is it still running?";
+    banner.textContent = `${what}; what you see is ${duration(seconds)} old. ${hint}`;
+  }
+}
+
+// actions ------------------------------------------------------------------------------------
+
+const TITLES = { leave: "Leave", pause: "Pause", resume: "Resume" };
+const QUESTIONS = {
+  leave: "Leave the swarm? This daemon finishes its step, hands its layers over, and ends.",
+};
+
+/** The token comes with the address once, and is kept for this tab alone. */
+function takeToken() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (given) {
+    sessionStorage.setItem("token", given);
+    history.replaceState(null, "", location.pathname);
+  }
+  return sessionStorage.getItem("token");
+}
+
+function offerActions(actions) {
+  const token = takeToken();
+  byId("actions").replaceChildren(
+    ...actions.map((name) =>
+      element("button", {
+        type: "button",
+        textContent: TITLES[name] ?? name,
+        disabled: !token,
+        title: token ? "" : "Open the address that p2p-dtfm dashboard prints: it has the token.",
+        onclick: () => act(name, token),
+      }),
+    ),
+  );
+}
+
+async function act(name, token) {
+  if (QUESTIONS[name] && !confirm(QUESTIONS[name])) return;
+  let answer = "";
+  try {
+    const reply = await fetch(`/api/actions/${name}`, {
+      method: "POST",
+      headers: { [TOKEN_HEADER]: token },
+    });
+    if (!reply.ok) answer = await reply.text();
+  } catch (error) {
+    answer = String(error);
+  }
+  if (answer) alert(answer);
+}
+
+takeToken();
+connect();
+setInterval(showAge, 1000);

@@ -1,0 +1,250 @@
+// Peers where their round trips put them, and what flows between them.
+
+import { byId, drawing, element, legend, onSize } from "./dom.js";
+import { duration, hueOf, layers, memory, percent, perSecond, short, shortTime } from "./format.js";
+
+const FEW_PEERS = 3;
+const MANY_PEERS = 16;
+const MANY_FLOWS = 150;
+const GAP = 7;
+
+let state = null;
+let size = { width: 0, height: 0 };
+let chosen = null;
+let watching = false;
+
+export function drawMap(newest) {
+  state = newest;
+  if (!watching) {
+    watching = true;
+    onSize(byId("map"), (width, height) => {
+      size = { width, height };
+      draw();
+    });
+  }
+  draw();
+}
+
+/** Marks peers that have been silent for a while. */
+export function markHeard({ live, view }) {
+  if (!view) return;
+  for (const node of byId("map").querySelectorAll(".peer")) {
+    const heard = live.heard_s_ago[Number(node.dataset.peer)];
+    node.classList.toggle("silent", heard !== null && heard !== undefined && heard > live.silent_after_s);
+  }
+  drawFacts();
+}
+
+function draw() {
+  const view = state?.view;
+  const { width, height } = size;
+  if (!width || !view) return;
+  if (!view.peers.some((peer) => peer.peer_id === chosen)) chosen = null;
+  const room = byId("map");
+  room.classList.toggle("small", view.peers.length <= FEW_PEERS);
+  if (!view.peers.length) {
+    room.replaceChildren(element("p", { className: "quiet" }, "There is no view yet: nobody to show."));
+    byId("map-legend").replaceChildren();
+    drawFacts();
+    return;
+  }
+  const nodes = placed(view, width, height);
+  const image = drawing("svg", {
+    viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
+    "aria-label": `map of ${view.peers.length} peers`,
+  });
+  image.append(flows(view, nodes), ...peers(view, nodes));
+  image.addEventListener("click", (event) => choose(event.target.closest?.(".peer")));
+  room.replaceChildren(image);
+  legend(byId("map-legend"), legendItems(view));
+  emphasise();
+  drawFacts();
+  if (state.live) markHeard(state);
+}
+
+// where things are -----------------------------------------------------------------------------
+
+/** Points in pixels: the unit square stretched over the room, circles pushed apart. */
+function placed(view, w, h) {
+  const layerCount = Math.max(1, ...view.peers.map((peer) => peer.end_layer));
+  const scale = view.peers.length > MANY_PEERS ? 0.75 : 1;
+  const nodes = view.peers.map((peer, number) => ({
+    peer, number, x: 0, y: 0,
+    radius: scale * (6 + 7 * Math.sqrt((peer.end_layer - peer.first_layer) / layerCount)),
+  }));
+  const margin = 34;
+  stretch(nodes, "x", margin, w - margin);
+  stretch(nodes, "y", margin, h - margin - 8);
+  for (let turn = 0; turn < 120; turn += 1) {
+    if (!pushApart(nodes, margin - 14, w, h)) break;
+  }
+  return nodes;
+}
+
+function stretch(nodes, axis, low, high) {
+  const values = nodes.map((node) => node.peer[axis]);
+  const least = Math.min(...values);
+  const extent = Math.max(...values) - least;
+  for (const node of nodes) {
+    const at = extent < 0.02 ? 0.5 : (node.peer[axis] - least) / extent;
+    node[axis] = low + at * (high - low);
+  }
+}
+
+function pushApart(nodes, edge, w, h) {
+  let moved = false;
+  for (let a = 0; a < nodes.length; a += 1) {
+    for (let b = 0; b < a; b += 1) {
+      const [one, other] = [nodes[a], nodes[b]];
+      const dx = one.x - other.x || 0.1 * (a - b);
+      const dy = one.y - other.y || 0.1;
+      const apart = Math.hypot(dx, dy);
+      const lack = one.radius + other.radius + GAP - apart;
+      if (lack <= 0.1) continue;
+      moved = true;
+      const [mx, my] = [(dx / apart) * (lack / 2), (dy / apart) * (lack / 2)];
+      one.x += mx; one.y += my;
+      other.x -= mx; other.y -= my;
+    }
+  }
+  for (const node of nodes) {
+    node.x = Math.min(Math.max(node.x, edge), w - edge);
+    node.y = Math.min(Math.max(node.y, edge), h - edge - 10);
+  }
+  return moved;
+}
+
+// drawing --------------------------------------------------------------------------------------
+
+function flows(view, nodes) {
+  const group = drawing("g", { class: "flows" });
+  const reductions = view.flows.filter((flow) => flow.kind !== "pipeline");
+  const few = reductions.length <= MANY_FLOWS;
+  const mine = (flow) => flow.here === view.me || flow.there === view.me;
+  for (const flow of reductions) if (few || mine(flow)) group.append(line(view, flow, nodes));
+  for (const flow of view.flows) if (flow.kind === "pipeline") group.append(line(view, flow, nodes));
+  return group;
+}
+
+function line(view, flow, nodes) {
+  const [a, b] = [nodes[flow.here], nodes[flow.there]];
+  const pipeline = flow.kind === "pipeline" ? a.peer.pipeline : null;
+  const bend = pipeline === null ? 0 : 0.1 + 0.02 * (pipeline % 4);
+  const cx = (a.x + b.x) / 2 - bend * (b.y - a.y);
+  const cy = (a.y + b.y) / 2 + bend * (b.x - a.x);
+  const use = flow.use ?? 0;
+  const speed = flow.bytes_per_s === null
+    ? "link not measured"
+    : `${perSecond(flow.bytes_per_s)}, round trip ${shortTime(flow.round_trip_ns)}, busy ${percent(use)} of a step`;
+  const made = drawing("path", {
+    class: `flow ${flow.kind}${flow.here === view.me || flow.there === view.me ? " mine" : ""}`,
+    d: `M${a.x.toFixed(1)} ${a.y.toFixed(1)}Q${cx.toFixed(1)} ${cy.toFixed(1)} ${b.x.toFixed(1)} ${b.y.toFixed(1)}`,
+    "stroke-width": (1.2 + 6 * Math.min(1, use)).toFixed(1),
+    hue: hueOf(pipeline ?? 0),
+    title: `${short(a.peer.peer_id)} and ${short(b.peer.peer_id)}: ${memory(flow.bytes_per_step)} a step${flow.kind === "guard" ? " to the guardian" : " each way"}; ${speed}`,
+  });
+  made.dataset.pipeline = pipeline ?? "";
+  made.dataset.ends = `${flow.here} ${flow.there}`;
+  return made;
+}
+
+function peers(view, nodes) {
+  const few = nodes.length <= MANY_PEERS;
+  return nodes.map((node) => {
+    const { peer, number } = node;
+    const me = number === view.me;
+    const group = drawing("g", {
+      class: `peer${peer.pipeline === null ? " spare" : ""}${me ? " me" : ""}`,
+      hue: hueOf(peer.pipeline ?? 0), tabindex: 0, role: "button",
+      "aria-label": `peer ${short(peer.peer_id)}`,
+      title: `${short(peer.peer_id)}${me ? ", this peer" : ""}: ${place(peer)}`,
+    });
+    group.dataset.peer = number;
+    if (me) group.append(drawing("circle", { class: "ring", cx: node.x, cy: node.y, r: node.radius + 4 }));
+    group.append(drawing("circle", { class: "body", cx: node.x, cy: node.y, r: node.radius }));
+    if (few || me) {
+      const reach = 34; // about half of the longest label
+      const x = Math.min(Math.max(node.x, reach), size.width - reach);
+      const text = drawing("text", { x, y: node.y + node.radius + (me ? 17 : 14) });
+      text.textContent = me ? "this peer" : short(peer.peer_id);
+      group.append(text);
+    }
+    group.addEventListener("pointerenter", () => emphasise(number));
+    group.addEventListener("pointerleave", () => emphasise());
+    group.addEventListener("keydown", (event) => event.key === "Enter" && choose(group));
+    return group;
+  });
+}
+
+function place(peer) {
+  if (peer.pipeline === null) return peer.intent === "train" ? "spare" : peer.intent;
+  return `pipeline ${peer.pipeline + 1}, stage ${peer.position + 1}, ${layers(peer)}`;
+}
+
+function legendItems(view) {
+  const items = [];
+  if (view.pipelines.length) items.push(["line-pipeline", "a pipeline; thicker: busier link"]);
+  const others = view.flows.filter((flow) => flow.kind !== "pipeline");
+  const ofMe = others.length > MANY_FLOWS ? " of this peer" : "";
+  if (others.some((flow) => flow.kind === "reduction")) items.push(["line-reduction", `gradients${ofMe}`]);
+  if (others.some((flow) => flow.kind === "guard")) items.push(["line-guard", `to guardians${ofMe}`]);
+  if (view.pipelines.length) items.push(["circle", "larger: more layers"]);
+  if (view.peers.some((peer) => peer.pipeline === null)) items.push(["circle-spare", "no stage"]);
+  items.push(["near", "near in round trip, near on the map"]);
+  return items;
+}
+
+// singling out -----------------------------------------------------------------------------------
+
+/** Dims all but one peer's pipeline and flows; without an argument, those of the chosen one. */
+function emphasise(number) {
+  const view = state.view;
+  const at = number ?? view.peers.findIndex((peer) => peer.peer_id === chosen);
+  const peer = at < 0 ? null : view.peers[at];
+  for (const path of byId("map").querySelectorAll(".flow")) {
+    const mine = peer && (path.dataset.ends.split(" ").includes(String(at)) ||
+      (peer.pipeline !== null && path.dataset.pipeline === String(peer.pipeline)));
+    path.classList.toggle("dim", peer !== null && !mine);
+  }
+  for (const node of byId("map").querySelectorAll(".peer")) {
+    const other = view.peers[Number(node.dataset.peer)];
+    const near = peer && (other === peer || (peer.pipeline !== null && other.pipeline === peer.pipeline));
+    node.classList.toggle("dim", peer !== null && !near);
+    node.classList.toggle("chosen", other.peer_id === chosen);
+  }
+}
+
+/** Shows one peer's facts below the map, until it is chosen again or another is. */
+function choose(node) {
+  const peerId = node ? state.view.peers[Number(node.dataset.peer)].peer_id : null;
+  choosePeer(peerId === chosen ? null : peerId);
+}
+
+export function choosePeer(peerId) {
+  chosen = peerId;
+  emphasise();
+  drawFacts();
+}
+
+function drawFacts() {
+  const view = state.view;
+  const at = view ? view.peers.findIndex((peer) => peer.peer_id === chosen) : -1;
+  const room = byId("peer-facts");
+  if (at < 0) {
+    room.replaceChildren(element("p", { className: "quiet" }, view?.peers.length ? "Choose a peer to see its facts." : ""));
+    return;
+  }
+  const peer = view.peers[at];
+  const heard = state.live?.heard_s_ago[at];
+  const link = view.flows.find((flow) => [flow.here, flow.there].includes(at) && [flow.here, flow.there].includes(view.me));
+  const line = [["up", peer.uplink_bytes_per_s], ["down", peer.downlink_bytes_per_s]]
+    .filter(([, rate]) => rate).map(([way, rate]) => `${perSecond(rate)} ${way}`).join(", ");
+  const facts = [
+    ["peer", peer.peer_id], ["place", place(peer)], ["device", peer.device],
+    ["memory to use", memory(peer.memory_bytes)], ["a block takes", `${shortTime(peer.block_ns)} forward and backward`],
+    ["its line", line], ["reachable", peer.reachability === "unknown" ? "" : peer.reachability],
+    ["link to this peer", link && link.bytes_per_s !== null ? `${perSecond(link.bytes_per_s)}, ${shortTime(link.round_trip_ns)}` : ""],
+    ["last heard", at === view.me ? "this peer" : heard === null || heard === undefined ? "" : `${duration(heard)} ago`],
+  ].filter(([, value]) => value);
+  room.replaceChildren(element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
+}

@@ -1,0 +1,161 @@
+// What is said in words and figures: state, usefulness, problems, next, history.
+
+import { byId, element } from "./dom.js";
+import { atClock, clock, count, duration, hueOf, layers, memory, percent, perSecond, short, shortTime } from "./format.js";
+
+const unknown = "–";
+const ORDER = ["pipeline", "reduction", "guard"];
+
+export function drawNow({ live, run, view }) {
+  byId("state").textContent = live.state;
+  byId("state").dataset.state = live.state;
+  byId("reason").textContent = live.reason;
+  const done = run ? live.step / run.total_steps : 0;
+  byId("progress").setAttribute("aria-valuenow", Math.round(done * 100));
+  byId("progress-done").style.width = `${done * 100}%`;
+  const tiles = [
+    ["step", count(live.step), run ? `of ${count(run.total_steps)}` : ""],
+    ["loss", live.loss === null ? unknown : live.loss.toFixed(3),
+      live.held_out_loss === null ? "" : `held out ${live.held_out_loss.toFixed(3)}`],
+    ["tokens per second", live.tokens_per_s === null ? unknown : count(live.tokens_per_s), ""],
+    ["a step takes", live.step_ns === null ? unknown : shortTime(live.step_ns),
+      view?.predicted_step_ns ? `planned ${shortTime(view.predicted_step_ns)}` : ""],
+    ["time left", live.eta_s === null ? unknown : duration(live.eta_s),
+      live.eta_s ? `done ${atClock(live.eta_s)}` : ""],
+    ["peers", view ? count(view.peers.length) : unknown, spares(view)],
+  ];
+  byId("tiles").replaceChildren(...tiles.map(tile));
+  byId("marks").hidden = live.marks.length === 0;
+  byId("marks").textContent = live.marks.join(" · ");
+  byId("footer").textContent =
+    `p2p-dtfm ${live.version} · peer ${live.peer_id}` + (run ? ` · run ${run.digest}` : "");
+}
+
+function spares(view) {
+  if (!view?.pipelines.length) return "";
+  const idle = view.peers.filter((peer) => peer.pipeline === null).length;
+  const pipelines = view.pipelines.length;
+  const text = `${pipelines} pipeline${pipelines === 1 ? "" : "s"}`;
+  return idle ? `${text}, ${idle} spare` : text;
+}
+
+function tile([name, value, note]) {
+  return element("div", {}, element("dt", {}, name), element("dd", {}, value),
+    element("dd", { className: "note" }, note));
+}
+
+// is this peer useful, and with whom -----------------------------------------------------------
+
+export function drawPart({ live, view }) {
+  const room = byId("part");
+  const me = view && view.me !== null ? view.peers[view.me] : null;
+  if (!me) {
+    room.replaceChildren(element("p", { className: "quiet" }, "It takes no part in a view yet."));
+    return;
+  }
+  const lines = [element("p", { className: "verdict" }, verdict(view, me))];
+  const guards = guarded(view.part);
+  if (guards) lines.push(element("p", {}, guards));
+  const worth = worthOf(view, me);
+  if (worth) lines.push(element("p", {}, worth));
+  if (live) lines.push(element("p", { className: "quiet" }, `${count(live.committed_here)} steps committed while it was here.`));
+  lines.push(neighbours(view, live, me));
+  room.replaceChildren(...lines);
+}
+
+function verdict(view, me) {
+  if (me.pipeline === null) return view.no_plan ? "Not yet: there is no plan." : "As a spare: it computes nothing now.";
+  const pipeline = view.pipelines[me.pipeline];
+  return `Yes: ${percent(view.part?.share ?? 0)} of each step is computed here, ` +
+    `${layers(me)} for ${count(pipeline.microbatch_count)} microbatches ` +
+    `(pipeline ${me.pipeline + 1}, stage ${me.position + 1} of ${pipeline.peers.length}).`;
+}
+
+/** Which layers would be lost with their holder, were it not for this peer. */
+function guarded(part) {
+  if (!part?.guards.length) return "";
+  const [first, last] = [part.guards[0], part.guards.at(-1)];
+  const whole = part.guards.length === last - first + 1;
+  const which = first === last ? `layer ${first}` : whole ? `layers ${first}–${last}` : `${part.guards.length} layers`;
+  return `It keeps the only copy of ${which} beside the holder's, so that no crash loses them.`;
+}
+
+function worthOf(view, me) {
+  const part = view.part;
+  if (!part || view.peers.length === 1) return "";
+  if (me.pipeline === null) {
+    if (part.other_step_ns === null) return "No place was found that its memory allows.";
+    const more = part.other_step_ns / part.step_ns - 1;
+    return more > 0
+      ? `The best place for it would make a step ${percent(more)} slower. It takes over when another peer goes.`
+      : "No place makes a step faster. It takes over when another peer goes.";
+  }
+  if (part.other_step_ns === null) return "Without it, the rest of the plan could not hold the model.";
+  const more = part.other_step_ns / part.step_ns - 1;
+  if (more >= 1) return `Without it a step would take ${(more + 1).toFixed(1)} times as long.`;
+  return more >= 0.005 ? `Without it a step would take ${percent(more)} longer.` : "Without it a step would take about as long.";
+}
+
+function purpose(flow, view, me, peer) {
+  if (flow.kind === "pipeline") return peer.position < me.position ? "its input" : "its output";
+  if (flow.kind === "reduction") return "gradients";
+  return flow.here === view.me ? "its guardian" : "guarded";
+}
+
+function neighbours(view, live, me) {
+  const table = element("table", { className: "neighbours" },
+    element("thead", {}, element("tr", {},
+      ...["with", "sends", "link", "busy", "heard"].map((text) => element("th", {}, text)))));
+  const mine = view.flows.filter((flow) => flow.here === view.me || flow.there === view.me)
+    .sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind) || b.bytes_per_step - a.bytes_per_step);
+  if (!mine.length) return element("p", { className: "quiet" }, "It exchanges tensors with nobody.");
+  const body = element("tbody");
+  const shown = mine.slice(0, 8);
+  for (const flow of shown) {
+    const other = flow.here === view.me ? flow.there : flow.here;
+    const heard = live?.heard_s_ago[other];
+    const peer = view.peers[other];
+    body.append(element("tr", {},
+      element("td", {}, element("span", { className: "dot", hue: hueOf(peer.pipeline ?? 0) }), short(peer.peer_id),
+        element("small", {}, purpose(flow, view, me, peer))),
+      element("td", {}, memory(flow.bytes_per_step), element("small", {}, "a step")),
+      flow.bytes_per_s === null
+        ? element("td", { className: "quiet" }, "not measured")
+        : element("td", {}, perSecond(flow.bytes_per_s), element("small", {}, shortTime(flow.round_trip_ns))),
+      element("td", {}, flow.use === null ? unknown : percent(flow.use)),
+      element("td", {}, heard === null || heard === undefined ? unknown : duration(heard), element("small", {}, "ago"))));
+  }
+  table.append(body);
+  const more = mine.length - shown.length;
+  return element("div", { className: "scroll" }, table,
+    more ? element("p", { className: "quiet" }, `and ${more} more`) : null);
+}
+
+// problems, next, history ----------------------------------------------------------------------
+
+export function drawProblems({ live }) {
+  const list = byId("problems");
+  list.closest("section").classList.toggle("bad", live.problems.length > 0);
+  if (!live.problems.length) {
+    list.replaceChildren(element("li", { className: "good" }, "Nothing that this peer knows of."));
+    return;
+  }
+  list.replaceChildren(...live.problems.map((problem) =>
+    element("li", {}, element("span", {}, problem.what),
+      problem.fix ? element("span", { className: "fix" }, problem.fix) : null)));
+}
+
+export function drawNext({ live }) {
+  byId("next").replaceChildren(...(live.next.length
+    ? live.next.map((text) => element("li", {}, text))
+    : [element("li", { className: "quiet" }, "Nothing is planned.")]));
+}
+
+export function drawEvents(events) {
+  byId("history").replaceChildren(...(events.length
+    ? events.map((event) => element("li", { className: event.kind },
+        element("time", {}, clock(event.time_s)),
+        element("span", { className: "kind" }, event.kind),
+        element("span", {}, event.text)))
+    : [element("li", { className: "quiet" }, "Nothing has happened yet.")]));
+}

@@ -1,0 +1,58 @@
+// Pipelines as rows, stages as blocks as wide as their layers are many.
+
+import { byId, element } from "./dom.js";
+import { count, hueOf, layers, short } from "./format.js";
+import { choosePeer } from "./map.js";
+
+const MANY = 10;
+
+export function drawPipelines({ view }) {
+  const room = byId("pipelines");
+  if (!view.pipelines.length) {
+    room.replaceChildren(element("p", { className: "quiet" }, view.no_plan || "There is no plan yet."));
+    return;
+  }
+  const layerCount = Math.max(...view.peers.map((peer) => peer.end_layer));
+  const rows = view.pipelines.map((pipeline, number) => row(view, pipeline, number, layerCount));
+  const list = element("ol", { className: `pipeline-rows${rows.length > MANY ? " many" : ""}` }, ...rows);
+  const idle = view.peers.filter((peer) => peer.pipeline === null);
+  room.replaceChildren(
+    element("p", { className: "quiet" },
+      `Layers 0 to ${layerCount - 1} from left to right; each row computes the microbatches that stand behind it.`),
+    list,
+    idle.length ? spares(view, idle) : element("span"),
+  );
+  const mine = list.querySelector(".mine");
+  if (mine) list.scrollTop = mine.offsetTop - list.offsetTop - list.clientHeight / 2;
+}
+
+function row(view, pipeline, number, layerCount) {
+  const stages = pipeline.peers.map((at) => {
+    const peer = view.peers[at];
+    const me = at === view.me;
+    const block = element("button", {
+      type: "button", className: `stage${me ? " me" : ""}`, hue: hueOf(number),
+      title: `${short(peer.peer_id)}${me ? ", this peer" : ""}: ${layers(peer)}, at most ${peer.in_flight} in flight`,
+      onclick: () => choosePeer(peer.peer_id),
+    },
+    element("span", { className: "who" }, me ? "this peer" : short(peer.peer_id)),
+    element("span", { className: "what" }, layers(peer)));
+    block.style.flexGrow = (peer.end_layer - peer.first_layer) / layerCount;
+    return block;
+  });
+  return element("li", { className: pipeline.peers.includes(view.me) ? "mine" : "" },
+    element("span", { className: "number" }, String(number + 1)),
+    element("div", { className: "stages" }, ...stages),
+    element("span", { className: "load", title: "microbatches of a step" },
+      count(pipeline.microbatch_count),
+      element("span", {}, " microbatches")));
+}
+
+function spares(view, idle) {
+  const names = idle.map((peer) => {
+    const me = view.peers[view.me] === peer;
+    return element("button", { type: "button", className: `spare-peer${me ? " me" : ""}`, onclick: () => choosePeer(peer.peer_id) },
+      me ? "this peer" : short(peer.peer_id));
+  });
+  return element("p", { className: "spares" }, element("span", { className: "quiet" }, "Without a stage: "), ...names);
+}

@@ -1,0 +1,14 @@
+"""Progress where there is no terminal."""
+
+from p2p_dtfm.cli.progress import LINE_EVERY_S, Lines
+
+
+def test_a_line_now_and_then_with_the_time_left() -> None:
+    now_s, said = 0.0, []
+    lines = Lines(lambda: now_s, said.append)
+    for second in range(40):
+        now_s = float(second)
+        lines(second * 10, 1000, "reading")
+    lines(0, 100, "writing")
+    assert len(said) == 39 // LINE_EVERY_S
+    assert said[0] == "reading: 10%, 90 s left"

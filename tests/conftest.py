@@ -1,0 +1,34 @@
+"""What all tests share."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# Two cores and several daemons: threads of torch that wait for one another would spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@dataclass(frozen=True)
+class DemoRun:
+    """A demo that has ended, which several tests look at."""
+
+    done: subprocess.CompletedProcess[str]
+    directory: Path
+    """Homes, logs and checkpoints. Tests copy what they would change."""
+
+
+@pytest.fixture(scope="session")
+def demo_run(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
+    """`p2p-dtfm demo --steps 40 --keep DIR`, said as JSON."""
+    directory = tmp_path_factory.mktemp("demo") / "trained"
+    command = [sys.executable, "-m", "p2p_dtfm", "demo", "--steps", "40", "--json"]
+    done = subprocess.run(
+        [*command, "--keep", str(directory)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return DemoRun(done, directory)

@@ -1,0 +1,66 @@
+"""How tensors travel: owners by bandwidth, codecs by what keeps up, the same at both ends."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_dtfm.core.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.records import Link
+from p2p_dtfm.core.run_spec import CodecSpec
+from p2p_dtfm.core.wire_plan import BoundaryCodecs, cut_into_chunks, wire_plan
+from p2p_dtfm.core.workload import workload_of
+from tests.core.builders import run_spec
+from tests.core.planning import Peer, name_of, snapshot
+
+A, B, C = (name_of(number) for number in range(3))
+
+
+def alone(peer_id: str, first: int, count: int) -> Pipeline:
+    return Pipeline((Stage(peer_id, 0, 6, 1),), first, count)
+
+
+@given(st.integers(0, 5000), st.lists(st.integers(1, 1 << 50), min_size=1, max_size=6))
+def test_chunks_cover_everything_by_weight(length: int, weights: list[int]) -> None:
+    holders = tuple(name_of(number) for number in range(len(weights)))
+    chunks = cut_into_chunks(length, holders, weights, chunk_elements=100)
+    ends = [0]
+    owned = dict.fromkeys(holders, 0)
+    for (start, end), owner in zip(chunks.bounds, chunks.owners, strict=True):
+        assert start == ends[-1] and 0 < end - start <= 100
+        ends.append(end)
+        owned[owner] += end - start
+    assert ends[-1] == length
+    for holder, weight in zip(holders, weights, strict=True):
+        assert abs(owned[holder] - length * weight / sum(weights)) <= 1
+
+
+def test_who_has_a_slow_uplink_owns_little_wherever_its_pipeline_stands() -> None:
+    spec = run_spec()
+    slow = Peer(uplink_bytes_per_s=1_000_000)
+    records = snapshot([Peer(), slow, Peer()], workload_of(spec))
+    for order in ((A, B, C), (B, C, A)):
+        plan = Plan(tuple(alone(p, n, 1) for n, p in enumerate(order)), (), 0)
+        wire = wire_plan(spec, plan, records)
+        assert set(wire.chunks) == {0} and not wire.boundaries
+        owned = dict.fromkeys(order, 0)
+        for (start, end), owner in zip(*wire.chunks[0], strict=True):
+            owned[owner] += end - start
+        assert owned[B] < sum(owned.values()) // 50
+        assert abs(owned[A] - owned[C]) <= 1
+
+
+def test_a_boundary_takes_the_first_codec_that_keeps_up() -> None:
+    """A boundary of [2, 32, 32] has 8 KiB; the busiest stage takes 3 * 3 ms for a microbatch."""
+    allowed = CodecSpec(activations=("fp32", "bf16", "int8"), gradients=("fp32", "fp16"))
+    spec = run_spec(codecs=allowed)
+    plan = Plan((Pipeline((Stage(A, 0, 3, 1), Stage(B, 3, 6, 1)), 0, 4),), (), 0)
+    expected = {
+        100_000_000: BoundaryCodecs("fp32", "fp32"),
+        700_000: BoundaryCodecs("bf16", "fp16"),
+        300_000: BoundaryCodecs("int8", "fp16"),
+        1_000: BoundaryCodecs("int8", "fp16"),
+    }
+    for bytes_per_s, codecs in expected.items():
+        link = Link(1_000_000, bytes_per_s)
+        records = snapshot([Peer(), Peer()], workload_of(spec), link=link)
+        assert wire_plan(spec, plan, records).boundaries == {(A, B): codecs}
+    assert wire_plan(spec, plan, None).boundaries == {(A, B): BoundaryCodecs("fp32", "fp32")}

@@ -1,0 +1,125 @@
+"""What an owner allows: hours, disk, and one daemon on an accelerator."""
+
+import os
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.daemon.device_lock import only_daemon_on
+from p2p_dtfm.daemon.disk import CHECKPOINTS_KEPT, size_of, trim
+from p2p_dtfm.daemon.hours import Hours
+from p2p_dtfm.daemon.settings import Settings
+from p2p_dtfm.train.checkpoint import list_checkpoints, save_layers
+from p2p_dtfm.train.layer_state import LayerState
+from tests.core.builders import run_spec
+
+# hours ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, inside, outside",
+    [
+        ("22-07", ["22:00", "23:59", "00:00", "06:57"], ["21:59", "06:59", "07:00", "12:00"]),
+        ("9-17", ["09:00", "16:57"], ["08:59", "16:59", "17:00", "00:00"]),
+        ("21:30-06:15", ["21:30", "06:12"], ["21:29", "06:15"]),
+        ("20-24", ["20:00", "23:57"], ["23:59", "00:00", "19:59"]),
+        ("00:00-00:04", ["00:00", "00:02"], ["00:03", "00:04", "23:59"]),
+    ],
+)
+def test_hours_end_early_enough_to_hand_over(
+    text: str, inside: list[str], outside: list[str]
+) -> None:
+    hours = Hours.parse(text)
+    assert hours is not None
+    for clock, expected in [*((c, True) for c in inside), *((c, False) for c in outside)]:
+        now = datetime.fromisoformat(f"2026-03-01T{clock}:30")
+        assert hours.contain(now) is expected, clock
+
+
+def test_hours_left() -> None:
+    hours = Hours.parse("22-07")
+    assert hours is not None and str(hours) == "22:00-07:00"
+    assert hours.left(datetime(2026, 1, 1, 6, 0)) == timedelta(minutes=58)
+    assert hours.left(datetime(2026, 1, 1, 8, 0)) < timedelta(0)
+
+
+def test_always_is_no_hours() -> None:
+    assert Hours.parse("") is Hours.parse("0-24") is Hours.parse("7-7") is None
+
+
+@pytest.mark.parametrize("text", ["25-7", "22", "22-7-9", "10:60-11", "night", "22 - 07"])
+def test_wrong_hours_are_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="hours"):
+        Settings(hours=text)
+
+
+# disk -------------------------------------------------------------------------------------------
+
+
+def checkpoint(home: Path, run: str, step: int, age_s: int) -> Path:
+    spec = run_spec(total_steps=100)
+    state = LayerState.genesis(spec, 1)
+    state.version = step
+    directory = save_layers(home / "runs" / run / "checkpoints", spec, step, 0, [state])
+    os.utime(directory, (1e9 - age_s, 1e9 - age_s))
+    return directory
+
+
+def blob(home: Path, run: str, name: str, size_bytes: int, age_s: int) -> Path:
+    path = home / "runs" / run / "blobs" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(size_bytes))
+    os.utime(path, (1e9 - age_s, 1e9 - age_s))
+    return path
+
+
+def test_the_oldest_goes_first_and_two_checkpoints_of_each_run_stay(tmp_path: Path) -> None:
+    mine = tmp_path / "runs" / "mine"
+    checkpoints = [checkpoint(tmp_path, "mine", step, 100 - step) for step in (10, 20, 30, 40)]
+    old = [checkpoint(tmp_path, "old", step, 1000 - step) for step in (5, 6, 7)]
+    shard = blob(tmp_path, "old", "a" * 64, 3 << 20, 85)
+    kept = [
+        blob(tmp_path, "old", "b" * 64, 1000, 5000),  # a tokenizer, say
+        blob(tmp_path, "mine", "c" * 64, 3 << 20, 5000),
+    ]
+    (tmp_path / "identity.key").write_bytes(b"precious")
+    everything = size_of(tmp_path)
+
+    assert trim(tmp_path, mine, everything) == everything
+    assert trim(tmp_path, mine, everything - 1) < everything
+    assert not old[0].exists() and checkpoints[0].exists(), "the very oldest only"
+    trim(tmp_path, mine, size_of(tmp_path) - 1)
+    assert not checkpoints[0].exists() and shard.exists() and checkpoints[1].exists()
+    left = trim(tmp_path, mine, 1)
+    assert left == size_of(tmp_path) > 1, "what must stay stays, and it says how much that is"
+    assert not shard.exists()
+    assert all(path.exists() for path in (*kept, *old[1:], *checkpoints[2:]))
+    assert (tmp_path / "identity.key").exists()
+    assert len(list_checkpoints(mine / "checkpoints")) == CHECKPOINTS_KEPT
+
+
+def test_a_file_with_two_names_counts_once(tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(bytes(5000))
+    os.link(tmp_path / "one", tmp_path / "two")
+    assert size_of(tmp_path) == 5000
+
+
+# device -----------------------------------------------------------------------------------------
+
+
+def test_an_accelerator_has_one_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with only_daemon_on("cuda-1"):
+        with (
+            pytest.raises(UserError, match="already running on the device cuda-1") as caught,
+            only_daemon_on("cuda-1"),
+        ):
+            pass
+        assert caught.value.exit_code == 3 and "--device" in caught.value.fixes[0]
+        with only_daemon_on("cuda-2"), only_daemon_on(None), only_daemon_on(None):
+            pass
+    with only_daemon_on("cuda-1"):
+        pass

@@ -1,0 +1,47 @@
+"""The run's figures in bounded room."""
+
+from p2p_dtfm.core.step import StepOutcome
+from p2p_dtfm.daemon.series import Series
+
+
+def outcome(step: int, held_out: float | None = None) -> StepOutcome:
+    return StepOutcome(step, 1.0, 10.0 / (step + 1), 100, held_out, None)
+
+
+def test_a_long_run_keeps_evenly_spaced_steps() -> None:
+    series = Series(points_limit=100)
+    for step in range(5000):
+        series.committed(outcome(step), float(step))
+    history = series.history()
+    assert 50 <= len(history.step) < 100
+    strides = {b - a for a, b in zip(history.step, history.step[1:], strict=False)}
+    assert strides == {64}
+    assert history.step[0] == 0 and history.step[-1] > 5000 - 64
+    assert history.loss == tuple(10.0 / (step + 1) for step in history.step)
+    assert len(history.tokens_per_s) == len(history.loss) == len(history.step)
+
+
+def test_the_generation_changes_only_when_earlier_rows_do() -> None:
+    series = Series(points_limit=100)
+    seen = series.history()
+    assert series.history() is seen, "unchanged: the same object"
+    changes = 0
+    for step in range(400):
+        series.committed(outcome(step, held_out=1.0 if step % 10 == 0 else None), None)
+        now = series.history()
+        if now.generation == seen.generation:
+            assert now.step[: len(seen.step)] == seen.step
+            assert now.held_out_step[: len(seen.held_out_step)] == seen.held_out_step
+        else:
+            changes += 1
+        seen = now
+    assert changes == 3
+
+
+def test_steps_without_training_and_views_are_told_apart() -> None:
+    series = Series()
+    series.view_took_over(0)
+    series.committed(StepOutcome(9, 0.0, None, 0, 2.5, None), None)
+    history = series.history()
+    assert history.step == () and history.held_out_step == (9,) and history.held_out_loss == (2.5,)
+    assert history.view_step == (0,)

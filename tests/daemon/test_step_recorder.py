@@ -1,0 +1,103 @@
+"""What a peer did in its last steps, and how others' answers are put on one clock."""
+
+import pytest
+
+from p2p_dtfm.core.canonical import decode
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.daemon import step_recorder
+from p2p_dtfm.daemon.step_recorder import STEPS_KEPT, StepRecorder
+from p2p_dtfm.daemon.trace_collector import (
+    STEPS_LIMIT,
+    PeerTrace,
+    TraceCollector,
+    check_times,
+    timeline_of,
+)
+from p2p_dtfm.daemon.wire import TracedStep, TraceReply, TraceRequest
+from p2p_dtfm.web.state import Span
+
+
+def recorded(*steps: int) -> StepRecorder:
+    recorder = StepRecorder()
+    for step in steps:
+        recorder.begin(step)
+        recorder.timed("forward", 0, lambda: None)()
+        with recorder.span("wait"):
+            pass
+        recorder.end()
+    return recorder
+
+
+def test_spans_follow_one_another() -> None:
+    (held,) = recorded(4).steps(4, 1)
+    assert [span.kind for span in held.spans] == ["forward", "wait"]
+    assert held.spans[0].start_ns <= held.spans[0].end_ns <= held.spans[1].start_ns
+
+
+def test_only_late_steps_that_are_over_are_given() -> None:
+    recorder = recorded(*range(100))
+    assert recorder.newest == 99
+    assert len(recorder.steps(0, 100)) == STEPS_KEPT
+    recorder.begin(100)
+    assert recorder.newest == 99 and not recorder.steps(100, 1)
+
+
+def test_a_repeated_step_replaces_itself() -> None:
+    recorder = recorded(5, 6)
+    recorder.begin(6)
+    assert recorder.newest == 5
+    recorder.begin(5)
+    recorder.end()
+    assert [held.step for held in recorder.steps(0, 10)] == [5]
+    assert not recorder.steps(5, 1)[0].spans
+
+
+def test_what_fails_is_not_recorded_and_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = StepRecorder()
+    recorder.begin(0)
+    with pytest.raises(ZeroDivisionError), recorder.span("forward"):
+        1 / 0  # noqa: B018
+    monkeypatch.setattr(step_recorder, "SPANS_LIMIT", 3)
+    for _ in range(9):
+        recorder.timed("backward", 1, int)()
+    recorder.end()
+    assert len(recorder.steps(0, 1)[0].spans) == 3
+
+
+def test_an_answer_holds_the_steps_asked_for() -> None:
+    collector = TraceCollector(recorded(*range(20)), None, None)  # type: ignore[arg-type]
+
+    def steps(request: TraceRequest) -> list[int]:
+        return [traced.step for traced in decode(collector.answer(request), TraceReply).steps]
+
+    assert steps(TraceRequest(18, 5)) == [18, 19]
+    assert steps(TraceRequest(None, 3)) == [17, 18, 19]
+    assert steps(TraceRequest(400, 1)) == []
+    for count in (0, -1, STEPS_LIMIT + 1):
+        with pytest.raises(PeerFault):
+            collector.answer(TraceRequest(0, count))
+
+
+def test_a_timeline_begins_with_its_first_span_and_names_the_silent() -> None:
+    first = PeerTrace("a", 0, {7: (Span("forward", 0, 1_000, 2_000),)})
+    second = PeerTrace("b", 50, {7: (Span("wait", 0, 1_500, 4_000),)})
+    without = PeerTrace("c", 50, {6: (Span("wait", 0, 0, 1),)})
+    timeline = timeline_of(7, [first, second, without], ["d"])
+    assert timeline.step == 7 and timeline.duration_ns == 3_000
+    assert [lane.spans[0].start_ns for lane in timeline.lanes] == [0, 500]
+    assert timeline.missing == ("d", "c")
+    assert timeline_of(8, [first], []).step is None
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        Span("forward", 0, 5, 9),
+        Span("forward", 0, 1 << 62, (1 << 62) + 1),
+        Span("forward", 0, -5, 1),
+        Span("sleep", 0, 0, 0),
+    ],
+)
+def test_times_of_another_age_are_refused(span: Span) -> None:
+    with pytest.raises(PeerFault):
+        check_times([TracedStep(0, (span,))], "peer")

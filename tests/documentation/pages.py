@@ -1,0 +1,37 @@
+"""What the documentation tells people to type: the fenced blocks of its pages."""
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_BLOCK = re.compile(r"^```(sh|console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block."""
+
+    language: str
+    text: str
+
+    def commands(self) -> list[list[str]]:
+        """The words of each line of a shell block; of a console block, of those after "$ "."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        if self.language == "console":
+            lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        split = [shlex.split(line, comments=True) for line in lines]
+        return [words for words in split if words]
+
+
+def blocks_of(page: str) -> list[Block]:
+    """The shell and Python blocks of a page, in order."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [Block(language, body) for language, body in _BLOCK.findall(text)]
+
+
+def pages() -> list[str]:
+    """README and all pages under docs/, as paths from the root."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [path.relative_to(ROOT).as_posix() for path in found]

@@ -1,0 +1,97 @@
+"""Every command of the pages, typed as it stands there.
+
+Long-lived ones are started and stopped, `make` shows what it would do (`make test` is what runs
+this), and a few commands of docs/bootstrap.md and docs/volunteer.md change the machine itself
+(services, containers, a clone from the network): those are only counted.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from tests.documentation.pages import ROOT, blocks_of, pages
+from tests.documentation.typist import Typist
+
+LIKE_OTHERS = "docs/troubleshooting.md"
+TYPED = {
+    "README.md",
+    "docs/bootstrap.md",
+    "docs/data.md",
+    "docs/founder.md",
+    "docs/models-in-and-out.md",
+    "docs/volunteer.md",
+}
+
+
+@pytest.fixture
+def typist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Typist]:
+    made = Typist(tmp_path, monkeypatch, lambda: request.getfixturevalue("demo_run"))
+    folder = tmp_path / "my-texts"
+    folder.mkdir()
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        (folder / path.name).write_bytes(path.read_bytes())
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def test_every_page_with_commands_is_typed_here() -> None:
+    with_commands = {page for page in pages() if blocks_of(page)}
+    assert with_commands == TYPED | {LIKE_OTHERS}
+    typed = [words[1:] for page in TYPED for block in blocks_of(page) for words in block.commands()
+             if block.language != "python"]  # fmt: skip
+    for block in blocks_of(LIKE_OTHERS):
+        assert all(words[1:] in typed for words in block.commands()), "typed from another page"
+
+
+def type_page(typist: Typist, page: str, not_typed: int = 0) -> None:
+    for block in blocks_of(page):
+        typist.type(block)
+    assert len(typist.not_typed) == not_typed
+
+
+def test_readme(typist: Typist) -> None:
+    type_page(typist, "README.md")
+    assert (typist.directory / "my-data" / "manifest.json").is_file()
+    assert not typist.daemons, "it has left"
+
+
+def test_a_volunteers_way(typist: Typist) -> None:
+    typist.found()
+    type_page(typist, "docs/volunteer.md", not_typed=2)
+    assert len(typist.daemons) == 1, "the founder trains on"
+
+
+def test_a_founders_way(typist: Typist) -> None:
+    type_page(typist, "docs/founder.md")
+    assert (typist.directory / "my-gpt" / "model.safetensors").is_file()
+
+
+def test_bootstrap_nodes(typist: Typist) -> None:
+    type_page(typist, "docs/bootstrap.md", not_typed=8)
+    assert (len(typist.nodes), len(typist.daemons)) == (3, 2)
+
+
+def test_own_data(typist: Typist) -> None:
+    texts = [path.read_text() for path in sorted((typist.directory / "my-texts").iterdir())]
+    rows = [paragraph for text in texts for paragraph in text.split("\n\n")]
+    lines = "".join(json.dumps({"body": row}) + "\n" for row in rows)
+    (typist.directory / "posts.jsonl").write_text(lines)
+    pyarrow.parquet.write_table(pyarrow.table({"body": rows}), typist.directory / "posts.parquet")
+    saved = ROOT / "tests" / "train_data" / "saved_data_set"
+    (typist.directory / "saved").symlink_to(saved)
+    type_page(typist, "docs/data.md")
+
+
+def test_models_in_and_out(typist: Typist) -> None:
+    type_page(typist, "docs/models-in-and-out.md")
+    assert (typist.directory / "finest" / "run.toml").is_file()
+    homes = typist.directory / "finer-home"
+    assert list(homes.glob("runs/*/checkpoints/step-00000020/manifest.json"))

@@ -1,0 +1,193 @@
+"""Types what a page says, in a directory of its own, and sees that each command does its work.
+
+A command that only reads and writes files runs in this process, which has loaded torch already.
+A daemon runs beside, until the page says `leave` or ends, with one thread and on loopback. The demo
+is the one that all tests share. What would change the machine itself is not typed.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.cli import main
+from p2p_dtfm.daemon.local_client import ask_daemon
+from tests.conftest import DemoRun
+from tests.documentation.pages import ROOT, Block
+from tests.e2e.helpers import DEADLINE_S, wait_until
+
+IN_THIS_PROCESS = {
+    *("export", "generate", "id", "import", "leave", "pause", "resume"),
+    *("peers", "plan", "prepare", "simulate", "status"),
+}
+SETTLED = {"training", "spare", "done"}
+CHANGES_THE_MACHINE = {"sudo", "podman", "journalctl", "git", "cd"}
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+CHEAP = {"P2P_DTFM_THREADS": "1", "P2P_DTFM_LISTEN": LOOPBACK, "P2P_DTFM_LOG": "human"}
+"""Settings of daemons that a page does not name."""
+
+
+class Running:
+    """A daemon or bootstrap node that a page has started."""
+
+    def __init__(self, home: Path, process: subprocess.Popen[bytes]) -> None:
+        self.home = home
+        self.process = process
+
+    def said(self) -> str:
+        return "".join((self.home / name).read_text() for name in ("stdout", "stderr"))
+
+    def state(self) -> str:
+        assert self.process.poll() is None, self.said()
+        return (ask_daemon(self.home, "status") or {"state": ""})["state"]
+
+    def step(self) -> int:
+        return (ask_daemon(self.home, "status") or {}).get("step") or 0
+
+    def printed(self, pattern: str) -> str:
+        """What the first group of `pattern` matches in what it has printed so far, or empty."""
+        assert self.process.poll() is None, self.said()
+        found = re.search(pattern, self.said())
+        return found[1] if found else ""
+
+
+class Typist:
+    """Types the commands of one page, one after the other."""
+
+    def __init__(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch, demo: Callable[[], DemoRun]
+    ) -> None:
+        self.directory = directory
+        self.daemons: list[Running] = []
+        self.nodes: list[Running] = []
+        self.not_typed: list[str] = []
+        self._monkeypatch = monkeypatch
+        self._demo = demo
+        (directory / "configs").symlink_to(ROOT / "configs")
+        monkeypatch.chdir(directory)
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))  # this tree's program, wherever it is typed
+        monkeypatch.setenv("P2P_DTFM_HOME", str(directory / "home-0"))
+
+    def type(self, block: Block) -> None:
+        if block.language == "python":
+            exec(compile(block.text, "<page>", "exec"), {"__name__": "__main__"})
+            return
+        for words in block.commands():
+            if Path(words[0]).name == "p2p-dtfm":
+                self.p2p_dtfm([self._filled_in(word) for word in words[1:]])
+            elif words[0] == "make":
+                subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, check=True)
+            elif words[0] in CHANGES_THE_MACHINE:
+                self.not_typed.append(words[0])
+            else:
+                subprocess.run(words, check=True)
+
+    def p2p_dtfm(self, arguments: Sequence[str]) -> None:
+        """The program. It must succeed, and a daemon must take part."""
+        verb = arguments[0]
+        if verb == "demo":
+            self._look_at_demo(arguments)
+        elif verb == "bootstrap":
+            self._start_node(arguments)
+        elif verb in IN_THIS_PROCESS:
+            self._in_this_process(arguments)
+        elif verb.startswith("--") and "--exit-when-done" not in arguments:
+            self._start_daemon(arguments)
+        else:
+            self._to_its_end(arguments)
+
+    def found(self) -> None:
+        """Somebody else's swarm, in which a page's ADDRESS is."""
+        self._start_daemon(["--run", "tiny"])
+        self._monkeypatch.setenv("P2P_DTFM_HOME", str(self.directory / "home-1"))
+
+    def end(self) -> None:
+        for running in (*self.daemons, *self.nodes):
+            running.process.send_signal(signal.SIGTERM)
+        for running in (*self.daemons, *self.nodes):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.process.wait(30)
+            running.process.kill()
+            running.process.wait()
+
+    def _filled_in(self, word: str) -> str:
+        if word in ("ADDRESS", "ADDRESS-OF-ANOTHER"):
+            node = (*self.nodes, *self.daemons)[0]
+            return node.printed(r"--initial-peers (/ip4/127\S+)")
+        if word == "DIGEST":
+            return self.daemons[0].printed(r"--run-digest ([0-9a-f]{64})")
+        return word
+
+    def _start_daemon(self, arguments: Sequence[str]) -> None:
+        home = self.directory / f"home-{len(self.daemons)}"
+        if "--listen" in arguments:  # the page's port may be taken here
+            at = arguments.index("--listen") + 1
+            arguments = [*arguments[:at], LOOPBACK, *arguments[at + 1 :]]
+        running = self._start(home, [*arguments, "--home", str(home)], CHEAP)
+        self.daemons.append(running)
+        wait_until(lambda: running.state() in SETTLED, f"{arguments} takes part")
+
+    def _start_node(self, arguments: Sequence[str]) -> None:
+        home = self.directory / f"node-{len(self.nodes)}"
+        listen = ["--home", str(home), "--listen", LOOPBACK]
+        running = self._start(home, [*arguments, *listen], {})
+        self.nodes.append(running)
+        wait_until(lambda: running.printed(r"--initial-peers (/\S+)"), f"{arguments} is there")
+
+    def _start(self, home: Path, arguments: Sequence[str], settings: dict[str, str]) -> Running:
+        home.mkdir(exist_ok=True)
+        with (home / "stdout").open("wb") as out, (home / "stderr").open("wb") as err:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "p2p_dtfm", *arguments],
+                env={**os.environ, **settings},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+        return Running(home, process)
+
+    def _in_this_process(self, arguments: Sequence[str]) -> None:
+        last = self.daemons[-1] if self.daemons else None
+        if arguments[0] == "leave" and last is not None and last.state() == "training":
+            wait_until(lambda: last.step() > 1, "there is something to keep")
+        self._monkeypatch.setattr(sys, "argv", ["p2p-dtfm", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code in (0, None), f"{arguments}: {ended.value.code}"
+        if arguments[0] == "leave":
+            assert last is not None
+            assert last.process.wait(DEADLINE_S) == 0, last.said()
+            self.daemons.pop()
+        elif arguments[0] == "pause":
+            assert last is not None
+            wait_until(lambda: last.state() == "paused", "it pauses")
+        elif arguments[0] == "resume":
+            assert last is not None
+            wait_until(lambda: last.state() in SETTLED, "it takes part again")
+
+    def _to_its_end(self, arguments: Sequence[str]) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "p2p_dtfm", *arguments],
+            env={**os.environ, **CHEAP},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+        assert done.returncode == 0, f"{arguments}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+
+    def _look_at_demo(self, arguments: Sequence[str]) -> None:
+        """What it leaves must lie where the page's other commands look for it."""
+        *words, name = arguments
+        demo = self._demo()
+        typed = demo.done.args
+        assert words == ["demo", "--steps", "40", "--keep"], "the demo of the tests is another one"
+        assert all(word in typed for word in words)
+        shutil.copytree(demo.directory, self.directory / name)

@@ -1,0 +1,50 @@
+"""Every peer killed at once: two of them come back from their disks and the loss curve goes on."""
+
+import os
+import signal
+from pathlib import Path
+
+from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from tests.e2e.helpers import DEADLINE_S, losses, step_of, wait_until, write_spec
+from tests.e2e.parity import assert_equals_the_plain_loop
+
+STEPS = 160
+EVERY = 20
+
+
+def test_all_are_killed_and_two_go_on_from_a_committed_step(tmp_path: Path) -> None:
+    spec = write_spec(
+        tmp_path,
+        total_steps=STEPS,
+        model={"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256},
+        evaluation={"every_steps": 40, "sequences": 4},
+        optimizer={"peak_learning_rate": 2e-4, "warmup_steps": 20},
+        checkpoint={"every_steps": EVERY, "keep": 2},
+    )
+    with LocalSwarm(tmp_path, ["--threads", "1", "--exit-when-done"]) as swarm:
+        founder, address = swarm.found(["--run", str(spec), "--expect-peers", "3"])
+        others = [swarm.join(address) for _ in range(2)]
+        wait_until(lambda: whole_checkpoint(founder) >= 2 * EVERY, "the founder has a checkpoint")
+        for child in (founder, *others):
+            os.kill(child.process.pid, signal.SIGKILL)
+        for child in (founder, *others):
+            child.process.wait()
+        killed_at = step_of(founder)
+        (founder.home / "stdout").write_text("")
+        again, address = swarm.found(
+            ["--run", str(spec), "--expect-peers", "2"], founder.name, founder.home
+        )
+        second = swarm.join(address, (), others[1].name, others[1].home)
+        for child in (again, second):
+            assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
+    assert_equals_the_plain_loop(again, STEPS, may_repeat=True)
+    views = [event for event in again.events() if event["event"] == "view"]
+    resumed = views[-1]["step"] if len(views) > 1 else 0
+    assert 2 * EVERY <= resumed <= killed_at + 1, "it goes on from a checkpoint, not from the start"
+    assert len(views[0]["members"]) == 3 and len(views[-1]["members"]) == 2
+    assert losses(second)[STEPS - 1] == losses(again)[STEPS - 1]
+
+
+def whole_checkpoint(child: Child) -> int:
+    status = child.status() or {}
+    return status.get("whole_checkpoint_step") or 0

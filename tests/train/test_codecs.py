@@ -1,0 +1,219 @@
+"""Codecs: how far off, how many bytes, what malformed bytes do, and that nothing else matters."""
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.run_spec import CodecSpec, SparseSpec
+from p2p_dtfm.train.codecs import Codec, Turn, codec_of
+from p2p_dtfm.train.codecs.dense import INT8_BLOCK
+from p2p_dtfm.train.codecs.packing import pack, unpack
+from p2p_dtfm.train.codecs.selection import selected_count, selected_indices
+
+DENSE = ["fp32", "fp16", "bf16", "int8"]
+ALL = [*DENSE, "sparse"]
+SPARSE = CodecSpec(sparse=SparseSpec(one_in=5, keep_percent=30, bits=4))
+TURN = Turn(place=(1 << 63) + 12345, step=17)
+
+counts = st.integers(0, 2000)
+seeds = st.integers(0, 1 << 30)
+exponents = st.integers(-30, 30)
+sparse_specs = st.builds(
+    SparseSpec,
+    one_in=st.integers(1, 70),
+    keep_percent=st.integers(1, 100),
+    bits=st.sampled_from([1, 2, 4, 8]),
+)
+
+
+def numbers(count: int, seed: int = 0, exponent: int = 0) -> Tensor:
+    """Normal values, some a thousand times larger, some zero."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(count, generator=generator) * 2.0**exponent
+    kinds = torch.rand(count, generator=generator)
+    return torch.where(kinds < 0.02, values * 1000, torch.where(kinds > 0.9, 0.0, values))
+
+
+def there_and_back(codec: Codec, values: Tensor, turn: Turn = TURN) -> Tensor:
+    payload = bytes(codec.encode(values, turn))
+    assert len(payload) == codec.payload_bytes(values.numel())
+    decoded = codec.decode(payload, tuple(values.shape), turn)
+    assert decoded.dtype == torch.float32 and decoded.shape == values.shape
+    return decoded
+
+
+@given(counts, seeds, exponents)
+def test_dense_codecs_are_within_their_error(count: int, seed: int, exponent: int) -> None:
+    values = numbers(count, seed, exponent)
+    assert torch.equal(there_and_back(codec_of("fp32", SPARSE), values), values)
+    largest = float(values.abs().amax()) if count else 0.0
+    bounds = {
+        "bf16": values.abs() * 2.0**-8,
+        "fp16": values.abs() * 2.0**-11 + largest * 2.0**-38,
+    }
+    for name, bound in bounds.items():
+        error = (there_and_back(codec_of(name, SPARSE), values) - values).abs()
+        assert bool((error <= bound).all()), name
+    error = (there_and_back(codec_of("int8", SPARSE), values) - values).abs()
+    for start in range(0, count, INT8_BLOCK):
+        block = slice(start, start + INT8_BLOCK)
+        step = float(values[block].abs().amax()) / 127
+        assert float(error[block].max()) <= step * 0.5001 + 2.0**-149
+
+
+@given(counts, seeds, sparse_specs, st.integers(0, 1 << 40))
+def test_sparse_sends_the_largest_of_the_selected(
+    count: int, seed: int, spec: SparseSpec, step: int
+) -> None:
+    codec = codec_of("sparse", CodecSpec(sparse=spec))
+    values, turn = numbers(count, seed), Turn(seed, step)
+    decoded = there_and_back(codec, values, turn)
+    selected = torch.zeros(count, dtype=torch.bool)
+    selected[selected_indices(count, spec.one_in, turn)] = True
+    assert not decoded[~selected].any()
+    kept = math.ceil(math.ceil(count / spec.one_in) * spec.keep_percent / 100)
+    least = values[selected].abs().sort(descending=True).values[:kept][-1:]
+    far = values.abs() > (float(least) if count else 0.0)
+    largest = float(values.abs().amax()) if count else 0.0
+    step_limit = largest / (2 ** (spec.bits - 1) - 1) if spec.bits > 2 else 2 * largest
+    error = (decoded - values).abs()
+    assert bool((error[selected & far] <= 0.5001 * step_limit).all())
+    if spec.bits > 2:
+        assert bool((error[selected & ~far] <= float(least) * 1.0001).all() if count else True)
+    elif spec.keep_percent == 100 and count:
+        lost, sent = error[selected].double(), values[selected].double()
+        assert float(lost.square().sum()) <= float(sent.square().sum()), "less is owed than was due"
+
+
+def test_every_element_has_its_turn() -> None:
+    count, one_in = 1003, 8
+    seen = torch.zeros(count, dtype=torch.int64)
+    for step in range(40, 40 + one_in):
+        indices = selected_indices(count, one_in, Turn(99, step))
+        assert indices.numel() == selected_count(count, one_in)
+        assert bool((indices.diff() > 0).all()) and indices[0] >= 0 and indices[-1] < count
+        seen[indices] += 1
+    assert bool((seen[: count // one_in * one_in] == 1).all()) and bool((seen >= 1).all())
+    firsts = selected_indices(8 * 4000, 8, Turn(99, 0)) % 8
+    assert firsts.bincount(minlength=8).tolist() == pytest.approx([500] * 8, abs=100)
+    others = selected_indices(8 * 4000, 8, Turn(100, 0)) % 8
+    assert 300 < int((firsts == others).sum()) < 700, "another place, another choice"
+
+
+def test_selection_and_bytes_are_the_same_for_ever() -> None:
+    """Peers of another version, library or device must select and write the same."""
+    assert selected_indices(40, 8, Turn(1, 0)).tolist() == [1, 12, 17, 27, 36]
+    payload = bytes(codec_of("sparse", SPARSE).encode(numbers(60, 3), Turn(1, 2)))
+    assert payload.hex() == "010000000cae053f003a253e1a04ffc0"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_threads_do_not_matter(name: str) -> None:
+    values = numbers(300_000, 5)
+    found = set()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            codec = codec_of(name, SPARSE)
+            payload = bytes(codec.encode(values, TURN))
+            found.add((payload, bytes(codec.decode(payload, (300_000,), TURN).numpy())))
+    finally:
+        torch.set_num_threads(1)
+    assert len(found) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ALL)
+def test_devices_do_not_matter(name: str) -> None:
+    codec, values = codec_of(name, SPARSE), numbers(300_001, 6)
+    payload = bytes(codec.encode(values, TURN))
+    assert payload == bytes(codec.encode(values.cuda(), TURN))
+    there = codec.decode(payload, (300_001,), TURN, "cuda")
+    assert torch.equal(there.cpu(), codec.decode(payload, (300_001,), TURN))
+
+
+def test_ties_are_kept_from_the_front() -> None:
+    spec = CodecSpec(sparse=SparseSpec(one_in=1, keep_percent=30, bits=8))
+    values = torch.tensor([1.0, -2.0, 2.0, 1.0, -1.0, 1.0, 0.0, 1.0, 1.0, 1.0])
+    decoded = there_and_back(codec_of("sparse", spec), values)
+    assert decoded.tolist() == [1.0, -2.0, 2.0, *[0.0] * 7]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_divergence_is_not_hidden(name: str, wrong: float) -> None:
+    spec = CodecSpec(sparse=SparseSpec(one_in=1, keep_percent=10))
+    values = numbers(1000, 1)
+    values[500] = wrong
+    assert not math.isfinite(float(there_and_back(codec_of(name, spec), values).sum()))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_extreme_values(name: str) -> None:
+    spec = CodecSpec(sparse=SparseSpec(one_in=1, keep_percent=100, bits=8))
+    codec = codec_of(name, spec)
+    for largest in (3.3e38, 1.2e-38, 1e-44, 0.0):
+        values = torch.linspace(-1, 1, 301) * largest
+        decoded = there_and_back(codec, values)
+        assert bool(decoded.isfinite().all())
+        assert float((decoded - values).abs().amax()) <= largest / 100 + 2e-43
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(ALL), st.integers(0, 700), st.randoms(use_true_random=False))
+def test_malformed_bytes_are_the_senders_fault(
+    name: str, count: int, chance: random.Random
+) -> None:
+    codec = codec_of(name, SPARSE)
+    payload = bytearray(codec.encode(numbers(count), TURN))
+    for _ in range(chance.randint(0, 4)):
+        if payload:
+            payload[chance.randrange(len(payload))] = chance.randrange(256)
+    change = chance.choice(["none", "cut", "more"])
+    if change == "cut":
+        payload = payload[: chance.randint(0, len(payload))]
+    elif change == "more":
+        payload += bytes(chance.randint(1, 9))
+    try:
+        decoded = codec.decode(payload, (count,), TURN)
+    except PeerFault:
+        return
+    assert len(payload) == codec.payload_bytes(count), "another length must be refused"
+    assert decoded.shape == (count,)
+
+
+def test_what_no_correct_peer_writes_is_named() -> None:
+    int8, sparse, fp16 = (codec_of(name, SPARSE) for name in ("int8", "sparse", "fp16"))
+    good = bytearray(int8.encode(numbers(200)))
+    for place, value, reason in ((0, 9, "version 9"), (7, 0xBF, "negative step")):
+        bad = bytearray(good)
+        bad[place] = value
+        with pytest.raises(PeerFault, match=reason):
+            int8.decode(bad, (200,))
+    bad = bytearray(sparse.encode(numbers(200), TURN))
+    bad[4 + 8] ^= 0xFF
+    with pytest.raises(PeerFault, match="elements where 12 are due"):
+        sparse.decode(bad, (200,), TURN)
+    bad = bytearray(fp16.encode(numbers(4)))
+    bad[7] = 0x40
+    with pytest.raises(PeerFault, match="exponent"):
+        fp16.decode(bad, (4,))
+    with pytest.raises(PeerFault, match="32 are due for 8"):
+        codec_of("fp32", SPARSE).decode(b"1234", (2, 4))
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.lists(st.integers(0, 255), max_size=70))
+def test_packing(bits: int, drawn: list[int]) -> None:
+    small = torch.tensor([number % (1 << bits) for number in drawn], dtype=torch.uint8)
+    packed = pack(small, bits)
+    assert packed.numel() == -(-len(drawn) * bits // 8)
+    assert torch.equal(unpack(packed, bits, len(drawn)), small)
+    assert int.from_bytes(bytes(packed.tolist()), "little") == sum(
+        number << (bits * place) for place, number in enumerate(small.tolist())
+    )

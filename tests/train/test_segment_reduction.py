@@ -1,0 +1,117 @@
+"""Reduction with codecs: equal bits on all holders, nothing lost, nothing counted twice."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.run_spec import CodecSpec, RunSpec, SparseSpec
+from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.reduction import shard_bounds, sum_parts
+from p2p_dtfm.train.segment_reduction import SegmentReduction
+
+CODECS = CodecSpec(sparse=SparseSpec(one_in=4, keep_percent=25))
+NAMES = ["fp32", "bf16", "int8", "sparse"]
+
+
+def reduce(
+    spec: RunSpec,
+    name: str,
+    step: int,
+    values: list[Tensor],
+    owed: list[Tensor | None],
+    cuts: list[tuple[int, int]] | None = None,
+) -> list[SegmentReduction]:
+    """All holders of a segment in one process; chunk i belongs to holder i modulo their number."""
+    holders = len(values)
+    bounds = cuts or shard_bounds(values[0].numel(), 2 * holders)
+    codec = codec_of(name, CODECS)
+    sides = [
+        SegmentReduction(spec, codec, step, 1, bounds, v.clone(), o)
+        for v, o in zip(values, owed, strict=True)
+    ]
+    for chunk in range(len(bounds)):
+        owner = chunk % holders
+        parts = [
+            None if n == owner else sides[owner].read_part(chunk, bytes(s.part(chunk)))
+            for n, s in enumerate(sides)
+        ]
+        total = bytes(sides[owner].add_parts(chunk, parts))
+        for number, side in enumerate(sides):
+            if number != owner:
+                side.take_sum(chunk, total)
+    return sides
+
+
+def drawn(holders: int, count: int, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(count, generator=generator) for _ in range(holders)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 3000), st.integers(0, 1 << 20))
+def test_all_holders_end_with_the_same_bits(name: str, holders: int, count: int, seed: int) -> None:
+    spec = _SPEC[0]
+    values = drawn(holders, count, seed)
+    sides = reduce(spec, name, 3, values, [None] * holders)
+    first = bytes(sides[0].reduced.numpy())
+    assert all(bytes(side.reduced.numpy()) == first for side in sides)
+    if name == "fp32":
+        assert torch.equal(sides[0].reduced, sum_parts(values))
+        assert all(side.owed is None for side in sides)
+        return
+    owed = [side.owed for side in sides if side.owed is not None]
+    assert len(owed) == holders
+    arrived_or_owed = sides[0].reduced.double() + sum(o.double() for o in owed)
+    wanted = sum(value.double() for value in values)
+    assert float((arrived_or_owed - wanted).abs().max()) < 1e-5, "what has not arrived is owed"
+
+
+@pytest.mark.parametrize("name", ["int8", "sparse"])
+def test_what_is_owed_arrives_later_whoever_owns(spec: RunSpec, name: str) -> None:
+    """Chunks change their owners on the way; the sums still add up to what was given."""
+    count, holders, steps = 997, 3, 60
+    given = drawn(holders, count, 1)
+    owed: list[Tensor | None] = [None] * holders
+    arrived = torch.zeros(count, dtype=torch.float64)
+    for step in range(steps):
+        cuts = shard_bounds(count, holders if step < 25 else 2 * holders + 1)
+        sides = reduce(spec, name, step, given, owed, cuts)
+        arrived += sides[0].reduced.double()
+        owed = [side.owed for side in sides]
+    wanted = steps * sum(value.double() for value in given)
+    missing = (arrived - wanted).abs() / (sum(value.abs() for value in given) + 1)
+    assert float(missing.max()) < 40, "no element waits for ever"
+    assert float((arrived - wanted).norm() / wanted.norm()) < (0.3 if name == "sparse" else 0.001)
+
+
+def test_an_attempt_is_repeatable(spec: RunSpec) -> None:
+    """What is owed is an input; an attempt does not change it."""
+    values = drawn(2, 500, 4)
+    owed = [torch.randn(500), torch.randn(500)]
+    kept = [each.clone() for each in owed]
+    first, second = (reduce(spec, "sparse", 9, values, list(owed)) for _ in range(2))
+    assert torch.equal(first[0].reduced, second[1].reduced)
+    assert all(torch.equal(a, b) for a, b in zip(owed, kept, strict=True))
+    other = reduce(spec, "sparse", 10, values, list(owed))
+    assert not torch.equal(first[0].reduced, other[0].reduced), "another step, another choice"
+
+
+def test_a_wrong_part_changes_nothing(spec: RunSpec) -> None:
+    codec = codec_of("int8", CODECS)
+    side = SegmentReduction(spec, codec, 0, 1, [(0, 50), (50, 90)], torch.randn(90), None)
+    before = side.reduced.clone()
+    for call in (lambda: side.read_part(0, b"123"), lambda: side.take_sum(1, b"")):
+        with pytest.raises(PeerFault, match="are due for"):
+            call()
+    assert torch.equal(side.reduced, before) and not side.owed.any()
+
+
+_SPEC: list[RunSpec] = []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _spec(spec: RunSpec) -> None:
+    _SPEC[:] = [spec]

@@ -1,0 +1,182 @@
+"""Rows as documents: JSON lines, Parquet, Arrow, and what Hugging Face's datasets saved."""
+
+import builtins
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+from data_examples import make_text
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.train.data import Manifest, Skipped, prepare, stated_licence
+
+SAVED = Path(__file__).parent / "saved_data_set"
+"""Written by `DatasetDict.save_to_disk` of datasets 5.2.0: 40 rows in two files, and 8."""
+TEXTS = [make_text(400, number).strip() for number in range(60)]
+
+
+def documents(out: Path, manifest: Manifest) -> dict[str, list[str]]:
+    found = {}
+    for split in ("train", "held_out"):
+        shards = [shard for shard in manifest.shards if shard.split == split]
+        stream = b"".join((out / "blobs" / shard.digest).read_bytes() for shard in shards)
+        found[split] = stream.decode()[:-1].split("\0")
+    return found
+
+
+def write(form: str, folder: Path, field: str = "text", texts: list[str] | None = None) -> Path:
+    texts = TEXTS if texts is None else texts
+    folder.mkdir(exist_ok=True)
+    table = pyarrow.table({"id": list(range(len(texts))), field: texts})
+    path = folder / f"rows.{form.split()[0]}"
+    if form == "jsonl":
+        path.write_text("".join(json.dumps({"id": 1, field: text}) + "\n" for text in texts))
+    elif form == "parquet":
+        pyarrow.parquet.write_table(table, path, row_group_size=25)
+    elif form == "arrow stream":
+        with pyarrow.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=25)
+    else:
+        with pyarrow.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=25)
+    return path
+
+
+FORMS = ["jsonl", "parquet", "arrow stream", "arrow file"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_row_is_a_document_in_every_form(form: str, tmp_path: Path) -> None:
+    path = write(form, tmp_path, "body")
+    out = tmp_path / "out"
+    manifest = prepare([path], out, text_field="body", held_out_fraction=0.1)
+    found = documents(out, manifest)
+    assert sorted(found["train"] + found["held_out"]) == sorted(TEXTS)
+    assert found["train"] == [text for text in TEXTS if text in set(found["train"])], "in order"
+    assert manifest.totals.documents == 60
+    assert 3 <= len(found["held_out"]) <= 12
+    plain = prepare([write("jsonl", tmp_path, "body")], tmp_path / "b", text_field="body",
+                    held_out_fraction=0.1)  # fmt: skip
+    assert found == documents(tmp_path / "b", plain), "the form makes no difference"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_missing_field_is_named_with_those_that_there_are(form: str, tmp_path: Path) -> None:
+    path = write(form, tmp_path / "in", "body")
+    with pytest.raises(UserError, match=r"no text field 'text'.*body") as caught:
+        prepare([path], tmp_path / "out")
+    assert "--field body" in caught.value.fixes[0]
+    (tmp_path / "in" / "plain.txt").write_text(make_text(9000))
+    skipped = Skipped()
+    assert prepare([tmp_path / "in"], tmp_path / "out", skipped=skipped).totals.documents == 1
+    assert skipped.without_field == 1 and "1 without the text field" in str(skipped)
+
+
+def test_a_number_is_no_text(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no text field 'id'"):
+        prepare([write("parquet", tmp_path)], tmp_path / "out", text_field="id")
+
+
+def test_rows_without_text_and_broken_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = write("jsonl", tmp_path)
+    bad = ['{"text": null}', '{"text": ""}', '{"id": 3}', '{"text": "a\\u0000b"}', '{"text": 5}',
+           '{"text": "\\ud800"}', "", '{"text": "cut', "[1, 2]"]  # fmt: skip
+    path.write_text(path.read_text() + "\n".join(bad) + "\n")
+    skipped = Skipped()
+    manifest = prepare([path], tmp_path / "out", skipped=skipped)
+    assert manifest.totals.documents == 60
+    assert skipped.rows_without_text + skipped.broken_lines == 8
+    assert "line 68" in str(skipped), "a broken one is named"
+
+
+def test_a_damaged_table_is_named(tmp_path: Path) -> None:
+    for form in ("parquet", "arrow stream"):
+        path = write(form, tmp_path)
+        path.write_bytes(path.read_bytes()[:-300])
+        with pytest.raises(UserError, match="is not a whole") as caught:
+            prepare([path], tmp_path / "out")
+        assert str(path) in caught.value.cause
+
+
+def test_without_pyarrow_the_fix_is_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write("parquet", tmp_path)
+    real = builtins.__import__
+
+    def importing(name: str, *rest: object, **more: object) -> object:
+        if name == "pyarrow":
+            raise ImportError(name)
+        return real(name, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", importing)
+    with pytest.raises(UserError, match="needs pyarrow") as caught:
+        prepare([path], tmp_path / "out")
+    assert "p2p-dtfm[data]" in caught.value.fixes[0]
+
+
+def test_a_saved_data_set(tmp_path: Path) -> None:
+    mine = tmp_path / "saved"
+    shutil.copytree(SAVED, mine)
+    (mine / "train" / "cache-1234.arrow").write_bytes(b"of a computation, not of the data set")
+    with pytest.raises(UserError, match="several splits: train, validation") as caught:
+        prepare([mine], tmp_path / "out")
+    assert f"{mine}/train --validation {mine}/validation" in caught.value.fixes[0]
+    manifest = prepare([mine / "train"], tmp_path / "out", validation=[mine / "validation"])
+    found = documents(tmp_path / "out", manifest)
+    assert [text.split(".")[0] for text in found["train"]] == [f"Document {n}" for n in range(40)]
+    assert [text.split(".")[0][-2:] for text in found["held_out"]] == list(map(str, range(40, 48)))
+    assert stated_licence([mine / "train"]) == "CC0-1.0"
+    assert stated_licence([tmp_path, SAVED / "nowhere"]) == ""
+
+
+def test_a_file_named_for_both_is_held_out(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text(make_text(900, len(name) + ord(name[0])))
+    paths = [tmp_path / "one.txt", tmp_path / "two.txt"]
+    manifest = prepare(paths, tmp_path / "out", validation=[tmp_path / "two.txt"], context=64)
+    found = documents(tmp_path / "out", manifest)
+    assert found == {"train": [paths[0].read_text()], "held_out": [paths[1].read_text()]}
+
+
+def test_validation_without_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text(make_text(900))
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UserError, match=r"no text found in .*none"):
+        prepare([tmp_path / "one.txt"], tmp_path / "out", validation=[tmp_path / "none"])
+
+
+def test_a_long_row_stays_whole_and_on_one_side(tmp_path: Path) -> None:
+    long = make_text(300_000)
+    path = write("parquet", tmp_path, texts=[*TEXTS, long])
+    manifest = prepare([path], tmp_path / "out")
+    found = documents(tmp_path / "out", manifest)
+    assert (long in found["train"]) != (long in found["held_out"])
+
+
+def test_progress_moves_within_a_file_and_a_tokenizer_is_learnt_from_rows(tmp_path: Path) -> None:
+    texts = [make_text(60, number).strip() for number in range(3000)]
+    calls: list[tuple[int, int, str]] = []
+    manifest = prepare(
+        [write("parquet", tmp_path, texts=texts)],
+        tmp_path / "out",
+        vocabulary=300,
+        progress=lambda *call: calls.append(call),
+    )
+    assert manifest.vocabulary == 300
+    for stage in ("reading", "learning tokens", "writing"):
+        done = np.array([call[0] / call[1] for call in calls if call[2] == stage])
+        assert len(done) >= 3 and done[0] < 0.5 and done[-1] == 1.0
+        assert (np.diff(done) >= 0).all()
+
+
+def test_notes_are_one_line_for_a_terminal(tmp_path: Path) -> None:
+    manifest = prepare(
+        [write("jsonl", tmp_path)], tmp_path / "out", name="a\x1b[31m\nb", licence="", source="s"
+    )
+    assert manifest.notes.describe() == "data a [31m b, licence not stated, source s"

@@ -1,0 +1,168 @@
+"""The page in a real headless Chromium, with two peers and with sixty-four."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from p2p_dtfm.web.state import Event
+from tests.e2e.helpers import wait_until
+from tests.web import chromium as browser
+from tests.web.chromium import Page
+from tests.web.examples import Example, sixty_four, two
+from tests.web.serving import TOKEN, served
+
+pytestmark = pytest.mark.skipif(
+    browser.PROGRAM is None, reason="no Chromium here: apt-get install chromium"
+)
+DRAWN = "document.querySelector('#map .peer') && document.querySelector('#timeline .span')"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser.chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def no_errors(page: Page) -> Iterator[None]:
+    page.problems.clear()
+    yield
+    assert not page.problems
+
+
+@pytest.mark.parametrize("swarm", [two, sixty_four], ids=["2 peers", "64 peers"])
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_everything_is_shown_and_nothing_sticks_out(
+    page: Page, swarm, width: int, dark: bool
+) -> None:
+    example: Example = swarm()
+    view = example.state.view
+    page.set_view(width, 900, dark=dark)
+    with served(example) as address:
+        page.open(address)
+        page.wait_for(f"{DRAWN} && document.querySelector('.u-over')")
+        assert count(page, "#map .peer") == len(view.peers)
+        assert count(page, "#map .peer.me") == 1
+        assert count(page, ".stage") == sum(len(p.peers) for p in view.pipelines)
+        assert count(page, ".stage.me") == 1
+        assert count(page, "#timeline .lane") == len(example.state.timeline.lanes)
+        assert count(page, "#history li") == len(example.state.events)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert not sticking_out(page, width)
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (luminance(background) < 60) == dark
+        page.open("about:blank")
+
+
+def count(page: Page, selector: str) -> int:
+    return page.evaluate(f"document.querySelectorAll({selector!r}).length")
+
+
+def sticking_out(page: Page, width: int) -> list[str]:
+    """Circles and labels of the map, and cards, that are not wholly on the page."""
+    return page.evaluate(
+        "[...document.querySelectorAll('.card, #map circle, #map text, #timeline text')]"
+        ".filter((node) => { const box = node.getBoundingClientRect();"
+        f" return box.left < -0.5 || box.right > {width} + 0.5; }})"
+        ".map((node) => node.outerHTML.slice(0, 200))"
+    )
+
+
+def luminance(colour: str) -> float:
+    red, green, blue = (float(part) for part in colour[4:-1].split(",")[:3])
+    return 0.3 * red + 0.59 * green + 0.11 * blue
+
+
+def test_what_is_wrong_comes_first_and_goes_when_it_is_over(page: Page) -> None:
+    example = two()
+    page.set_view(390, 900)
+    with served(example) as address:
+        page.open(address)
+        page.wait_for("document.querySelector('.problems.bad li')")
+        assert "waits for" in page.evaluate("document.querySelector('#problems').textContent")
+        below = "document.querySelector('.part').getBoundingClientRect().top"
+        above = "document.querySelector('.problems').getBoundingClientRect().bottom"
+        assert page.evaluate(f"{above} <= {below}")
+        example.change_live(problems=())
+        page.wait_for("!document.querySelector('.problems.bad')")
+        page.open("about:blank")
+
+
+def test_text_of_strangers_stays_text(page: Page) -> None:
+    example = two()
+    evil = '<img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
+    view = example.state.view
+    peers = tuple(msgspec.structs.replace(peer, device=evil) for peer in view.peers)
+    example.state = msgspec.structs.replace(
+        example.state,
+        view=msgspec.structs.replace(view, peers=peers),
+        events=(Event(0.0, "fault", evil),),
+    )
+    example.change_live(reason=evil)
+    page.set_view(1440, 900)
+    with served(example) as address:
+        page.open(address)
+        page.wait_for(DRAWN)
+        page.evaluate("document.querySelector('.stage').click()")
+        page.wait_for("document.querySelector('#peer-facts dl')")
+        assert evil in page.evaluate("document.querySelector('#peer-facts').textContent")
+        assert evil in page.evaluate("document.querySelector('#reason').textContent")
+        assert count(page, "main img") == 0 and count(page, "main script") == 0
+        assert "owned" not in page.evaluate("document.title")
+        page.open("about:blank")
+
+
+def test_old_data_look_old_and_a_daemon_that_returns_is_found_again(page: Page) -> None:
+    example = two()
+    page.set_view(1440, 900)
+    with served(example) as address:
+        page.open(address)
+        page.wait_for("document.querySelector('#age')?.textContent === 'live'")
+        assert page.evaluate("document.querySelector('#banner').hidden")
+    page.wait_for("!document.querySelector('#banner').hidden")
+    assert "lost" in page.evaluate("document.querySelector('#banner').textContent")
+    page.wait_for("document.body.classList.contains('stale')", deadline_s=15)
+    assert page.evaluate("getComputedStyle(document.querySelector('main')).opacity") < "1"
+    port = int(address.rsplit(":", 1)[1].strip("/"))
+    with served(example, port=port):
+        page.wait_for("document.querySelector('#banner').hidden", deadline_s=15)
+        page.wait_for("document.querySelector('#age')?.textContent === 'live'")
+        page.open("about:blank")
+    page.problems.clear()  # the browser notes each attempt that found no daemon
+
+
+def test_the_token_lets_act_and_leaves_the_address_bar(page: Page) -> None:
+    example = two()
+    page.set_view(1440, 900)
+    with served(example) as address:
+        page.open(address)
+        page.wait_for("document.querySelector('#actions button')")
+        assert page.evaluate("document.querySelector('#actions button').disabled")
+        page.open("about:blank")
+        page.open(f"{address}#token={TOKEN}")
+        page.wait_for("document.querySelector('#actions button:enabled')")
+        assert page.evaluate("location.href") == address
+        page.accept_dialogs()
+        page.evaluate("document.querySelector('#actions button').click()")
+        wait_until(lambda: example.asked == ["leave"], "the daemon is asked to leave")
+        page.open("about:blank")
+
+
+def test_choosing_a_peer_shows_its_facts(page: Page, tmp_path: Path) -> None:
+    example = sixty_four()
+    page.set_view(1440, 900)
+    with served(example) as address:
+        page.open(address)
+        page.wait_for(DRAWN)
+        page.evaluate(
+            "document.querySelector('#map .peer')"
+            ".dispatchEvent(new MouseEvent('click', { bubbles: true }))"
+        )
+        page.wait_for("document.querySelector('#peer-facts dl')")
+        facts = page.evaluate("document.querySelector('#peer-facts').textContent")
+        assert example.state.view.peers[0].peer_id in facts and "scenario, " in facts
+        assert count(page, "#map .peer.dim") == 56, "all but its own pipeline step back"
+        page.open("about:blank")

@@ -193,7 +193,10 @@ class AgreementState:
             self._agreed_ns += gap_ns
 
     def _standing(self, view: View) -> Standing:
-        return Standing(self.me, view.id, view.members, isinstance(view.plan, Plan), self.step)
+        has_plan = isinstance(view.plan, Plan)
+        # Without a plan members are at unlike steps: all must compare alike, or they go to and fro.
+        step = self.step if has_plan else view.snapshot.step
+        return Standing(self.me, view.id, view.members, has_plan, step)
 
     def _answer_outsider(self, sender: Member, now_ns: int) -> Actions:
         view = self.view

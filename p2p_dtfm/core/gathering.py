@@ -215,9 +215,9 @@ class Gathering(Takeover):
             if member not in attempt.known and self._is_welcome(contribution, attempt):
                 attempt.add(signed, contribution, self._open_record)
                 grew = True
-        evidence = attempt.learn(message)
-        if grew or evidence:
-            return self._knowledge_grew(attempt, now_ns, evidence)
+        grew |= attempt.learn(message)
+        if grew:
+            return self._knowledge_grew(attempt, now_ns, own=False)
         return self._check_settled(attempt, now_ns)
 
     def _repeats_last(self, message: Gather) -> bool:
@@ -306,10 +306,11 @@ class Gathering(Takeover):
             return True
         return contribution.present.view == attempt.base
 
-    def _knowledge_grew(self, attempt: Attempt, now_ns: int, evidence: bool = True) -> Actions:
+    def _knowledge_grew(self, attempt: Attempt, now_ns: int, own: bool = True) -> Actions:
         """Tell it, but no more than is needed where no message gets lost.
 
-        Everyone sends its contribution to all, and says when it knows all; `_resend` repairs.
+        Everyone sends its contribution and its `own` evidence to all, and says when it knows all;
+        `_resend` repairs.
         """
         attempt.round += 1
         if attempt.round <= ROUNDS_LIMIT:
@@ -321,7 +322,7 @@ class Gathering(Takeover):
         if new:
             attempt.told.update(new)
             actions.append(SendMessage(new, attempt.gather()))
-        if len(new) < len(others) and (evidence or not attempt.waits_for):
+        if len(new) < len(others) and (own or not attempt.waits_for):
             told = tuple(peer_id for peer_id in others if peer_id not in new)
             actions.append(SendMessage(told, attempt.gather(contributions=False)))
         return [*actions, *self._check_settled(attempt, now_ns)]

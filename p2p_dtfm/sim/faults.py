@@ -86,7 +86,7 @@ class Faults:
             kind = "join"
         if kind == "join" and len(self._present()) >= 16:
             kind = "stop"
-        if kind in (*CRASHES, "stop") and self.careful and not self._has_copies_without(peer):
+        if kind in (*CRASHES, "stop") and self.careful and not self._may_go(peer):
             kind = "slow"
         return kind
 
@@ -171,18 +171,43 @@ class Faults:
     def _can_spare_one(self) -> bool:
         return len(self._staying()) > max(3, self.world.workload.min_members)
 
+    def _may_go(self, peer: SimulatedPeer) -> bool:
+        return self._has_guardians(peer) or self._has_copies_without(peer)
+
+    def _has_guardians(self, victim: SimulatedPeer) -> bool:
+        """Whether by the protocol's promise this peer may die: all others are well and train, and
+        guardians have acknowledged what it alone holds. Whether it is so, the run will show.
+        """
+        view, peers = victim.view, self._present()
+        if view is None or not isinstance(view.plan, Plan) or victim.receipts is None:
+            return False
+        well = [p for p in peers if p.alive and not p.stopped and not p.agreement.frozen]
+        if any(p not in well or p.view is None or p.view.id != view.id for p in peers):
+            return False
+        if len(peers) <= self.world.workload.min_members:
+            return False
+        guardians = {
+            view.guards[layer]
+            for layer in view.layers_of(victim.name)
+            if view.plan.holders(layer) == (victim.name,)
+        }
+        return all(victim.receipts.received_all_of(guardian) for guardian in guardians)
+
     def _has_copies_without(self, victim: SimulatedPeer) -> bool:
         """Whether the members that run, without this one, have each layer at one newest step.
 
         That is the furthest step that anyone has committed, or the one before: whoever commits
-        first may take that step along.
+        first may take that step along. Not so where the others have counted on it: a view that
+        starts from its state drops older ones.
         """
         rest = [p for p in self._present() if p.alive and not p.stopped and p.view]
         rest = [p for p in rest if p is not victim]
         furthest = self.world.invariants.furthest
         if len(rest) < self.world.workload.min_members:
             return False
-        return any(self._covers(rest, step) for step in (furthest, furthest - 1))
+        counted_on = victim.agreement.frozen and victim.agreement.step == furthest
+        steps = (furthest,) if counted_on else (furthest, furthest - 1)
+        return any(self._covers(rest, step) for step in steps)
 
     def _covers(self, peers: list[SimulatedPeer], step: int) -> bool:
         lineages = [peer.agreement.inventory.lineage for peer in peers]

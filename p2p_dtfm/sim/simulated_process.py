@@ -245,8 +245,12 @@ class SimulatedProcess:
     def reaches(self, layer: int, step: int, lineage: str | None, before: str | None) -> bool:
         """Whether the state of a layer at `step` of a lineage is here, or one gradient away.
 
-        `before` is the lineage's digest one step earlier.
+        `before` is the lineage's digest one step earlier. A state that the present view does not
+        ask for goes with the next commit.
         """
+        view = self.agreement.view
+        if view is None or not (self.agreement.frozen or layer in self._wanted(view)):
+            return False
         state, mine = self.states.get(layer), self.agreement.inventory.lineage
         if state is None:
             return False

@@ -5,25 +5,51 @@ from collections.abc import Iterable
 import pytest
 
 from p2p_dtfm.core import membership, newcomers
+from p2p_dtfm.core.guardians import Receipts
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.step import Prepared, StepOutcome, StepTransaction
-from p2p_dtfm.sim.agreement_seeds import run_seed
+from p2p_dtfm.sim.agreement_seeds import Result, run_seed
+from p2p_dtfm.sim.faults import KINDS
 from p2p_dtfm.sim.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.simulated_process import Key
 
 SEEDS = 200
 BATCH = 20
 FOUND_WITHIN = 40
+FAULTS_AT_LEAST = 10
+
+REGRESSIONS = {
+    175: "an attempt that had failed began again under its number, and never settled",
+    416: "a leaver took the next view for one without it, and left with the last states",
+    1153: "a newcomer was asked for an answer under numbers that it had passed",
+    2133: "an agreed view waited for a life that had ended",
+    2200: "a newcomer reopened a failed attempt by itself, and began at the first step",
+}
+"""Seeds that broke something when they were found, and what."""
+
+
+def check(seed: int) -> Result:
+    result = run_seed(seed)
+    replay = f"python -m p2p_dtfm.sim.agreement_seeds --seeds {seed} --story"
+    assert not result.violation, f"{result.violation}\nreplay: {replay}"
+    assert result.faults >= FAULTS_AT_LEAST and result.steps >= 3, f"seed {seed} shows nothing"
+    return result
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
 def test_nothing_breaks_whatever_fails(first: int) -> None:
-    for seed in range(first, first + BATCH):
-        result = run_seed(seed)
-        replay = f"python -m p2p_dtfm.sim.agreement_seeds --seeds {seed} --story"
-        assert not result.violation, f"{result.violation}\nreplay: {replay}"
-        assert result.faults >= 1 and result.steps >= 3, f"seed {seed} shows nothing"
+    results = [check(seed) for seed in range(first, first + BATCH)]
+    inflicted = {kind for result in results for kind in result.inflicted}
+    assert inflicted >= set(KINDS), "each kind of fault occurs"
+    for number, what in enumerate(("lost", "repeated", "late")):
+        assert sum(result.messages[number] for result in results) > 100, f"messages are {what}"
+    assert sum(result.only_holders for result in results) >= 5, "guardians stand in"
+
+
+@pytest.mark.parametrize("seed", [seed for seed in REGRESSIONS if seed >= SEEDS])
+def test_what_was_broken_once_stays_mended(seed: int) -> None:
+    check(seed)
 
 
 # the test of the test -------------------------------------------------------------------------
@@ -71,6 +97,14 @@ def test_a_merge_that_prefers_the_older_record_is_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(newcomers, "newer", older)
     _, violation = first_seed_that_fails()
     assert "names" in violation or "has the record" in violation
+
+
+def test_a_holder_that_does_not_wait_for_its_guardian_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Receipts, "waits_for", lambda self, step: ())
+    _, violation = first_seed_that_fails()
+    assert "loses" in violation
 
 
 class WithoutViewCheck(SimulatedPeer):

@@ -15,8 +15,8 @@ from p2p_dtfm.core.prng import prng_of_digest
 
 RANDOM_PACKINGS, LAYERINGS = 33, 60
 KINDS_OF_FULL_EFFORT = 20
-FULL_EFFORT_REPLICAS = 8
-"""A move takes time in proportion to the replicas; with more of them fewer moves are made."""
+FULL_EFFORT_REPLICAS, FEWEST_REPLICAS = 8, 4
+"""A move takes time in proportion to the replicas, down to a few: the more, the fewer moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,7 @@ class _Rounds:
     def _anneal(self, start: tuple[int, Placement], each: _Round) -> tuple[int, Placement]:
         cost, placement = start
         moves = each.moves * self.share // KINDS_OF_FULL_EFFORT
-        moves = (
-            moves * FULL_EFFORT_REPLICAS // max(FULL_EFFORT_REPLICAS, self.problem.replica_count)
-        )
+        moves = moves * FULL_EFFORT_REPLICAS // max(FEWEST_REPLICAS, self.problem.replica_count)
         return anneal(
             self.ground,
             placement,

@@ -1,7 +1,7 @@
 """Any pipeline, any limits, any order of arrival: no deadlock, and the order that sums rely on."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_dtfm.core.errors import PeerFault
@@ -57,6 +57,7 @@ class Line:
                 )
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 5),
     st.integers(1, 6),
@@ -151,3 +152,14 @@ def test_a_faulty_arrival_changes_nothing() -> None:
     assert order.next() is None
     order.input_arrived(0)
     assert order.next() == Tasklet(FORWARD, 0)
+
+
+def test_forwards_and_backwards_take_turns_where_both_can_run() -> None:
+    """Else a stage to which many gradients return at once starves those after it."""
+    order = StageOrder(range(8), 6, makes_inputs=True, makes_losses=False)
+    for _ in range(4):
+        order.next()
+    for number in range(4):
+        order.gradient_arrived(number)
+    kinds = [order.next() for _ in range(6)]
+    assert [tasklet.kind for tasklet in kinds if tasklet] == [BACKWARD, FORWARD] * 3

@@ -16,7 +16,8 @@ from p2p_dtfm.core.prng import prng_of_digest
 RANDOM_PACKINGS, LAYERINGS = 33, 60
 KINDS_OF_FULL_EFFORT = 20
 FULL_EFFORT_REPLICAS, FEWEST_REPLICAS = 8, 4
-"""A move takes time in proportion to the replicas, down to a few: the more, the fewer moves."""
+"""A move takes time in proportion to the replicas, down to a few: the more, the fewer moves. With
+few of them a search that begins hotter finds more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,13 @@ class _Rounds:
         cost, placement = start
         moves = each.moves * self.share // KINDS_OF_FULL_EFFORT
         moves = moves * FULL_EFFORT_REPLICAS // max(FEWEST_REPLICAS, self.problem.replica_count)
+        few = min(FULL_EFFORT_REPLICAS, max(FEWEST_REPLICAS, self.problem.replica_count))
+        coolness = each.coolness * few // FULL_EFFORT_REPLICAS
         return anneal(
             self.ground,
             placement,
             self.prng.next_u64(),
-            min(cost // each.coolness, 1 << 38),
+            min(cost // coolness, 1 << 38),
             _COOLING_Q20,
             LEVELS,
             max(1, moves // LEVELS),

@@ -5,11 +5,12 @@ machine stops at the same placement.
 """
 
 import itertools
+from collections.abc import Iterator
 
 from p2p_dtfm.core.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.moves import random_move
 from p2p_dtfm.core.prng import Prng
-from p2p_dtfm.core.starts import starts
+from p2p_dtfm.core.starts import reach_bytes_per_s, starts
 
 WORK_FOR_EACH_PEER = 180_000
 WORK_FOR_ANY, WORK_FOR_EACH_OF_MANY = 7_000_000, 12_000
@@ -23,7 +24,7 @@ PATIENCE = 300
 """Moves without gain, for each peer, after which a descent ends."""
 FINALISTS = 12
 """Of all that was found, so many of the cheapest are timed once more, with more care."""
-DEALS = 60
+DEALS = 150
 """Ways to deal the microbatches of the best that are tried."""
 
 
@@ -60,21 +61,60 @@ def _judged(model: StepModel, found: list[PlacementCost]) -> PlacementCost:
 
 
 def _dealt_well(model: StepModel, cost: PlacementCost) -> PlacementCost:
-    """With the microbatches that are left over given to those who delay the reduction least."""
-    best_ns, tries = model.refined(cost).step_ns, DEALS
-    for giver, taker in itertools.permutations(range(len(cost.placement)), 2):
-        dealt = list(cost.microbatches)
-        dealt[giver] -= 1
-        dealt[taker] += 1
-        if dealt[giver] == 0 or cost.pipelines[taker].duration_ns(dealt[taker]) > cost.compute_ns:
-            continue
-        if tries == 0:
-            break
-        tries -= 1
-        moved = model.dealt(cost.placement, list(cost.pipelines), tuple(dealt))
+    """With the microbatches that are left over given to those who delay the reduction least.
+
+    Of pipelines that are equally fast first those with the best links get more; then single
+    microbatches are handed on.
+    """
+    best_ns = model.refined(cost).step_ns
+    for dealt in itertools.chain(_deals_by_links(model, cost), _handed_on(cost)):
+        moved = model.dealt(cost.placement, list(cost.pipelines), dealt)
         if moved is not None and model.refined(moved).step_ns < best_ns:
             cost, best_ns = moved, model.refined(moved).step_ns
     return cost
+
+
+def _deals_by_links(model: StepModel, cost: PlacementCost) -> Iterator[tuple[int, ...]]:
+    problem = model.problem
+    alike: dict[tuple[int, int], list[int]] = {}
+    for number, pipeline in enumerate(cost.pipelines):
+        alike.setdefault((pipeline.fill_ns, pipeline.period_ns), []).append(number)
+    slowest = [
+        min(
+            min(rate for other, rate in enumerate(problem.bytes_per_s[peer]) if other != peer)
+            for peer in peers
+        )
+        for peers in cost.placement
+    ]
+    medians = [min(reach_bytes_per_s(problem, peer) for peer in peers) for peers in cost.placement]
+    nearness = [-max(max(problem.latency_ns[peer]) for peer in peers) for peers in cost.placement]
+    for links in (medians, slowest, nearness):
+        dealt = list(cost.microbatches)
+        for numbers in alike.values():
+            counts = sorted((cost.microbatches[number] for number in numbers), reverse=True)
+            best_first = sorted(
+                numbers, key=lambda number: (-links[number], -nearness[number], number)
+            )
+            for number, count in zip(best_first, counts, strict=True):
+                dealt[number] = count
+        yield tuple(dealt)
+
+
+def _handed_on(cost: PlacementCost) -> Iterator[tuple[int, ...]]:
+    """One microbatch from each pipeline to each of the three that would end soonest with it."""
+    ends = [
+        pipeline.duration_ns(count + 1)
+        for pipeline, count in zip(cost.pipelines, cost.microbatches, strict=True)
+    ]
+    soonest = sorted(range(len(ends)), key=lambda number: (ends[number], number))
+    takers = [number for number in soonest if ends[number] <= cost.compute_ns][:3]
+    givers = [number for number, count in enumerate(cost.microbatches) if count > 1]
+    pairs = ((giver, taker) for giver in givers for taker in takers if giver != taker)
+    for giver, taker in itertools.islice(pairs, DEALS):
+        dealt = list(cost.microbatches)
+        dealt[giver] -= 1
+        dealt[taker] += 1
+        yield tuple(dealt)
 
 
 def _first_costs(

@@ -213,11 +213,21 @@ class Trainer:
         if view is None:
             return
         self._wanted_next = set(view.layers_of(self._tools.me))
-        missing = self._wanted_next - set(self.states)
+        missing = self._wanted_next - self._kept_up()
         if missing:
             self._start_following(view, missing)
         else:
             self._outlet.synced(view.id)
+
+    def _kept_up(self) -> set[int]:
+        """Layers here whose states every commit moves on: of this peer's stage, or guarded.
+
+        A layer that was handed over stays for a step, but is no longer what its holder has.
+        """
+        kept = set(self.view.layers_of(self._tools.me)) if self.view is not None else set()
+        if self._guardian is not None:
+            kept |= self._guardian.layers - self._guardian.missing
+        return kept & set(self.states)
 
     def _start_following(self, view: View, missing: set[int]) -> None:
         self._follower = self._new_follower(view, missing, self._follower_progress)

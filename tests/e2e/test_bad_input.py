@@ -427,7 +427,7 @@ def test_a_record_with_a_lower_sequence_does_not_replace_a_newer_one(
 @pytest.mark.parametrize(
     "message, cause",
     [
-        (FollowLayers(GENESIS, (0, 1)), "without a place in the view"),
+        (FollowLayers(GENESIS, 1, {0: -1, 1: -1}, False), "without a place in the view"),
         (b"\xc1\x00rubbish", "not a valid"),
         (b"\x91" * 100_000, "not a valid"),
         (b"", "not a valid"),

@@ -182,9 +182,9 @@ class Faults:
         return self._has_stand_ins(victim)
 
     def _has_stand_ins(self, victim: SimulatedPeer) -> bool:
-        """While a view trains: all its members are well, and what the victim holds has another
-        holder with the state, or a guardian that has acknowledged it. Others may still commit the
-        step for which the victim has said Prepared.
+        """While a view trains: all its members are well, and each layer has another holder that has
+        got the state, or, if the victim alone holds it, a guardian that has acknowledged it. Others
+        may still commit the step for which the victim has said Prepared.
         """
         view, peers = victim.view, self.world.peers
         if view is None or not isinstance(view.plan, Plan) or victim.receipts is None:
@@ -193,7 +193,7 @@ class Faults:
         well = [p for p in members if p.alive and not p.stopped and not p.agreement.frozen]
         if any(p not in well or p.view is None or p.view.id != view.id for p in members):
             return False
-        for layer in view.layers_of(victim.name):
+        for layer in range(self.world.workload.layer_count):
             others = [peers[name] for name in view.plan.holders(layer) if name != victim.name]
             guardian = view.guards.get(layer)
             guarded = guardian is not None and victim.receipts.received_all_of(guardian)

@@ -171,42 +171,47 @@ class Faults:
     def _can_spare_one(self) -> bool:
         return len(self._staying()) > max(3, self.world.workload.min_members)
 
-    def _may_go(self, peer: SimulatedPeer) -> bool:
-        return self._has_guardians(peer) or self._has_copies_without(peer)
-
-    def _has_guardians(self, victim: SimulatedPeer) -> bool:
-        """Whether by the protocol's promise this peer may die: all others are well and train, and
-        guardians have acknowledged what it alone holds. Whether it is so, the run will show.
-        """
-        view, peers = victim.view, self._present()
-        if view is None or not isinstance(view.plan, Plan) or victim.receipts is None:
-            return False
-        well = [p for p in peers if p.alive and not p.stopped and not p.agreement.frozen]
-        if any(p not in well or p.view is None or p.view.id != view.id for p in peers):
-            return False
-        if len(peers) <= self.world.workload.min_members:
-            return False
-        guardians = {
-            view.guards[layer]
-            for layer in view.layers_of(victim.name)
-            if view.plan.holders(layer) == (victim.name,)
-        }
-        return all(victim.receipts.received_all_of(guardian) for guardian in guardians)
-
-    def _has_copies_without(self, victim: SimulatedPeer) -> bool:
-        """Whether the members that run, without this one, have each layer at one newest step.
-
-        That is the furthest step that anyone has committed, or the one before: whoever commits
-        first may take that step along. Not so where the others have counted on it: a view that
-        starts from its state drops older ones.
-        """
+    def _may_go(self, victim: SimulatedPeer) -> bool:
+        """Whether no layer is lost with this peer, by what the protocol promises."""
         rest = [p for p in self._present() if p.alive and not p.stopped and p.view]
         rest = [p for p in rest if p is not victim]
-        furthest = self.world.invariants.furthest
         if len(rest) < self.world.workload.min_members:
             return False
-        counted_on = victim.agreement.frozen and victim.agreement.step == furthest
-        steps = (furthest,) if counted_on else (furthest, furthest - 1)
+        if all(peer.agreement.frozen for peer in rest):
+            return self._has_copies(victim, rest)
+        return self._has_stand_ins(victim)
+
+    def _has_stand_ins(self, victim: SimulatedPeer) -> bool:
+        """While a view trains: all its members are well, and each layer has another holder that has
+        got the state, or, if the victim alone holds it, a guardian that has acknowledged it. Others
+        may still commit the step for which the victim has said Prepared.
+        """
+        view, peers = victim.view, self.world.peers
+        if view is None or not isinstance(view.plan, Plan) or victim.receipts is None:
+            return False
+        members = [peers[name] for name in view.member_ids]
+        well = [p for p in members if p.alive and not p.stopped and not p.agreement.frozen]
+        if any(p not in well or p.view is None or p.view.id != view.id for p in members):
+            return False
+        for layer in range(self.world.workload.layer_count):
+            others = [peers[name] for name in view.plan.holders(layer) if name != victim.name]
+            guardian = view.guards.get(layer)
+            guarded = guardian is not None and victim.receipts.received_all_of(guardian)
+            if not others and not guarded:
+                return False
+            if others and not any(other.is_up_to_date(layer) for other in others):
+                return False
+        return True
+
+    def _has_copies(self, victim: SimulatedPeer, rest: list[SimulatedPeer]) -> bool:
+        """While a new view is made: the others have each layer at one newest step.
+
+        That is the furthest step that anyone has committed, or the one before if no living peer
+        counts on more: a view that starts from a state drops older ones.
+        """
+        furthest = self.world.invariants.furthest
+        ahead = any(peer.agreement.step >= furthest for peer in (victim, *rest))
+        steps = (furthest,) if ahead else (furthest, furthest - 1)
         return any(self._covers(rest, step) for step in steps)
 
     def _covers(self, peers: list[SimulatedPeer], step: int) -> bool:

@@ -242,6 +242,9 @@ class SimulatedProcess:
             SavedState(item.step, item.lineage, tuple(sorted(item.states))) for item in self.disk
         )
 
+    def is_up_to_date(self, layer: int) -> bool:
+        return layer in self.states and self.states[layer].version == self.agreement.step
+
     def reaches(self, layer: int, step: int, lineage: str | None, before: str | None) -> bool:
         """Whether the state of a layer at `step` of a lineage is here, or one gradient away.
 

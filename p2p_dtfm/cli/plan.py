@@ -11,6 +11,7 @@ from rich.table import Table
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
 from p2p_dtfm.cli.plan_scenario import Cost, Question, plan_scenario
+from p2p_dtfm.cli.scenario_options import GlobalBatchOption, LayersOption
 from p2p_dtfm.cli.swarm import short
 from p2p_dtfm.core.explain import explain
 from p2p_dtfm.core.plan import NoPlan, Plan
@@ -33,10 +34,8 @@ def plan(
     run: Annotated[
         str, typer.Option("--run", help="Run spec file or name, with a scenario.")
     ] = "gpt3-xl",
-    layers: Annotated[int | None, typer.Option(help="Blocks, instead of the run's.")] = None,
-    global_batch: Annotated[
-        int | None, typer.Option(help="Sequences in a step, instead of the run's.")
-    ] = None,
+    layers: LayersOption = None,
+    global_batch: GlobalBatchOption = None,
     stages: Annotated[int, typer.Option(help="With --cost paper.")] = 8,
     replicas: Annotated[int, typer.Option(help="With --cost paper.")] = 8,
     change: Annotated[

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from p2p_dtfm.cli.scenario_options import GlobalBatchOption, LayersOption
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.planner import compute_plan
@@ -62,10 +63,8 @@ def simulate(
     run: Annotated[
         str, typer.Option("--run", help="Run spec file, or the name of a packaged one.")
     ],
-    layers: Annotated[int | None, typer.Option(help="Blocks, instead of the run spec's.")] = None,
-    global_batch: Annotated[
-        int | None, typer.Option(help="Sequences in a step, instead of the run spec's.")
-    ] = None,
+    layers: LayersOption = None,
+    global_batch: GlobalBatchOption = None,
     plan: Annotated[
         PlanName,
         typer.Option(

@@ -24,8 +24,8 @@ PATIENCE = 300
 """Moves without gain, for each peer, after which a descent ends."""
 FINALISTS = 12
 """Of all that was found, so many of the cheapest are timed once more, with more care."""
-DEALS = 150
-"""Ways to deal the microbatches of the best that are tried."""
+PAIRS_FOR_DEALS = 1_000_000
+"""Pairs of holders that may be looked at while the best one's microbatches are dealt anew."""
 
 
 def search(
@@ -67,7 +67,10 @@ def _dealt_well(model: StepModel, cost: PlacementCost) -> PlacementCost:
     microbatches are handed on.
     """
     best_ns = model.refined(cost).step_ns
-    for dealt in itertools.chain(_deals_by_links(model, cost), _handed_on(cost)):
+    segments = len({cut for pipeline in cost.pipelines for cut in pipeline.cuts})
+    tries = max(3, PAIRS_FOR_DEALS // (segments * len(cost.placement) ** 2))
+    deals = itertools.chain(_deals_by_links(model, cost), _handed_on(cost))
+    for dealt in itertools.islice(deals, tries):
         moved = model.dealt(cost.placement, list(cost.pipelines), dealt)
         if moved is not None and model.refined(moved).step_ns < best_ns:
             cost, best_ns = moved, model.refined(moved).step_ns
@@ -110,7 +113,7 @@ def _handed_on(cost: PlacementCost) -> Iterator[tuple[int, ...]]:
     takers = [number for number in soonest if ends[number] <= cost.compute_ns][:3]
     givers = [number for number, count in enumerate(cost.microbatches) if count > 1]
     pairs = ((giver, taker) for giver in givers for taker in takers if giver != taker)
-    for giver, taker in itertools.islice(pairs, DEALS):
+    for giver, taker in pairs:
         dealt = list(cost.microbatches)
         dealt[giver] -= 1
         dealt[taker] += 1

@@ -1,0 +1,212 @@
+"""Membership of views: being let in, doing what the agreement asks for, and leaving."""
+
+import asyncio
+import itertools
+import logging
+import time
+
+from p2p_dtfm import __version__
+from p2p_dtfm.core.actions import (
+    Actions,
+    ComputePlan,
+    Halt,
+    Left,
+    Rejoin,
+    Report,
+    SendMessage,
+    StopStep,
+    TakeOver,
+    ViewAgreed,
+)
+from p2p_dtfm.core.agreement import Agreement
+from p2p_dtfm.core.canonical import decode, encode
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.plan import NoPlan
+from p2p_dtfm.core.planner import compute_plan
+from p2p_dtfm.core.records import Intent, PeerRecord
+from p2p_dtfm.core.snapshot import Member, Snapshot
+from p2p_dtfm.daemon.peer_state import PeerState
+from p2p_dtfm.daemon.status import State
+from p2p_dtfm.daemon.wire import KnownPeers
+from p2p_dtfm.net.errors import Unreachable
+
+log = logging.getLogger("p2p_dtfm")
+
+TICK_S = 0.1
+DATA_RETRY_S = 5.0
+LINKS_WAIT_S = 8.0
+JOIN_RETRY_S = 1.0
+HISTORY_LIMIT = 256
+
+
+class Membership(PeerState):
+    """Turns the actions of `core.agreement` into calls."""
+
+    async def _found_loop(self) -> None:
+        """Wait for the expected newcomers, for a bounded time; then make the first view."""
+        agreement, expected = self._agreement, self.settings.expect_peers
+        assert agreement is not None
+        end_s = time.monotonic() + self.settings.expect_wait_s
+        while len(agreement.joiners) + 1 < expected and time.monotonic() < end_s:
+            present = len(agreement.joiners) + 1
+            self.status.say(State.WAITING, f"{present} of {expected} expected peers are here")
+            await asyncio.sleep(TICK_S)
+        end_s = min(end_s, time.monotonic() + LINKS_WAIT_S)
+        while not links_are_measured(agreement.joiners) and time.monotonic() < end_s:
+            self.status.say(State.WAITING, "the newcomers measure the links between them")
+            await asyncio.sleep(TICK_S)
+        self._do(agreement.found(time.monotonic_ns()))
+
+    async def _join_loop(self) -> None:
+        """Ask members to be let in until there is a view with this peer."""
+        agreement = self._agreement
+        assert agreement is not None
+        number = 0
+        while agreement.view is None:
+            if not agreement.attempting and agreement.next_view is None:
+                members = [p for p in (self._welcomed_by, *self._courier.known) if p]
+                member = members[number % len(members)]
+                number += 1
+                self.status.say(State.JOINING, f"asks {member} to be let in at the next view")
+                await self._ask_to_be_let_in(member, agreement)
+            await asyncio.sleep(JOIN_RETRY_S)
+
+    async def _ask_to_be_let_in(self, member: str, agreement: Agreement) -> None:
+        try:
+            reply = await self._courier.ask(member, agreement.wants_view())
+            for peer in decode(reply, KnownPeers).peers:
+                self._courier.learn(peer.peer_id, peer.addresses)
+        except (Unreachable, PeerFault) as error:
+            log.debug("not let in yet: %s", error)
+
+    def _do(self, actions: Actions) -> None:
+        assert self._agreement is not None and self._trainer is not None
+        for action in actions:
+            if isinstance(action, SendMessage):
+                for peer_id in action.to:
+                    self._courier.tell(peer_id, action.message)
+            elif isinstance(action, ComputePlan):
+                self._spawn(self._compute_plan(action.snapshot))
+            elif isinstance(action, StopStep):
+                self.status.say(State.WAITING, "a failure: the members agree on how to go on")
+                self.observer.fault("a failure: the step under way has stopped")
+                self._trainer.stop_step()
+            elif isinstance(action, ViewAgreed):
+                self._on_agreed(action)
+            elif isinstance(action, TakeOver):
+                self._on_take_over(action)
+            elif isinstance(action, Rejoin):
+                self._spawn(self._rejoin(action.reason))
+            elif isinstance(action, Left):
+                self._trainer.leave_views()
+                self._left.set()
+            elif isinstance(action, Halt):
+                self._on_halt(action)
+            elif isinstance(action, Report):
+                log.info("%s", action.text)
+                self.observer.note(action.text)
+
+    async def _compute_plan(self, snapshot: Snapshot) -> None:
+        assert self._agreement is not None
+        plan = await asyncio.to_thread(compute_plan, snapshot)
+        self._do(self._agreement.plan_computed(snapshot, plan, time.monotonic_ns()))
+
+    def _on_agreed(self, action: ViewAgreed) -> None:
+        assert self._trainer is not None
+        view = action.view
+        for record in view.snapshot.records:
+            self._courier.learn(record.peer_id, record.addresses)
+        log.info(
+            "agreed on view %s: plan %s, %d members",
+            view.id,
+            view.plan.digest()[:12],
+            len(view.members),
+        )
+        self._trainer.view_agreed(view, action.discard)
+
+    def _on_take_over(self, action: TakeOver) -> None:
+        assert self._trainer is not None
+        view, step = action.view, action.step
+        entry = {
+            "view": view.id.number,
+            "snapshot": view.id.snapshot,
+            "plan": view.plan.digest(),
+            "members": list(view.member_ids),
+            "step": step,
+        }
+        self.views = [*self.views, entry][-HISTORY_LIMIT:]
+        self._events.write("view", **entry)
+        self.observer.view_took_over(view, step)
+        log.info("view %s from step %d on", view.id, step)
+        if isinstance(view.plan, NoPlan):
+            self.status.say(State.WAITING, view.plan.reason)
+            log.info("waiting: %s", view.plan.reason)
+        for peer_id in view.member_ids:
+            self._spawn(self._connect(peer_id))
+        self._trainer.take_over(view, step, action.ledger, action.restart)
+        if self._leaving.is_set():
+            self._leave_now_or_ask()
+
+    async def _rejoin(self, reason: str) -> None:
+        """The others went on without this peer: keep its work, and come back as a newcomer."""
+        trainer, agreement = self._trainer, self._agreement
+        assert trainer is not None and agreement is not None and self._run is not None
+        log.warning("rejoins: %s", reason)
+        self.status.say(State.JOINING, f"rejoins: {reason}")
+        trainer.stop_step()
+        trainer.leave_views()
+        self._life = await self._next_life()
+        self._me = Member(self._me.peer_id, self._life)
+        self._self_record.begin_life(self._me)
+        record, signed = self._self_record.make(self._host.identity.sign)
+        agreement.begin_life(record, signed)
+        await self._join_loop()
+
+    async def _next_life(self) -> int:
+        """Without a number on disk that grows, a later start could speak as an earlier one."""
+        while True:
+            try:
+                return self.home.next_life()
+            except OSError as error:
+                text = f"its life cannot be written down ({error}); free space on that disk"
+                self.status.say(State.WAITING, text)
+                await asyncio.sleep(DATA_RETRY_S)
+
+    async def _connect(self, peer_id: str) -> None:
+        try:
+            await self._courier.connect(peer_id)
+        except Unreachable as error:
+            log.warning("%s", error)
+
+    def _on_halt(self, action: Halt) -> None:
+        path = self.home.root / f"disagreement-{action.snapshot.number}.msgpack"
+        path.write_bytes(encode(action.snapshot))
+        assert self._failed is not None
+        if not self._failed.done():
+            self._failed.set_exception(
+                RuntimeError(
+                    f"{action.reason}. This is a bug (version {__version__}): please report it "
+                    f"with the file {path} of both peers"
+                )
+            )
+
+    def _leave_now_or_ask(self) -> None:
+        """Leave at once where nobody depends on this peer; else ask for a view without it."""
+        assert self._agreement is not None
+        view = self._agreement.view
+        if view is None or len(view.members) == 1:
+            assert self._trainer is not None
+            self._trainer.leave_views()
+            self._left.set()
+            return
+        self._set_record(Intent.LEAVING)
+        now_ns = time.monotonic_ns()
+        self._do(self._agreement.request_replan(f"{self._me.peer_id} leaves", now_ns))
+
+
+def links_are_measured(records: tuple[PeerRecord, ...]) -> bool:
+    """Whether one end at least of each pair has measured the link between them."""
+    return all(
+        right.peer_id in left.links or left.peer_id in right.links
+        for left, right in itertools.combinations(records, 2)
+    )

@@ -1,0 +1,105 @@
+"""What a daemon tells those who ask on its own machine."""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from p2p_dtfm import __version__
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.daemon.peer_state import PeerState
+from p2p_dtfm.daemon.settings import Settings
+from p2p_dtfm.daemon.trace_collector import STEPS_LIMIT, peer_traces_json
+from p2p_dtfm.net.host import Host
+from p2p_dtfm.train.emulated import emulated_flops_per_s
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class Readings(PeerState):
+    """Plain data for `p2p-dtfm status`, `plan`, `peers`, `trace` and the dashboard."""
+
+    def status_json(self) -> dict[str, Any]:
+        """What `p2p-dtfm status --json` prints."""
+        view = self._agreement.view if self._agreement else None
+        return {
+            "version": __version__,
+            "dashboard": self._dashboard.address,
+            "peer_id": self._me.peer_id,
+            "life": self._life,
+            "shaped_links": self._host.shaper.label if self._host.shaper else None,
+            "emulated_device": emulated_flops_per_s(self.settings.device) is not None,
+            "run": self._run.spec.name if self._run else None,
+            "run_digest": self._run.digest if self._run else None,
+            "data": self._run.manifest.notes.describe() if self._run else None,
+            **self.status.as_json(),
+            "view": view.id.number if view else None,
+            "snapshot": view.id.snapshot if view else None,
+            "plan": view.plan.digest() if view else None,
+            "members": list(view.member_ids) if view else [],
+            "layers": sorted(self._trainer.states) if self._trainer else [],
+            "whole_checkpoint_step": self._checkpoints.whole_step if self._checkpoints else None,
+            "checkpoints": str(self.home.checkpoints(self._run.digest)) if self._run else None,
+        }
+
+    def plan_json(self) -> dict[str, Any]:
+        """The snapshot and plan in force, as plain data."""
+        view = self._agreement.view if self._agreement else None
+        if view is None:
+            return {"view": None}
+        return {
+            "view": view.id.number,
+            "snapshot": msgspec.to_builtins(view.snapshot),
+            "snapshot_digest": view.id.snapshot,
+            "plan": msgspec.to_builtins(view.plan),
+            "plan_digest": view.plan.digest(),
+        }
+
+    def peers_json(self) -> list[dict[str, Any]]:
+        view = self._agreement.view if self._agreement else None
+        records = view.snapshot.records if view else ()
+        now_s = time.monotonic()
+        heard = self._courier.heard_s
+        return [
+            {
+                **msgspec.to_builtins(record),
+                "heard_s_ago": round(now_s - heard[record.peer_id], 1)
+                if record.peer_id in heard
+                else None,
+                "layers": list(view.layers_of(record.peer_id)) if view else [],
+            }
+            for record in records
+        ]
+
+    async def _trace_json(self, parameters: Mapping[str, str]) -> dict[str, Any]:
+        """The newest steps of all stage-holders by one clock; `steps` says how many."""
+        view = self._agreement.view if self._agreement else None
+        if view is None or not isinstance(view.plan, Plan):
+            return {"peers": [], "missing": []}
+        count = parameters.get("steps", "1")
+        count = min(max(int(count), 1), STEPS_LIMIT) if count.isdecimal() else 1
+        newest = self._recorder.newest
+        first = None if newest is None else max(0, newest - count + 1)
+        traces, missing = await self._traces.collect(view.plan.stage_holders(), first, count)
+        return {"peers": peer_traces_json(view.plan, traces), "missing": missing}
+
+    def history_json(self) -> dict[str, Any]:
+        """Views, losses and held-out losses so far."""
+        trainer = self._trainer
+        return {
+            "views": self.views,
+            "losses": list(trainer.losses) if trainer else [],
+            "held_out_losses": list(trainer.held_out) if trainer else [],
+        }
+
+
+def laboratory_marks(settings: Settings, host: Host) -> tuple[str, ...]:
+    """What makes a daemon's figures those of a laboratory."""
+    marks = []
+    if host.shaper is not None:
+        marks.append(f"shaped links: {host.shaper.label}")
+    if emulated_flops_per_s(settings.device) is not None:
+        marks.append("emulated device: it computes nothing, so losses mean nothing")
+    return tuple(marks)

@@ -1,0 +1,139 @@
+"""What a daemon does all the time beside training: heartbeats, presence, measurements, data."""
+
+import asyncio
+import logging
+import time
+
+from p2p_dtfm.core.agreement import Agreement
+from p2p_dtfm.core.agreement_messages import Heartbeat
+from p2p_dtfm.daemon.membership import DATA_RETRY_S, TICK_S
+from p2p_dtfm.daemon.peer_state import REPLAN_INTERVAL_S
+from p2p_dtfm.daemon.reception import Reception
+from p2p_dtfm.net.blobs import BlobUnavailable
+from p2p_dtfm.net.directory import Presence
+from p2p_dtfm.net.errors import Unreachable
+
+log = logging.getLogger("p2p_dtfm")
+
+DATA_KEPT_LIMIT_BYTES = 2 << 30
+PRESENCE_REFRESH_S = 20.0
+RECORD_REFRESH_S = 1.0
+REPLAN_QUIET_S = 5.0
+"""How long this peer's own facts must be unchanged before they are worth a new plan."""
+
+
+class Upkeep(Reception):
+    """Loops that run from when this peer takes part until it ends."""
+
+    async def _tick_loop(self) -> None:
+        assert self._agreement is not None
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_ns = time.monotonic_ns()
+            self._beat(self._agreement, now_ns)
+            self._do(self._agreement.tick(now_ns))
+
+    async def _timeline_loop(self) -> None:
+        """While a page is open, show it a late step of this peer's pipeline."""
+        agreement = self._agreement
+        assert agreement is not None
+        await self._traces.keep_timeline(
+            lambda: agreement.view, lambda: self._dashboard.watched, self.observer.show_timeline
+        )
+
+    def _beat(self, agreement: Agreement, now_ns: int) -> None:
+        """Say that this peer lives, and find out who does not."""
+        assert self._trainer is not None
+        watched = set()
+        for view in (agreement.view, agreement.next_view):
+            if view is not None and agreement.me in view.members:
+                watched |= set(view.member_ids)
+        self._liveness.watch(watched - {self._me.peer_id}, now_ns)
+        for suspicion in self._liveness.tick(now_ns):
+            self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
+        for peer_id in self._liveness.due_heartbeats(now_ns):
+            beat = Heartbeat(agreement.me, self.compute.done_count, self.compute.is_idle)
+            self._courier.tell(peer_id, beat)
+
+    def _on_call_failed(self, peer_id: str) -> None:
+        self._liveness.stream_reset(peer_id, time.monotonic_ns())
+
+    def _on_heard(self, peer_id: str) -> None:
+        self._liveness.heard(peer_id, time.monotonic_ns())
+
+    async def _presence_loop(self) -> None:
+        assert self._run is not None
+        addresses = await self._host.addresses()
+        presence = Presence(
+            peer_id=self._me.peer_id,
+            life=self._life,
+            addresses=addresses,
+            run_digest=self._run.digest,
+        )
+        while True:
+            try:
+                await self._directory.publish_run(self._run.digest, self._run.signed_spec)
+                await self._directory.publish_presence(presence)
+                for peer in await self._directory.present_peers(self._run.digest):
+                    self._courier.learn(peer.peer_id, peer.addresses)
+            except Unreachable as error:
+                log.warning("directory: %s", error)
+            await asyncio.sleep(PRESENCE_REFRESH_S)
+
+    async def _record_loop(self) -> None:
+        """Keep the record up to date: links to peers that turned up later, and live traffic.
+
+        Facts that are news to the view in force are worth a new plan, once things are quiet.
+        """
+        quiet_since_s = time.monotonic()
+        while not self._leaving.is_set():
+            await asyncio.sleep(RECORD_REFRESH_S)
+            waiting = self._self_record.unmeasured(self._courier.known)
+            changed = False
+            for peer_id in waiting:
+                changed = await self._self_record.probe_one(peer_id, self._courier) or changed
+            changed = self._self_record.learn_from_traffic(self._bulk.link_estimate) or changed
+            if changed:
+                self._set_record()
+                quiet_since_s = time.monotonic()
+            elif time.monotonic() - quiet_since_s > REPLAN_QUIET_S:
+                self._replan_if_news()
+                quiet_since_s = time.monotonic()
+
+    def _replan_if_news(self) -> None:
+        """Ask for a view with this peer's present record, if the one in force has an older one."""
+        agreement = self._agreement
+        assert agreement is not None
+        view = agreement.view
+        if view is None or self._me not in view.members or len(view.members) == 1:
+            return
+        now_s = time.monotonic()
+        if now_s - self._replanned_s < REPLAN_INTERVAL_S:
+            return
+        if self._self_record.is_news_to(view.snapshot):
+            self._replanned_s = now_s
+            self._do(agreement.request_replan("links were measured", time.monotonic_ns()))
+
+    @property
+    def _disk_limit_bytes(self) -> int:
+        return int(self.settings.disk_gib * (1 << 30))
+
+    async def _data_loop(self) -> None:
+        """Bring all data here ahead of need, so that no peer's death takes the only copy along.
+
+        Corpora above the limit stay with those whose steps read them.
+        """
+        assert self._run is not None
+        sizes = self._run.manifest.blobs()
+        limits = [DATA_KEPT_LIMIT_BYTES, self._disk_limit_bytes // 2]
+        if sum(sizes.values()) > min(filter(None, limits)):
+            return
+        order = sorted(sizes)
+        start = sum(self._me.peer_id.encode()) % len(order)  # not all fetch the same one first
+        for digest in [*order[start:], *order[:start]]:
+            while not self._run.blobs.has(digest):
+                try:
+                    await self.fetch_shards({digest})
+                except (BlobUnavailable, OSError) as error:
+                    log.debug("data: %s", error)
+                    await asyncio.sleep(DATA_RETRY_S)

@@ -44,7 +44,6 @@ def test_nothing_breaks_whatever_fails(first: int) -> None:
     assert len(set(KINDS) - inflicted) <= 2, "nearly each kind of fault occurs in so few seeds"
     for number, what in enumerate(("lost", "repeated", "late")):
         assert sum(result.messages[number] for result in results) > 0, f"messages are {what}"
-    assert sum(result.only_holders for result in results) > 0, "guardians stand in"
 
 
 @pytest.mark.parametrize("seed", [seed for seed in REGRESSIONS if seed >= SEEDS])

@@ -1,8 +1,9 @@
 /* The inner loop of the paper-cost solver: simulated annealing in 64-bit integers.
  *
- * paper_anneal.py holds the same algorithm in Python, line for line; both must give equal results
- * for equal arguments (tests/core/test_paper_solver.py compares them). Integers only, no library
- * routine beyond memory, so that the result is the same with any compiler on any machine.
+ * paper_anneal.py makes the same moves and decisions in Python, but matches each edge from scratch
+ * where this mends the matching that it had; both must give equal results for equal arguments
+ * (tests/core/test_paper_solver.py compares them). Integers only, no library routine beyond memory,
+ * so that the result is the same with any compiler on any machine.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

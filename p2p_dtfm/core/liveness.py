@@ -27,7 +27,7 @@ class LivenessTiming:
 
 LAN_LIVENESS = LivenessTiming(
     heartbeat_ns=SECOND_NS // 2,
-    silence_ns=3 * SECOND_NS,
+    silence_ns=5 * SECOND_NS,
     reset_ns=SECOND_NS * 3 // 4,
     stuck_ns=60 * SECOND_NS,
     sleep_ns=2 * SECOND_NS,

@@ -19,7 +19,7 @@ lint: environment
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 demo: environment
 	$(BIN)/p2p-dtfm demo

@@ -450,7 +450,7 @@ def test_checkpoints_that_strangers_announce_are_not_believed(live: Live, tmp_pa
     async def scenario(one: Stranger) -> None:
         for step in range(8):
             files = {layer: ("../" * 20 + "etc", 100) for layer in range(6)}
-            await one.call(CheckpointFiles((1 << 62) + step, files))
+            await one.call(CheckpointFiles((1 << 62) + step, "ab" * 32, files))
 
     with_stranger(live, tmp_path, scenario)
     live.assert_trains_on()

@@ -71,6 +71,8 @@ class Chaos:
         self._changed: dict[tuple[str, str], ShapedLink] = {}
         self._corrupted = 0
         self._calm_from_step = 0
+        self._whole_from_step: int | None = None
+        """Where the newest view came to have every daemon that runs."""
         self._expected_to_end: set[str] = set()
 
     # the run ------------------------------------------------------------------------------------
@@ -102,7 +104,14 @@ class Chaos:
             time.sleep(POLL_S)
 
     def _has_recovered(self, steps: int) -> bool:
-        return self.step >= self._calm_from_step + steps and self._all_take_part()
+        """Whether so many steps were committed since the last fault and since all take part."""
+        step = self.step
+        if not self._all_take_part():
+            self._whole_from_step = None
+        elif self._whole_from_step is None:
+            self._whole_from_step = step
+        whole = self._whole_from_step
+        return whole is not None and step >= max(whole, self._calm_from_step) + steps
 
     def _end_all(self) -> None:
         self._tell(self.step, "all are told to leave")

@@ -12,14 +12,14 @@ NAMES = tuple(f"peer-{number}" for number in range(8))
 
 
 def test_a_small_swarm_bears_its_faults(tmp_path: Path) -> None:
-    """The command of docs/chaos.md: its seed has a kill and a cut, the two that ask for most."""
+    """The command of docs/chaos.md: its seed corrupts a stream and kills a peer."""
     (block,) = blocks_of("docs/chaos.md")
     (words,) = block.commands()
     done = run_program(*words[1:], "--json")
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["ok"], (report["violations"], done.stderr[-2000:])
     assert done.returncode == 0
-    assert set(report["recovery_s"]) == {"kill", "cut"}
+    assert set(report["recovery_s"]) == {"corrupt", "kill"}
     assert report["lost_samples"] == report["duplicated_samples"] == 0
     assert report["max_loss_difference"] < 1e-4
     assert report["committed_steps"] == report["total_steps"] > 30

@@ -25,7 +25,7 @@ def offers_of(swarm: LocalSwarm) -> list[Path]:
 
 def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_path: Path) -> None:
     """Memory for half the model each makes pipelines; one joins late, one leaves early."""
-    steps = 300
+    steps = 240
     spec = write_spec(
         tmp_path,
         total_steps=steps,
@@ -108,7 +108,7 @@ def no_daemon_is_left(tmp_path: Path):
 
 def test_a_killed_peer_costs_no_step_and_changes_no_loss(tmp_path: Path) -> None:
     """Kill -9 one of four in the middle of the run, the founder too; the others go on."""
-    steps = 400
+    steps = 240
     spec = write_spec(
         tmp_path,
         total_steps=steps,
@@ -121,7 +121,7 @@ def test_a_killed_peer_costs_no_step_and_changes_no_loss(tmp_path: Path) -> None
         others = [swarm.join(address) for _ in range(3)]
         survivor = others[1]
         for number, victim in enumerate((others[0], founder), 1):
-            wait_until(lambda n=number: step_of(survivor) >= 80 * n, f"{80 * number} steps")
+            wait_until(lambda n=number: step_of(survivor) >= 50 * n, f"{50 * number} steps")
             os.kill(victim.process.pid, signal.SIGKILL)
         for child in others[1:]:
             assert child.process.wait(DEADLINE_S) == 0, child.log_tail()

@@ -8,7 +8,7 @@ from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import DEADLINE_S, losses, step_of, wait_until, write_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
 
-STEPS = 300
+STEPS = 200
 EVERY = 20
 
 

@@ -182,10 +182,13 @@ class Donor:
                 self._put(key, subscription, message)
 
     async def drain(self, deadline_s: float = CLOSED_LIMIT_S) -> None:
-        """Wait until nobody needs anything for its place in a view, for a bounded time."""
+        """Wait until all followers have said that they have what they want, for a bounded time.
+
+        Guardians too: what one of them guards may be its own place once this peer has left.
+        """
         try:
             async with asyncio.timeout(deadline_s):
-                while any(not from_takeover for _, _, from_takeover in self._subscriptions):
+                while self._subscriptions:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:

@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -72,6 +72,7 @@ UNKNOWN_VIEW_POLL_S = 0.02
 SHARD_RETRY_S = 1.0
 SETTLE_LIMIT_S = 30.0
 SETTLE_POLL_S = 0.02
+GUARDIAN_POLL_S = 0.2
 GUARDIAN_GRACE_S = 3.0
 """How long a layer that is guarded here may take to catch up before it is asked for anew."""
 
@@ -506,9 +507,17 @@ class Trainer:
             await self._tools.donor.offer(self.states, min(self.step, self._spec.total_steps))
 
     async def _idle(self) -> None:
-        """No steps happen: give state to whoever asks, until something changes."""
+        """No steps happen: give state to whoever asks, until something changes.
+
+        A guardian without a plan lets its donors go once it has the last step of the view before.
+        """
         await self._offer_states()
-        await self._wait()
+        if self._guardian is None or self._stopped:
+            await self._wait()
+            return
+        if not self._guardian.missing and not self._late(self._guardian.layers):
+            self._stop_guarding()
+        await self._wait(GUARDIAN_POLL_S)
 
     async def _watch(self, view: View) -> None:
         """As a spare: learn the outcomes, and guard what one member holds alone."""
@@ -574,7 +583,7 @@ class Trainer:
         self._has_settled = True
         self._prepare_next_view()
 
-    def _late(self, layers: range) -> set[int]:
+    def _late(self, layers: Iterable[int]) -> set[int]:
         held = self.states
         return {n for n in layers if n not in held or held[n].version != self.step}
 

@@ -184,6 +184,22 @@ def test_a_guardian_may_ask_early_and_is_fed_through_the_takeover(play) -> None:
     play(scenario)
 
 
+def test_who_leaves_waits_for_guardians_too(play) -> None:
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor.take_over(VIEW)
+        donor.subscribe("x", request({0: -1}, from_takeover=True))
+        await donor.offer(states, 0)
+        await settle()
+        (offer,) = line.heard_by("x", LayerOffered)
+        draining = asyncio.create_task(donor.drain(10.0))
+        await settle()
+        assert not draining.done()
+        donor.unsubscribe("x", VIEW, offer.number)
+        await draining
+
+    play(scenario)
+
+
 def test_a_state_of_another_step_is_not_offered(play) -> None:
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
         donor.subscribe("x", request({0: -1}))

@@ -64,8 +64,10 @@ class Flow(msgspec.Struct, frozen=True):
     kind: str
     """"pipeline" (activations one way, their gradients the other), "reduction", or "guard" (reduced
     gradients from the only holder of layers to their guardian)."""
-    bytes_per_step: int
-    """Each way; of "guard" from here to there alone."""
+    there_bytes: int
+    """In a step from here to there, as they travel."""
+    here_bytes: int
+    """In a step from there to here; 0 of "guard"."""
     bytes_per_s: int | None
     """Of the slower direction, as measured; None where neither end has measured it."""
     round_trip_ns: int | None

@@ -141,11 +141,19 @@ function line(view, flow, nodes) {
     d: `M${a.x.toFixed(1)} ${a.y.toFixed(1)}Q${cx.toFixed(1)} ${cy.toFixed(1)} ${b.x.toFixed(1)} ${b.y.toFixed(1)}`,
     "stroke-width": (1.2 + 6 * Math.min(1, use)).toFixed(1),
     hue: hueOf(pipeline ?? 0),
-    title: `${short(a.peer.peer_id)} and ${short(b.peer.peer_id)}: ${memory(flow.bytes_per_step)} a step${flow.kind === "guard" ? " to the guardian" : " each way"}; ${speed}`,
+    title: `${short(a.peer.peer_id)} and ${short(b.peer.peer_id)}: ${bytesOf(flow)}; ${speed}`,
   });
   made.dataset.pipeline = pipeline ?? "";
   made.dataset.ends = `${flow.here} ${flow.there}`;
   return made;
+}
+
+function bytesOf(flow) {
+  const there = memory(flow.there_bytes);
+  if (flow.kind === "guard") return `${there} a step to the guardian`;
+  return flow.there_bytes === flow.here_bytes
+    ? `${there} a step each way`
+    : `${there} a step one way, ${memory(flow.here_bytes)} the other`;
 }
 
 function peers(view, nodes) {

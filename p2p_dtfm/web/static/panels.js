@@ -50,7 +50,8 @@ export function drawPart({ live, view }) {
   const room = byId("part");
   const me = view && view.me !== null ? view.peers[view.me] : null;
   if (!me) {
-    room.replaceChildren(element("p", { className: "quiet" }, "It takes no part in a view yet."));
+    const paused = live?.state === "paused" ? "Paused: it computes nothing, and the memory is yours." : "";
+    room.replaceChildren(element("p", { className: "quiet" }, paused || "It takes no part in a view yet."));
     return;
   }
   const lines = [element("p", { className: "verdict" }, verdict(view, me))];
@@ -96,6 +97,8 @@ function worthOf(view, me) {
   return more >= 0.005 ? `Without it a step would take ${percent(more)} longer.` : "Without it a step would take about as long.";
 }
 
+const most = (flow) => Math.max(flow.there_bytes, flow.here_bytes);
+
 function purpose(flow, view, me, peer) {
   if (flow.kind === "pipeline") return peer.position < me.position ? "its input" : "its output";
   if (flow.kind === "reduction") return "gradients";
@@ -107,7 +110,7 @@ function neighbours(view, live, me) {
     element("thead", {}, element("tr", {},
       ...["with", "sends", "link", "busy", "heard"].map((text) => element("th", {}, text)))));
   const mine = view.flows.filter((flow) => flow.here === view.me || flow.there === view.me)
-    .sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind) || b.bytes_per_step - a.bytes_per_step);
+    .sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind) || most(b) - most(a));
   if (!mine.length) return element("p", { className: "quiet" }, "It exchanges tensors with nobody.");
   const body = element("tbody");
   const shown = mine.slice(0, 8);
@@ -118,7 +121,7 @@ function neighbours(view, live, me) {
     body.append(element("tr", {},
       element("td", {}, element("span", { className: "dot", hue: hueOf(peer.pipeline ?? 0) }), short(peer.peer_id),
         element("small", {}, purpose(flow, view, me, peer))),
-      element("td", {}, memory(flow.bytes_per_step), element("small", {}, "a step")),
+      element("td", {}, memory(flow.here === view.me ? flow.there_bytes : flow.here_bytes), element("small", {}, "a step")),
       flow.bytes_per_s === null
         ? element("td", { className: "quiet" }, "not measured")
         : element("td", {}, perSecond(flow.bytes_per_s), element("small", {}, shortTime(flow.round_trip_ns))),

@@ -183,7 +183,9 @@ class Daemon(Upkeep, Entrance, Readings):
         self._directory = await Directory.start(self._host, settings.initial_peers)
         stack.push_async_callback(self._directory.close)
         self._probes = await Probes(self._host).ready()
-        self._blobs = await BlobExchange(self._host, self._open_blob, self._on_fault).ready()
+        self._blobs = await BlobExchange(
+            self._host, self._open_blob, self._on_fault, self._on_download
+        ).ready()
 
     async def _start_run(self, stack: contextlib.AsyncExitStack) -> None:
         if self._founds:

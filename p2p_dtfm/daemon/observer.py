@@ -164,7 +164,7 @@ class Observer:
     def live(self) -> Live:
         """What changes from second to second."""
         facts = self._status.facts
-        step_ns = self._step_ns()
+        step_ns, work = self._step_ns(), self._status.work
         return Live(
             time_s=round(time.time(), 3),
             version=__version__,
@@ -185,6 +185,9 @@ class Observer:
             heard_s_ago=self._heard(),
             silent_after_s=max(SILENT_S, 3 * (step_ns or 0) / 1e9),
             marks=self.marks,
+            work=work.what if work else "",
+            work_share=round(work.share, 4) if work else None,
+            work_left_s=work.left_s if work else None,
         )
 
     def _step_ns(self) -> int | None:

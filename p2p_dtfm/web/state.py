@@ -150,6 +150,11 @@ class Live(msgspec.Struct, frozen=True):
     """Parallel to the view's peers; None for this peer and for peers never heard."""
     silent_after_s: float = 10.0
     """Whoever was not heard for longer is unusually silent."""
+    work: str = ""
+    """Something long that is done now, such as fetching; empty if nothing is."""
+    work_share: float | None = None
+    """How much of it is done."""
+    work_left_s: float | None = None
     marks: tuple[str, ...] = ()
     """What makes the figures those of a laboratory: shaped links, emulated devices."""
 

@@ -5,6 +5,8 @@ import { duration, hueOf, layers, memory, percent, perSecond, short, shortTime }
 
 const FEW_PEERS = 3;
 const MANY_PEERS = 16;
+const LABELLED_LINKS = 6;
+const LABEL_ROOM = 150;
 const MANY_FLOWS = 150;
 const GAP = 7;
 
@@ -53,7 +55,7 @@ function draw() {
     viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
     "aria-label": `map of ${view.peers.length} peers`,
   });
-  image.append(flows(view, nodes), ...peers(view, nodes));
+  image.append(flows(view, nodes), ...linkFacts(view, nodes), ...peers(view, nodes));
   image.addEventListener("click", (event) => choose(event.target.closest?.(".peer")));
   room.replaceChildren(image);
   legend(byId("map-legend"), legendItems(view));
@@ -146,6 +148,23 @@ function line(view, flow, nodes) {
   made.dataset.pipeline = pipeline ?? "";
   made.dataset.ends = `${flow.here} ${flow.there}`;
   return made;
+}
+
+/** Where there are few links and room: what each of them can carry, written beside it. */
+function linkFacts(view, nodes) {
+  const pairs = new Map();
+  for (const flow of view.flows) {
+    const key = [flow.here, flow.there].sort((a, b) => a - b).join(" ");
+    if (flow.bytes_per_s !== null && !pairs.has(key)) pairs.set(key, flow);
+  }
+  if (pairs.size > LABELLED_LINKS) return [];
+  return [...pairs.values()].flatMap((flow) => {
+    const [a, b] = [nodes[flow.here], nodes[flow.there]];
+    if (Math.hypot(a.x - b.x, a.y - b.y) < LABEL_ROOM) return [];
+    const text = drawing("text", { class: "link-facts", x: (a.x + b.x) / 2, y: (a.y + b.y) / 2 - 8 });
+    text.textContent = `${perSecond(flow.bytes_per_s)}, ${shortTime(flow.round_trip_ns)}`;
+    return [text];
+  });
 }
 
 function bytesOf(flow) {

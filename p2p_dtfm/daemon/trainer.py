@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.guardians import Receipts, guarded_layers
+from p2p_dtfm.core.guardians import Receipts
 from p2p_dtfm.core.inventory import Restart
 from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT, Ledger
 from p2p_dtfm.core.plan import NoPlan, Plan
@@ -259,7 +259,7 @@ class Trainer:
         """Follow the layers of this view that one other member holds alone and this one guards."""
         self._stop_guarding()
         me = self._tools.me
-        guards = guarded_layers(view.plan, view.member_ids)
+        guards = view.guards
         mine = {layer for layer, guardian in guards.items() if guardian == me}
         alone = {layer: peer for layer, peer in guards.items() if layer in view.layers_of(me)}
         self._receipts = Receipts(view.id, alone)

@@ -21,7 +21,7 @@ from p2p_dtfm.core.actions import (
 from p2p_dtfm.core.agreement import Agreement
 from p2p_dtfm.core.canonical import decode, encode
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.plan import NoPlan
+from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.planner import compute_plan
 from p2p_dtfm.core.records import Intent, PeerRecord
 from p2p_dtfm.core.snapshot import Member, Snapshot
@@ -145,6 +145,8 @@ class Membership(PeerState):
             log.info("waiting: %s", view.plan.reason)
         for peer_id in view.member_ids:
             self._spawn(self._connect(peer_id))
+        if isinstance(view.plan, Plan):
+            self._liveness.expect_steps_of(view.plan.predicted_step_ns)
         self._trainer.take_over(view, step, action.ledger, action.restart)
         if self._leaving.is_set():
             self._leave_now_or_ask()

@@ -21,6 +21,7 @@ import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
+from p2p_dtfm.core.actions import LAN, WAN
 from p2p_dtfm.core.agreement import Agreement
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.snapshot import Member
@@ -207,7 +208,12 @@ class Daemon(Upkeep, Entrance, Readings):
         await self._bulk.ready()
         stack.push_async_callback(self._bulk.close)
         self._agreement = Agreement(
-            self._me, run.digest, self._workload, self._host.identity.sign, verify
+            self._me,
+            run.digest,
+            self._workload,
+            self._host.identity.sign,
+            verify,
+            LAN if self.settings.is_near else WAN,
         )
         self.observer.trains(run.spec, run.digest, self._workload, self._agreement)
         self._make_trainer(run)

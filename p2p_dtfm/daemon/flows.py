@@ -4,7 +4,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 
-from p2p_dtfm.core.guardians import guarded_layers
+from p2p_dtfm.core.guardians import guards_in
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import Snapshot
@@ -56,8 +56,7 @@ def _reductions(snapshot: Snapshot, wire: WirePlan, plan: Plan) -> Loads:
 def _guarded(snapshot: Snapshot, plan: Plan) -> Loads:
     """Reduced gradients of a layer's only holder; these are never encoded."""
     loads: Loads = defaultdict(int)
-    members = tuple(record.peer_id for record in snapshot.records)
-    for layer, guardian in guarded_layers(plan, members).items():
+    for layer, guardian in guards_in(snapshot, plan).items():
         size = FLOAT_BYTES * snapshot.workload.cost(layer).parameter_count
         loads[plan.holders(layer)[0], guardian] += size
     return loads

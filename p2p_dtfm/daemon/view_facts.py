@@ -3,7 +3,7 @@
 import msgspec
 
 from p2p_dtfm.core.explain import explain_peer
-from p2p_dtfm.core.guardians import guarded_layers
+from p2p_dtfm.core.guardians import guards_in
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.run_spec import RunSpec
@@ -88,7 +88,7 @@ def _part(snapshot: Snapshot, plan: Plan, me: str) -> MyPart:
         share = layers * pipeline.microbatch_count
         share /= workload.layer_count * workload.microbatch_count
     alternative = explained.alternative
-    guards = guarded_layers(plan, tuple(record.peer_id for record in snapshot.records))
+    guards = guards_in(snapshot, plan)
     return MyPart(
         role=explained.role,
         share=round(share, 4),

@@ -291,7 +291,8 @@ class Agreement(Gathering):
                 return []  # a leaver that helped to agree on it learns of it by Active
             return self._rejoin(f"view {message.view} has succeeded {view.id} without this peer")
         if outranks(message, self._standing(view)):
-            return self._rejoin(f"view {message.view} of {message.sender.peer_id} counts")
+            reason = f"view {message.view} of {message.sender.peer_id} counts"
+            return self._rejoin(reason, isinstance(view.plan, Plan))
         return self._answer_outsider(message.sender, now_ns)
 
     def _hear_of_view(self, message: Standing, now_ns: int) -> Actions:

@@ -213,10 +213,10 @@ class AgreementState:
         self._told_ns[peer_id] = now_ns
         return [SendMessage((peer_id,), message)]
 
-    def _rejoin(self, reason: str) -> Actions:
+    def _rejoin(self, reason: str, gives_up_steps: bool = False) -> Actions:
         self._outside = True
         self.frozen = True
         self._attempt = self.next_view = None
         self.inventory.freeze(self.ledger)
         leaves = self._intent is Intent.LEAVING
-        return [StopStep(), Left() if leaves else Rejoin(reason)]
+        return [StopStep(), Left() if leaves else Rejoin(reason, gives_up_steps)]

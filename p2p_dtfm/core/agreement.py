@@ -49,6 +49,7 @@ from p2p_dtfm.core.agreement_state import MEMBERS_LIMIT
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.gathering import Gathering
 from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT
+from p2p_dtfm.core.lineage import extend
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.signed import Signed
@@ -238,13 +239,23 @@ class Agreement(Gathering):
             if agreed is not None and agreed.id == message.view:
                 present = agreed.snapshot.present if agreed.snapshot.planned else None
                 if view is None or present is None or present.stage_of(self.me.peer_id) is None:
-                    self.inventory.lineage.move_to(message.step, message.lineage)
+                    self._catch_up(message)
                     return [*actions, *self._take_over(agreed, now_ns)]
                 return actions  # this peer commits the step before by itself, and takes over then
         last = self._last_ready
         if view is None and attempt is None and last is not None and last.view == message.view:
             return self._rejoin(f"had given up view {message.view}, which waits for this peer")
         return actions or self._missed(message.sender, message.view, now_ns)
+
+    def _catch_up(self, message: Active) -> None:
+        """Be where a view that others have taken over starts."""
+        inventory, view = self.inventory, self.view
+        step, lineage = inventory.step, inventory.lineage
+        last = extend(lineage.digest, step, view.id) if view is not None else None
+        if view is not None and (message.step, message.lineage) == (step + 1, last):
+            inventory.committed_unseen(view.id)
+        else:
+            lineage.move_to(message.step, message.lineage)
 
     def _missed(self, sender: Member, theirs: ViewId, now_ns: int) -> Actions:
         """`sender` is in a later view than this peer, which counts this peer in."""

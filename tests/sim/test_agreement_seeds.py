@@ -22,6 +22,7 @@ FAULTS_AT_LEAST = 10
 REGRESSIONS = {
     175: "an attempt that had failed began again under its number, and never settled",
     416: "a leaver took the next view for one without it, and left with the last states",
+    523: "a guardian had the gradient of the last step, but not its outcome, and the step was lost",
     1153: "a newcomer was asked for an answer under numbers that it had passed",
     2133: "an agreed view waited for a life that had ended",
     2200: "a newcomer reopened a failed attempt by itself, and began at the first step",

@@ -75,12 +75,12 @@ class Played:
     """By peer and step."""
 
 
-def emulated_spec(steps: int, blocks: int = 16, microbatches: int = 24) -> RunSpec:
+def emulated_spec(blocks: int = 16, microbatches: int = 24) -> RunSpec:
     """128 KiB for each activation, 0.8 MB for each block's gradient."""
     return RunSpec(
         name="emulated",
         seed=1,
-        total_steps=steps,
+        total_steps=NEVER,
         model=ModelSpec(layers=blocks, width=128, heads=4, context=64, vocabulary=256),
         batch=BatchSpec(global_batch=4 * microbatches, microbatch=4),
         optimizer=OptimizerSpec(peak_learning_rate=1e-3),
@@ -107,7 +107,7 @@ def play(
     `forced`: a plan by the scenario's names that the daemons take in place of the planner's
     (`benchmarks.daemon_with_plan` must be the module then).
     """
-    spec = (spec or emulated_spec(1)).model_copy(update={"total_steps": WARM_STEPS + steps + 1})
+    spec = (spec or emulated_spec()).model_copy(update={"total_steps": NEVER})
     run = _run_file(spec, directory)
     environment = dict(os.environ)
     with LocalSwarm(directory, ("--threads", "1", "--dashboard", "off"), module) as swarm:
@@ -126,7 +126,7 @@ def play(
             first, address = swarm.found(arguments, founder.name)
             for player in others:
                 swarm.join(address, player.arguments, player.name)
-            _wait(swarm, first, spec.total_steps)
+            _wait(swarm, first, WARM_STEPS + steps + 1)
             held = call_daemon(first.home, "plan", timeout_s=TRACE_S)
             traced = call_daemon(first.home, f"trace?steps={TRACED_STEPS}", timeout_s=TRACE_S)
         finally:
@@ -177,20 +177,23 @@ def _run_file(spec: RunSpec, directory: Path) -> Path:
     return path
 
 
-def _wait(swarm: LocalSwarm, first: Child, total_steps: int) -> None:
-    """Until the founder has committed all steps. Raises `SystemExit` if a daemon ends."""
-    seen, progress_s = -1, time.monotonic()
+def _wait(swarm: LocalSwarm, first: Child, wanted: int) -> None:
+    """Until the founder has committed so many steps in one view, whatever views came before.
+
+    Raises `SystemExit` if a daemon ends or nothing happens for long.
+    """
+    count, progress_s = 0, time.monotonic()
     while True:
         for child in swarm.children:
             if not child.running:
                 raise SystemExit(f"{child.name} ended:\n{child.log_tail()}")
-        step = max((event["step"] for event in _steps(first)), default=-1)
-        if step > seen:
-            seen, progress_s = step, time.monotonic()
-        if seen >= total_steps - 1:
+        steps = _steps(first)
+        if len(steps) > count:
+            count, progress_s = len(steps), time.monotonic()
+        if steps and sum(event["view"] == steps[-1]["view"] for event in steps) >= wanted:
             return
         if time.monotonic() - progress_s > START_S:
-            raise SystemExit(f"no step in {START_S:g} s after step {seen}:\n{first.log_tail()}")
+            raise SystemExit(f"no step in {START_S:g} s after {count} steps:\n{first.log_tail()}")
         time.sleep(POLL_S)
 
 

@@ -43,7 +43,8 @@ TRACED_STEPS = 16
 START_S = 300.0
 POLL_S = 0.25
 TRACE_S = 60.0
-FORCED_PLAN_VARIABLE = "P2P_DTFM_BENCHMARK_PLAN"
+FORCED_PLAN_VARIABLE = "BENCHMARK_PLAN"
+EXECUTION_VARIABLE = "BENCHMARK_EXECUTION"
 EXECUTION: Execution = replace(
     OURS, activation_codec="fp32", gradient_codec="fp32", recompute=False
 )
@@ -100,16 +101,17 @@ def play(
     directory: Path,
     spec: RunSpec | None = None,
     forced: Plan | None = None,
-    module: str = "p2p_dtfm",
+    execution: str = "",
 ) -> Played:
     """Let a swarm live through a scenario for so many measured steps.
 
-    `forced`: a plan by the scenario's names that the daemons take in place of the planner's
-    (`benchmarks.daemon_with_plan` must be the module then).
+    `forced`: a plan by the scenario's names that the daemons take in place of the planner's;
+    `execution`: "gpipe" for DT-FM's (`benchmarks.daemon_with_plan`).
     """
     spec = (spec or emulated_spec()).model_copy(update={"total_steps": NEVER})
     run = _run_file(spec, directory)
     environment = dict(os.environ)
+    module = "p2p_dtfm" if forced is None else "benchmarks.daemon_with_plan"
     with LocalSwarm(directory, ("--threads", "1", "--dashboard", "off"), module) as swarm:
         homes = [swarm.home(number) for number in range(len(scenario.peers))]
         players = cast_scenario(scenario, homes, directory / SHAPE_FILE)
@@ -118,7 +120,7 @@ def play(
             ids = {name: peer_id for peer_id, name in names.items()}
             path = directory / "plan.json"
             path.write_bytes(msgspec.json.encode(renamed(forced, ids)))
-            os.environ[FORCED_PLAN_VARIABLE] = str(path)
+            os.environ |= {FORCED_PLAN_VARIABLE: str(path), EXECUTION_VARIABLE: execution}
         try:
             expected = ["--expect-peers", str(len(players)), "--expect-wait-s", str(START_S)]
             founder, *others = players

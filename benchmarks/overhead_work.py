@@ -1,9 +1,9 @@
 """What is computed in `benchmarks.overhead`, by all alike."""
 
 import json
-import resource
 from dataclasses import dataclass
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -88,9 +88,10 @@ def compute_bound_s(work: Work, cores: int) -> float:
 
 
 def processor_s() -> float:
-    """Of this process and the children that have ended."""
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    return own.ru_utime + own.ru_stime
+    """Of this process and its p2pd."""
+    me = psutil.Process()
+    times = [each.cpu_times() for each in (me, *me.children(recursive=True))]
+    return float(sum(each.user + each.system for each in times))
 
 
 def say(**facts: object) -> None:

@@ -36,8 +36,9 @@ class Timing:
     """A newcomer that hears of no view for so long makes one with other newcomers; 0: never."""
 
 
-LAN = Timing(gather_ns=2 * SECOND_NS, ready_ns=60 * SECOND_NS, resend_ns=SECOND_NS // 2)
+LAN = Timing(resend_ns=SECOND_NS // 2, retry_ns=2 * SECOND_NS)
 WAN = Timing()
+"""Deadlines are alike: a busy machine is slow on any network."""
 
 
 @dataclass(frozen=True)

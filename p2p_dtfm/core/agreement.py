@@ -48,10 +48,11 @@ from p2p_dtfm.core.agreement_messages import (
 from p2p_dtfm.core.agreement_state import MEMBERS_LIMIT
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.gathering import Gathering
+from p2p_dtfm.core.leaving import is_waited_for
 from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.lineage import extend
 from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.records import PeerRecord
+from p2p_dtfm.core.records import Intent, PeerRecord
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.standing import outranks
@@ -92,7 +93,7 @@ class Agreement(Gathering):
         return JoinRequest(record, awaits, passed)
 
     def request_replan(self, reason: str, now_ns: int) -> Actions:
-        """Ask for a view with the newest records, as when leaving or after a change of speed."""
+        """Ask for a view with the newest records, as after a change of speed."""
         self._replan_reason = reason
         self._replan_number = 0
         return self.tick(now_ns)
@@ -205,6 +206,10 @@ class Agreement(Gathering):
         if self._replan_reason:
             return self._open(planned, self._replan_reason, now_ns)
         waited_ns = now_ns - self._taken_over_ns
+        if self._intent is Intent.LEAVING:
+            waits = is_waited_for(self.me.peer_id, self.view.snapshot, planned)
+            if not waits or waited_ns >= self._timing.lost_layers_ns:
+                return self._open(planned, f"{self.me.peer_id} leaves", now_ns)
         if self.view.snapshot.lost_layers and waited_ns >= self._timing.lost_layers_ns:
             self._accepts_loss = True
             return self._open(False, "goes back to an older state: layers are lost", now_ns)

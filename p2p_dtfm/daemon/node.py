@@ -21,6 +21,7 @@ import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
+from p2p_dtfm.core.actions import LAN, WAN
 from p2p_dtfm.core.agreement import Agreement
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.snapshot import Member
@@ -39,7 +40,8 @@ from p2p_dtfm.daemon.readings import Readings, laboratory_marks
 from p2p_dtfm.daemon.run_source import Run
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.trace_collector import TraceCollector
-from p2p_dtfm.daemon.trainer import Tools, Trainer
+from p2p_dtfm.daemon.trainer import Trainer
+from p2p_dtfm.daemon.trainer_state import Tools
 from p2p_dtfm.daemon.upkeep import Upkeep
 from p2p_dtfm.net.addresses import parse_address
 from p2p_dtfm.net.blobs import BlobExchange
@@ -206,7 +208,12 @@ class Daemon(Upkeep, Entrance, Readings):
         await self._bulk.ready()
         stack.push_async_callback(self._bulk.close)
         self._agreement = Agreement(
-            self._me, run.digest, self._workload, self._host.identity.sign, verify
+            self._me,
+            run.digest,
+            self._workload,
+            self._host.identity.sign,
+            verify,
+            LAN if self.settings.is_near else WAN,
         )
         self.observer.trains(run.spec, run.digest, self._workload, self._agreement)
         self._make_trainer(run)
@@ -274,7 +281,7 @@ class Daemon(Upkeep, Entrance, Readings):
             recorder=self._recorder,
         )
         self._trainer = Trainer(tools, self)
-        self._trainer.on_record(self._on_step)
+        self._trainer.history.on_record = self._on_step
 
     async def _take_part(self) -> None:
         assert self._run is not None and self._trainer is not None

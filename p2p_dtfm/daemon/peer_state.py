@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 from p2p_dtfm.core.agreement import Agreement
-from p2p_dtfm.core.liveness import LAN_LIVENESS, Liveness
+from p2p_dtfm.core.liveness import LAN_LIVENESS, WAN_LIVENESS, Liveness
 from p2p_dtfm.core.records import Intent
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.daemon.checkpoints import Checkpoints
@@ -45,13 +45,14 @@ class PeerState:
         self._signalled = False
         self._leaving = asyncio.Event()
         self._left = asyncio.Event()
+        self._leaves_without_plan_s: float | None = None
         self._failed: asyncio.Future[None] | None = None
         self._run: Run | None = None
         self._agreement: Agreement | None = None
         self._trainer: Trainer | None = None
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._liveness = Liveness(LAN_LIVENESS)
+        self._liveness = Liveness(LAN_LIVENESS if settings.is_near else WAN_LIVENESS)
         self._troubled: set[str] = set()
         """Peers with whom a tensor was lost since the last commit."""
         self._learnt: dict[str, Signed] = {}

@@ -3,18 +3,18 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.pipeline_order import StageOrder, Tasklet, TaskletKind
 from p2p_dtfm.core.plan import Plan, Segment
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.mailbox import FrameKey, Mailbox, held_out_indices, segments_of
+from p2p_dtfm.daemon.microbatches import BatchOf, Microbatches
 from p2p_dtfm.daemon.segment_exchange import exchange
+from p2p_dtfm.daemon.step_frames import StepFrames, Transport
 from p2p_dtfm.daemon.step_recorder import StepRecorder
-from p2p_dtfm.net.errors import Refused, Unreachable
-from p2p_dtfm.net.frames import FrameHeader, FrameKind, Payload
+from p2p_dtfm.net.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.local_steps import LocalSteps, inner_microbatches
@@ -24,16 +24,6 @@ from p2p_dtfm.train.replica_memory import ReplicaMemory
 from p2p_dtfm.train.segment_reduction import SegmentReduction
 
 Tensor = Any
-Batch = tuple[Tensor, Tensor]
-"""int64 inputs and targets, each [sequences, tokens]."""
-
-
-class Transport(Protocol):
-    """What the engine needs of `net.bulk.BulkPlane`."""
-
-    async def send(
-        self, peer_id: str, lane: str, header: FrameHeader, payload: Payload
-    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +54,7 @@ class StepEngine:
         me: str,
         spec: RunSpec,
         states: dict[int, LayerState],
-        batch: Callable[[int, int], Batch],
+        batch: BatchOf,
         transport: Transport,
         compute: Compute,
         on_trouble: Callable[[str, str], None],
@@ -76,18 +66,16 @@ class StepEngine:
         self.mailbox = mailbox
         self.view = mailbox.view
         self.states = states
-        self._plan = plan
         self._me = me
         self._spec = spec
-        self._batch = batch
-        self._transport = transport
         self._compute = compute
-        self._on_trouble = on_trouble
         self._recorder = recorder or StepRecorder()
-        self._sends: set[asyncio.Task[None]] = set()
+        self.frames = StepFrames(self.view, transport, on_trouble)
         self._runner = compute.stage_runner(spec, states)
         self._pipeline = plan.pipelines[place[0]]
-        self._position = place[1]
+        self._microbatches = Microbatches(
+            mailbox, plan, me, spec, self._runner, batch, self.frames, compute, self._recorder
+        )
         self._held_out = held_out_indices(plan, spec, place[0])
         self._segments = segments_of(plan, me)
         self._memory = memory
@@ -111,12 +99,12 @@ class StepEngine:
         await self._compute.run(self._start_anew)
         held_out_loss = loss = 0.0
         if evaluate:
-            held_out_loss = await self._evaluate(step)
+            held_out_loss = await self._microbatches.evaluate(step, self._held_out)
         if train:
             if self._is_local:
                 loss = await self._train_locally(step)
             else:
-                loss = await self._train(step, self._pipeline.microbatches)
+                loss = await self._microbatches.train(step, self._pipeline.microbatches)
             await asyncio.gather(*(self._reduce(step, s) for s in self._segments.values()))
         makes_losses = self._runner.has_head
         count = self._pipeline.microbatch_count if train and makes_losses else 0
@@ -143,8 +131,6 @@ class StepEngine:
             for number, segment in self._segments.items()
         }
 
-    # microbatches -----------------------------------------------------------------------------
-
     async def _train_locally(self, step: int) -> float:
         """Inner steps; then the gradient buffers hold this pipeline's part of the difference."""
         loss_sum = 0.0
@@ -152,125 +138,10 @@ class StepEngine:
         groups = inner_microbatches(self._spec, self._pipeline.microbatches)
         for number, group in enumerate(groups):
             if len(group):
-                loss_sum += await self._train(step, group)
+                loss_sum += await self._microbatches.train(step, group)
                 await self._compute.run(self._local_steps.inner_step, number, len(group))
         await self._compute.run(self._local_steps.finish, self._pipeline.microbatch_count)
         return loss_sum
-
-    async def _train(self, step: int, microbatches: range) -> float:
-        order = StageOrder(
-            microbatches,
-            self._pipeline.stages[self._position].in_flight,
-            makes_inputs=self._runner.has_embedding,
-            makes_losses=self._runner.has_head,
-        )
-        inputs: dict[int, Tensor] = {}
-        gradients: dict[int, Tensor] = {}
-        loss_sum = 0.0
-        while not order.done:
-            for key, payload in self.mailbox.take_arrivals(step, microbatches):
-                try:
-                    tensor = await self._boundary(key.kind, payload)
-                    if key.kind is FrameKind.ACTIVATION:
-                        order.input_arrived(key.index)
-                        inputs[key.index] = tensor
-                    else:
-                        order.gradient_arrived(key.index)
-                        gradients[key.index] = tensor
-                except PeerFault as fault:
-                    self._on_trouble(key.sender, fault.cause)
-            tasklet = order.next()
-            if tasklet is None:
-                with self._recorder.span("wait"):
-                    await self.mailbox.wait_for_arrival()
-            elif tasklet.kind is TaskletKind.FORWARD:
-                loss_sum += await self._forward(step, tasklet, inputs)
-            else:
-                await self._backward(step, tasklet, gradients)
-        return loss_sum
-
-    async def _forward(self, step: int, tasklet: Tasklet, inputs: dict[int, Tensor]) -> float:
-        number = tasklet.microbatch
-        entry = inputs.pop(number, None)
-        forward = self._recorder.timed("forward", number, self._runner.forward)
-        result = await self._compute.run(lambda: forward(number, *self._entry(step, number, entry)))
-        if self._runner.has_head:
-            return float(result)
-        await self._send_boundary(step, FrameKind.ACTIVATION, number, result)
-        return 0.0
-
-    async def _backward(self, step: int, tasklet: Tasklet, gradients: dict[int, Tensor]) -> None:
-        number = tasklet.microbatch
-        gradient = gradients.pop(number, None)
-        backward = self._recorder.timed("backward", number, self._runner.backward)
-        result = await self._compute.run(lambda: backward(number, gradient))
-        if result is not None:
-            await self._send_boundary(step, FrameKind.ACTIVATION_GRADIENT, number, result)
-
-    async def _evaluate(self, step: int) -> float:
-        loss_sum = 0.0
-        for number in self._held_out:
-            entry = None
-            if not self._runner.has_embedding:
-                key = self._activation(step, number)
-                with self._recorder.span("wait"):
-                    payload = await self.mailbox.take(key)
-                try:
-                    entry = await self._boundary(key.kind, payload)
-                except PeerFault as fault:
-                    await self.refuse(key.sender, fault)
-            evaluate = self._recorder.timed("evaluate", number, self._runner.evaluate)
-            result = await self._compute.run(
-                lambda evaluate=evaluate, number=number, entry=entry: evaluate(
-                    *self._entry(step, number, entry)
-                )
-            )
-            if self._runner.has_head:
-                loss_sum += float(result)
-            else:
-                await self._send_boundary(step, FrameKind.ACTIVATION, number, result)
-        return loss_sum
-
-    def _entry(self, step: int, number: int, activation: Tensor | None) -> tuple[Tensor, ...]:
-        """The arguments of a forward: input, and targets where the head is. Compute thread."""
-        needs_batch = self._runner.has_embedding or self._runner.has_head
-        tokens, targets = self._batch(step, number) if needs_batch else (None, None)
-        entry = tokens if activation is None else activation
-        return (entry, targets) if self._runner.has_head else (entry,)
-
-    async def _boundary(self, kind: FrameKind, payload: bytearray) -> Tensor:
-        """Raises `PeerFault`."""
-        spec = self._spec
-        shape = (spec.batch.microbatch, spec.model.context, spec.model.width)
-        codec = codec_of(self.mailbox.codec_of(kind), spec.codecs)
-        if codec.lossless:
-            return codec.decode(payload, shape)
-        return await self._compute.run(codec.decode, payload, shape)
-
-    def _activation(self, step: int, number: int) -> FrameKey:
-        stage = self._pipeline.stages[self._position]
-        before = self._pipeline.stages[self._position - 1]
-        return FrameKey(step, FrameKind.ACTIVATION, stage.first_layer, number, before.peer_id)
-
-    async def _send_boundary(self, step: int, kind: FrameKind, number: int, tensor: Tensor) -> None:
-        forward = kind is FrameKind.ACTIVATION
-        neighbour = self._pipeline.stages[self._position + (1 if forward else -1)]
-        stage = self._pipeline.stages[self._position]
-        layer = neighbour.first_layer if forward else stage.first_layer
-        lane = "forward" if forward else "backward"
-        boundaries = self.mailbox.wire.boundaries
-        if forward:
-            name = boundaries[self._me, neighbour.peer_id].activation
-        else:
-            name = boundaries[neighbour.peer_id, self._me].gradient
-        codec = codec_of(name, self._spec.codecs)
-        payload = (
-            codec.encode(tensor)
-            if codec.lossless
-            else await self._compute.run(codec.encode, tensor)
-        )
-        header = self.header(step, kind, layer, number, tuple(tensor.shape), name)
-        self.send_later(neighbour.peer_id, lane, header, payload)
 
     # reduction --------------------------------------------------------------------------------
 
@@ -307,45 +178,6 @@ class StepEngine:
         _store_gradients(flatten_gradients(states).add_(owed), states)
         self._memory.propose_owed(step, states, owed * 0.0)
 
-    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
-        """What a peer sent cannot be read, so this step will not end."""
-        self._on_trouble(peer_id, fault.cause)
-        await asyncio.get_running_loop().create_future()
-        raise AssertionError("nobody ends this wait but who cancels it")
-
-    def send_later(self, peer_id: str, lane: str, header: FrameHeader, payload: Payload) -> None:
-        """Sends outlive a step that is stopped: a frame cut short would cost the stream."""
-        task = asyncio.create_task(self._send(peer_id, lane, header, payload))
-        self._sends.add(task)
-        task.add_done_callback(self._sends.discard)
-
-    async def _send(self, peer_id: str, lane: str, header: FrameHeader, payload: Payload) -> None:
-        try:
-            await self._transport.send(peer_id, lane, header, payload)
-        except (Unreachable, Refused) as error:
-            self._on_trouble(peer_id, error.cause)
-
-    def header(
-        self,
-        step: int,
-        kind: FrameKind,
-        layer: int,
-        index: int,
-        shape: tuple[int, ...],
-        codec: str,
-    ) -> FrameHeader:
-        return FrameHeader(
-            view_number=self.view.number,
-            view_digest=self.view.snapshot,
-            step=step,
-            kind=kind,
-            index=index,
-            layer=layer,
-            codec=codec,
-            dtype="float32",
-            shape=shape,
-        )
-
 
 class _Courses:
     """The frames of one segment's reduction in one step: `segment_exchange.Courses`."""
@@ -359,17 +191,17 @@ class _Courses:
         self, peer_id: str, kind: FrameKind, chunk: int, elements: int, payload: Payload
     ) -> None:
         engine = self._engine
-        header = engine.header(
+        header = engine.frames.header(
             self._step, kind, self._layer, chunk, (elements,), engine.reduction_codec.name
         )
-        engine.send_later(peer_id, "reduce", header, payload)
+        engine.frames.send_later(peer_id, "reduce", header, payload)
 
     async def take(self, peer_id: str, kind: FrameKind, chunk: int) -> bytearray:
         key = FrameKey(self._step, kind, self._layer, chunk, peer_id)
         return await self._engine.mailbox.take(key)
 
     async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
-        await self._engine.refuse(peer_id, fault)
+        await self._engine.frames.refuse(peer_id, fault)
 
 
 def _store_gradients(flat: Tensor, states: list[LayerState]) -> None:

@@ -1,0 +1,168 @@
+"""The microbatches of a step on their way through one stage."""
+
+from collections.abc import Callable
+from typing import Any
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.pipeline_order import StageOrder, Tasklet, TaskletKind
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.daemon.compute import Compute
+from p2p_dtfm.daemon.mailbox import FrameKey, Mailbox
+from p2p_dtfm.daemon.step_frames import StepFrames
+from p2p_dtfm.daemon.step_recorder import StepRecorder
+from p2p_dtfm.net.frames import FrameKind
+from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.stage import StageRunner
+
+Tensor = Any
+Batch = tuple[Tensor, Tensor]
+"""int64 inputs and targets, each [sequences, tokens]."""
+BatchOf = Callable[[int, int], Batch]
+"""`batch(step, index)`: the tokens of a microbatch; called in the compute thread."""
+
+
+class Microbatches:
+    """Takes boundary tensors from the mailbox, computes, and sends what the neighbours wait for."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        plan: Plan,
+        me: str,
+        spec: RunSpec,
+        runner: StageRunner,
+        batch: BatchOf,
+        frames: StepFrames,
+        compute: Compute,
+        recorder: StepRecorder,
+    ) -> None:
+        place = plan.place_of(me)
+        assert place is not None, "a spare has no microbatches"
+        self._mailbox = mailbox
+        self._me = me
+        self._spec = spec
+        self._runner = runner
+        self._batch = batch
+        self._frames = frames
+        self._compute = compute
+        self._recorder = recorder
+        self._pipeline = plan.pipelines[place[0]]
+        self._position = place[1]
+
+    async def train(self, step: int, microbatches: range) -> float:
+        """Forward and backward of each; returns the summed loss where the head is, else 0."""
+        order = StageOrder(
+            microbatches,
+            self._pipeline.stages[self._position].in_flight,
+            makes_inputs=self._runner.has_embedding,
+            makes_losses=self._runner.has_head,
+        )
+        inputs: dict[int, Tensor] = {}
+        gradients: dict[int, Tensor] = {}
+        loss_sum = 0.0
+        while not order.done:
+            for key, payload in self._mailbox.take_arrivals(step, microbatches):
+                try:
+                    tensor = await self._boundary(key.kind, payload)
+                    if key.kind is FrameKind.ACTIVATION:
+                        order.input_arrived(key.index)
+                        inputs[key.index] = tensor
+                    else:
+                        order.gradient_arrived(key.index)
+                        gradients[key.index] = tensor
+                except PeerFault as fault:
+                    self._frames.on_trouble(key.sender, fault.cause)
+            tasklet = order.next()
+            if tasklet is None:
+                with self._recorder.span("wait"):
+                    await self._mailbox.wait_for_arrival()
+            elif tasklet.kind is TaskletKind.FORWARD:
+                loss_sum += await self._forward(step, tasklet, inputs)
+            else:
+                await self._backward(step, tasklet, gradients)
+        return loss_sum
+
+    async def _forward(self, step: int, tasklet: Tasklet, inputs: dict[int, Tensor]) -> float:
+        number = tasklet.microbatch
+        entry = inputs.pop(number, None)
+        forward = self._recorder.timed("forward", number, self._runner.forward)
+        result = await self._compute.run(lambda: forward(number, *self._entry(step, number, entry)))
+        if self._runner.has_head:
+            return float(result)
+        await self._send_boundary(step, FrameKind.ACTIVATION, number, result)
+        return 0.0
+
+    async def _backward(self, step: int, tasklet: Tasklet, gradients: dict[int, Tensor]) -> None:
+        number = tasklet.microbatch
+        gradient = gradients.pop(number, None)
+        backward = self._recorder.timed("backward", number, self._runner.backward)
+        result = await self._compute.run(lambda: backward(number, gradient))
+        if result is not None:
+            await self._send_boundary(step, FrameKind.ACTIVATION_GRADIENT, number, result)
+
+    async def evaluate(self, step: int, numbers: range) -> float:
+        """Held-out microbatches; returns the summed loss where the head is, else 0."""
+        loss_sum = 0.0
+        for number in numbers:
+            entry = None
+            if not self._runner.has_embedding:
+                key = self._activation(step, number)
+                with self._recorder.span("wait"):
+                    payload = await self._mailbox.take(key)
+                try:
+                    entry = await self._boundary(key.kind, payload)
+                except PeerFault as fault:
+                    await self._frames.refuse(key.sender, fault)
+            evaluate = self._recorder.timed("evaluate", number, self._runner.evaluate)
+            result = await self._compute.run(
+                lambda evaluate=evaluate, number=number, entry=entry: evaluate(
+                    *self._entry(step, number, entry)
+                )
+            )
+            if self._runner.has_head:
+                loss_sum += float(result)
+            else:
+                await self._send_boundary(step, FrameKind.ACTIVATION, number, result)
+        return loss_sum
+
+    def _entry(self, step: int, number: int, activation: Tensor | None) -> tuple[Tensor, ...]:
+        """The arguments of a forward: input, and targets where the head is. Compute thread."""
+        needs_batch = self._runner.has_embedding or self._runner.has_head
+        tokens, targets = self._batch(step, number) if needs_batch else (None, None)
+        entry = tokens if activation is None else activation
+        return (entry, targets) if self._runner.has_head else (entry,)
+
+    async def _boundary(self, kind: FrameKind, payload: bytearray) -> Tensor:
+        """Raises `PeerFault`."""
+        spec = self._spec
+        shape = (spec.batch.microbatch, spec.model.context, spec.model.width)
+        codec = codec_of(self._mailbox.codec_of(kind), spec.codecs)
+        if codec.lossless:
+            return codec.decode(payload, shape)
+        return await self._compute.run(codec.decode, payload, shape)
+
+    def _activation(self, step: int, number: int) -> FrameKey:
+        stage = self._pipeline.stages[self._position]
+        before = self._pipeline.stages[self._position - 1]
+        return FrameKey(step, FrameKind.ACTIVATION, stage.first_layer, number, before.peer_id)
+
+    async def _send_boundary(self, step: int, kind: FrameKind, number: int, tensor: Tensor) -> None:
+        forward = kind is FrameKind.ACTIVATION
+        neighbour = self._pipeline.stages[self._position + (1 if forward else -1)]
+        stage = self._pipeline.stages[self._position]
+        layer = neighbour.first_layer if forward else stage.first_layer
+        lane = "forward" if forward else "backward"
+        boundaries = self._mailbox.wire.boundaries
+        if forward:
+            name = boundaries[self._me, neighbour.peer_id].activation
+        else:
+            name = boundaries[neighbour.peer_id, self._me].gradient
+        codec = codec_of(name, self._spec.codecs)
+        payload = (
+            codec.encode(tensor)
+            if codec.lossless
+            else await self._compute.run(codec.encode, tensor)
+        )
+        header = self._frames.header(step, kind, layer, number, tuple(tensor.shape), name)
+        self._frames.send_later(neighbour.peer_id, lane, header, payload)

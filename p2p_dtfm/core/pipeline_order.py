@@ -106,14 +106,15 @@ class StageOrder:
         return self._next_forward - self._first_held
 
     @property
-    def owed(self) -> range:
-        """Microbatches whose WEIGHT is all that is left of them."""
-        return range(self._first_held, self._next_backward)
-
-    @property
     def only_weights_are_left(self) -> bool:
         """All inputs' gradients are done, so the rest can be done in any order of layers."""
         return self._next_backward == self._microbatches.stop
+
+    def take_weights(self) -> range:
+        """The microbatches whose WEIGHT is left; the caller computes them all."""
+        owed = range(self._first_held, self._next_backward)
+        self._next_weight = self._next_backward
+        return owed
 
     @property
     def done(self) -> bool:

@@ -596,7 +596,7 @@ class Trainer:
         self._tools.status.say(State.TRAINING, f"step {step} of {spec.total_steps}")
         local = await self._compute_step(engine, step, train=train, evaluate=evaluate)
         if train:
-            self._tools.donor.reduced(step, engine.states)
+            self._tools.donor.reduced(step, engine.reduced)
             self._keep_reduced(view, step, engine)
             with recorder.span("guard"):
                 await self._guarded(step)
@@ -607,7 +607,7 @@ class Trainer:
         lineage = self._outlet.lineage_at(step + 1)
         if train:
             apply = recorder.timed("apply", 0, _apply)
-            await self._tools.compute.run(apply, spec, engine.states, outcome)
+            await self._tools.compute.run(apply, spec, engine, outcome)
             self._memory.commit(step)
         self._applying = False
         if self.view is view:
@@ -654,10 +654,11 @@ class Trainer:
 
     def _keep_reduced(self, view: View, step: int, engine: StepEngine) -> None:
         """Until a later step commits, the next view may have to roll this one forward."""
-        states = engine.states
         kept = self._reduced.setdefault((view.id, step), {})
-        kept |= {layer: state.gradient_vector().clone() for layer, state in states.items()}
-        self._outlet.reduced(step, set(states))
+        for layer, gradient in engine.reduced.items():
+            is_buffer = gradient is engine.states[layer].gradient_vector()
+            kept[layer] = gradient.clone() if is_buffer else gradient
+        self._outlet.reduced(step, set(engine.reduced))
 
     def _say_prepared(self, view: View, step: int, local: LocalResult) -> None:
         prepared = Prepared(
@@ -793,7 +794,7 @@ class _Stopped(Exception):
     """The step under way will not be ended in this view."""
 
 
-def _apply(spec: RunSpec, states: dict[int, LayerState], outcome: StepOutcome) -> None:
-    for state in states.values():
-        gradient = state.gradient_vector()
+def _apply(spec: RunSpec, engine: StepEngine, outcome: StepOutcome) -> None:
+    for layer, state in engine.states.items():
+        gradient = engine.reduced[layer]
         apply_outcome(spec, state, gradient, outcome.step, outcome.gradient_norm)

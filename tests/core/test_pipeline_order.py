@@ -182,8 +182,8 @@ def test_a_split_backward_s_rest_waits_until_nothing_else_can_run() -> None:
     kinds = [(item.kind, item.microbatch) for item in ran if item]
     assert kinds[:4] == [(FORWARD, 0), (BACKWARD, 0), (FORWARD, 1), (BACKWARD, 1)]
     assert kinds[4:] == [(WEIGHT, 0), (FORWARD, 2)], "what is owed takes a place in flight"
-    assert order.owed == range(1, 2)
+    assert not order.only_weights_are_left
     assert order.next() == Tasklet(BACKWARD, 2) and order.only_weights_are_left
-    assert not order.done and order.owed == range(1, 3)
-    assert [order.next(), order.next()] == [Tasklet(WEIGHT, 1), Tasklet(WEIGHT, 2)]
-    assert order.done and order.next() is None
+    assert order.held == 2 and not order.done
+    assert order.take_weights() == range(1, 3)
+    assert order.done and order.held == 0 and order.next() is None

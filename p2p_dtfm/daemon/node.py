@@ -39,7 +39,8 @@ from p2p_dtfm.daemon.readings import Readings, laboratory_marks
 from p2p_dtfm.daemon.run_source import Run
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.trace_collector import TraceCollector
-from p2p_dtfm.daemon.trainer import Tools, Trainer
+from p2p_dtfm.daemon.trainer import Trainer
+from p2p_dtfm.daemon.trainer_state import Tools
 from p2p_dtfm.daemon.upkeep import Upkeep
 from p2p_dtfm.net.addresses import parse_address
 from p2p_dtfm.net.blobs import BlobExchange
@@ -274,7 +275,7 @@ class Daemon(Upkeep, Entrance, Readings):
             recorder=self._recorder,
         )
         self._trainer = Trainer(tools, self)
-        self._trainer.on_record(self._on_step)
+        self._trainer.history.on_record = self._on_step
 
     async def _take_part(self) -> None:
         assert self._run is not None and self._trainer is not None

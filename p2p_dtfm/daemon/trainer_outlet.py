@@ -1,4 +1,4 @@
-"""What the trainer asks of its daemon; see `daemon.trainer.Outlet`."""
+"""What the trainer asks of its daemon; see `daemon.trainer_state.Outlet`."""
 
 import logging
 import time

@@ -188,7 +188,9 @@ class Daemon(Upkeep, Entrance, Readings):
         self._directory = await Directory.start(self._host, settings.initial_peers)
         stack.push_async_callback(self._directory.close)
         self._probes = await Probes(self._host).ready()
-        self._blobs = await BlobExchange(self._host, self._open_blob, self._on_fault).ready()
+        self._blobs = await BlobExchange(
+            self._host, self._open_blob, self._on_fault, self._on_download
+        ).ready()
 
     async def _start_run(self, stack: contextlib.AsyncExitStack) -> None:
         if self._founds:
@@ -233,9 +235,9 @@ class Daemon(Upkeep, Entrance, Readings):
             "history": self.history_json,
             "dashboard": self._dashboard.invitation,
         }
+        actions = {"pause": self._ask_to_pause, "leave": self._ask_to_leave}
+        self._dashboard.show(self.observer.state, actions)
         await self._dashboard.start(self.settings.dashboard, self.home.root)
-        stack.push_async_callback(self._dashboard.close)
-        actions = {"leave": self._ask_to_leave, "pause": self._ask_to_pause}
         questions = {"trace": self._trace_json}
         self._api = LocalApi(make_app(readers, actions, questions), self.home.socket)
         await self._api.start()

@@ -77,6 +77,13 @@ class TrainerOutlet(Membership):
         self.states_changed()
         self._do(self._agreement.synced(view))
 
+    def _on_download(self, digest: str, done_bytes: int, total_bytes: int) -> None:
+        name = f"file {digest[:8]}"
+        if self._run is not None:
+            blobs = self._run.manifest.blobs()
+            name = f"data shard {digest[:8]}" if digest in blobs else f"states {digest[:8]}"
+        self.status.receives(name, done_bytes, total_bytes)
+
     async def fetch_shards(self, digests: set[str]) -> None:
         assert self._run is not None
         sizes = self._run.manifest.blobs()

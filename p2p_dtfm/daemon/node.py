@@ -32,6 +32,7 @@ from p2p_dtfm.daemon.device_lock import only_daemon_on
 from p2p_dtfm.daemon.disk import keep_under
 from p2p_dtfm.daemon.donor import Donor
 from p2p_dtfm.daemon.entrance import Entrance
+from p2p_dtfm.daemon.event_files import EventFiles
 from p2p_dtfm.daemon.event_log import EventLog
 from p2p_dtfm.daemon.initial_states import InitialStates
 from p2p_dtfm.daemon.membership import TICK_S
@@ -102,6 +103,9 @@ class Daemon(Upkeep, Entrance, Readings):
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         stack.enter_context(only_daemon_on(exclusive_name(select_device(self.settings.device))))
+        if self.settings.tensorboard is not None:
+            self._event_files = EventFiles(self.settings.tensorboard)
+            stack.callback(self._event_files.close)
         await self._start_network(stack)
         await self._start_run(stack)
         await self._measure()

@@ -11,6 +11,7 @@ from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.event_files import EventFiles
 from p2p_dtfm.daemon.home import Home
 from p2p_dtfm.daemon.observer import Observer, Seen
 from p2p_dtfm.daemon.run_source import Run
@@ -41,6 +42,7 @@ class PeerState:
         self.observer = Observer(self.status, seen)
         self._recorder = StepRecorder()
         self._dashboard = dashboard
+        self._event_files: EventFiles | None = None
         self.home = Home(settings.home)
         self.compute = Compute()
         self.views: list[dict[str, Any]] = []

@@ -110,6 +110,8 @@ class TrainerOutlet(Membership):
             view=self.views[-1]["view"] if self.views else 0,
         )
         self.observer.step_committed(outcome)
+        if self._event_files is not None:
+            self._event_files.step_committed(outcome, self.status.facts.get("tokens_per_s"))
         held_out = outcome.held_out_loss
         text = "" if held_out is None else f", held-out loss {held_out:.4f}"
         if outcome.loss is not None:

@@ -65,6 +65,9 @@ def run(
     dashboard: Annotated[
         str | None, typer.Option(help="Dashboard's port on loopback, auto or off.")
     ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write figures for TensorBoard into this directory.")
+    ] = None,
     log: Annotated[str | None, typer.Option(help="Log format: auto, human or json.")] = None,
     home: Annotated[Path | None, typer.Option(help="The daemon's directory.")] = None,
     config: Annotated[
@@ -107,6 +110,7 @@ def run(
             "exit_when_done": exit_when_done,
             "until_stdin_closes": until_stdin_closes,
             "dashboard": dashboard,
+            "tensorboard": tensorboard,
             "log": log,
         },
     )

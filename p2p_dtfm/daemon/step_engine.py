@@ -54,6 +54,7 @@ class StepEngine:
         on_trouble: Callable[[str, str], None],
         memory: ReplicaMemory,
         recorder: StepRecorder | None = None,
+        recompute: bool = False,
     ) -> None:
         place = plan.place_of(me)
         assert place is not None, "a spare has no steps to compute"
@@ -65,7 +66,7 @@ class StepEngine:
         self._compute = compute
         self._recorder = recorder or StepRecorder()
         self.frames = StepFrames(self.view, transport, on_trouble)
-        self._runner = compute.stage_runner(spec, states)
+        self._runner = compute.stage_runner(spec, states, recompute)
         self._pipeline = plan.pipelines[place[0]]
         self._microbatches = Microbatches(
             mailbox, plan, me, spec, self._runner, batch, self.frames, compute, self._recorder

@@ -3,6 +3,7 @@
 import asyncio
 
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.recomputation import must_recompute
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.step import Prepared, StepOutcome
 from p2p_dtfm.core.view import View
@@ -57,6 +58,7 @@ class StepLoop:
             self._outlet.trouble,
             state.memory,
             tools.recorder,
+            must_recompute(view.snapshot, plan, tools.me),
         )
         while state.view is view and state.step <= self._spec.total_steps:
             await self._one_step(view, plan, engine)

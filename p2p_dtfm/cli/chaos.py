@@ -18,12 +18,11 @@ from p2p_dtfm.daemon.chaos import Chaos
 from p2p_dtfm.daemon.chaos_verdict import Verdict, judge
 from p2p_dtfm.daemon.home import Home
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
-from p2p_dtfm.daemon.run_spec_file import read_run_spec, resolve_run_spec
 from p2p_dtfm.daemon.scenario_swarm import PLAYERS_LIMIT, SHAPE_FILE, cast_scenario
 from p2p_dtfm.net.identity import Identity
 from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer
 from p2p_dtfm.sim.chaos_schedule import ChaosFault, chaos_schedule
-from p2p_dtfm.sim.files import read_scenario
+from p2p_dtfm.sim.files import read_run_spec, read_scenario
 from p2p_dtfm.sim.scenario import Scenario
 
 STEPS_AFTER = 20
@@ -132,7 +131,7 @@ def _replayed(path: Path) -> _Case:
 
 
 def _write_spec(directory: Path, case: _Case) -> RunSpec:
-    spec = read_run_spec(resolve_run_spec(case.run))
+    spec = read_run_spec(case.run)
     gentle = min(spec.optimizer.peak_learning_rate, GENTLE_LEARNING_RATE)
     final = min(spec.optimizer.final_learning_rate, gentle)
     rates = {"peak_learning_rate": gentle, "final_learning_rate": final}

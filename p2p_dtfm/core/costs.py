@@ -13,17 +13,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
+from p2p_dtfm.core.pipeline_timing import stage_ends_ns
 from p2p_dtfm.core.problem import MESSAGE_NS, Problem
 from p2p_dtfm.core.reduction_cost import ReductionModel, SegmentCost
 from p2p_dtfm.core.reduction_timing import Reduction, reduced_ns
+from p2p_dtfm.core.segment_weights import MOST_PAIRS, segment_weights
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
 
 Placement = tuple[tuple[int, ...], ...]
 """Pipelines as ordered peer numbers."""
 
-MOST_PAIRS = 60_000
-"""Of holders, over all segments: with more of them no reduction is timed link by link."""
+MOST_TASKLETS = 300_000
+"""Of a placement: with more of them its pipelines are not timed tasklet by tasklet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class StepModel:
         self.pipelines = PipelineModel(problem)
         self.reductions = ReductionModel(problem)
         self._farthest: dict[tuple[int, ...], int] = {}
+        self._ends: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._ends_alike: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._work = 0
 
     @property
@@ -100,8 +104,8 @@ class StepModel:
             placement = tuple(placement[index] for index in used)
             costs = [costs[index] for index in used]
             dealt = tuple(dealt[index] for index in used)
-        ends = [cost.duration_ns(count) for cost, count in zip(costs, dealt, strict=True)]
-        compute = max(ends)
+        ends = [cost.ends_ns(count) for cost, count in zip(costs, dealt, strict=True)]
+        compute = max(each[0] for each in ends)
         if bound_ns is not None and compute > bound_ns:
             return None
         reduced, critical = self._reduced_ns(placement, costs, ends)
@@ -111,39 +115,75 @@ class StepModel:
         )
 
     def refined(self, cost: PlacementCost) -> PlacementCost:
-        """The same with its reduction timed link by link (`reduction_timing`), if that is cheap."""
-        pipelines = list(cost.pipelines)
-        dealt = zip(pipelines, cost.microbatches, strict=True)
-        ends = [pipeline.duration_ns(count) for pipeline, count in dealt]
-        if len(cost.placement) == 1:
-            return cost
-        segments: list[Reduction] = []
-        for first, end, holders, _ in self._segments(cost.placement, pipelines):
-            group = self.reductions.group(holders)
-            size = self.reductions.segment_bytes(first, end)
-            segments.append(Reduction(group.holders, group.weights, size))
-        if sum(len(segment.holders) ** 2 for segment in segments) > MOST_PAIRS:
-            return cost
+        """The same, timed with care as far as that is cheap: pipelines tasklet by tasklet
+        (`pipeline_timing`), the reduction link by link (`reduction_timing`)."""
+        ends = self._stage_ends(cost)
+        compute = max(each[0] for each in ends)
         ready = {
-            peer: end - pipeline.drain_ns[stage]
-            for peers, pipeline, end in zip(cost.placement, pipelines, ends, strict=True)
-            for stage, peer in enumerate(peers)
+            peer: end
+            for peers, each in zip(cost.placement, ends, strict=True)
+            for peer, end in zip(peers, each, strict=True)
         }
-        reduced = reduced_ns(self.problem, segments, ready)
-        return replace(cost, reduction_ns=max(0, reduced - cost.compute_ns))
+        reduced = self._reduced_by_links_ns(cost, ready)
+        if reduced is None:
+            reduced, _ = self._reduced_ns(cost.placement, list(cost.pipelines), ends)
+        return replace(cost, compute_ns=compute, reduction_ns=max(0, reduced - compute))
+
+    def _stage_ends(self, cost: PlacementCost) -> list[tuple[int, ...]]:
+        """When each stage of each pipeline has done its last backward."""
+        counted = list(zip(cost.placement, cost.pipelines, cost.microbatches, strict=True))
+        tasklets = sum(2 * count * len(peers) for peers, _, count in counted)
+        if tasklets > MOST_TASKLETS:
+            return [pipeline.ends_ns(count) for _, pipeline, count in counted]
+        return [self._ends_of(*each) for each in counted]
+
+    def _ends_of(
+        self, peers: tuple[int, ...], pipeline: PipelineCost, count: int
+    ) -> tuple[int, ...]:
+        key = (peers, pipeline.cuts, pipeline.in_flight, count)
+        found = self._ends.get(key)
+        if found is None:
+            stages = self.pipelines.stage_timings(peers, pipeline)
+            if len(self._ends) > 1 << 14:
+                self._ends.clear()
+            found = self._ends_alike.get((stages, count))
+            if found is None:
+                if len(self._ends_alike) > 1 << 12:
+                    self._ends_alike.clear()
+                found = self._ends_alike[stages, count] = stage_ends_ns(stages, count)
+            self._ends[key] = found
+        return found
+
+    def _reduced_by_links_ns(self, cost: PlacementCost, ready: dict[int, int]) -> int | None:
+        """When all segments are reduced; None where that would take too long to find out."""
+        if len(cost.placement) == 1:
+            return max(ready.values())
+        divided = [
+            (tuple(sorted(holders)), self.reductions.segment_bytes(first, end))
+            for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines))
+        ]
+        if sum(len(holders) ** 2 for holders, _ in divided) > MOST_PAIRS:
+            return None
+        rates = self.problem.pair_bytes_per_s
+        weights = segment_weights(divided, lambda a, b: rates[a][b], self.reductions.limit)
+        segments = [
+            Reduction(holders, parts, size)
+            for (holders, size), parts in zip(divided, weights, strict=True)
+        ]
+        return reduced_ns(self.problem, segments, ready)
 
     def _reduced_ns(
-        self, placement: Placement, costs: list[PipelineCost], ends: list[int]
+        self, placement: Placement, costs: list[PipelineCost], ends: list[tuple[int, ...]]
     ) -> tuple[int, int]:
         """(when the last segment is reduced, the peer that holds up the longest one)."""
         if len(placement) == 1:
-            return ends[0], -1
+            return ends[0][0], -1
         segments: list[SegmentCost] = []
+        aligned = all(cost.cuts == costs[0].cuts for cost in costs)
         for first, end, holders, stages in self._segments(placement, costs):
-            start = max(e - c.drain_ns[s] for e, c, s in zip(ends, costs, stages, strict=True))
+            start = max(map(tuple.__getitem__, ends, stages))
             size = self.reductions.segment_bytes(first, end)
-            segments.append(SegmentCost(self.reductions.group(holders), size, start))
-        aligned = all(len(cost.cuts) == len(segments) + 1 for cost in costs)
+            segments.append(SegmentCost(self.reductions.group(holders, aligned), size, start))
         return self.reductions.end_ns(segments, aligned)
 
     def _segments(

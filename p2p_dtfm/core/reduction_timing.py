@@ -14,10 +14,11 @@ It takes peers^2 additions for each segment, against one look-up there.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2p_dtfm.core.problem import UNLIMITED_BYTES_PER_S, Problem, duration_ns
+from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem, duration_ns
 
-CHUNKS = 32
-"""Parts go in so many chunks at most, so the last sum waits for the last of them alone."""
+MOST_CHUNKS, CHUNK_BYTES = 32, 1 << 20
+"""Parts go in so many chunks at most, of so many bytes at least: a message each, and the last sum
+waits for the last of them alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,16 @@ def reduced_ns(problem: Problem, segments: Sequence[Reduction], ready_ns: dict[i
     return end
 
 
+def _chunks(part_bytes: int) -> int:
+    return max(1, min(MOST_CHUNKS, part_bytes // CHUNK_BYTES))
+
+
+def _sent_ns(part_bytes: int, bytes_per_s: int) -> int:
+    if part_bytes == 0:
+        return 0
+    return duration_ns(part_bytes, bytes_per_s) + _chunks(part_bytes) * MESSAGE_NS
+
+
 class _Timing:
     """Until when each link, uplink and downlink is busy."""
 
@@ -68,7 +79,7 @@ class _Timing:
             for b, part in pairs:
                 if a != b:
                     busy = max(self.links.get((a, b), 0), start)
-                    self.links[a, b] = busy + duration_ns(part, rates[b])
+                    self.links[a, b] = busy + _sent_ns(part, rates[b])
                     self._carry(self.downlinks, problem.downlink_bytes_per_s, b, part, start)
 
     def sums(self, segment: Reduction) -> int:
@@ -90,13 +101,14 @@ class _Timing:
         for a, own in zip(segment.holders, parts, strict=True):
             rates, latencies = problem.bytes_per_s[a], problem.latency_ns[a]
             came_in = max(came[a], self.downlinks.get(a, 0))
+            chunks = _chunks(own)
             for b in segment.holders:
                 if a == b:
                     continue
-                sums = duration_ns(own, rates[b])
+                sums = _sent_ns(own, rates[b])
                 busy = max(self.links[a, b], start) + sums
                 self.links[a, b] = busy
-                last = max(busy, came[a] + sums // CHUNKS, self.uplinks.get(a, 0))
+                last = max(busy, came[a] + sums // chunks, self.uplinks.get(a, 0))
                 end = max(end, last + latencies[b])
             end = max(end, came_in)
         return end

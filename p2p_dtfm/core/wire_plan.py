@@ -10,7 +10,7 @@ from typing import NamedTuple
 from p2p_dtfm.core.plan import Pipeline, Plan, Segment
 from p2p_dtfm.core.problem import Problem, duration_ns, problem_of
 from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.shard_weights import shard_weights
+from p2p_dtfm.core.segment_weights import segment_weights
 from p2p_dtfm.core.snapshot import Snapshot
 from p2p_dtfm.core.workload import FLOAT_BYTES, workload_of
 
@@ -48,11 +48,11 @@ def wire_plan(spec: RunSpec, plan: Plan, snapshot: Snapshot | None) -> WirePlan:
     workload = workload_of(spec)
     problem = None if snapshot is None else problem_of(snapshot)
     chunks = {}
-    for segment in plan.segments():
-        if len(segment.holders) > 1:
-            length = sum(workload.cost(layer).parameter_count for layer in segment.layers)
-            weights = _weights(segment, problem)
-            chunks[segment.first_layer] = cut_into_chunks(length, segment.holders, weights)
+    shared = [segment for segment in plan.segments() if len(segment.holders) > 1]
+    lengths = [sum(workload.cost(x).parameter_count for x in each.layers) for each in shared]
+    weights = _weights(shared, lengths, problem)
+    for segment, length, parts in zip(shared, lengths, weights, strict=True):
+        chunks[segment.first_layer] = cut_into_chunks(length, segment.holders, parts)
     boundaries = {}
     for pipeline in plan.pipelines:
         for before, after in pairwise(pipeline.stages):
@@ -81,17 +81,28 @@ def cut_into_chunks(
     return Chunks(tuple(bounds), tuple(owners))
 
 
-def _weights(segment: Segment, problem: Problem | None) -> tuple[int, ...]:
-    """The parts by which `reduction_cost` predicts how long the segment takes."""
+def _weights(
+    segments: Sequence[Segment], lengths: Sequence[int], problem: Problem | None
+) -> list[tuple[int, ...]]:
+    """The parts by which `costs` predicts how long the reduction takes; equal without a problem."""
     if problem is None:
-        return (1,) * len(segment.holders)
-    numbers = [problem.peer_ids.index(holder) for holder in segment.holders]
-    order = sorted(range(len(numbers)), key=numbers.__getitem__)
-    ranked = [numbers[place] for place in order]
-    pairs = [[problem.pair_bytes_per_s[a][b] for b in ranked] for a in ranked]
-    limits = [min(problem.uplink_bytes_per_s[a], problem.downlink_bytes_per_s[a]) for a in ranked]
-    weights = dict(zip(order, shard_weights(pairs, limits), strict=True))
-    return tuple(weights[place] for place in range(len(numbers)))
+        return [(1,) * len(segment.holders) for segment in segments]
+    numbers = {peer: number for number, peer in enumerate(problem.peer_ids)}
+    rates, up, down = (
+        problem.pair_bytes_per_s,
+        problem.uplink_bytes_per_s,
+        problem.downlink_bytes_per_s,
+    )
+    divided = [
+        (tuple(sorted(numbers[holder] for holder in segment.holders)), length)
+        for segment, length in zip(segments, lengths, strict=True)
+    ]
+    found = segment_weights(divided, lambda a, b: rates[a][b], lambda a: min(up[a], down[a]))
+    result = []
+    for segment, (holders, _), weights in zip(segments, divided, found, strict=True):
+        of = dict(zip(holders, weights, strict=True))
+        result.append(tuple(of[numbers[holder]] for holder in segment.holders))
+    return result
 
 
 def _boundary_codecs(

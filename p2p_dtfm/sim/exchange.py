@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from p2p_dtfm.sim.shard_weights import divide
+from p2p_dtfm.sim.divide import divide
 from p2p_dtfm.sim.virtual_network import VirtualNetwork
 
 CHUNK_BYTES = 1 << 20

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
 from p2p_dtfm.core.pipeline_timing import stage_ends_ns
-from p2p_dtfm.core.problem import MESSAGE_NS, Problem
+from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem
 from p2p_dtfm.core.reduction_cost import ReductionModel, SegmentCost
 from p2p_dtfm.core.reduction_timing import Reduction, reduced_ns
 from p2p_dtfm.core.segment_weights import MOST_PAIRS, segment_weights
+from p2p_dtfm.core.step_timing import TimedPipeline, event_count, step_ends
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
 
@@ -26,6 +27,8 @@ Placement = tuple[tuple[int, ...], ...]
 
 MOST_TASKLETS = 300_000
 """Of a placement: with more of them its pipelines are not timed tasklet by tasklet."""
+MOST_EVENTS = 200_000
+"""Of a step: with more of them even the plan in the end is not simulated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +127,45 @@ class StepModel:
             for peers, each in zip(cost.placement, ends, strict=True)
             for peer, end in zip(peers, each, strict=True)
         }
-        reduced = self._reduced_by_links_ns(cost, ready)
-        if reduced is None:
+        segments = self._divided(cost)
+        if not segments:
             reduced, _ = self._reduced_ns(cost.placement, list(cost.pipelines), ends)
+        else:
+            reduced = reduced_ns(self.problem, segments, ready)
         return replace(cost, compute_ns=compute, reduction_ns=max(0, reduced - compute))
+
+    def simulated(self, cost: PlacementCost) -> PlacementCost:
+        """The same, timed message by message (`step_timing`); `events` says how much work it is."""
+        segments = self._divided(cost)
+        assert segments is not None, "a step of so many pairs is not simulated"
+        ends = step_ends(self.problem, self._timed(cost), segments)
+        return replace(
+            cost,
+            compute_ns=ends.computed_ns,
+            reduction_ns=ends.reduced_ns - ends.computed_ns,
+            commit_ns=ends.committed_ns - ends.reduced_ns,
+        )
+
+    def events(self, cost: PlacementCost) -> int:
+        """To simulate a step; one on a shared uplink counts as several."""
+        segments = self._divided(cost)
+        if segments is None:
+            return 1 << 40
+        limits = min(*self.problem.uplink_bytes_per_s, *self.problem.downlink_bytes_per_s)
+        dear = 1 if limits >= UNLIMITED_BYTES_PER_S else 3
+        return dear * event_count(self._timed(cost), segments)
+
+    def judged(self, cost: PlacementCost) -> PlacementCost:
+        """Timed as well as can be afforded once."""
+        affordable = self.events(cost) <= MOST_EVENTS
+        return self.simulated(cost) if affordable else self.refined(cost)
+
+    def _timed(self, cost: PlacementCost) -> list[TimedPipeline]:
+        counted = zip(cost.placement, cost.pipelines, cost.microbatches, strict=True)
+        return [
+            TimedPipeline(peers, self.pipelines.stage_timings(peers, pipeline), count)
+            for peers, pipeline, count in counted
+        ]
 
     def _stage_ends(self, cost: PlacementCost) -> list[tuple[int, ...]]:
         """When each stage of each pipeline has done its last backward."""
@@ -154,10 +192,10 @@ class StepModel:
             self._ends[key] = found
         return found
 
-    def _reduced_by_links_ns(self, cost: PlacementCost, ready: dict[int, int]) -> int | None:
-        """When all segments are reduced; None where that would take too long to find out."""
+    def _divided(self, cost: PlacementCost) -> list[Reduction] | None:
+        """What is reduced, and who owns how much of it; None if that takes too long to find out."""
         if len(cost.placement) == 1:
-            return max(ready.values())
+            return []
         divided = [
             (tuple(sorted(holders)), self.reductions.segment_bytes(first, end))
             for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines))
@@ -166,11 +204,10 @@ class StepModel:
             return None
         rates = self.problem.pair_bytes_per_s
         weights = segment_weights(divided, lambda a, b: rates[a][b], self.reductions.limit)
-        segments = [
+        return [
             Reduction(holders, parts, size)
             for (holders, size), parts in zip(divided, weights, strict=True)
         ]
-        return reduced_ns(self.problem, segments, ready)
 
     def _reduced_ns(
         self, placement: Placement, costs: list[PipelineCost], ends: list[tuple[int, ...]]

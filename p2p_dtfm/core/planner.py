@@ -34,7 +34,7 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm)
     chosen = present.choose(best) if present else best
     unchanged = present.unchanged(chosen) if present else None
-    return unchanged or plan_of(problem, model.refined(chosen))
+    return unchanged or plan_of(problem, model.judged(chosen))
 
 
 def _states_of(snapshot: Snapshot) -> dict[str, set[int]] | None:

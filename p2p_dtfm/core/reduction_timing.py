@@ -14,11 +14,8 @@ It takes peers^2 additions for each segment, against one look-up there.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from p2p_dtfm.core.exchange import chunk_count
 from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem, duration_ns
-
-MOST_CHUNKS, CHUNK_BYTES = 32, 1 << 20
-"""Parts go in so many chunks at most, of so many bytes at least: a message each, and the last sum
-waits for the last of them alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +42,10 @@ def reduced_ns(problem: Problem, segments: Sequence[Reduction], ready_ns: dict[i
     return end
 
 
-def _chunks(part_bytes: int) -> int:
-    return max(1, min(MOST_CHUNKS, part_bytes // CHUNK_BYTES))
-
-
 def _sent_ns(part_bytes: int, bytes_per_s: int) -> int:
     if part_bytes == 0:
         return 0
-    return duration_ns(part_bytes, bytes_per_s) + _chunks(part_bytes) * MESSAGE_NS
+    return duration_ns(part_bytes, bytes_per_s) + chunk_count(part_bytes) * MESSAGE_NS
 
 
 class _Timing:
@@ -101,7 +94,7 @@ class _Timing:
         for a, own in zip(segment.holders, parts, strict=True):
             rates, latencies = problem.bytes_per_s[a], problem.latency_ns[a]
             came_in = max(came[a], self.downlinks.get(a, 0))
-            chunks = _chunks(own)
+            chunks = chunk_count(own)
             for b in segment.holders:
                 if a == b:
                     continue

@@ -12,15 +12,15 @@
 import itertools
 from collections.abc import Callable
 
+from p2p_dtfm.core.exchange import ShardedExchange, StarExchange
 from p2p_dtfm.core.problem import UNLIMITED_BYTES_PER_S
 from p2p_dtfm.core.segment_weights import segment_weights
-from p2p_dtfm.sim.exchange import ShardedExchange, StarExchange
+from p2p_dtfm.core.virtual_network import VirtualNetwork
+from p2p_dtfm.core.virtual_time import VirtualTime
 from p2p_dtfm.sim.execution import ReductionKind
 from p2p_dtfm.sim.scenario import Scenario
 from p2p_dtfm.sim.stage_work import SegmentWork
 from p2p_dtfm.sim.timeline import ReductionSpan
-from p2p_dtfm.sim.virtual_network import VirtualNetwork
-from p2p_dtfm.sim.virtual_time import VirtualTime
 
 SECOND_NS = 1_000_000_000
 

@@ -17,7 +17,7 @@ from p2p_dtfm.core.pipeline_timing import stage_ends_ns
 from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem
 from p2p_dtfm.core.reduction_cost import ReductionModel, SegmentCost
 from p2p_dtfm.core.reduction_timing import Reduction, reduced_ns
-from p2p_dtfm.core.segment_weights import MOST_PAIRS, segment_weights
+from p2p_dtfm.core.segment_weights import segment_weights
 from p2p_dtfm.core.step_timing import TimedPipeline, event_count, step_ends
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
@@ -25,6 +25,8 @@ __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
 Placement = tuple[tuple[int, ...], ...]
 """Pipelines as ordered peer numbers."""
 
+MOST_PAIRS = 60_000
+"""Of holders, over all segments: with more of them no reduction is timed link by link."""
 MOST_TASKLETS = 300_000
 """Of a placement: with more of them its pipelines are not timed tasklet by tasklet."""
 MOST_EVENTS = 200_000
@@ -60,6 +62,7 @@ class StepModel:
         self.reductions = ReductionModel(problem)
         self._farthest: dict[tuple[int, ...], int] = {}
         self._ends: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._segments_of: dict[tuple[object, ...], list[Reduction] | None] = {}
         self._ends_alike: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._work = 0
 
@@ -196,6 +199,14 @@ class StepModel:
         """What is reduced, and who owns how much of it; None if that takes too long to find out."""
         if len(cost.placement) == 1:
             return []
+        key = cost.placement, tuple(pipeline.cuts for pipeline in cost.pipelines)
+        if key not in self._segments_of:
+            if len(self._segments_of) > 1 << 8:
+                self._segments_of.clear()
+            self._segments_of[key] = self._divide(cost)
+        return self._segments_of[key]
+
+    def _divide(self, cost: PlacementCost) -> list[Reduction] | None:
         divided = [
             (tuple(sorted(holders)), self.reductions.segment_bytes(first, end))
             for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines))
@@ -203,7 +214,12 @@ class StepModel:
         if sum(len(holders) ** 2 for holders, _ in divided) > MOST_PAIRS:
             return None
         rates = self.problem.pair_bytes_per_s
-        weights = segment_weights(divided, lambda a, b: rates[a][b], self.reductions.limit)
+        weights = segment_weights(
+            divided,
+            lambda a, b: rates[a][b],
+            self.reductions.limit,
+            lambda holders, alone: self.reductions.group(holders, alone).weights,
+        )
         return [
             Reduction(holders, parts, size)
             for (holders, size), parts in zip(divided, weights, strict=True)

@@ -42,12 +42,6 @@ def reduced_ns(problem: Problem, segments: Sequence[Reduction], ready_ns: dict[i
     return end
 
 
-def _sent_ns(part_bytes: int, bytes_per_s: int) -> int:
-    if part_bytes == 0:
-        return 0
-    return duration_ns(part_bytes, bytes_per_s) + chunk_count(part_bytes) * MESSAGE_NS
-
-
 class _Timing:
     """Until when each link, uplink and downlink is busy."""
 
@@ -57,6 +51,7 @@ class _Timing:
         self.links: dict[tuple[int, int], int] = {}
         self.uplinks: dict[int, int] = {}
         self.downlinks: dict[int, int] = {}
+        self._known_ns: dict[tuple[int, int], int] = {}
 
     def last_ready_ns(self, segment: Reduction) -> int:
         return max(self.ready_ns[peer] for peer in segment.holders)
@@ -72,7 +67,7 @@ class _Timing:
             for b, part in pairs:
                 if a != b:
                     busy = max(self.links.get((a, b), 0), start)
-                    self.links[a, b] = busy + _sent_ns(part, rates[b])
+                    self.links[a, b] = busy + self._sent_ns(part, rates[b])
                     self._carry(self.downlinks, problem.downlink_bytes_per_s, b, part, start)
 
     def sums(self, segment: Reduction) -> int:
@@ -98,13 +93,21 @@ class _Timing:
             for b in segment.holders:
                 if a == b:
                     continue
-                sums = _sent_ns(own, rates[b])
+                sums = self._sent_ns(own, rates[b])
                 busy = max(self.links[a, b], start) + sums
                 self.links[a, b] = busy
                 last = max(busy, came[a] + sums // chunks, self.uplinks.get(a, 0))
                 end = max(end, last + latencies[b])
             end = max(end, came_in)
         return end
+
+    def _sent_ns(self, part_bytes: int, bytes_per_s: int) -> int:
+        key = part_bytes, bytes_per_s
+        found = self._known_ns.get(key)
+        if found is None:
+            handled = chunk_count(part_bytes) * MESSAGE_NS if part_bytes else 0
+            found = self._known_ns[key] = duration_ns(part_bytes, bytes_per_s) + handled
+        return found
 
     def _carry(
         self, busy: dict[int, int], rates: tuple[int, ...], peer: int, size: int, start: int

@@ -13,7 +13,7 @@ from p2p_dtfm.core.prng import Prng
 from p2p_dtfm.core.starts import reach_bytes_per_s, starts
 
 WORK_FOR_EACH_PEER = 180_000
-WORK_FOR_ANY, WORK_FOR_EACH_OF_MANY = 7_000_000, 12_000
+WORK_FOR_ANY, WORK_FOR_EACH_OF_MANY = 7_000_000, 5_000
 FEW_PEERS = 16
 """Fewer have so much less to choose from that each is given less work."""
 ROUNDS = 8
@@ -28,7 +28,7 @@ LAST_FINALISTS = 4
 """The best of them, and the best of each number of pipelines, are simulated if that is cheap."""
 EVENTS = 400_000
 """That may be simulated while one of them is chosen, and again while its microbatches are dealt."""
-PAIRS_FOR_DEALS = 1_000_000
+PAIRS_FOR_DEALS = 300_000
 """Pairs of holders that may be looked at while the best one's microbatches are dealt anew."""
 
 

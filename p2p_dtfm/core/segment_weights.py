@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from p2p_dtfm.core.problem import UNLIMITED_BYTES_PER_S
 from p2p_dtfm.core.shard_weights import fair_weights, shard_weights
 
-MOST_PAIRS = 60_000
+MOST_PAIRS = 20_000
 """Of holders, over all segments that share links: with more of them the fair one is taken."""
 
 _SCALE = 1 << 40
@@ -19,35 +19,38 @@ Divided = tuple[tuple[int, ...], int]
 """Holders of a segment, and its bytes."""
 Rate = Callable[[int, int], int]
 Limit = Callable[[int], int]
+Divide = Callable[[tuple[int, ...], bool], tuple[int, ...]]
 
 
 def segment_weights(
-    segments: Sequence[Divided], pair_rate: Rate, limit: Limit
+    segments: Sequence[Divided], pair_rate: Rate, limit: Limit, divide: Divide | None = None
 ) -> list[tuple[int, ...]]:
     """Weights of each segment's two or more holders, in their order.
 
     `pair_rate(a, b)` is the slower direction in bytes/s, `limit(a)` the lesser of a's uplink and
-    downlink, `UNLIMITED_BYTES_PER_S` if there is none.
+    downlink, `UNLIMITED_BYTES_PER_S` if there is none. `divide` may remember what `divider` says.
     """
+    divide = divide or divider(pair_rate, limit)
     everyone = [peer for holders, _ in segments for peer in holders]
     if len(set(everyone)) == len(everyone):
-        return [_divide(shard_weights, holders, pair_rate, limit) for holders, _ in segments]
-    fair = [_divide(fair_weights, holders, pair_rate, limit) for holders, _ in segments]
+        return [divide(holders, True) for holders, _ in segments]
+    fair = [divide(holders, False) for holders, _ in segments]
     if sum(len(holders) ** 2 for holders, _ in segments) > MOST_PAIRS:
         return fair
-    best = [_divide(shard_weights, holders, pair_rate, limit) for holders, _ in segments]
+    best = [divide(holders, True) for holders, _ in segments]
     loads = [_busiest(segments, each, pair_rate, limit) for each in (fair, best)]
     return fair if loads[0] <= loads[1] else best
 
 
-def _divide(
-    rule: Callable[[list[list[int]], list[int]], tuple[int, ...]],
-    holders: tuple[int, ...],
-    pair_rate: Rate,
-    limit: Limit,
-) -> tuple[int, ...]:
-    pair = [[pair_rate(a, b) if a != b else 0 for b in holders] for a in holders]
-    return rule(pair, [limit(a) for a in holders])
+def divider(pair_rate: Rate, limit: Limit) -> Divide:
+    """How a segment of these holders is divided: for itself (True), or fairly (False)."""
+
+    def divide(holders: tuple[int, ...], alone: bool) -> tuple[int, ...]:
+        pair = [[pair_rate(a, b) if a != b else 0 for b in holders] for a in holders]
+        rule = shard_weights if alone else fair_weights
+        return rule(pair, [limit(a) for a in holders])
+
+    return divide
 
 
 def _busiest(

@@ -20,6 +20,8 @@ from operator import itemgetter
 
 MANY = 64
 """Above so many holders fillings are rough."""
+EVEN = 256
+"""Of fillings within this part of the best one the first is taken, which is the most even."""
 FILLINGS = 3
 """Besides the plain one; chosen by a rough filling."""
 _UNLIMITED = 1 << 50
@@ -47,14 +49,13 @@ def shard_weights(pair: Rows, limit: Sequence[int]) -> tuple[int, ...]:
     rows = _without_diagonal(pair)
     plain, *others = _own_rates(limit)
     filler = _Filler(rows, sorted(range(len(limit)), key=lambda a: (sum(rows[a]), a)))
-    found = []
-    for last, values in filler.fillings(plain):
-        found.append((_rate(values, rows, limit), last, values))
-    _, last, _ = best = max(found, key=itemgetter(0))
-    for own in others:
-        values = filler.filling(own, last)
-        best = max(best, (_rate(values, rows, limit), last, values), key=itemgetter(0))
-    return best[2]
+    tried = list(filler.fillings(plain))
+    last = max(tried, key=lambda each: _rate(each[1], rows, limit))[0]
+    for size in dict.fromkeys((0, last)) if others else ():
+        tried += [(size, filler.filling(own, size)) for own in others]
+    rates = [_rate(values, rows, limit) for _, values in tried]
+    enough = max(rates) - max(rates) // EVEN
+    return next(values for (_, values), rate in zip(tried, rates, strict=True) if rate >= enough)
 
 
 def _without_diagonal(pair: Rows) -> list[list[int]]:

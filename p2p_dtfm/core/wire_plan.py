@@ -115,9 +115,17 @@ def _boundary_codecs(
     limit_ns = max(
         _microbatch_ns(problem, stage.peer_id, stage.layers) for stage in pipeline.stages
     )
+    ends = {pipeline.stages[0].peer_id, pipeline.stages[-1].peer_id}
+    tensors = [1 if peer_id in ends else 2 for peer_id in edge]
+
+    def rate(a: int, b: int, sent: int, received: int) -> int:
+        """Of one tensor where a stage in the middle sends, and receives, two at a time."""
+        up, down = problem.uplink_bytes_per_s[a], problem.downlink_bytes_per_s[b]
+        return min(problem.bytes_per_s[a][b], up // sent, down // received)
+
     return BoundaryCodecs(
-        _codec(allowed.activations, problem.bytes_per_s[before][after], limit_ns, spec),
-        _codec(allowed.gradients, problem.bytes_per_s[after][before], limit_ns, spec),
+        _codec(allowed.activations, rate(before, after, *tensors), limit_ns, spec),
+        _codec(allowed.gradients, rate(after, before, *tensors[::-1]), limit_ns, spec),
     )
 
 
@@ -126,7 +134,7 @@ def _codec(allowed: tuple[str, ...], bytes_per_s: int, limit_ns: int, spec: RunS
     link holds up nobody; if none does, the one with the fewest bytes."""
     size_bytes = spec.batch.microbatch * spec.model.context * spec.model.width * FLOAT_BYTES
     for codec in allowed:
-        if duration_ns(size_bytes * CODEC_PERCENT[codec] // 100, bytes_per_s) <= limit_ns:
+        if duration_ns(size_bytes * CODEC_PERCENT[codec] // 100, max(1, bytes_per_s)) <= limit_ns:
             return codec
     return min(allowed, key=lambda codec: (CODEC_PERCENT[codec], codec))
 

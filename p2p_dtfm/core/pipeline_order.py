@@ -29,16 +29,25 @@ class StageOrder:
     """Inputs arrive in any order; `next` says what to compute now, or None to wait."""
 
     def __init__(
-        self, microbatches: range, in_flight: int, *, makes_inputs: bool, makes_losses: bool
+        self,
+        microbatches: range,
+        in_flight: int,
+        *,
+        makes_inputs: bool,
+        makes_losses: bool,
+        forwards_done: int = 0,
+        backwards_done: int = 0,
     ) -> None:
-        assert in_flight >= 1
+        """So many of the first microbatches are done already; more than `in_flight` may be between
+        the two, as after a change of plan."""
+        assert in_flight >= 1 and 0 <= backwards_done <= forwards_done <= len(microbatches)
         self._microbatches = microbatches
         self._in_flight = in_flight
         self._makes_losses = makes_losses
         self._inputs = set(microbatches) if makes_inputs else set[int]()
         self._gradients = set[int]()
-        self._next_forward = microbatches.start
-        self._next_backward = microbatches.start
+        self._next_forward = microbatches.start + forwards_done
+        self._next_backward = microbatches.start + backwards_done
         self._backward_was_last = False
 
     def input_arrived(self, microbatch: int) -> None:
@@ -66,6 +75,16 @@ class StageOrder:
             self._next_backward += 1
             return Tasklet(TaskletKind.BACKWARD, self._next_backward - 1)
         return None
+
+    @property
+    def next_forward(self) -> int:
+        """All before it have had their forward."""
+        return self._next_forward
+
+    @property
+    def next_backward(self) -> int:
+        """All before it have had their backward."""
+        return self._next_backward
 
     @property
     def _forward_can_run(self) -> bool:

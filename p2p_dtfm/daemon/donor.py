@@ -163,13 +163,12 @@ class Donor:
         self._put(key, subscription, offered)
         return True
 
-    def reduced(self, step: int, states: dict[int, LayerState]) -> None:
-        """The gradient buffers hold the reduced gradient of `step`, and it is not yet applied."""
+    def reduced(self, step: int, reduced: dict[int, Tensor]) -> None:
+        """The reduced gradients of `step` by layer, which is not yet applied; they stay as they
+        are."""
         fed = {key: s for key, s in self._subscriptions.items() if not s.closed}
-        wanted = {layer for s in fed.values() for layer in s.offered} & set(states)
-        copies = {layer: states[layer].gradient_vector().clone() for layer in wanted}
         for key, subscription in fed.items():
-            gradients = {n: copies[n] for n in sorted(subscription.offered & set(copies))}
+            gradients = {n: reduced[n] for n in sorted(subscription.offered & set(reduced))}
             if gradients:
                 self._put(key, subscription, (step, gradients), _size_bytes(gradients))
 

@@ -7,11 +7,13 @@ from typing import Any, NoReturn
 
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Plan, Segment
+from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.mailbox import FrameKey, Mailbox, held_out_indices, segments_of
-from p2p_dtfm.daemon.microbatches import BatchOf, Microbatches
+from p2p_dtfm.daemon.microbatches import BatchOf, Microbatches, OnProgress
 from p2p_dtfm.daemon.segment_exchange import exchange
+from p2p_dtfm.daemon.stage_work import StageWork
 from p2p_dtfm.daemon.step_frames import StepFrames, Transport
 from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.net.frames import FrameKind, Payload
@@ -60,7 +62,10 @@ class StepEngine:
         on_trouble: Callable[[str, str], None],
         memory: ReplicaMemory,
         recorder: StepRecorder | None = None,
+        work: StageWork | None = None,
+        on_progress: OnProgress = lambda step, progress: None,
     ) -> None:
+        """`work` is of an earlier view, with the same states."""
         place = plan.place_of(me)
         assert place is not None, "a spare has no steps to compute"
         self.mailbox = mailbox
@@ -71,16 +76,28 @@ class StepEngine:
         self._compute = compute
         self._recorder = recorder or StepRecorder()
         self.frames = StepFrames(self.view, transport, on_trouble)
-        self._runner = compute.stage_runner(spec, states)
+        self.work = work or StageWork(compute.stage_runner(spec, states))
+        self.reduced: dict[int, Tensor] = {}
+        """By layer, once a step has run. The gradient buffers still hold this peer's own part."""
+        self._runner = self.work.runner
         self._pipeline = plan.pipelines[place[0]]
+        self._is_local = spec.sync.mode == "local"
         self._microbatches = Microbatches(
-            mailbox, plan, me, spec, self._runner, batch, self.frames, compute, self._recorder
+            mailbox,
+            plan,
+            me,
+            spec,
+            self.work,
+            batch,
+            self.frames,
+            compute,
+            self._recorder,
+            (lambda step, progress: None) if self._is_local else on_progress,
         )
         self._held_out = held_out_indices(plan, spec, place[0])
         self._segments = segments_of(plan, me)
         self._memory = memory
         self.reduction_codec = codec_of(spec.codecs.reduction, spec.codecs)
-        self._is_local = spec.sync.mode == "local"
         self._local_steps = LocalSteps(spec, states, memory.moments)
 
     def _states_of(self, segment: Segment) -> list[LayerState]:
@@ -88,60 +105,72 @@ class StepEngine:
 
     # one step ---------------------------------------------------------------------------------
 
-    async def run(self, step: int, *, train: bool, evaluate: bool) -> LocalResult:
-        """Compute a step up to the point where Prepared may be said.
+    async def run(
+        self, step: int, *, train: bool, evaluate: bool, redo: StageRedo | None = None
+    ) -> LocalResult:
+        """Compute a step up to the point where Prepared may be said; `redo`: what is left of it.
 
-        Afterwards the gradient buffers of all layers hold the reduced gradient. Where a peer does
-        not send what is due, this waits until it is cancelled.
+        Afterwards `reduced` has the reduced gradient of all layers. Where a peer does not send what
+        is due, this waits until it is cancelled.
         """
+        redo = redo or StageRedo(tuple(self._pipeline.microbatches))
         self.mailbox.begin_step(step)
-        self._recorder.begin(step)
-        await self._compute.run(self._start_anew)
-        held_out_loss = loss = 0.0
+        self._recorder.begin(step, goes_on=redo.forwards > 0)
+        await self._compute.run(self._start, step, redo)
+        held_out_loss = 0.0
         if evaluate:
             held_out_loss = await self._microbatches.evaluate(step, self._held_out)
         if train:
             if self._is_local:
-                loss = await self._train_locally(step)
+                await self._train_locally(step, redo)
             else:
-                loss = await self._microbatches.train(step, self._pipeline.microbatches)
+                await self._microbatches.train(step, redo)
             await asyncio.gather(*(self._reduce(step, s) for s in self._segments.values()))
         makes_losses = self._runner.has_head
-        count = self._pipeline.microbatch_count if train and makes_losses else 0
+        count = len(redo.microbatches) if train and makes_losses else 0
         held_out_count = len(self._held_out) if evaluate and makes_losses else 0
         tokens = self._spec.batch.microbatch * self._spec.model.context
         return LocalResult(
             squared_norms=await self._compute.run(self._squared_norms),
-            loss_sum=loss,
+            loss_sum=sum(self.work.losses.values(), 0.0),
             token_count=count * tokens,
             held_out_loss_sum=held_out_loss,
             held_out_token_count=held_out_count * tokens,
         )
 
-    def _start_anew(self) -> None:
-        """Whatever an attempt that was stopped has left."""
+    def _start(self, step: int, redo: StageRedo) -> None:
+        """Take up what an attempt that was stopped has left, as far as it is kept."""
         self._memory.discard()
-        self._runner.discard()
-        self._local_steps.abandon()
-        self._runner.zero_gradients()
+        self.reduced = {}
+        if self._is_local:
+            self._local_steps.abandon()
+        if redo.forwards:
+            self.work.go_on(step, redo.microbatches, redo.forwards, redo.backwards)
+        else:
+            self.work.begin(step)
 
     def _squared_norms(self) -> dict[int, float]:
+        if not self.reduced:
+            return dict.fromkeys(self._segments, 0.0)
         return {
-            number: sum(squared_norm(s.gradient_vector()) for s in self._states_of(segment))
+            number: sum(squared_norm(self.reduced[layer]) for layer in segment.layers)
             for number, segment in self._segments.items()
         }
 
-    async def _train_locally(self, step: int) -> float:
-        """Inner steps; then the gradient buffers hold this pipeline's part of the difference."""
-        loss_sum = 0.0
+    async def _train_locally(self, step: int, redo: StageRedo) -> None:
+        """Inner steps; then the gradient buffers hold this pipeline's part of the difference.
+
+        Nothing is kept of it if it fails: gradients of an inner step are used up at once.
+        """
+        assert not redo.forwards and len(redo.microbatches) == self._pipeline.microbatch_count
         await self._compute.run(self._local_steps.begin, step)
         groups = inner_microbatches(self._spec, self._pipeline.microbatches)
         for number, group in enumerate(groups):
             if len(group):
-                loss_sum += await self._microbatches.train(step, group)
+                self.work.begin_group()
+                await self._microbatches.train(step, StageRedo(tuple(group)))
                 await self._compute.run(self._local_steps.inner_step, number, len(group))
         await self._compute.run(self._local_steps.finish, self._pipeline.microbatch_count)
-        return loss_sum
 
     # reduction --------------------------------------------------------------------------------
 
@@ -150,8 +179,7 @@ class StepEngine:
         states = self._states_of(segment)
         owed = self._memory.owed_of(states)
         if len(segment.holders) == 1:
-            if owed is not None:
-                await self._compute.run(self._settle, step, states, owed)
+            await self._compute.run(self._settle, step, states, owed)
             return
         chunks = self.mailbox.wire.chunks[segment.first_layer]
         values = await self._compute.run(flatten_gradients, states)
@@ -169,14 +197,22 @@ class StepEngine:
             await exchange(
                 reduction, self._me, segment.holders, chunks.owners, courses, self._compute
             )
-        await self._compute.run(_store_gradients, reduction.reduced, states)
+        await self._compute.run(self._store, reduction.reduced, states)
         if reduction.owed is not None:
             self._memory.propose_owed(step, states, reduction.owed)
 
-    def _settle(self, step: int, states: list[LayerState], owed: Tensor) -> None:
-        """Nobody else holds these layers any more: what is owed to the others is used here."""
-        _store_gradients(flatten_gradients(states).add_(owed), states)
-        self._memory.propose_owed(step, states, owed * 0.0)
+    def _settle(self, step: int, states: list[LayerState], owed: Tensor | None) -> None:
+        """Nobody else holds these layers; what was owed to others, when they did, is used here."""
+        self.reduced |= {state.layer: state.gradient_vector().clone() for state in states}
+        if owed is not None:
+            for layer, part in unflatten_gradients(owed, states).items():
+                self.reduced[layer] += part.to(self.reduced[layer].device)
+            self._memory.propose_owed(step, states, owed * 0.0)
+
+    def _store(self, flat: Tensor, states: list[LayerState]) -> None:
+        """Beside the gradient buffers: if the step fails, they are reduced again."""
+        parts = unflatten_gradients(flat, states)
+        self.reduced |= {state.layer: parts[state.layer].to(state.device) for state in states}
 
 
 class _Courses:
@@ -202,9 +238,3 @@ class _Courses:
 
     async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
         await self._engine.frames.refuse(peer_id, fault)
-
-
-def _store_gradients(flat: Tensor, states: list[LayerState]) -> None:
-    for layer, part in unflatten_gradients(flat, states).items():
-        state = next(state for state in states if state.layer == layer)
-        state.gradient_vector().copy_(part)

@@ -97,6 +97,10 @@ class StageRunner:
         entry, targets = self._check(entry, targets)
         return self._outward(self._run(entry, targets))
 
+    def forget(self, microbatch: int) -> None:
+        """Take back a forward: no backward will follow."""
+        del self._in_flight[microbatch]
+
     def discard(self) -> None:
         """Forget all microbatches in flight. Accumulated gradients stay."""
         self._in_flight.clear()

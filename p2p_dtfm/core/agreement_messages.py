@@ -43,12 +43,15 @@ class PendingStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RetainedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last step that this peer committed, kept until a later one commits."""
+    """The last step that this peer committed, kept until a later one commits.
+
+    `outcome` is None at a peer without a stage that knows only that the step was committed.
+    """
 
     view: ViewId
     step: int
     base: str
-    outcome: StepOutcome
+    outcome: StepOutcome | None
     reduced_layers: tuple[int, ...]
 
 

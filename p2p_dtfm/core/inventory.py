@@ -81,6 +81,15 @@ class Inventory:
             if self.held.get(layer) == outcome.step:
                 self.held[layer] = outcome.step + 1
 
+    def committed_unseen(self, view: ViewId) -> None:
+        """The step under way is committed, and its outcome is not known here.
+
+        What is here of its gradients moves guarded layers on, once somebody tells the outcome.
+        """
+        step, base = self.step, self.lineage.digest
+        self.retained = RetainedStep(view, step, base, None, self._reduced_now(view))
+        self.lineage.committed(step, view)
+
     def restart(self, me: Member, recovery: Recovery) -> Restart:
         """Move to the target of an unplanned view."""
         target = recovery.target

@@ -66,8 +66,8 @@ class Takeover(AgreementState):
         view, ledger = self.view, self.ledger
         assert view is not None and ledger is not None and not view.layers_of(self.me.peer_id)
         if not self.frozen and ledger.step < step:
-            for skipped in range(ledger.step, step):
-                self.inventory.lineage.committed(skipped, view.id)
+            while self.inventory.step < step:
+                self.inventory.committed_unseen(view.id)
             ledger.skip_to(step)
 
     def reduced(self, step: int, layers: set[int]) -> None:

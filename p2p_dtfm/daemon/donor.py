@@ -164,11 +164,12 @@ class Donor:
         return True
 
     def reduced(self, step: int, reduced: dict[int, Tensor]) -> None:
-        """The reduced gradients of `step` by layer, which is not yet applied; they stay as they
-        are."""
+        """The reduced gradients of `step`, by layer; they may change when they are applied."""
         fed = {key: s for key, s in self._subscriptions.items() if not s.closed}
+        wanted = {layer for s in fed.values() for layer in s.offered} & set(reduced)
+        copies = {layer: reduced[layer].clone() for layer in wanted}
         for key, subscription in fed.items():
-            gradients = {n: reduced[n] for n in sorted(subscription.offered & set(reduced))}
+            gradients = {n: copies[n] for n in sorted(subscription.offered & set(copies))}
             if gradients:
                 self._put(key, subscription, (step, gradients), _size_bytes(gradients))
 

@@ -37,6 +37,8 @@ DATA_RETRY_S = 5.0
 LINKS_WAIT_S = 8.0
 JOIN_RETRY_S = 1.0
 HISTORY_LIMIT = 256
+LEAVE_LIMIT_S = 60.0
+"""How long a peer with the only copy of a layer waits for others to be enough to train."""
 
 
 class Membership(PeerState):
@@ -205,13 +207,28 @@ class Membership(PeerState):
         assert self._agreement is not None
         view = self._agreement.view
         if view is None or len(view.members) == 1:
-            assert self._trainer is not None
-            self._trainer.leave_views()
-            self._left.set()
+            self._leave_now()
             return
         self._set_record(Intent.LEAVING)
-        now_ns = time.monotonic_ns()
-        self._do(self._agreement.request_replan(f"{self._me.peer_id} leaves", now_ns))
+        self._do(self._agreement.tick(time.monotonic_ns()))
+
+    def _leave_now(self) -> None:
+        assert self._trainer is not None
+        self._trainer.leave_views()
+        self._left.set()
+
+    def _leave_at_last(self) -> None:
+        """No steps happen, so nobody takes over what only this peer has: it is on its disk."""
+        view = self._agreement.view if self._agreement is not None else None
+        if not self._leaving.is_set() or view is None or not isinstance(view.plan, NoPlan):
+            self._leaves_without_plan_s = None
+            return
+        now_s = time.monotonic()
+        if self._leaves_without_plan_s is None:
+            self._leaves_without_plan_s = now_s
+        elif now_s - self._leaves_without_plan_s > LEAVE_LIMIT_S and not self._left.is_set():
+            log.warning("leaves with the only copy of some layers; its checkpoint has them")
+            self._leave_now()
 
 
 def links_are_measured(records: tuple[PeerRecord, ...]) -> bool:

@@ -1,6 +1,7 @@
 """The microbatches of a step on their way through one stage."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from p2p_dtfm.core.errors import PeerFault
@@ -11,7 +12,7 @@ from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.stage_progress import StageProgress
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.mailbox import FrameKey, Mailbox
-from p2p_dtfm.daemon.stage_work import Outgoing, StageWork
+from p2p_dtfm.daemon.stage_work import Outgoing, StageWork, Unfinished
 from p2p_dtfm.daemon.step_frames import StepFrames
 from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.net.frames import FrameKind
@@ -64,17 +65,35 @@ class Microbatches:
         self._pipeline = plan.pipelines[place[0]]
         self._position = place[1]
 
-    async def train(self, step: int, redo: StageRedo) -> None:
-        """Forward and backward of each that `work` has not done yet."""
+    async def train(
+        self,
+        step: int,
+        redo: StageRedo,
+        on_final: Callable[[int], None] = lambda layer: None,
+    ) -> None:
+        """Forward and backward of each that `work` has not done yet.
+
+        `on_final(layer)` is called for each layer, the last one first, when all gradients of these
+        microbatches are in its buffer.
+        """
         work, places = self._work, {number: n for n, number in enumerate(redo.microbatches)}
+        await self._compute.run(self._finish_backward)
         order = StageOrder(
             range(len(places)),
             self._pipeline.stages[self._position].in_flight,
             makes_inputs=self._runner.has_embedding,
             makes_losses=self._runner.has_head,
+            splits=self._runner.splits,
             forwards_done=len(work.forwarded),
             backwards_done=work.backwards,
+            weights_done=work.weights,
         )
+        not_final = dict.fromkeys(reversed(self._runner.layer_states))
+
+        def is_final(layer: int) -> None:
+            del not_final[layer]
+            on_final(layer)
+
         self._say(step)
         await self._send_kept(step, redo)
         inputs: dict[int, Tensor] = {}
@@ -85,6 +104,10 @@ class Microbatches:
                     await self._arrived(key, payload, places[key.index], order, inputs, gradients)
                 except PeerFault as fault:
                     self._frames.on_trouble(key.sender, fault.cause)
+            if order.only_weights_are_left:
+                owed = [redo.microbatches[place] for place in order.take_weights()]
+                await self._weights_by_layer(owed, is_final)
+                break
             tasklet = order.next()
             if tasklet is None:
                 with self._recorder.span("wait"):
@@ -94,12 +117,21 @@ class Microbatches:
             if tasklet.kind is TaskletKind.FORWARD:
                 sent = await self._compute.run(self._forward, step, number, inputs.pop(place, None))
                 is_missing = place >= redo.next_forwards
+            elif tasklet.kind is TaskletKind.WEIGHT:
+                weights = self._recorder.timed("backward", number, self._runner.weight_backward)
+                await self._compute.run(weights, number)
+                continue
+            elif not order.splits and order.only_weights_are_left:
+                sent = await self._last_backward(number, gradients.pop(place, None), is_final)
+                is_missing = place >= redo.previous_backwards
             else:
                 sent = await self._compute.run(self._backward, number, gradients.pop(place, None))
                 is_missing = place >= redo.previous_backwards
             self._say(step)
             if sent is not None and is_missing:
                 self._send(step, _BOUNDARY_OF[tasklet.kind], number, sent)
+        for layer in list(not_final):  # where all was done before
+            is_final(layer)
 
     def _say(self, step: int) -> None:
         self._on_progress(step, self._work.progress)
@@ -142,9 +174,14 @@ class Microbatches:
 
     def _backward(self, number: int, gradient: Tensor | None) -> Outgoing | None:
         """Compute thread."""
-        backward = self._recorder.timed("backward", number, self._runner.backward)
-        result = backward(number, gradient)
-        sent = None if result is None else self._outgoing(FrameKind.ACTIVATION_GRADIENT, result)
+        runner = self._runner
+        part = runner.input_backward if runner.splits else runner.backward
+        result = self._recorder.timed("backward", number, part)(number, gradient)
+        return self._backward_done(number, result)
+
+    def _backward_done(self, number: int, gradient: Tensor | None) -> Outgoing | None:
+        kind = FrameKind.ACTIVATION_GRADIENT
+        sent = None if gradient is None else self._outgoing(kind, gradient)
         self._work.backward_done(number, sent)
         return sent
 
@@ -162,6 +199,45 @@ class Microbatches:
             if sent.codec != self._codec(kind):
                 sent = await self._compute.run(self._again, kind, sent)
             self._send(step, kind, number, sent)
+
+    async def _last_backward(
+        self, number: int, gradient: Tensor | None, is_final: Callable[[int], None]
+    ) -> Outgoing | None:
+        """Layer by layer, so that other work of this peer's thread gets in between."""
+        sent: Outgoing | None = None
+        for layer in reversed(self._runner.layer_states):
+            sent = await self._compute.run(self._backward_layer, number, layer, gradient)
+            gradient = None
+            is_final(layer)
+            await asyncio.sleep(0)  # what is now to be done with it goes first
+        return sent
+
+    def _backward_layer(self, number: int, layer: int, gradient: Tensor | None) -> Outgoing | None:
+        """Takes the gradient that the layer above has left, or the first one. Compute thread."""
+        backward = self._recorder.timed("backward", number, self._runner.backward_layer)
+        unfinished = self._work.unfinished
+        result = backward(number, layer, gradient if unfinished is None else unfinished.gradient)
+        if layer > min(self._runner.layer_states):
+            assert result is not None, "only the embedding has no input gradient"
+            self._work.unfinished = Unfinished(number, layer, result)
+            return None
+        self._work.unfinished = None
+        return self._backward_done(number, result)
+
+    def _finish_backward(self) -> None:
+        """One that was stopped between two layers. Compute thread."""
+        while (unfinished := self._work.unfinished) is not None:
+            self._backward_layer(unfinished.microbatch, unfinished.layer - 1, None)
+
+    async def _weights_by_layer(self, owed: Sequence[int], is_final: Callable[[int], None]) -> None:
+        """What splitting has left at the end: for each layer of all microbatches, in order."""
+        for layer in reversed(self._runner.layer_states):
+            for number in owed:
+                part = self._runner.weight_backward_layer
+                weights = self._recorder.timed("backward", number, part)
+                await self._compute.run(weights, number, layer)
+            is_final(layer)
+            await asyncio.sleep(0)
 
     async def evaluate(self, step: int, numbers: range) -> float:
         """Held-out microbatches; returns the summed loss where the head is, else 0."""

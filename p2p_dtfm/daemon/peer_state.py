@@ -45,6 +45,7 @@ class PeerState:
         self._signalled = False
         self._leaving = asyncio.Event()
         self._left = asyncio.Event()
+        self._leaves_without_plan_s: float | None = None
         self._failed: asyncio.Future[None] | None = None
         self._run: Run | None = None
         self._agreement: Agreement | None = None

@@ -5,12 +5,13 @@ computed twice, and what a replaced neighbour lost is sent again from here.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from p2p_dtfm.core.stage_progress import StageProgress, as_runs
 from p2p_dtfm.net.frames import FrameKind, Payload
 from p2p_dtfm.train.stage import StageRunner
 
+Tensor = Any
 KEPT_LIMIT_BYTES = 1 << 30
 """Of boundary tensors in main memory; a step that sends more is not kept if it fails."""
 
@@ -20,6 +21,15 @@ class Outgoing(NamedTuple):
 
     codec: str
     payload: Payload
+
+
+class Unfinished(NamedTuple):
+    """A backward that has gone through the layers from the last one to `layer`."""
+
+    microbatch: int
+    layer: int
+    gradient: Tensor
+    """Of the input of `layer`."""
 
 
 class StageWork:
@@ -32,6 +42,8 @@ class StageWork:
         self.forwarded: list[int] = []
         self.backwards = 0
         """So many of the first of them have had their backward."""
+        self.unfinished: Unfinished | None = None
+        """The next backward, if it is in the middle."""
         self.losses: dict[int, float] = {}
         """Summed over tokens, where the head is."""
         self._limit_bytes = limit_bytes
@@ -49,11 +61,12 @@ class StageWork:
 
     def begin_group(self) -> None:
         """With local steps: what was done before is used up; only its losses count."""
-        self.forwarded, self.backwards, self._sent, self._sent_bytes = [], 0, {}, 0
+        self.forwarded, self.backwards, self.unfinished = [], 0, None
+        self._sent, self._sent_bytes = {}, 0
 
     def _forget(self) -> None:
-        self.forwarded, self.backwards = [], 0
-        self.losses, self._sent, self._sent_bytes = {}, {}, 0
+        self.begin_group()
+        self.losses = {}
 
     def go_on(self, step: int, microbatches: Sequence[int], forwards: int, backwards: int) -> None:
         """Go on with other microbatches after the first `forwards`, which are kept here."""
@@ -63,7 +76,8 @@ class StageWork:
                 break
             same += 1
         assert self.step == step, (self.step, step)
-        assert forwards <= same and backwards <= self.backwards <= same, (
+        touched = self.backwards + (self.unfinished is not None)
+        assert backwards <= self.backwards and max(forwards, touched) <= same, (
             f"{self.forwarded} with {self.backwards} backwards cannot go on as {microbatches} "
             f"with {forwards} and {backwards} kept"
         )
@@ -89,6 +103,7 @@ class StageWork:
     def backward_done(self, microbatch: int, sent: Outgoing | None) -> None:
         assert self.forwarded[self.backwards] == microbatch, (self.forwarded, self.backwards)
         self.backwards += 1
+        self.unfinished = None
         self._keep(FrameKind.ACTIVATION_GRADIENT, microbatch, sent)
 
     def _keep(self, kind: FrameKind, microbatch: int, sent: Outgoing | None) -> None:
@@ -103,6 +118,14 @@ class StageWork:
         """Call it once `progress` is said: until then others may count on what was said before."""
         if not self._keeps:
             self._sent, self._sent_bytes = {}, 0
+
+    @property
+    def weights(self) -> int:
+        """So many of the first of them owe no gradients of matrices (see `StageRunner.splits`)."""
+        count = 0
+        while count < self.backwards and not self.runner.owes(self.forwarded[count]):
+            count += 1
+        return count
 
     def kept(self, kind: FrameKind, microbatch: int) -> Outgoing:
         """What was sent for a microbatch."""

@@ -1,29 +1,23 @@
-"""One peer's part of a step: microbatches through its stage, then the reduction of its segments."""
+"""One peer's part of a step: microbatches through its stage, and the reduction of its segments."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.plan import Plan, Segment
+from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.compute import Compute
-from p2p_dtfm.daemon.mailbox import FrameKey, Mailbox, held_out_indices, segments_of
+from p2p_dtfm.daemon.mailbox import Mailbox, held_out_indices, segments_of
 from p2p_dtfm.daemon.microbatches import BatchOf, Microbatches, OnProgress
-from p2p_dtfm.daemon.segment_exchange import exchange
 from p2p_dtfm.daemon.stage_work import StageWork
 from p2p_dtfm.daemon.step_frames import StepFrames, Transport
 from p2p_dtfm.daemon.step_recorder import StepRecorder
-from p2p_dtfm.net.frames import FrameKind, Payload
-from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.daemon.step_reduction import StepReduction
 from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.local_steps import LocalSteps, inner_microbatches
 from p2p_dtfm.train.optimizer import squared_norm
-from p2p_dtfm.train.reduction import flatten_gradients, unflatten_gradients
 from p2p_dtfm.train.replica_memory import ReplicaMemory
-from p2p_dtfm.train.segment_reduction import SegmentReduction
 
 Tensor = Any
 
@@ -97,11 +91,7 @@ class StepEngine:
         self._held_out = held_out_indices(plan, spec, place[0])
         self._segments = segments_of(plan, me)
         self._memory = memory
-        self.reduction_codec = codec_of(spec.codecs.reduction, spec.codecs)
         self._local_steps = LocalSteps(spec, states, memory.moments)
-
-    def _states_of(self, segment: Segment) -> list[LayerState]:
-        return [self.states[layer] for layer in segment.layers]
 
     # one step ---------------------------------------------------------------------------------
 
@@ -110,8 +100,8 @@ class StepEngine:
     ) -> LocalResult:
         """Compute a step up to the point where Prepared may be said; `redo`: what is left of it.
 
-        Afterwards `reduced` has the reduced gradient of all layers. Where a peer does not send what
-        is due, this waits until it is cancelled.
+        Afterwards `reduced` has the reduced gradient of each layer; the gradient buffers still hold
+        this peer's own. Where a peer does not send what is due, this waits until it is cancelled.
         """
         redo = redo or StageRedo(tuple(self._pipeline.microbatches))
         self.mailbox.begin_step(step)
@@ -121,11 +111,7 @@ class StepEngine:
         if evaluate:
             held_out_loss = await self._microbatches.evaluate(step, self._held_out)
         if train:
-            if self._is_local:
-                await self._train_locally(step, redo)
-            else:
-                await self._microbatches.train(step, redo)
-            await asyncio.gather(*(self._reduce(step, s) for s in self._segments.values()))
+            await self._train(step, redo)
         makes_losses = self._runner.has_head
         count = len(redo.microbatches) if train and makes_losses else 0
         held_out_count = len(self._held_out) if evaluate and makes_losses else 0
@@ -157,6 +143,31 @@ class StepEngine:
             for number, segment in self._segments.items()
         }
 
+    async def _train(self, step: int, redo: StageRedo) -> None:
+        """Compute and reduce at once, layer by layer."""
+        reduction = StepReduction(
+            step,
+            self._segments,
+            self.states,
+            self._me,
+            self._spec,
+            self.mailbox,
+            self.frames,
+            self._compute,
+            self._memory,
+            self._recorder,
+        )
+        try:
+            if self._is_local:
+                await self._train_locally(step, redo)
+                for layer in reversed(self.states):
+                    reduction.layer_is_final(layer)
+            else:
+                await self._microbatches.train(step, redo, reduction.layer_is_final)
+            self.reduced = await reduction.finish()
+        finally:
+            reduction.cancel()
+
     async def _train_locally(self, step: int, redo: StageRedo) -> None:
         """Inner steps; then the gradient buffers hold this pipeline's part of the difference.
 
@@ -171,70 +182,3 @@ class StepEngine:
                 await self._microbatches.train(step, StageRedo(tuple(group)))
                 await self._compute.run(self._local_steps.inner_step, number, len(group))
         await self._compute.run(self._local_steps.finish, self._pipeline.microbatch_count)
-
-    # reduction --------------------------------------------------------------------------------
-
-    async def _reduce(self, step: int, segment: Segment) -> None:
-        """Give every holder of a segment the same sum of all holders' gradients."""
-        states = self._states_of(segment)
-        owed = self._memory.owed_of(states)
-        if len(segment.holders) == 1:
-            await self._compute.run(self._settle, step, states, owed)
-            return
-        chunks = self.mailbox.wire.chunks[segment.first_layer]
-        values = await self._compute.run(flatten_gradients, states)
-        reduction = SegmentReduction(
-            self._spec,
-            self.reduction_codec,
-            step,
-            segment.first_layer,
-            chunks.bounds,
-            values,
-            owed,
-        )
-        courses = _Courses(self, step, segment.first_layer)
-        with self._recorder.span("reduce", segment.first_layer):
-            await exchange(
-                reduction, self._me, segment.holders, chunks.owners, courses, self._compute
-            )
-        await self._compute.run(self._store, reduction.reduced, states)
-        if reduction.owed is not None:
-            self._memory.propose_owed(step, states, reduction.owed)
-
-    def _settle(self, step: int, states: list[LayerState], owed: Tensor | None) -> None:
-        """Nobody else holds these layers; what was owed to others, when they did, is used here."""
-        self.reduced |= {state.layer: state.gradient_vector().clone() for state in states}
-        if owed is not None:
-            for layer, part in unflatten_gradients(owed, states).items():
-                self.reduced[layer] += part.to(self.reduced[layer].device)
-            self._memory.propose_owed(step, states, owed * 0.0)
-
-    def _store(self, flat: Tensor, states: list[LayerState]) -> None:
-        """Beside the gradient buffers: if the step fails, they are reduced again."""
-        parts = unflatten_gradients(flat, states)
-        self.reduced |= {state.layer: parts[state.layer].to(state.device) for state in states}
-
-
-class _Courses:
-    """The frames of one segment's reduction in one step: `segment_exchange.Courses`."""
-
-    def __init__(self, engine: StepEngine, step: int, layer: int) -> None:
-        self._engine = engine
-        self._step = step
-        self._layer = layer
-
-    async def send(
-        self, peer_id: str, kind: FrameKind, chunk: int, elements: int, payload: Payload
-    ) -> None:
-        engine = self._engine
-        header = engine.frames.header(
-            self._step, kind, self._layer, chunk, (elements,), engine.reduction_codec.name
-        )
-        engine.frames.send_later(peer_id, "reduce", header, payload)
-
-    async def take(self, peer_id: str, kind: FrameKind, chunk: int) -> bytearray:
-        key = FrameKey(self._step, kind, self._layer, chunk, peer_id)
-        return await self._engine.mailbox.take(key)
-
-    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
-        await self._engine.frames.refuse(peer_id, fault)

@@ -146,7 +146,9 @@ class StepLoop:
     def _keep_reduced(self, view: View, step: int, engine: StepEngine) -> None:
         """Until a later step commits, the next view may have to roll this one forward."""
         kept = self._state.reduced.setdefault((view.id, step), {})
-        kept |= engine.reduced
+        for layer, gradient in engine.reduced.items():
+            is_buffer = gradient is engine.states[layer].gradient_vector()
+            kept[layer] = gradient.clone() if is_buffer else gradient
         self._outlet.reduced(step, set(engine.reduced))
 
     async def _guarded(self, step: int) -> None:

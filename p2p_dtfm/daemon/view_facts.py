@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from p2p_dtfm.core.explain import explain_peer
-from p2p_dtfm.core.guardians import guarded_layers
+from p2p_dtfm.core.guardians import guards_in
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.snapshot import Snapshot
@@ -95,7 +95,7 @@ def _flows(snapshot: Snapshot, plan: Plan, numbers: dict[str, int]) -> Iterator[
     for (one, other), load in reduced.items():
         yield _flow(snapshot, plan, numbers, one, other, "reduction", load)
     guarded: dict[tuple[str, str], int] = {}
-    for layer, guardian in guarded_layers(plan, tuple(numbers)).items():
+    for layer, guardian in guards_in(snapshot, plan).items():
         way = (plan.holders(layer)[0], guardian)
         size = FLOAT_BYTES * snapshot.workload.cost(layer).parameter_count
         guarded[way] = guarded.get(way, 0) + size
@@ -138,7 +138,7 @@ def _part(snapshot: Snapshot, plan: Plan, me: str) -> MyPart:
         share = layers * pipeline.microbatch_count
         share /= workload.layer_count * workload.microbatch_count
     alternative = explained.alternative
-    guards = guarded_layers(plan, tuple(record.peer_id for record in snapshot.records))
+    guards = guards_in(snapshot, plan)
     return MyPart(
         role=explained.role,
         share=round(share, 4),

@@ -51,7 +51,7 @@ class SimulatedPeer(SimulatedTraining):
 
     def leave(self) -> None:
         self._set_record(intent=Intent.LEAVING, sequence=self.record.sequence + 1)
-        self.do(self.agreement.request_replan(f"{self.name} leaves", self.now_ns))
+        self.do(self.agreement.tick(self.now_ns))
 
     def go_on(self) -> None:
         """Timers fire before sockets are read."""

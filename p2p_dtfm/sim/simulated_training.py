@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from p2p_dtfm.core.ledger import Ledger
+from p2p_dtfm.core.lineage import extend
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import Prepared
@@ -315,6 +316,18 @@ class SimulatedTraining(SimulatedProcess):
             on_lineage = agreement.view is None or mine == reply.lineages[layer]
             if on_lineage and (held is None or held.version < state.version):
                 self.states[layer] = state
+                self._follow_on(layer)
         self._sync_held()
         self._check_synced()
         self._start_step()
+
+    def _follow_on(self, layer: int) -> None:
+        """A state that comes after its step has committed; the step's gradient may be here."""
+        lineage = self.agreement.inventory.lineage
+        for view, step in sorted(self.gradients):
+            state, gradient = self.states[layer], self.gradients[view, step].get(layer)
+            before, after = lineage.at(step), lineage.at(step + 1)
+            if gradient is None or before is None or after is None or state.version != step:
+                continue
+            if extend(before, step, view) == after:
+                self._apply(layer, gradient)

@@ -22,9 +22,13 @@ FAULTS_AT_LEAST = 10
 REGRESSIONS = {
     175: "an attempt that had failed began again under its number, and never settled",
     416: "a leaver took the next view for one without it, and left with the last states",
+    523: "a guardian had the gradient of the last step, but not its outcome, and the step was lost",
     1153: "a newcomer was asked for an answer under numbers that it had passed",
+    2062: "a leaver took the only copy of a layer along while others were too few to train",
     2133: "an agreed view waited for a life that had ended",
     2200: "a newcomer reopened a failed attempt by itself, and began at the first step",
+    2269: "a leaver stopped in the moment of the takeover, and was waited for and for ever",
+    2451: "a crash just after a leaver was let go, before all had followed it to the end",
 }
 """Seeds that broke something when they were found, and what."""
 

@@ -87,6 +87,7 @@ class Microbatches:
             forwards_done=len(work.forwarded),
             backwards_done=work.backwards,
             weights_done=work.weights,
+            forwards_done_next=redo.next_forwards,
         )
         not_final = dict.fromkeys(reversed(self._runner.layer_states))
 

@@ -57,6 +57,8 @@ class AgreementWorld:
         self.transfer_ns = 2 * SECOND_NS
         self.rejoins = False
         self.invariants = Invariants(workload.microbatch_count)
+        self.kept_forwards = self.redone_forwards = 0
+        """As told at each takeover, to each member."""
         self.last_commit_ns = 0
         self.event_count = 0
         self._template = template

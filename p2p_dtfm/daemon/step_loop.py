@@ -82,7 +82,7 @@ class StepLoop:
         return work if all(held[layer] is states[layer] for layer in states) else None
 
     def forget_work(self) -> None:
-        """This peer is in no view any more."""
+        """This peer has no stage any more."""
         self._work = None
 
     def stop(self) -> None:

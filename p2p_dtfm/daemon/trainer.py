@@ -126,6 +126,8 @@ class Trainer:
             with contextlib.suppress(PeerFault):
                 self.prepared(prepared)
         self._place.take_over(view)
+        if not view.layers_of(self._tools.me):
+            self._steps.forget_work()
         self._tools.donor.take_over(view.id)
         state.wake.set()
 

@@ -12,7 +12,6 @@ from p2p_dtfm.sim.invariants import Violation
 from p2p_dtfm.sim.simulated_process import Key, SimulatedProcess
 from p2p_dtfm.sim.training import Boundary
 
-TASKLETS_AT_ONCE = 5
 UNSAID = 0.5
 """How often the last tasklet of a burst is not said yet when the next message comes in."""
 
@@ -111,7 +110,8 @@ class SimulatedMicrobatches(SimulatedProcess):
         self.progress += 1
         self._say_progress()
         before = len(work.forwarded), work.backwards
-        for left in reversed(range(self.world.chance.randrange(1, TASKLETS_AT_ONCE + 1))):
+        at_once = 1 + self.world.chance.randrange(2 * len(mine.microbatches) + 1)
+        for left in reversed(range(at_once)):
             possible = self._possible()
             if not possible:
                 break

@@ -48,7 +48,7 @@ class Swarm:
     states: dict[str, dict[int, LayerState]] = field(default_factory=dict)
     progress: dict[str, StageProgress | None] = field(default_factory=dict)
     recorders: dict[str, StepRecorder] = field(default_factory=dict)
-    view: ViewId = ViewId(1, "0" * 64)
+    view: ViewId = field(default_factory=lambda: ViewId(1, "0" * 64))
     running: dict[str, "asyncio.Task[LocalResult]"] = field(default_factory=dict)
 
     def enter(self, step: int, plan: Plan, redo: Redo | None = None) -> None:

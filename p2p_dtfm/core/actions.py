@@ -37,8 +37,9 @@ class Timing:
     """A newcomer that hears of no view for so long makes one with other newcomers; 0: never."""
 
 
-LAN = Timing(gather_ns=2 * SECOND_NS, ready_ns=60 * SECOND_NS, resend_ns=SECOND_NS // 2)
+LAN = Timing(resend_ns=SECOND_NS // 2, retry_ns=2 * SECOND_NS)
 WAN = Timing()
+"""Deadlines are alike: a busy machine is slow on any network."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,12 @@ class Left:
 class Rejoin:
     """The others went on without this peer, or their lineage counts: it is in no view any more.
 
-    Save a checkpoint, then call `begin_life` with a higher life, and ask to join again.
+    Call `begin_life` with a higher life, and ask to join again.
     """
 
     reason: str
+    gives_up_steps: bool = False
+    """This peer's side of a split swarm has trained, and the other side's lineage counts."""
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,7 @@ def simulate_step(
             time.at(stage.done_ns, stage_done, stage.work)
         time.run()
     else:
-        pipelines = StreamPipelines(
-            time, network, work, execution, stage_done, layer_done, trace
-        )
+        pipelines = StreamPipelines(time, network, work, execution, stage_done, layer_done, trace)
         pipelines.start()
         time.run()
         stages = pipelines.timelines()

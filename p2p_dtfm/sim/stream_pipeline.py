@@ -17,7 +17,6 @@ from p2p_dtfm.sim.timeline import StageTimeline
 from p2p_dtfm.sim.virtual_network import VirtualNetwork
 from p2p_dtfm.sim.virtual_time import VirtualTime
 
-
 FORWARD, BACKWARD, WEIGHT = range(3)
 
 

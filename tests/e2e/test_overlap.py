@@ -1,6 +1,7 @@
 """A layer's gradient travels while the layers below it are still computed, and nothing is lost."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,25 @@ from tests.core.builders import run_spec
 from tests.e2e.swarm_in_process import EnginePeer, engine_peers, prepare_engines, run_all
 from tests.e2e.test_parity import even_plan, synthetic_batch
 
+PART_WAIT_S = 3.0
+"""So long the lowest layer waits for a part of those above it to go out: one that never does,
+as where reduction begins after the backward, goes out too late."""
 
-def watched(peer: EnginePeer, events: list[tuple[str, int]]) -> None:
-    """Note each layer's last gradient, and each part of a sum that is sent."""
+
+def watched(peer: EnginePeer, events: list[tuple[str, int]], last: int) -> None:
+    """Note each layer's last gradient, and each part of a sum that is sent.
+
+    `last` is the last microbatch of the peer's pipeline.
+    """
     engine = peer.engine
     assert engine is not None
+    lowest, is_sent = min(engine.states), threading.Event()
     runner, send_later = engine._runner, engine.frames.send_later
 
     def noting(name, function):
         def call(microbatch, layer, *args):
+            if (microbatch, layer) == (last, lowest):
+                is_sent.wait(PART_WAIT_S)
             result = function(microbatch, layer, *args)
             events.append((name, layer))
             return result
@@ -30,6 +41,7 @@ def watched(peer: EnginePeer, events: list[tuple[str, int]]) -> None:
     def send(peer_id, lane, header, payload):
         if header.kind is FrameKind.GRADIENT_PART:
             events.append(("part", header.index))
+            is_sent.set()
         send_later(peer_id, lane, header, payload)
 
     runner.backward_layer = noting("gradient", runner.backward_layer)
@@ -51,7 +63,9 @@ def test_parts_are_sent_before_the_last_gradient_is_final(
             prepare_engines(peers, plan, spec, synthetic_batch(spec))
             seen: list[list[tuple[str, int]]] = [[] for _ in peers]
             for peer, events in zip(peers, seen, strict=True):
-                watched(peer, events)
+                place = plan.place_of(peer.host.peer_id)
+                assert place is not None
+                watched(peer, events, plan.pipelines[place[0]].microbatches[-1])
             await run_all(peers, 0)
             for peer, events in zip(peers, seen, strict=True):
                 engine = peer.engine

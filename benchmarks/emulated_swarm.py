@@ -227,9 +227,7 @@ def _end_at_once(children: Sequence[Child]) -> None:
 
 def _steps(child: Child) -> list[dict[str, Any]]:
     return [
-        event
-        for event in _events(child)
-        if event["event"] == "step" and event["loss"] is not None
+        event for event in _events(child) if event["event"] == "step" and event["loss"] is not None
     ]
 
 

@@ -51,6 +51,14 @@ class StageWork:
         self._sent_bytes = 0
         self._keeps = True
 
+    def use_recompute(self, recompute: bool) -> None:
+        """What the view asks of the stage's memory. A stage that recomputes does not split its
+        backwards, so nothing may be owed then."""
+        if recompute != self.runner.recompute:
+            for number in self.forwarded[: self.backwards]:
+                self.runner.weight_backward(number)
+            self.runner.recompute = recompute
+
     def begin(self, step: int) -> None:
         """Nothing of the step is done: forget all, and start with zero gradients."""
         self.step = step

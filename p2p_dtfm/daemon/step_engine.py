@@ -56,6 +56,7 @@ class StepEngine:
         on_trouble: Callable[[str, str], None],
         memory: ReplicaMemory,
         recorder: StepRecorder | None = None,
+        recompute: bool = False,
         work: StageWork | None = None,
         on_progress: OnProgress = lambda step, progress: None,
     ) -> None:
@@ -70,10 +71,11 @@ class StepEngine:
         self._compute = compute
         self._recorder = recorder or StepRecorder()
         self.frames = StepFrames(self.view, transport, on_trouble)
-        self.work = work or StageWork(compute.stage_runner(spec, states))
+        self.work = work or StageWork(compute.stage_runner(spec, states, recompute))
         self.reduced: dict[int, Tensor] = {}
         """By layer, once a step has run. The gradient buffers still hold this peer's own part."""
         self._runner = self.work.runner
+        self._recompute = recompute
         self._pipeline = plan.pipelines[place[0]]
         self._is_local = spec.sync.mode == "local"
         self._microbatches = Microbatches(
@@ -130,6 +132,7 @@ class StepEngine:
         self.reduced = {}
         if self._is_local:
             self._local_steps.abandon()
+        self.work.use_recompute(self._recompute)
         if redo.forwards:
             self.work.go_on(step, redo.microbatches, redo.forwards, redo.backwards)
         else:

@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.recomputation import must_recompute
 from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.step import Prepared, StepOutcome
@@ -66,6 +67,7 @@ class StepLoop:
             self._outlet.trouble,
             state.memory,
             tools.recorder,
+            must_recompute(view.snapshot, plan, tools.me),
             self._work_of(states),
             self._outlet.computed,
         )

@@ -2,12 +2,15 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from p2p_dtfm.core import wire_plan
+from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.net.frames import FrameKind
 from tests.core.builders import run_spec
 from tests.e2e.swarm_in_process import EnginePeer, engine_peers, prepare_engines, run_all
@@ -56,6 +59,7 @@ def test_parts_are_sent_before_the_last_gradient_is_final(
     torch.set_num_threads(1)
     monkeypatch.setattr(wire_plan, "PIECE_ELEMENTS_EACH", 16)
     spec = run_spec()
+    spec = spec.model_copy(update={"model": spec.model.model_copy(update={"layers": 12})})
 
     async def run() -> None:
         async with engine_peers(sum(stage_counts), tmp_path, spec) as peers:
@@ -87,6 +91,50 @@ def test_parts_are_sent_before_the_last_gradient_is_final(
                 assert len(held) == 2 and torch.equal(held[0], held[1])
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_no_stage_holds_more_than_planned_and_recomputing_changes_nothing(
+    in_flight: int, tmp_path: Path
+) -> None:
+    """Three stages; of the middle one a second step is computed with recomputation."""
+    torch.set_num_threads(1)
+    spec = run_spec()
+
+    async def run() -> None:
+        async with engine_peers(3, tmp_path, spec) as peers:
+            plan = even_plan([peer.host.peer_id for peer in peers], (3,), spec)
+            stages = tuple(
+                msgspec.structs.replace(stage, in_flight=in_flight)
+                for stage in plan.pipelines[0].stages
+            )
+            plan = Plan((msgspec.structs.replace(plan.pipelines[0], stages=stages),), (), 0)
+            sums = []
+            for recompute in (False, True):
+                prepare_engines(peers, plan, spec, synthetic_batch(spec), recompute)
+                most = [_most_held(peer) for peer in peers]
+                await run_all(peers, 0)
+                held = [each() for each in most]
+                assert held[0] == in_flight and max(held) <= in_flight
+                sums.append([p.engine.reduced[n] for p in peers for n in sorted(p.engine.reduced)])
+            for kept, again in zip(*sums, strict=True):
+                assert torch.equal(kept, again)
+
+    asyncio.run(run())
+
+
+def _most_held(peer: EnginePeer) -> Callable[[], int]:
+    assert peer.engine is not None
+    runner, seen = peer.engine._runner, [0]
+    forward = runner.forward
+
+    def counting(*args):
+        result = forward(*args)
+        seen[0] = max(seen[0], runner.in_flight)
+        return result
+
+    runner.forward = counting
+    return lambda: seen[0]
 
 
 def _last(events: list[tuple[str, int]], event: tuple[str, int]) -> int:

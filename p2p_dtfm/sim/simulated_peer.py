@@ -217,9 +217,9 @@ class SimulatedPeer(SimulatedTraining):
                 del store[key]
         self.computing = self.part = None
         self.redo = action.redo
-        if action.redo is not None:
-            self.world.kept_forwards += action.redo.kept_forwards
-            self.world.redone_forwards += action.redo.redone_forwards
+        redo = action.redo
+        if redo is not None and self.world.redone.setdefault(view.id, redo) != redo:
+            raise Violation(f"{self.name} keeps something else than others in view {view.id}")
         self._sync_held()
         plan = "no plan" if action.ledger is None else self._describe(view)
         self.say(

@@ -76,8 +76,11 @@ class Swarm:
                 lambda who, cause, faults=peer.faults: faults.append(PeerFault(cause, who)),
                 peer.memory,
                 self.recorders.setdefault(name, StepRecorder()),
-                before.work if goes_on else None,
-                lambda _, progress, name=name: self.progress.__setitem__(name, progress),
+                recompute=self.view.number % 3 == 0,
+                work=before.work if goes_on else None,
+                on_progress=lambda _, progress, name=name: self.progress.__setitem__(
+                    name, progress
+                ),
             )
 
     def start(self, step: int, redo: Redo | None = None) -> None:

@@ -214,7 +214,8 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = run(arguments.scenario, 16 if arguments.quick else 64)
     if arguments.json:
-        print(json.dumps(rows))
+        met = all(row["ok"] for row in rows)
+        print(json.dumps({"rows": rows, "target_round_trips": TARGET_ROUND_TRIPS, "met": met}))
         return
     print("  ".join(f"{key:>13}" for key in rows[0]))
     for row in rows:

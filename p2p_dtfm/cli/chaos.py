@@ -2,7 +2,8 @@
 
 import itertools
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,24 +12,19 @@ from rich.console import Console
 from rich.table import Table
 
 from p2p_dtfm.cli.app import JsonOption, app
-from p2p_dtfm.cli.demo import kept_directory, processes_left
-from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.cli.chaos_case import FAULTS, STEPS_AFTER, ChaosCase, chaos_case, replayed_case
+from p2p_dtfm.cli.swarm_directory import kept_directory, processes_left
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.chaos import Chaos
 from p2p_dtfm.daemon.chaos_verdict import Verdict, judge
 from p2p_dtfm.daemon.home import Home
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.daemon.plain_losses import plain_losses
 from p2p_dtfm.daemon.scenario_swarm import PLAYERS_LIMIT, SHAPE_FILE, cast_scenario
 from p2p_dtfm.net.identity import Identity
 from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer
-from p2p_dtfm.sim.chaos_schedule import ChaosFault, chaos_schedule
-from p2p_dtfm.sim.files import read_run_spec, read_scenario
-from p2p_dtfm.sim.scenario import Scenario
+from p2p_dtfm.sim.files import read_run_spec
 
-STEPS_AFTER = 20
-"""Without faults, at the end."""
-SPARE_STEPS = 60
-"""For each fault: those that need all others well may come much later than they are due."""
 CHECKPOINT_EVERY_STEPS = 20
 GENTLE_LEARNING_RATE = 3e-4
 """Losses are compared to 1e-4. At the demo's 3e-3 training is chaotic: the plain loop with its
@@ -38,27 +34,6 @@ FAULT_LIMIT_S = 90.0
 """What a run may take at most for each fault."""
 
 
-@dataclass(frozen=True)
-class _Case:
-    """What is done to whom."""
-
-    scenario: str | None
-    run: str
-    seed: int
-    peers: tuple[str, ...]
-    schedule: tuple[ChaosFault, ...]
-
-    @property
-    def total_steps(self) -> int:
-        """Of the run spec; the swarm is ended when nothing more is to happen to it."""
-        last = max((fault.at_step for fault in self.schedule), default=0)
-        return last + STEPS_AFTER + SPARE_STEPS * len(self.schedule)
-
-    @property
-    def newcomers(self) -> tuple[str, ...]:
-        return tuple(fault.peers[0] for fault in self.schedule if fault.kind == "join")
-
-
 @app.command()
 def chaos(
     scenario: Annotated[
@@ -66,7 +41,14 @@ def chaos(
     ] = None,
     peers: Annotated[int, typer.Option(min=3, max=PLAYERS_LIMIT, help="Without a scenario.")] = 6,
     seed: Annotated[int, typer.Option(min=0, help="Of the schedule of faults.")] = 1,
-    faults: Annotated[int, typer.Option(min=0, max=1000, help="How many.")] = 10,
+    faults: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=1000,
+            help=f"How many by chance; default: the scenario's own, else {FAULTS}.",
+        ),
+    ] = None,
     run: Annotated[str, typer.Option(help="Run spec: a file or a name.")] = "tiny",
     replay: Annotated[
         Path | None, typer.Option(help="Repeat the run of which this is the JSON object.")
@@ -78,7 +60,9 @@ def chaos(
 ) -> None:
     """Train with real daemons under a seeded schedule of faults, and judge how they bore it."""
     console = Console(stderr=as_json)
-    case = _replayed(replay) if replay else _case(scenario, peers, seed, faults, run)
+    if scenario is None and faults is None:
+        faults = FAULTS
+    case = replayed_case(replay) if replay else chaos_case(scenario, peers, seed, faults, run)
     with kept_directory(keep) as directory:
         spec = _write_spec(directory, case)
         report = _run(directory, case, spec, console)
@@ -93,44 +77,7 @@ def chaos(
         raise typer.Exit(1)
 
 
-def _case(scenario_name: str | None, peers: int, seed: int, faults: int, run: str) -> _Case:
-    """Raises `UserError`."""
-    if scenario_name is None:
-        names = tuple(f"peer-{number}" for number in range(peers))
-        return _Case(None, run, seed, names, chaos_schedule(names, seed, faults))
-    scenario = read_scenario(scenario_name)
-    names = tuple(peer.name for peer in scenario.peers)
-    own = tuple(_of_scenario(scenario))
-    return _Case(scenario_name, run, seed, names, own or chaos_schedule(names, seed, faults))
-
-
-def _of_scenario(scenario: Scenario) -> list[ChaosFault]:
-    """The faults that its file states. Steps are taken as seconds here: they last at least one."""
-    found = []
-    for fault in sorted(scenario.faults, key=lambda fault: fault.at_step):
-        whom = (fault.peer, fault.other) if fault.other else (fault.peer,)
-        kind = "partition" if fault.kind == "cut" and not fault.other else fault.kind
-        found.append(ChaosFault(fault.at_step, kind, whom, float(fault.steps)))
-    return found
-
-
-def _replayed(path: Path) -> _Case:
-    """Raises `UserError`."""
-    try:
-        held = json.loads(path.read_text())
-        schedule = tuple(
-            ChaosFault(f["at_step"], f["kind"], tuple(f["peers"]), f["lasts_s"])
-            for f in held["schedule"]
-        )
-        return _Case(held["scenario"], held["run"], held["seed"], tuple(held["peers"]), schedule)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} does not hold a run of chaos ({error!r})",
-            "give a file that was written by: p2p-dtfm chaos --json > FILE",
-        ) from error
-
-
-def _write_spec(directory: Path, case: _Case) -> RunSpec:
+def _write_spec(directory: Path, case: ChaosCase) -> RunSpec:
     spec = read_run_spec(case.run)
     gentle = min(spec.optimizer.peak_learning_rate, GENTLE_LEARNING_RATE)
     final = min(spec.optimizer.final_learning_rate, gentle)
@@ -145,7 +92,7 @@ def _write_spec(directory: Path, case: _Case) -> RunSpec:
     return spec
 
 
-def _run(directory: Path, case: _Case, spec: RunSpec, console: Console) -> dict[str, Any]:
+def _run(directory: Path, case: ChaosCase, spec: RunSpec, console: Console) -> dict[str, Any]:
     timeline: list[dict[str, Any]] = []
 
     def say(time_s: float, step: int, what: str) -> None:
@@ -168,7 +115,7 @@ def _run(directory: Path, case: _Case, spec: RunSpec, console: Console) -> dict[
         finally:
             runner.release_all()
     steps = runner.step + 1
-    expected = None if emulated else _expected_losses(directory, steps)
+    expected = None if emulated else _expected_losses(directory, case, steps)
     verdict = judge(
         runner.histories,
         runner.inflicted,
@@ -181,7 +128,7 @@ def _run(directory: Path, case: _Case, spec: RunSpec, console: Console) -> dict[
 
 
 def _start_all(
-    swarm: LocalSwarm, directory: Path, case: _Case, arguments: dict[str, tuple[str, ...]]
+    swarm: LocalSwarm, directory: Path, case: ChaosCase, arguments: dict[str, tuple[str, ...]]
 ) -> None:
     founder, *others = case.peers
     run = ["--run", str(directory / "run.json"), "--expect-peers", str(len(case.peers))]
@@ -190,13 +137,16 @@ def _start_all(
         swarm.join(address, arguments[name], name, directory / name)
 
 
-def _cast(directory: Path, case: _Case) -> tuple[dict[str, tuple[str, ...]], dict[str, str], bool]:
+def _cast(
+    directory: Path, case: ChaosCase
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str], bool]:
     """Arguments and peer ids by name, and whether any device is emulated; writes the shape."""
     path = directory / SHAPE_FILE
     names = (*case.peers, *case.newcomers)
-    if case.scenario is not None:
-        scenario = read_scenario(case.scenario)
-        players = cast_scenario(scenario, [directory / name for name in case.peers], path)
+    scenario = case.played()
+    if scenario is not None:
+        homes = [directory / peer.name for peer in scenario.peers]
+        players = cast_scenario(scenario, homes, path)
         ids = {peer.name: peer.peer_id for peer in Shape.load(path).peers}
         arguments = {player.name: player.arguments for player in players}
         return arguments, ids, any(player.emulated for player in players)
@@ -211,28 +161,14 @@ def _cast(directory: Path, case: _Case) -> tuple[dict[str, tuple[str, ...]], dic
     return dict.fromkeys(names, ("--shape", str(path))), ids, False
 
 
-def _expected_losses(directory: Path, steps: int):  # type: ignore[no-untyped-def]
-    """The losses of the same run in one process, from the data that the daemons trained on."""
-    from p2p_dtfm.train.batches import Batches
-    from p2p_dtfm.train.checkpoint import read_manifest
-    from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
-    from p2p_dtfm.train.reference import ReferenceRun
-
-    manifests = sorted(directory.glob("*/runs/*/checkpoints/*/manifest.json"))
-    if not manifests:
-        return None
-    trained = read_manifest(manifests[-1].parent).spec()
-    blobs = BlobStore(manifests[-1].parents[2] / "blobs")
-    held = blobs.path(trained.data.manifest)
-    if held is None:
-        return None
-    manifest = parse_manifest(held.read_bytes(), trained.data.manifest)
-    dataset = Dataset(manifest, blobs.path, trained.model.context)
-    losses = list(ReferenceRun(trained, Batches(dataset, trained)).losses(steps))
-    return losses.__getitem__
+def _expected_losses(directory: Path, case: ChaosCase, steps: int) -> Callable[[int], float] | None:
+    for name in case.peers:
+        if (losses := plain_losses(directory / name, steps)) is not None:
+            return losses.__getitem__
+    return None
 
 
-def _report(case: _Case, verdict: Verdict, timeline: list[dict[str, Any]]) -> dict[str, Any]:
+def _report(case: ChaosCase, verdict: Verdict, timeline: list[dict[str, Any]]) -> dict[str, Any]:
     found = asdict(verdict)
     return {
         "ok": verdict.ok,

@@ -1,9 +1,6 @@
 """`p2p-dtfm demo`: a swarm of real daemons on this machine that trains, shows itself, and ends."""
 
 import json
-import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import typer
 from rich.console import Console, Group
 from rich.live import Live
@@ -22,6 +18,7 @@ from rich.text import Text
 from p2p_dtfm.cli.app import JsonOption, app
 from p2p_dtfm.cli.data import newest_checkpoint, tokenizer_of
 from p2p_dtfm.cli.swarm import duration, short
+from p2p_dtfm.cli.swarm_directory import kept_directory, processes_left
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.local_client import ask_daemon
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
@@ -35,7 +32,6 @@ STEPS_FOR_LATE_JOINER = 100
 """A joiner takes seconds to start and measure; a shorter run of the demo may be over by then."""
 PLAIN_LINE_EVERY_S = 5.0
 SECONDS_LIMIT = 3600.0
-LEFT_AFTER_S = 3.0
 
 
 @app.command()
@@ -113,22 +109,6 @@ def _cast(
             console.print("  its faults are not played here: see p2p-dtfm chaos")
     shared = ("--threads", str(threads_of(players)), "--exit-when-done")
     return [replace(player, arguments=(*shared, *player.arguments)) for player in players]
-
-
-@contextmanager
-def kept_directory(keep: Path | None) -> Iterator[Path]:
-    """A new directory that stays if the user named it. Raises `UserError`."""
-    if keep is None:
-        path = Path(tempfile.mkdtemp(prefix="p2p-dtfm-"))
-        try:
-            yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
-        return
-    if keep.exists() and any(keep.iterdir()):
-        raise UserError(f"{keep} is not empty", "name a new directory for --keep")
-    keep.mkdir(parents=True, exist_ok=True)
-    yield keep.absolute()
 
 
 def _spec_file(directory: Path, run: str, steps: int | None) -> tuple[Path, int]:
@@ -306,24 +286,6 @@ def _agreed(events: list[list[dict[str, Any]]]) -> bool:
                 key, value = ("step", event["step"]), (event["loss"], event["held_out_loss"])
             seen.setdefault(key, set()).add(value)
     return all(len(values) == 1 for values in seen.values())
-
-
-def processes_left(directory: Path) -> int:
-    """Processes that still have this directory's homes on their command line after a moment."""
-    end_s = time.monotonic() + LEFT_AFTER_S
-    while (count := _process_count(directory)) and time.monotonic() < end_s:
-        time.sleep(POLL_S)
-    return count
-
-
-def _process_count(directory: Path) -> int:
-    mine = os.getpid()
-    count = 0
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        command = " ".join(process.info["cmdline"] or ())
-        if process.info["pid"] != mine and f"--home {directory}/" in command:
-            count += 1
-    return count
 
 
 def _sample(child: Child) -> str:

@@ -48,9 +48,11 @@ from p2p_dtfm.core.agreement_messages import (
 from p2p_dtfm.core.agreement_state import MEMBERS_LIMIT
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.gathering import Gathering
+from p2p_dtfm.core.leaving import is_waited_for
 from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT
+from p2p_dtfm.core.lineage import extend
 from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.records import PeerRecord
+from p2p_dtfm.core.records import Intent, PeerRecord
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.standing import outranks
@@ -91,7 +93,7 @@ class Agreement(Gathering):
         return JoinRequest(record, awaits, passed)
 
     def request_replan(self, reason: str, now_ns: int) -> Actions:
-        """Ask for a view with the newest records, as when leaving or after a change of speed."""
+        """Ask for a view with the newest records, as after a change of speed."""
         self._replan_reason = reason
         self._replan_number = 0
         return self.tick(now_ns)
@@ -203,10 +205,14 @@ class Agreement(Gathering):
             return self._open(planned, f"{self._newcomers.count} join", now_ns)
         if self._replan_reason:
             return self._open(planned, self._replan_reason, now_ns)
-        waited_ns = now_ns - self._taken_over_ns
-        if self.view.snapshot.lost_layers and waited_ns >= self._timing.lost_layers_ns:
+        lost_since_ns = self._lost_since_ns
+        if lost_since_ns is not None and now_ns - lost_since_ns >= self._timing.lost_layers_ns:
             self._accepts_loss = True
             return self._open(False, "goes back to an older state: layers are lost", now_ns)
+        if self._intent is Intent.LEAVING:
+            waits = is_waited_for(self.me.peer_id, self.view.snapshot, planned)
+            if not waits or now_ns - self._taken_over_ns >= self._timing.lost_layers_ns:
+                return self._open(planned, f"{self.me.peer_id} leaves", now_ns)
         return []
 
     def _found_if_orphaned(self, now_ns: int) -> Actions:
@@ -238,13 +244,23 @@ class Agreement(Gathering):
             if agreed is not None and agreed.id == message.view:
                 present = agreed.snapshot.present if agreed.snapshot.planned else None
                 if view is None or present is None or present.stage_of(self.me.peer_id) is None:
-                    self.inventory.lineage.move_to(message.step, message.lineage)
+                    self._catch_up(message)
                     return [*actions, *self._take_over(agreed, now_ns)]
                 return actions  # this peer commits the step before by itself, and takes over then
         last = self._last_ready
         if view is None and attempt is None and last is not None and last.view == message.view:
             return self._rejoin(f"had given up view {message.view}, which waits for this peer")
         return actions or self._missed(message.sender, message.view, now_ns)
+
+    def _catch_up(self, message: Active) -> None:
+        """Be where a view that others have taken over starts."""
+        inventory, view = self.inventory, self.view
+        step, lineage = inventory.step, inventory.lineage
+        last = extend(lineage.digest, step, view.id) if view is not None else None
+        if view is not None and (message.step, message.lineage) == (step + 1, last):
+            inventory.committed_unseen(view.id)
+        else:
+            lineage.move_to(message.step, message.lineage)
 
     def _missed(self, sender: Member, theirs: ViewId, now_ns: int) -> Actions:
         """`sender` is in a later view than this peer, which counts this peer in."""
@@ -275,7 +291,8 @@ class Agreement(Gathering):
                 return []  # a leaver that helped to agree on it learns of it by Active
             return self._rejoin(f"view {message.view} has succeeded {view.id} without this peer")
         if outranks(message, self._standing(view)):
-            return self._rejoin(f"view {message.view} of {message.sender.peer_id} counts")
+            reason = f"view {message.view} of {message.sender.peer_id} counts"
+            return self._rejoin(reason, isinstance(view.plan, Plan))
         return self._answer_outsider(message.sender, now_ns)
 
     def _hear_of_view(self, message: Standing, now_ns: int) -> Actions:

@@ -10,10 +10,12 @@ from p2p_dtfm.core.agreement_messages import (
     Ready,
     knowledge_digest,
 )
+from p2p_dtfm.core.leaving import staying
 from p2p_dtfm.core.membership import mutually_reachable, unanswered, universe
 from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.records import Intent, PeerRecord
+from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.recovery import Recovery, recover
+from p2p_dtfm.core.redo import Redo, redo_of
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import GENESIS, HeldLayer, Member, Snapshot, ViewId, sorted_records
 from p2p_dtfm.core.workload import Workload
@@ -146,12 +148,22 @@ class Attempt:
         mine = self.digests[self.me][1]
         return all(self.digests.get(m, (0, ""))[1] == mine for m in self.participants)
 
+    def redo(self) -> Redo | None:
+        """What an unplanned view keeps of the step that was under way."""
+        if self.recovery is None or self.recovery.target is None:
+            return None
+        if not isinstance(self.plan, Plan):
+            return None
+        parts = [self.opened[member] for member in self.participants]
+        return redo_of(self.plan, self.recovery.target, parts)
+
     def freeze(self, run_digest: str, workload: Workload, open_record: OpenRecord) -> Snapshot:
         """The snapshot that the gathered knowledge comes to."""
         parts = [self.opened[member] for member in self.participants]
         records = [open_record(part.record) for part in parts]
         present = [part.present for part in parts if part.present is not None]
         newest = max(present, key=lambda item: item.view, default=None)
+        plan = newest.plan if newest else None
         step, held = max(part.step for part in parts), _held(parts)
         if not self.planned:
             self.recovery = recover(parts, self.layer_count)
@@ -165,12 +177,12 @@ class Attempt:
             number=self.number,
             previous=self.base if self.planned else (newest.view if newest else GENESIS),
             planned=self.planned,
-            records=sorted_records([r for r in records if r.intent is not Intent.LEAVING]),
+            records=sorted_records(staying(records, self.planned, plan, held)),
             contributors=self.participants,
             absent=tuple(sorted(missing)),
             step=step,
             held=held,
-            present=newest.plan if newest else None,
+            present=plan,
             knowledge=self.digests[self.me][1],
             lineage=target.lineage if target is not None else "",
             lost_layers=self.recovery.lost_layers if self.recovery is not None else (),

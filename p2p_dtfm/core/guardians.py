@@ -1,7 +1,8 @@
 """Guardians: a layer with one holder is followed by another member, so that no crash loses it."""
 
 from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.records import Intent
+from p2p_dtfm.core.snapshot import Snapshot, ViewId
 
 
 def guarded_layers(plan: Plan | NoPlan, members: tuple[str, ...]) -> dict[int, str]:
@@ -25,6 +26,12 @@ def guarded_layers(plan: Plan | NoPlan, members: tuple[str, ...]) -> dict[int, s
             chosen[holder] = min(others, key=lambda peer: (load[peer], candidates.index(peer)))
         guardians |= {layer: chosen[holder] for layer in segment.layers}
     return guardians
+
+
+def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
+    """The guardians in a view; who leaves is none."""
+    staying = (record for record in snapshot.records if record.intent is not Intent.LEAVING)
+    return guarded_layers(plan, tuple(record.peer_id for record in staying))
 
 
 class Receipts:

@@ -7,6 +7,7 @@ from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.lineage import Lineage
 from p2p_dtfm.core.recovery import Recovery, StepKey
 from p2p_dtfm.core.snapshot import Member, ViewId
+from p2p_dtfm.core.stage_progress import StageProgress
 from p2p_dtfm.core.step import Prepared, StepOutcome
 
 
@@ -36,6 +37,8 @@ class Inventory:
         self.saved: tuple[SavedState, ...] = ()
         self.lineage = Lineage()
         self.retained: RetainedStep | None = None
+        self.progress: StageProgress | None = None
+        """With the microbatches of the step under way; a view that repeats the step may keep it."""
         self._reduced: set[int] = set()
         self._reduced_key: tuple[ViewId, int] | None = None
         self._frozen: tuple[Prepared, ...] = ()
@@ -61,7 +64,8 @@ class Inventory:
         self._frozen = ledger.freeze() if ledger is not None else ()
 
     def pending(self, view: ViewId) -> PendingStep:
-        return PendingStep(self.step, self.lineage.digest, self._frozen, self._reduced_now(view))
+        reduced = self._reduced_now(view)
+        return PendingStep(self.step, self.lineage.digest, self._frozen, reduced, self.progress)
 
     def _reduced_now(self, view: ViewId) -> tuple[int, ...]:
         return tuple(sorted(self._reduced)) if self._reduced_key == (view, self.step) else ()
@@ -72,9 +76,19 @@ class Inventory:
         base = self.lineage.digest
         self.retained = RetainedStep(view, outcome.step, base, outcome, layers)
         self.lineage.committed(outcome.step, view)
+        self.progress = None
         for layer in stage_layers:
             if self.held.get(layer) == outcome.step:
                 self.held[layer] = outcome.step + 1
+
+    def committed_unseen(self, view: ViewId) -> None:
+        """The step under way is committed, and its outcome is not known here.
+
+        What is here of its gradients moves guarded layers on, once somebody tells the outcome.
+        """
+        step, base = self.step, self.lineage.digest
+        self.retained = RetainedStep(view, step, base, None, self._reduced_now(view))
+        self.lineage.committed(step, view)
 
     def restart(self, me: Member, recovery: Recovery) -> Restart:
         """Move to the target of an unplanned view."""

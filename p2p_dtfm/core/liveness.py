@@ -25,6 +25,8 @@ class LivenessTiming:
     """A longer time between two ticks means that this peer itself was asleep."""
 
 
+STUCK_STEPS = 4
+
 LAN_LIVENESS = LivenessTiming(
     heartbeat_ns=SECOND_NS // 2,
     silence_ns=5 * SECOND_NS,
@@ -66,6 +68,11 @@ class Liveness:
         self._timing = timing
         self._watched: dict[str, _Watched] = {}
         self._last_tick_ns: int | None = None
+        self._stuck_ns = timing.stuck_ns
+
+    def expect_steps_of(self, step_ns: int) -> None:
+        """A step takes about so long; who has completed nothing for some of them is stuck."""
+        self._stuck_ns = max(self._timing.stuck_ns, STUCK_STEPS * step_ns)
 
     def watch(self, peers: Iterable[str], now_ns: int) -> None:
         """Watch exactly these; a peer that is new to the set counts as heard now."""
@@ -137,6 +144,6 @@ class Liveness:
             return f"nothing heard for {silent_ns / SECOND_NS:.1f} s"
         if watched.reset_ns is not None and now_ns - watched.reset_ns >= timing.reset_ns:
             return "its stream broke, and nothing was heard since"
-        if not watched.waits and now_ns - watched.progressed_ns >= timing.stuck_ns:
+        if not watched.waits and now_ns - watched.progressed_ns >= self._stuck_ns:
             return f"no progress for {(now_ns - watched.progressed_ns) / SECOND_NS:.0f} s"
         return ""

@@ -131,7 +131,7 @@ def _complete_steps(parts: list[Contribution]) -> dict[StepKey, StepOutcome]:
     gathered: dict[StepKey, tuple[Plan, dict[str, list[Prepared]]]] = {}
     for part in parts:
         retained, pending, present = part.retained, part.pending, part.present
-        if retained is not None:
+        if retained is not None and retained.outcome is not None:
             complete[retained.view, retained.step, retained.base] = retained.outcome
         if pending is None or present is None or present.plan is None:
             continue

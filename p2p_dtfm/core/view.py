@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from p2p_dtfm.core.guardians import guarded_layers
+from p2p_dtfm.core.guardians import guards_in
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId
 
@@ -37,7 +37,7 @@ class View:
     @cached_property
     def guards(self) -> dict[int, str]:
         """The guardian of each layer that a single member holds."""
-        return guarded_layers(self.plan, self.member_ids)
+        return guards_in(self.snapshot, self.plan)
 
     @cached_property
     def _layers(self) -> dict[str, range]:

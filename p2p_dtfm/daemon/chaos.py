@@ -25,7 +25,10 @@ from p2p_dtfm.sim.chaos_schedule import ChaosFault
 
 POLL_S = 0.1
 SLICE_S = 0.1
-"""A slow peer runs and stands still in turns of this length."""
+"""A slow peer runs for so long, then stands still."""
+SLOW_FACTOR = 2.0
+LONGEST_STANDSTILL_S = 1.0
+"""Well below what makes others take it for dead: it is slow, not stopped."""
 ADDRESS_WAIT_S = 30.0
 INITIAL_PEERS = 3
 """A joiner is told of so many: one of them may be stopped or cut off next."""
@@ -44,6 +47,22 @@ class _UnderWay:
     step: int
     began_s: float
     end: Callable[[], None]
+
+    @property
+    def is_for_good(self) -> bool:
+        return self.fault.lasts_s is None
+
+    @property
+    def parts(self) -> bool:
+        """Whether it takes peers out of the view for good, though their daemons run."""
+        return self.is_for_good and self.fault.kind in ("pause", "cut", "partition")
+
+    def is_over(self, time_s: float, step: int) -> bool:
+        fault = self.fault
+        if fault.lasts_s is None:
+            return False
+        enough_steps = bool(fault.lasts_steps) and step >= self.step + fault.lasts_steps
+        return enough_steps or time_s >= self.began_s + fault.lasts_s
 
 
 class Chaos:
@@ -91,11 +110,12 @@ class Chaos:
             self._end_what_is_over()
             if waiting and self._is_due(waiting[0]):
                 self._inflict(waiting.pop(0))
-            is_over = not waiting and not self._under_way
+            is_over = not waiting and all(item.is_for_good for item in self._under_way)
             if is_over and not any(child.running for child in self._children):
                 return self._wrong_ends()
             if is_over and not told_to_leave and self._has_recovered(steps_after):
                 told_to_leave = True
+                self.release_all()
                 self._end_all()
             if wrong := self._wrong_ends():
                 return wrong
@@ -121,9 +141,8 @@ class Chaos:
 
     def release_all(self) -> None:
         """Let everybody go on, so that they can be ended."""
-        for item in self._under_way:
-            item.end()
-        self._under_way = []
+        for item in list(self._under_way):
+            self._end(item)
 
     @property
     def histories(self) -> Histories:
@@ -152,15 +171,18 @@ class Chaos:
             return False
         if not fault.is_careful:
             return True
-        return not self._under_way and self._has_recovered(CALM_STEPS)
+        is_calm = all(item.is_for_good for item in self._under_way)
+        return is_calm and self._has_recovered(CALM_STEPS)
 
     def _all_take_part(self) -> bool:
-        """Whether the newest view has every daemon that runs."""
+        """Whether the newest view has every daemon that runs and can be reached for good."""
         views = [v for v in (history.view for history in self._histories.values()) if v is not None]
         newest = max(views, key=lambda view: view["view"], default=None)
         members = set(newest["members"]) if newest is not None else set()
         names = {self._names[peer_id] for peer_id in members}
-        return names == {child.name for child in self._children if child.running}
+        running = {child.name for child in self._children if child.running}
+        away = {name for item in self._under_way if item.parts for name in item.fault.peers}
+        return running - away <= names <= running
 
     def _wrong_ends(self) -> list[str]:
         wrong = []
@@ -202,14 +224,15 @@ class Chaos:
 
     def _end_what_is_over(self) -> None:
         for item in list(self._under_way):
-            if time.time() >= item.began_s + item.fault.lasts_s:
-                item.end()
-                self._under_way.remove(item)
+            if item.is_over(time.time(), self.step):
+                self._end(item)
                 self._calm_from_step = self.step
-                fault = item.fault
-                self.inflicted.append(
-                    Inflicted(fault.kind, fault.peers, item.step, item.began_s, time.time())
-                )
+
+    def _end(self, item: _UnderWay) -> None:
+        item.end()
+        self._under_way.remove(item)
+        fault, ended_s = item.fault, item.began_s if item.is_for_good else time.time()
+        self.inflicted.append(Inflicted(fault.kind, fault.peers, item.step, item.began_s, ended_s))
 
     def _begin(self, fault: ChaosFault) -> Callable[[], None]:
         """Do it; the returned function ends it."""
@@ -219,13 +242,13 @@ class Chaos:
             self._expected_to_end.add(f"{child.process.pid}")
             child.process.kill()
             child.process.wait()
-            return lambda: self._join(name)
+            return (lambda: None) if fault.lasts_s is None else (lambda: self._join(name))
         if kind == "pause":
             process = self._child(name).process
             process.send_signal(signal.SIGSTOP)
             return lambda: process.send_signal(signal.SIGCONT)
         if kind == "slow":
-            return _slow_down(self._child(name))
+            return _slow_down(self._child(name), fault.factor if fault.factor > 1 else SLOW_FACTOR)
         if kind == "disk full":
             return _fill_disk(self._child(name))
         if kind == "leave":
@@ -276,17 +299,23 @@ class Chaos:
             keys = keys[:1]
         for link in links:
             if (link.origin, link.to) in keys:
-                self._changed[link.origin, link.to] = self._harmed(fault.kind, link)
+                self._changed[link.origin, link.to] = self._harmed(fault, link)
         self._save_shape()
         if fault.kind == "corrupt":
             return lambda: None
         return lambda: self._heal(keys)
 
-    def _harmed(self, kind: str, link: ShapedLink) -> ShapedLink:
+    def _harmed(self, fault: ChaosFault, link: ShapedLink) -> ShapedLink:
         before = self._changed.get((link.origin, link.to), link)
-        if kind == "corrupt":
+        if fault.kind == "corrupt":
             return msgspec.structs.replace(before, corrupted=before.corrupted + 1)
-        if kind == "degrade":
+        if fault.kind == "degrade" and fault.factor > 1:
+            return msgspec.structs.replace(
+                before,
+                latency_ns=int(link.latency_ns * fault.factor),
+                bytes_per_s=int(link.bytes_per_s / fault.factor),
+            )
+        if fault.kind == "degrade":
             return msgspec.structs.replace(
                 before,
                 latency_ns=link.latency_ns + DEGRADED_LATENCY_NS,
@@ -341,16 +370,18 @@ class _History:
                     continue  # a line that a killed daemon did not end
 
 
-def _slow_down(child: Child) -> Callable[[], None]:
-    """The process stands still for half of the time."""
+def _slow_down(child: Child, factor: float) -> Callable[[], None]:
+    """The process stands still for part of the time."""
     over = threading.Event()
+    still_s = min(SLICE_S * (factor - 1), LONGEST_STANDSTILL_S)
+    going_s = still_s / (factor - 1)
 
     def work() -> None:
         while not over.is_set() and child.running:
             child.process.send_signal(signal.SIGSTOP)
-            over.wait(SLICE_S)
+            over.wait(still_s)
             child.process.send_signal(signal.SIGCONT)
-            over.wait(SLICE_S)
+            over.wait(going_s)
 
     thread = threading.Thread(target=work, name=f"slows {child.name}", daemon=True)
     thread.start()
@@ -378,4 +409,11 @@ def _fill_disk(child: Child) -> Callable[[], None]:
 
 def _in_words(fault: ChaosFault) -> str:
     whom = " ".join(fault.peers)
-    return f"{fault.kind} {whom}" + (f" for {fault.lasts_s:g} s" if fault.lasts_s else "")
+    by = f" {fault.factor:g} times" if fault.factor > 1 else ""
+    if fault.lasts_steps:
+        length = f" for {fault.lasts_steps} steps"
+    elif fault.lasts_s is None:
+        length = " for good"
+    else:
+        length = f" for {fault.lasts_s:g} s" if fault.lasts_s else ""
+    return f"{fault.kind} {whom}{by}{length}"

@@ -21,7 +21,7 @@ from p2p_dtfm.core.actions import (
 from p2p_dtfm.core.agreement import Agreement
 from p2p_dtfm.core.canonical import decode, encode
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.plan import NoPlan
+from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.planner import compute_plan
 from p2p_dtfm.core.records import Intent, PeerRecord
 from p2p_dtfm.core.snapshot import Member, Snapshot
@@ -37,6 +37,8 @@ DATA_RETRY_S = 5.0
 LINKS_WAIT_S = 8.0
 JOIN_RETRY_S = 1.0
 HISTORY_LIMIT = 256
+LEAVE_LIMIT_S = 60.0
+"""How long a peer with the only copy of a layer waits for others to be enough to train."""
 
 
 class Membership(PeerState):
@@ -96,7 +98,7 @@ class Membership(PeerState):
             elif isinstance(action, TakeOver):
                 self._on_take_over(action)
             elif isinstance(action, Rejoin):
-                self._spawn(self._rejoin(action.reason))
+                self._spawn(self._rejoin(action.reason, action.gives_up_steps))
             elif isinstance(action, Left):
                 self._trainer.leave_views()
                 self._left.set()
@@ -134,26 +136,40 @@ class Membership(PeerState):
             "members": list(view.member_ids),
             "step": step,
         }
+        if action.redo is not None:
+            entry["kept_microbatches"] = action.redo.kept_forwards
+            entry["redone_microbatches"] = action.redo.redone_forwards
         self.views = [*self.views, entry][-HISTORY_LIMIT:]
         self._events.write("view", **entry)
         self.observer.view_took_over(view, step)
         log.info("view %s from step %d on", view.id, step)
+        if action.redo is not None:
+            log.info(
+                "of step %d, %d microbatches are kept at their stages, at least %d are redone",
+                step,
+                action.redo.kept_forwards,
+                action.redo.redone_forwards,
+            )
         if isinstance(view.plan, NoPlan):
             self.status.say(State.WAITING, view.plan.reason)
             log.info("waiting: %s", view.plan.reason)
         for peer_id in view.member_ids:
             self._spawn(self._connect(peer_id))
-        self._trainer.take_over(view, step, action.ledger, action.restart)
+        if isinstance(view.plan, Plan):
+            self._liveness.expect_steps_of(view.plan.predicted_step_ns)
+        self._trainer.take_over(view, step, action.ledger, action.restart, action.redo)
         if self._leaving.is_set():
             self._leave_now_or_ask()
 
-    async def _rejoin(self, reason: str) -> None:
+    async def _rejoin(self, reason: str, gives_up_steps: bool) -> None:
         """The others went on without this peer: keep its work, and come back as a newcomer."""
         trainer, agreement = self._trainer, self._agreement
         assert trainer is not None and agreement is not None and self._run is not None
         log.warning("rejoins: %s", reason)
         self.status.say(State.JOINING, f"rejoins: {reason}")
         trainer.stop_step()
+        if gives_up_steps:
+            await self._set_aside(agreement)
         trainer.leave_views()
         self._life = await self._next_life()
         self._me = Member(self._me.peer_id, self._life)
@@ -161,6 +177,17 @@ class Membership(PeerState):
         record, signed = self._self_record.make(self._host.identity.sign)
         agreement.begin_life(record, signed)
         await self._join_loop()
+
+    async def _set_aside(self, agreement: Agreement) -> None:
+        """The other side of a split swarm counts; what this one has done is kept and told."""
+        assert self._trainer is not None and self._checkpoints is not None
+        step, lineage = agreement.step, agreement.inventory.lineage.digest
+        path = await self._checkpoints.set_aside(self._trainer.states, step, lineage)
+        where = f"its layers are kept in {path}" if path else "it had no state to keep"
+        text = f"gives up what this side of a split swarm came to by step {step}; {where}"
+        log.warning("%s", text)
+        self._events.write("given up", step=step, kept=str(path or ""))
+        self.observer.note(text)
 
     async def _next_life(self) -> int:
         """Without a number on disk that grows, a later start could speak as an earlier one."""
@@ -195,13 +222,28 @@ class Membership(PeerState):
         assert self._agreement is not None
         view = self._agreement.view
         if view is None or len(view.members) == 1:
-            assert self._trainer is not None
-            self._trainer.leave_views()
-            self._left.set()
+            self._leave_now()
             return
         self._set_record(Intent.LEAVING)
-        now_ns = time.monotonic_ns()
-        self._do(self._agreement.request_replan(f"{self._me.peer_id} leaves", now_ns))
+        self._do(self._agreement.tick(time.monotonic_ns()))
+
+    def _leave_now(self) -> None:
+        assert self._trainer is not None
+        self._trainer.leave_views()
+        self._left.set()
+
+    def _leave_at_last(self) -> None:
+        """No steps happen, so nobody takes over what only this peer has: it is on its disk."""
+        view = self._agreement.view if self._agreement is not None else None
+        if not self._leaving.is_set() or view is None or not isinstance(view.plan, NoPlan):
+            self._leaves_without_plan_s = None
+            return
+        now_s = time.monotonic()
+        if self._leaves_without_plan_s is None:
+            self._leaves_without_plan_s = now_s
+        elif now_s - self._leaves_without_plan_s > LEAVE_LIMIT_S and not self._left.is_set():
+            log.warning("leaves with the only copy of some layers; its checkpoint has them")
+            self._leave_now()
 
 
 def links_are_measured(records: tuple[PeerRecord, ...]) -> bool:

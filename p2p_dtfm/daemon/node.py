@@ -21,6 +21,7 @@ import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
+from p2p_dtfm.core.actions import LAN, WAN
 from p2p_dtfm.core.agreement import Agreement
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.snapshot import Member
@@ -31,6 +32,7 @@ from p2p_dtfm.daemon.device_lock import only_daemon_on
 from p2p_dtfm.daemon.disk import keep_under
 from p2p_dtfm.daemon.donor import Donor
 from p2p_dtfm.daemon.entrance import Entrance
+from p2p_dtfm.daemon.event_files import EventFiles
 from p2p_dtfm.daemon.event_log import EventLog
 from p2p_dtfm.daemon.initial_states import InitialStates
 from p2p_dtfm.daemon.membership import TICK_S
@@ -39,10 +41,12 @@ from p2p_dtfm.daemon.readings import Readings, laboratory_marks
 from p2p_dtfm.daemon.run_source import Run
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.trace_collector import TraceCollector
-from p2p_dtfm.daemon.trainer import Tools, Trainer
+from p2p_dtfm.daemon.trainer import Trainer
+from p2p_dtfm.daemon.trainer_state import Tools
 from p2p_dtfm.daemon.upkeep import Upkeep
 from p2p_dtfm.net.addresses import parse_address
 from p2p_dtfm.net.blobs import BlobExchange
+from p2p_dtfm.net.broken_streams import expect_broken_streams
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.directory import Directory
@@ -78,7 +82,9 @@ class Daemon(Upkeep, Entrance, Readings):
             stack.callback(self.home.release)
             stack.callback(self.observer.close)
             stack.callback(self.compute.close)
-            self._failed = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            expect_broken_streams(loop)
+            self._failed = loop.create_future()
             self._handle_signals()
             self._life = self.home.next_life()
             if not await self._unless_leaving(self._start(stack)):
@@ -97,6 +103,9 @@ class Daemon(Upkeep, Entrance, Readings):
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         stack.enter_context(only_daemon_on(exclusive_name(select_device(self.settings.device))))
+        if self.settings.tensorboard is not None:
+            self._event_files = EventFiles(self.settings.tensorboard)
+            stack.callback(self._event_files.close)
         await self._start_network(stack)
         await self._start_run(stack)
         await self._measure()
@@ -183,7 +192,9 @@ class Daemon(Upkeep, Entrance, Readings):
         self._directory = await Directory.start(self._host, settings.initial_peers)
         stack.push_async_callback(self._directory.close)
         self._probes = await Probes(self._host).ready()
-        self._blobs = await BlobExchange(self._host, self._open_blob, self._on_fault).ready()
+        self._blobs = await BlobExchange(
+            self._host, self._open_blob, self._on_fault, self._on_download
+        ).ready()
 
     async def _start_run(self, stack: contextlib.AsyncExitStack) -> None:
         if self._founds:
@@ -206,7 +217,12 @@ class Daemon(Upkeep, Entrance, Readings):
         await self._bulk.ready()
         stack.push_async_callback(self._bulk.close)
         self._agreement = Agreement(
-            self._me, run.digest, self._workload, self._host.identity.sign, verify
+            self._me,
+            run.digest,
+            self._workload,
+            self._host.identity.sign,
+            verify,
+            LAN if self.settings.is_near else WAN,
         )
         self.observer.trains(run.spec, run.digest, self._workload, self._agreement)
         self._make_trainer(run)
@@ -223,9 +239,9 @@ class Daemon(Upkeep, Entrance, Readings):
             "history": self.history_json,
             "dashboard": self._dashboard.invitation,
         }
+        actions = {"pause": self._ask_to_pause, "leave": self._ask_to_leave}
+        self._dashboard.show(self.observer.state, actions)
         await self._dashboard.start(self.settings.dashboard, self.home.root)
-        stack.push_async_callback(self._dashboard.close)
-        actions = {"leave": self._ask_to_leave, "pause": self._ask_to_pause}
         questions = {"trace": self._trace_json}
         self._api = LocalApi(make_app(readers, actions, questions), self.home.socket)
         await self._api.start()
@@ -274,7 +290,7 @@ class Daemon(Upkeep, Entrance, Readings):
             recorder=self._recorder,
         )
         self._trainer = Trainer(tools, self)
-        self._trainer.on_record(self._on_step)
+        self._trainer.history.on_record = self._on_step
 
     async def _take_part(self) -> None:
         assert self._run is not None and self._trainer is not None

@@ -5,14 +5,15 @@ import logging
 from typing import Any
 
 from p2p_dtfm.core.agreement import Agreement
-from p2p_dtfm.core.liveness import LAN_LIVENESS, Liveness
+from p2p_dtfm.core.liveness import LAN_LIVENESS, WAN_LIVENESS, Liveness
 from p2p_dtfm.core.records import Intent
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.event_files import EventFiles
 from p2p_dtfm.daemon.home import Home
-from p2p_dtfm.daemon.observer import Observer
+from p2p_dtfm.daemon.observer import Observer, Seen
 from p2p_dtfm.daemon.run_source import Run
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State, Status
@@ -32,12 +33,16 @@ class PeerState:
     own; `daemon.node` puts them together.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, dashboard: DashboardHost, seen: Seen | None = None
+    ) -> None:
+        """`dashboard` is closed by whoever made it. `seen`: by an earlier daemon of this home."""
         self.settings = settings
         self.status = Status()
-        self.observer = Observer(self.status)
+        self.observer = Observer(self.status, seen)
         self._recorder = StepRecorder()
-        self._dashboard = DashboardHost(self.observer, {"leave": self._ask_to_leave})
+        self._dashboard = dashboard
+        self._event_files: EventFiles | None = None
         self.home = Home(settings.home)
         self.compute = Compute()
         self.views: list[dict[str, Any]] = []
@@ -45,13 +50,14 @@ class PeerState:
         self._signalled = False
         self._leaving = asyncio.Event()
         self._left = asyncio.Event()
+        self._leaves_without_plan_s: float | None = None
         self._failed: asyncio.Future[None] | None = None
         self._run: Run | None = None
         self._agreement: Agreement | None = None
         self._trainer: Trainer | None = None
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._liveness = Liveness(LAN_LIVENESS)
+        self._liveness = Liveness(LAN_LIVENESS if settings.is_near else WAN_LIVENESS)
         self._troubled: set[str] = set()
         """Peers with whom a tensor was lost since the last commit."""
         self._learnt: dict[str, Signed] = {}

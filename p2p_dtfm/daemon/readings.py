@@ -90,8 +90,8 @@ class Readings(PeerState):
         trainer = self._trainer
         return {
             "views": self.views,
-            "losses": list(trainer.losses) if trainer else [],
-            "held_out_losses": list(trainer.held_out) if trainer else [],
+            "losses": list(trainer.history.losses) if trainer else [],
+            "held_out_losses": list(trainer.history.held_out) if trainer else [],
         }
 
 

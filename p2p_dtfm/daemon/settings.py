@@ -35,6 +35,11 @@ class Settings(BaseModel):
     )
     announce: tuple[str, ...] = Field(default=(), description="addresses to tell others")
     device: str = Field(default="auto", description='"auto", "cpu", "cuda" or "cuda:N"')
+    network: Literal["auto", "lan", "wan"] = Field(
+        default="auto",
+        description="how soon silence is a fault: for machines side by side, or around the world; "
+        "auto: wan, unless only loopback is listened on",
+    )
     shape: Path | None = Field(
         default=None, description="shaped links: the file that a scenario's launcher wrote"
     )
@@ -67,6 +72,9 @@ class Settings(BaseModel):
     dashboard: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=65535)] = Field(
         default="auto", description='port on loopback, "auto" for a free one, or "off"'
     )
+    tensorboard: Path | None = Field(
+        default=None, description="directory for TensorBoard's event files; none without it"
+    )
     log: Literal["auto", "human", "json"] = Field(default="auto", description="log format")
 
     @property
@@ -75,9 +83,19 @@ class Settings(BaseModel):
         return self.threads or max(1, len(os.sched_getaffinity(0)) // 2)
 
     @property
+    def is_near(self) -> bool:
+        """Whether all other peers are on this machine or on one network with it."""
+        if self.network == "auto":
+            return all(address.startswith(LOOPBACK) for address in self.listen)
+        return self.network == "lan"
+
+    @property
     def founds(self) -> bool:
         """Whether to bring a run along; with initial peers it is founded in their directory."""
         return bool(self.run) or not self.initial_peers
+
+
+LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class Upkeep(Reception):
             now_ns = time.monotonic_ns()
             self._beat(self._agreement, now_ns)
             self._do(self._agreement.tick(now_ns))
+            self._leave_at_last()
 
     async def _timeline_loop(self) -> None:
         """While a page is open, show it a late step of this peer's pipeline."""

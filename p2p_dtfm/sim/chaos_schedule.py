@@ -44,7 +44,12 @@ class ChaosFault:
     at_step: int
     kind: str
     peers: tuple[str, ...]
-    lasts_s: float
+    lasts_s: float | None
+    """None: for good."""
+    lasts_steps: int = 0
+    """If given, it is over when so many steps are committed, or when its seconds are."""
+    factor: float = 1.0
+    """How many times slower a slowed peer or a degraded link gets; 1: as this kind usually is."""
 
     @property
     def is_careful(self) -> bool:

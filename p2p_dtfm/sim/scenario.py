@@ -108,6 +108,27 @@ class Scenario:
             'bandwidth_mbps (and both = true), or one with from = "*", to = "*" for all the rest',
         )
 
+    def with_twins(self, twins: dict[str, str]) -> "Scenario":
+        """The same with one more peer for each new name, which has device and links of another.
+
+        To the peer that it resembles it has that one's shortest link.
+        """
+        model_of = {peer.name: peer.name for peer in self.peers} | twins
+        links = dict(self.links)
+        for new in twins:
+            for other in model_of:
+                if other != new:
+                    links[new, other] = self._between(model_of[new], model_of[other])
+                    links[other, new] = self._between(model_of[other], model_of[new])
+        more = tuple(replace(self.peer(model), name=new) for new, model in twins.items())
+        return replace(self, peers=(*self.peers, *more), links=links)
+
+    def _between(self, origin: str, to: str) -> ScenarioLink:
+        if origin != to:
+            return self.link(origin, to)
+        others = (self.link(origin, peer.name) for peer in self.peers if peer.name != origin)
+        return min(others, key=lambda link: (link.latency_ns, -link.bytes_per_s))
+
     def with_link_efficiency(self, efficiency: float) -> "Scenario":
         """The same peers with every link, uplink and downlink at a fraction of its rate."""
         if not 0 < efficiency <= 1:

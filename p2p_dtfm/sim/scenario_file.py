@@ -69,7 +69,9 @@ class FaultTable(_Table):
     """Something that happens at the start of a step."""
 
     at_step: int = Field(ge=0)
-    kind: Literal["kill", "pause", "slow", "cut", "degrade", "corrupt", "join", "leave"]
+    kind: Literal[
+        "kill", "pause", "slow", "cut", "degrade", "corrupt", "join", "leave", "disk full"
+    ]
     peer: str
     other: str = ""
     """The far end, for a fault of one link; empty: all links of the peer."""

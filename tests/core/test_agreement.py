@@ -4,14 +4,16 @@ import pytest
 
 from p2p_dtfm.core.agreement import SECOND_NS
 from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.records import Intent
 from p2p_dtfm.core.snapshot import Snapshot
 from p2p_dtfm.sim.agreement_world import AgreementWorld, Network
 from tests.core.builders import WORKLOAD, record
 
 
 def one_pipeline_each(snapshot: Snapshot) -> Plan | NoPlan:
-    """Every member holds the whole model; the first takes the microbatches left over."""
-    names = [member.peer_id for member in snapshot.members][: snapshot.workload.microbatch_count]
+    """Every member that trains holds the whole model; the first takes what is left over."""
+    able = [record.peer_id for record in snapshot.records if record.intent is Intent.TRAIN]
+    names = able[: snapshot.workload.microbatch_count]
     if not names:
         return NoPlan("nobody stays")
     spares = tuple(member.peer_id for member in snapshot.members if member.peer_id not in names)

@@ -63,3 +63,17 @@ def test_heartbeats_are_due_where_nothing_was_said() -> None:
     assert liveness.due_heartbeats(2 * SECOND_NS) == ("a", "b")
     liveness.said("a", 3 * SECOND_NS)
     assert liveness.due_heartbeats(3 * SECOND_NS + 1) == ("b",)
+
+
+def test_who_has_much_to_do_may_take_as_long_as_the_plan_says() -> None:
+    def suspected_at_s(step_s: int) -> int:
+        liveness = watching("a")
+        liveness.expect_steps_of(step_s * SECOND_NS)
+        for now_s in range(1, 1000):
+            liveness.heartbeat("a", 1, False, now_s * SECOND_NS)
+            if liveness.tick(now_s * SECOND_NS):
+                return now_s
+        raise AssertionError("never")
+
+    assert suspected_at_s(1) == TIMING.stuck_ns // SECOND_NS + 1
+    assert suspected_at_s(100) == 401

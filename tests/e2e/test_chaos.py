@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
+from p2p_dtfm.cli.chaos_case import ChaosCase, chaos_case
 from p2p_dtfm.daemon.chaos_verdict import Inflicted, judge
 from p2p_dtfm.sim.chaos_schedule import KINDS, chaos_schedule
 from tests.documentation.pages import blocks_of
-from tests.e2e.helpers import run_program
+from tests.e2e.helpers import run_program, write_spec
 
 NAMES = tuple(f"peer-{number}" for number in range(8))
 
@@ -27,6 +28,85 @@ def test_a_small_swarm_bears_its_faults(tmp_path: Path) -> None:
     held.write_text(json.dumps({**report, "schedule": report["schedule"] + [{}]}))
     refused = run_program("chaos", "--replay", held)
     assert refused.returncode == 2 and "p2p-dtfm chaos --json" in refused.stderr
+
+
+PLAYED = """
+name = "lively"
+
+[[group]]
+name = "near"
+count = 3
+measured = true
+
+[[group]]
+name = "far"
+count = 1
+measured = true
+
+[[link]]
+from = "*"
+to = "*"
+latency_ms = 5.0
+bandwidth_mbps = 800.0
+
+[[fault]]
+at_step = 4
+kind = "join"
+peer = "far-1"
+
+[[fault]]
+at_step = 8
+kind = "cut"
+peer = "far-1"
+steps = 12
+
+[[fault]]
+at_step = 12
+kind = "degrade"
+peer = "near-2"
+factor = 4.0
+steps = 4
+"""
+
+
+def test_a_scenario_is_played_with_its_own_faults(tmp_path: Path) -> None:
+    """A newcomer is cut off: alone it is too few, so it waits, and comes back when links heal."""
+    scenario, kept = tmp_path / "lively.toml", tmp_path / "kept"
+    scenario.write_text(PLAYED)
+    spec = write_spec(tmp_path, limits={"min_members": 2})
+    done = run_program("chaos", scenario, "--run", spec, "--keep", kept, "--json")
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["ok"], (report["violations"], done.stderr[-2000:])
+    assert set(report["recovery_s"]) == {"join", "partition", "degrade"}
+    assert "far-1" not in report["peers"] and not report["emulated"]
+    assert report["given_up_steps"] == 0, "who is cut off alone does not train"
+    log = (kept / "far-1" / "stderr").read_text()
+    waits = "at least 2 training peers; 1 of 1"
+    assert waits in log, log[-2000:]
+    assert log.index(waits) < log.index("rejoins")
+
+
+def case_of(tmp_path: Path, text: str, faults: int | None = None) -> ChaosCase:
+    path = tmp_path / "scenario.toml"
+    path.write_text(text)
+    return chaos_case(str(path), 6, 1, faults, "tiny")
+
+
+def test_the_case_of_a_scenario(tmp_path: Path) -> None:
+    case = case_of(tmp_path, PLAYED)
+    assert case.peers == ("near-1", "near-2", "near-3") and case.newcomers == ("far-1",)
+    assert [fault.kind for fault in case.schedule] == ["join", "partition", "degrade"]
+    assert case.schedule[1].lasts_steps == 12 and case.schedule[2].factor == 4.0
+    for_good = case_of(tmp_path, PLAYED.replace("steps = 12", "")).schedule[1]
+    assert for_good.lasts_s is None
+    by_chance = case_of(tmp_path, PLAYED, faults=40)
+    assert len(by_chance.schedule) == 40 and len(by_chance.peers) == 4
+    played = by_chance.played()
+    assert played is not None and by_chance.newcomers
+    names = [peer.name for peer in played.peers]
+    assert names == [*by_chance.peers, *by_chance.newcomers]
+    links = {played.link(one, two) for one in names for two in names if one != two}
+    assert len(links) == 1
 
 
 def test_a_seed_is_a_schedule() -> None:

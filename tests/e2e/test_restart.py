@@ -5,10 +5,12 @@ import signal
 from pathlib import Path
 
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
-from tests.e2e.helpers import DEADLINE_S, losses, step_of, wait_until, write_spec
+from tests.e2e.helpers import losses, step_of, wait_until, write_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
 
-STEPS = 200
+STEPS = 2000
+"""More than can pass while a busy machine is slow to notice a checkpoint."""
+STEPS_AFTER = 40
 EVERY = 20
 
 
@@ -21,7 +23,7 @@ def test_all_are_killed_and_two_go_on_from_a_committed_step(tmp_path: Path) -> N
         optimizer={"peak_learning_rate": 2e-4, "warmup_steps": 20},
         checkpoint={"every_steps": EVERY, "keep": 2},
     )
-    with LocalSwarm(tmp_path, ["--threads", "1", "--exit-when-done"]) as swarm:
+    with LocalSwarm(tmp_path, ["--threads", "1"]) as swarm:
         founder, address = swarm.found(["--run", str(spec), "--expect-peers", "3"])
         others = [swarm.join(address) for _ in range(2)]
         wait_until(lambda: whole_checkpoint(founder) >= 2 * EVERY, "the founder has a checkpoint")
@@ -36,14 +38,14 @@ def test_all_are_killed_and_two_go_on_from_a_committed_step(tmp_path: Path) -> N
             ["--run", str(spec), "--expect-peers", "2"], founder.name, founder.home
         )
         second = swarm.join(address, (), others[1].name, others[1].home)
-        for child in (again, second):
-            assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
-    assert_equals_the_plain_loop(again, STEPS, may_repeat=True)
+        end = killed_at + STEPS_AFTER
+        wait_until(lambda: min(step_of(again), step_of(second)) >= end, "they go on")
+    assert_equals_the_plain_loop(again, step_of(again) + 1, may_repeat=True)
     views = [event for event in again.events() if event["event"] == "view"]
     resumed = views[-1]["step"] if len(views) > 1 else 0
     assert 2 * EVERY <= resumed <= killed_at + 1, "it goes on from a checkpoint, not from the start"
     assert len(views[0]["members"]) == 3 and len(views[-1]["members"]) == 2
-    assert losses(second)[STEPS - 1] == losses(again)[STEPS - 1]
+    assert losses(second)[end] == losses(again)[end]
 
 
 def whole_checkpoint(child: Child) -> int:

@@ -1,0 +1,134 @@
+"""How long a fault holds up a swarm of real daemons, and what faults cost it.
+
+    python -m benchmarks.recovery [--quick] [--json] [--seeds 2 3 5]
+
+*Recovery*: `p2p-dtfm chaos` with eight peers on `tiny` and twenty faults for each seed. Time runs
+from the fault to the next commit, less a usual step; others of its faults may happen at once. The
+lower bound is how soon anyone can know of it: at once where a process ends, since its streams
+break; after the silence that counts as death where it is stopped or cut off.
+
+*Goodput*: eight emulated devices over shaped links, one fault every ten steps, with steps of
+seconds, as they are in the runs that this is for. It is the time that the steps take without
+faults in each view over the time they took; planning, moving states and computing anew included.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from p2p_dtfm.core.actions import SECOND_NS
+from p2p_dtfm.core.liveness import LAN_LIVENESS
+from p2p_dtfm.sim.files import read_run_spec
+
+SEEDS = (2, 3, 5)
+QUICK_SEED = 1559
+"""Of three peers: a corrupt frame and a kill."""
+LIMITS_S = {"kill": 3.0, "pause": 8.0, "cut": 8.0, "partition": 8.0}
+SILENCE_S = LAN_LIVENESS.silence_ns / SECOND_NS
+GOODPUT_TARGET = 0.95
+SCENARIO = Path(__file__).parent / "scenarios" / "eight-slow-machines.toml"
+GOODPUT_FAULTS = 10
+GOODPUT_SEED = 1
+
+
+def chaos(*arguments: str) -> dict[str, Any]:
+    """The JSON object of one run; what went wrong is in its `violations`."""
+    command = [sys.executable, "-m", "p2p_dtfm", "chaos", *arguments, "--json"]
+    with TemporaryDirectory() as directory:
+        done = subprocess.run(
+            [*command, "--keep", f"{directory}/kept"], capture_output=True, text=True
+        )
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+def recovery_rows(reports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    stalls: dict[str, list[tuple[float, float, int]]] = {}
+    for report in reports:
+        for kind, times in report["recovery_s"].items():
+            found = (times["median"], times["worst"], times["count"])
+            stalls.setdefault(kind, []).append(found)
+    rows = []
+    for kind, found in sorted(stalls.items()):
+        limit_s = LIMITS_S.get(kind)
+        worst_s = max(worst for _, worst, _ in found)
+        rows.append(
+            {
+                "fault": kind,
+                "times": sum(count for _, _, count in found),
+                "median_s": round(statistics.median(median for median, _, _ in found), 2),
+                "worst_s": round(worst_s, 2),
+                "lower_bound_s": SILENCE_S if kind in ("pause", "cut", "partition") else 0.0,
+                "limit_s": limit_s,
+                "met": None if limit_s is None else worst_s <= limit_s,
+            }
+        )
+    return rows
+
+
+def summary(report: dict[str, Any]) -> dict[str, Any]:
+    keys = ("seed", "ok", "committed_steps", "max_loss_difference", "usual_step_s", "goodput")
+    return {key: report[key] for key in keys} | {"violations": report["violations"]}
+
+
+def measure(seeds: Iterable[int], quick: bool) -> dict[str, Any]:
+    if quick:
+        reports = [chaos("--peers", "3", "--faults", "2", "--seed", str(QUICK_SEED))]
+    else:
+        reports = [chaos("--peers", "8", "--faults", "20", "--seed", str(s)) for s in seeds]
+    result: dict[str, Any] = {
+        "runs": [summary(report) for report in reports],
+        "rows": recovery_rows(reports),
+        "goodput_target": GOODPUT_TARGET,
+    }
+    if not quick:
+        result["goodput"] = goodput()
+    return result
+
+
+def goodput() -> dict[str, Any]:
+    """Microbatches of one sequence, so that the peers that are left can share them evenly."""
+    spec = read_run_spec("tiny")
+    spec = spec.model_copy(update={"batch": spec.batch.model_copy(update={"microbatch": 1})})
+    with TemporaryDirectory() as directory:
+        run = Path(directory) / "run.json"
+        run.write_text(spec.model_dump_json())
+        faults = ("--faults", str(GOODPUT_FAULTS), "--seed", str(GOODPUT_SEED))
+        report = chaos(str(SCENARIO), "--run", str(run), *faults)
+    return summary(report) | {"emulated": report["emulated"], "shaped_links": True}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--quick", action="store_true", help="one small run")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    result = measure(arguments.seeds, arguments.quick)
+    if arguments.json:
+        print(json.dumps(result))
+        return
+    print(f"{'fault':10} {'times':>5} {'median':>8} {'worst':>8} {'bound':>8} {'limit':>8}")
+    for row in result["rows"]:
+        limit = "-" if row["limit_s"] is None else f"{row['limit_s']:.1f} s"
+        print(
+            f"{row['fault']:10} {row['times']:5} {row['median_s']:6.2f} s {row['worst_s']:6.2f} s "
+            f"{row['lower_bound_s']:6.1f} s {limit:>8}"
+        )
+    for run in (*result["runs"], *([result["goodput"]] if "goodput" in result else [])):
+        print(
+            f"seed {run['seed']}: {run['committed_steps']} steps of {run['usual_step_s']:.2f} s, "
+            f"goodput {run['goodput']:.1%}"
+            + (" (emulated devices, shaped links)" if run.get("emulated") else "")
+            + ("" if run["ok"] else f"; violated: {'; '.join(run['violations'])}")
+        )
+
+
+if __name__ == "__main__":
+    main()

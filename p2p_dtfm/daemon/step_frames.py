@@ -1,0 +1,69 @@
+"""The frames of one view's steps on their way out of a stage-holder."""
+
+import asyncio
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.frames import FrameHeader, FrameKind, Payload
+
+
+class Transport(Protocol):
+    """What a step needs of `net.bulk.BulkPlane`."""
+
+    async def send(
+        self, peer_id: str, lane: str, header: FrameHeader, payload: Payload
+    ) -> None: ...
+
+
+class StepFrames:
+    """A peer that cannot be sent a tensor is told to `on_trouble(peer_id, cause)`."""
+
+    def __init__(
+        self, view: ViewId, transport: Transport, on_trouble: Callable[[str, str], None]
+    ) -> None:
+        self.on_trouble = on_trouble
+        self._view = view
+        self._transport = transport
+        self._sends: set[asyncio.Task[None]] = set()
+
+    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
+        """What a peer sent cannot be read, so this step will not end."""
+        self.on_trouble(peer_id, fault.cause)
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("nobody ends this wait but who cancels it")
+
+    def send_later(self, peer_id: str, lane: str, header: FrameHeader, payload: Payload) -> None:
+        """Sends outlive a step that is stopped: a frame cut short would cost the stream."""
+        task = asyncio.create_task(self._send(peer_id, lane, header, payload))
+        self._sends.add(task)
+        task.add_done_callback(self._sends.discard)
+
+    async def _send(self, peer_id: str, lane: str, header: FrameHeader, payload: Payload) -> None:
+        try:
+            await self._transport.send(peer_id, lane, header, payload)
+        except (Unreachable, Refused) as error:
+            self.on_trouble(peer_id, error.cause)
+
+    def header(
+        self,
+        step: int,
+        kind: FrameKind,
+        layer: int,
+        index: int,
+        shape: tuple[int, ...],
+        codec: str,
+    ) -> FrameHeader:
+        return FrameHeader(
+            view_number=self._view.number,
+            view_digest=self._view.snapshot,
+            step=step,
+            kind=kind,
+            index=index,
+            layer=layer,
+            codec=codec,
+            dtype="float32",
+            shape=shape,
+        )

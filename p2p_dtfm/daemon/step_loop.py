@@ -1,0 +1,223 @@
+"""The steps of a stage-holder in one view: compute, keep, prepare, commit, apply."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.recomputation import must_recompute
+from p2p_dtfm.core.redo import StageRedo
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.step import Prepared, StepOutcome
+from p2p_dtfm.core.view import View
+from p2p_dtfm.daemon.follower import apply_outcome
+from p2p_dtfm.daemon.followers import Followers
+from p2p_dtfm.daemon.mailbox import Mailbox
+from p2p_dtfm.daemon.place import Place
+from p2p_dtfm.daemon.run_history import RunHistory
+from p2p_dtfm.daemon.stage_work import StageWork
+from p2p_dtfm.daemon.status import State
+from p2p_dtfm.daemon.step_engine import LocalResult, StepEngine
+from p2p_dtfm.daemon.step_shards import have_shards
+from p2p_dtfm.daemon.trainer_state import Outlet, Stopped, Tools, TrainerState
+from p2p_dtfm.train.layer_state import LayerState
+
+
+class StepLoop:
+    """`run` raises `Stopped` where a failure ends the view."""
+
+    def __init__(
+        self,
+        tools: Tools,
+        outlet: Outlet,
+        state: TrainerState,
+        place: Place,
+        followers: Followers,
+        history: RunHistory,
+    ) -> None:
+        self.is_applying = False
+        """A step is committed, and its update under way."""
+        self._tools = tools
+        self._spec = tools.spec
+        self._outlet = outlet
+        self._state = state
+        self._place = place
+        self._followers = followers
+        self._history = history
+        self._computing: asyncio.Task[LocalResult] | None = None
+        self._work: StageWork | None = None
+
+    async def run(self, view: View, plan: Plan, mailbox: Mailbox) -> None:
+        """Train as long as this peer is in `view`, whose states are here.
+
+        What is computed of the open step outlives the view, if the stage stays the same.
+        """
+        tools, state = self._tools, self._state
+        states = {layer: state.states[layer] for layer in plan.layers_of(tools.me)}
+        state.memory.keep_only(states)
+        engine = StepEngine(
+            mailbox,
+            plan,
+            tools.me,
+            self._spec,
+            states,
+            tools.batches,
+            tools.bulk,
+            tools.compute,
+            self._outlet.trouble,
+            state.memory,
+            tools.recorder,
+            must_recompute(view.snapshot, plan, tools.me),
+            self._work_of(states),
+            self._outlet.computed,
+        )
+        self._work = engine.work
+        while state.view is view and state.step <= self._spec.total_steps:
+            await self._one_step(view, plan, engine)
+
+    def _work_of(self, states: dict[int, LayerState]) -> StageWork | None:
+        """That of the view before, if it was done on these very states."""
+        work = self._work
+        if work is None or work.runner.layer_states.keys() != states.keys():
+            return None
+        held = work.runner.layer_states
+        return work if all(held[layer] is states[layer] for layer in states) else None
+
+    def forget_work(self) -> None:
+        """This peer has no stage any more."""
+        self._work = None
+
+    def stop(self) -> None:
+        """Compute nothing more of the step under way."""
+        if self._computing is not None:
+            self._computing.cancel()
+
+    async def _one_step(self, view: View, plan: Plan, engine: StepEngine) -> None:
+        step, spec, recorder = self._state.step, self._spec, self._tools.recorder
+        train = step < spec.total_steps
+        evaluate = not train or step % spec.evaluation.every_steps == 0
+        await self._place.offer_states()
+        redo = self._redo(plan, step)
+        microbatches = redo.microbatches if train else ()
+        await have_shards(
+            self._tools, self._outlet, self._state, plan, step, microbatches, evaluate
+        )
+        self._tools.status.say(State.TRAINING, f"step {step} of {spec.total_steps}")
+        local = await self._compute(
+            view, engine.run(step, train=train, evaluate=evaluate, redo=redo)
+        )
+        if train:
+            self._tools.donor.reduced(step, engine.reduced)
+            self._keep_reduced(view, step, engine)
+            with recorder.span("guard"):
+                await self._guarded(step)
+        self._say_prepared(view, step, local)
+        with recorder.span("commit"):
+            outcome = await self._outcome(view)
+        await self._apply(view, engine, outcome, train=train)
+        recorder.end()
+
+    def _redo(self, plan: Plan, step: int) -> StageRedo:
+        """This stage's part in the step: what is left of it, if it has failed before."""
+        redo, me = self._state.redo, self._tools.me
+        mine = redo.stage(plan, me) if redo is not None and redo.step == step else None
+        place = plan.place_of(me)
+        assert place is not None
+        return mine or StageRedo(tuple(plan.pipelines[place[0]].microbatches))
+
+    async def _compute(self, view: View, running: Coroutine[Any, Any, LocalResult]) -> LocalResult:
+        """The engine's part, while state is offered to those who wait for it to do theirs."""
+        state = self._state
+        self._computing = asyncio.create_task(running)
+        try:
+            while not self._computing.done():
+                waking = asyncio.create_task(state.wake.wait())
+                await asyncio.wait({self._computing, waking}, return_when=asyncio.FIRST_COMPLETED)
+                waking.cancel()
+                state.wake.clear()
+                if not self._computing.done():
+                    await self._place.offer_states()
+            if state.stopped or self._computing.cancelled() or state.view is not view:
+                raise Stopped
+            return self._computing.result()
+        finally:
+            self._computing.cancel()
+            self._computing = None
+            state.wake.set()
+
+    def _keep_reduced(self, view: View, step: int, engine: StepEngine) -> None:
+        """Until a later step commits, the next view may have to roll this one forward."""
+        kept = self._state.reduced.setdefault((view.id, step), {})
+        for layer, gradient in engine.reduced.items():
+            is_buffer = gradient is engine.states[layer].gradient_vector()
+            kept[layer] = gradient.clone() if is_buffer else gradient
+        self._outlet.reduced(step, set(engine.reduced))
+
+    async def _guarded(self, step: int) -> None:
+        """Wait until the guardians of layers held here alone have the step's gradients."""
+        state, receipts = self._state, self._followers.receipts
+        while not state.stopped and receipts is not None and receipts.waits_for(step):
+            await state.wait()
+            receipts = self._followers.receipts
+        if state.stopped:
+            raise Stopped
+
+    def _say_prepared(self, view: View, step: int, local: LocalResult) -> None:
+        prepared = Prepared(
+            view=view.id,
+            step=step,
+            peer_id=self._tools.me,
+            squared_norms=local.squared_norms,
+            loss_sum=local.loss_sum,
+            token_count=local.token_count,
+            held_out_loss_sum=local.held_out_loss_sum,
+            held_out_token_count=local.held_out_token_count,
+            ready_for=self._outlet.ready_for(),
+        )
+        if self._state.ledger is None or self._state.stopped:
+            raise Stopped
+        self._state.ledger.record(prepared)
+        self._outlet.say_prepared(prepared, view)
+
+    async def _outcome(self, view: View) -> StepOutcome:
+        """Wait for everyone's Prepared."""
+        state, status = self._state, self._tools.status
+        ledger = state.ledger
+        while not state.stopped and state.view is view and ledger is not None:
+            outcome = ledger.next_outcome()
+            if outcome is not None:
+                status.facts["waits_for"] = []
+                state.step, self.is_applying = outcome.step + 1, True
+                self._tools.donor.committed(outcome)
+                self._outlet.committed(outcome)
+                return outcome
+            status.facts["waits_for"] = list(ledger.missing)
+            await state.wait()
+        raise Stopped
+
+    async def _apply(
+        self, view: View, engine: StepEngine, outcome: StepOutcome, *, train: bool
+    ) -> None:
+        """The step is committed: update the states, and save them where it is time."""
+        step, spec, state, recorder = outcome.step, self._spec, self._state, self._tools.recorder
+        state.forget_reduced(step)
+        lineage = self._outlet.lineage_at(step + 1)
+        if train:
+            apply = recorder.timed("apply", 0, _apply_all)
+            await self._tools.compute.run(apply, spec, engine, outcome)
+            state.memory.commit(step)
+        self.is_applying = False
+        if state.view is view:
+            self._place.drop_unwanted()
+        self._outlet.states_changed()
+        self._history.record(outcome, state.step)
+        is_due = (step + 1) % spec.checkpoint.every_steps == 0 or step + 1 == spec.total_steps
+        if train and is_due:
+            with recorder.span("save"):
+                await self._tools.checkpoints.save(step + 1, engine.states, lineage)
+
+
+def _apply_all(spec: RunSpec, engine: StepEngine, outcome: StepOutcome) -> None:
+    engine.work.end()
+    for layer, state in engine.states.items():
+        apply_outcome(spec, state, engine.reduced[layer], outcome.step, outcome.gradient_norm)

@@ -1,0 +1,67 @@
+"""The data shards that a stage reads in a step."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.daemon.mailbox import held_out_indices
+from p2p_dtfm.daemon.status import State
+from p2p_dtfm.daemon.trainer_state import Outlet, Tools, TrainerState
+from p2p_dtfm.net.blobs import BlobUnavailable
+from p2p_dtfm.train.data import ShardDamaged, ShardMissing
+
+log = logging.getLogger("p2p_dtfm")
+
+SHARD_RETRY_S = 1.0
+
+
+async def have_shards(
+    tools: Tools,
+    outlet: Outlet,
+    state: TrainerState,
+    plan: Plan,
+    step: int,
+    microbatches: Sequence[int],
+    evaluate: bool,
+) -> None:
+    """Bring what this stage reads for these microbatches and, if it is time, held-out ones; or
+    until the step is stopped."""
+    place = plan.place_of(tools.me)
+    assert place is not None
+    pipeline = plan.pipelines[place[0]]
+    if 0 < place[1] < len(pipeline.stages) - 1:
+        return
+    held_out = evaluate and bool(held_out_indices(plan, tools.spec, place[0]))
+    needed = tools.batches.shards(step, microbatches, held_out=held_out)
+    while not state.stopped:
+        try:
+            await outlet.fetch_shards(needed)
+            await tools.compute.run(tools.batches.open_shards, needed)
+            return
+        except ShardDamaged as error:
+            log.warning("%s", error.cause)
+            outlet.damaged_shard(error.digest)
+        except ShardMissing as error:
+            log.warning("%s", error)
+        except BlobUnavailable as error:
+            _say_missing(tools, error)
+            await asyncio.sleep(SHARD_RETRY_S)
+        except OSError as error:
+            tools.status.say(
+                State.WAITING,
+                f"a data shard cannot be written ({error}); free space on that disk",
+            )
+            await asyncio.sleep(SHARD_RETRY_S)
+
+
+def _say_missing(tools: Tools, error: BlobUnavailable) -> None:
+    """Waiting, until a peer turns up that has it or somebody puts the file back."""
+    causes = "; ".join(f"{peer}: {cause}" for peer, cause in error.causes.items())
+    tools.status.say(
+        State.WAITING,
+        f"data shard {error.digest[:16]} is missing here, and no peer gives it "
+        f"({causes or 'there is no other peer'}); it is taken as soon as a peer has it. "
+        "If these data are your own: end this daemon, make them anew with the same command, "
+        "and start again",
+    )

@@ -1,0 +1,138 @@
+"""What the parts of the trainer share: what they work with, and where this peer stands."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from p2p_dtfm.core.inventory import Restart
+from p2p_dtfm.core.ledger import Ledger
+from p2p_dtfm.core.redo import Redo
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.stage_progress import StageProgress
+from p2p_dtfm.core.step import Prepared, StepOutcome
+from p2p_dtfm.core.view import View
+from p2p_dtfm.daemon.checkpoints import Checkpoints
+from p2p_dtfm.daemon.compute import Compute
+from p2p_dtfm.daemon.courier import Courier
+from p2p_dtfm.daemon.donor import Donor
+from p2p_dtfm.daemon.initial_states import InitialStates
+from p2p_dtfm.daemon.status import Status
+from p2p_dtfm.daemon.step_recorder import StepRecorder
+from p2p_dtfm.net.blobs import BlobExchange
+from p2p_dtfm.net.bulk import BulkPlane
+from p2p_dtfm.train.batches import Batches
+from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.train.replica_memory import ReplicaMemory
+
+Tensor = Any
+
+
+class Outlet(Protocol):
+    """What the trainer asks of the daemon."""
+
+    def say_prepared(self, prepared: Prepared, view: View) -> None:
+        """Send to all other members of the view."""
+
+    def committed(self, outcome: StepOutcome) -> None:
+        """The ledger gave an outcome, which is not applied yet."""
+
+    def states_changed(self) -> None:
+        """What is held, or its version, is another."""
+
+    def reduced(self, step: int, layers: set[int]) -> None:
+        """The reduced gradients of these layers are here, and are kept."""
+
+    def computed(self, step: int, progress: StageProgress | None) -> None:
+        """So far this peer has come with the microbatches of `step`, and keeps all of it."""
+
+    def skip_to(self, step: int) -> None:
+        """Without a stage: somebody prepares `step`, so all before it are committed."""
+
+    def trouble(self, peer_id: str, cause: str) -> None:
+        """What a peer needs for the step under way, or what it sent for it, is lost."""
+
+    def lineage_at(self, step: int) -> str:
+        """The digest of the lineage of states after `step` committed steps."""
+
+    def ready_for(self) -> ViewId | None:
+        """The next view, if all its members are synced."""
+
+    def synced(self, view: ViewId) -> None:
+        """This peer has what its place in the next view needs."""
+
+    async def fetch_shards(self, digests: set[str]) -> None:
+        """Bring data shards. Raises `BlobUnavailable`."""
+
+    def damaged_shard(self, digest: str) -> None:
+        """A shard on this disk is not what it was: put it aside."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the trainer works with."""
+
+    me: str
+    spec: RunSpec
+    batches: Batches
+    courier: Courier
+    bulk: BulkPlane
+    blobs: BlobExchange
+    compute: Compute
+    checkpoints: Checkpoints
+    donor: Donor
+    initial: InitialStates
+    scratch: Path
+    status: Status
+    recorder: StepRecorder = field(default_factory=StepRecorder)
+
+
+class Stopped(Exception):
+    """The step under way will not be ended in this view."""
+
+
+class TrainerState:
+    """Where this peer stands; whoever changes it so that somebody may go on calls `wake.set`."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, LayerState] = {}
+        self.view: View | None = None
+        self.step = 0
+        self.ledger: Ledger | None = None
+        self.restart: Restart | None = None
+        """What an unplanned view makes of the states, until it is done."""
+        self.redo: Redo | None = None
+        """What the present view keeps of the step with which it began."""
+        self.stopped = False
+        """A failure has frozen the step under way."""
+        self.memory = ReplicaMemory()
+        self.reduced: dict[tuple[ViewId, int], dict[int, Tensor]] = {}
+        """Reduced gradients by view, step and layer: the next view may roll them forward."""
+        self.wake = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    def late(self, layers: Iterable[int]) -> set[int]:
+        """Those that are not here at the step that comes."""
+        held = self.states
+        return {n for n in layers if n not in held or held[n].version != self.step}
+
+    def fail(self, error: BaseException) -> None:
+        """Whoever waits raises it: a part that ended must not leave the others waiting."""
+        self._failure = error
+        self.wake.set()
+
+    async def wait(self, limit_s: float | None = None) -> None:
+        """Until anything changes, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self.wake.wait()
+        self.wake.clear()
+        if self._failure is not None:
+            raise self._failure
+
+    def forget_reduced(self, committed_step: int) -> None:
+        """Gradients before the last committed step are not needed for any recovery."""
+        self.reduced = {k: held for k, held in self.reduced.items() if k[1] >= committed_step}

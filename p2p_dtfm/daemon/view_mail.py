@@ -1,0 +1,78 @@
+"""Tensors and Prepared of views that this peer has agreed on, be they taken over here or not."""
+
+import asyncio
+import time
+from collections import deque
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.redo import Redo
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.view import View
+from p2p_dtfm.core.wire_plan import wire_plan
+from p2p_dtfm.daemon.mailbox import Mailbox
+from p2p_dtfm.daemon.trainer_state import TrainerState
+
+EARLY_SENDERS_LIMIT = 1024
+EARLY_PREPARED_LIMIT = 2 * STEPS_AHEAD_LIMIT
+"""Of each sender, from views that have not taken over here."""
+VIEWS_REMEMBERED = 64
+"""A tensor of one of these comes late; one of any other view was never due."""
+UNKNOWN_VIEW_WAIT_S = 5.0
+UNKNOWN_VIEW_POLL_S = 0.02
+
+
+class ViewMail:
+    """A peer that took over earlier may send before this one does, or even knows the view."""
+
+    def __init__(self, me: str, spec: RunSpec, state: TrainerState) -> None:
+        self._me = me
+        self._spec = spec
+        self._state = state
+        self._mailboxes: dict[ViewId, Mailbox] = {}
+        self._views: deque[ViewId] = deque(maxlen=VIEWS_REMEMBERED)
+        self._early: dict[str, deque[Prepared]] = {}
+
+    def agreed(self, view: View) -> None:
+        """From now on tensors of `view` are due."""
+        self._views.append(view.id)
+        plan = view.plan
+        if isinstance(plan, Plan) and plan.stage_of(self._me) is not None:
+            wire = wire_plan(self._spec, plan, view.snapshot)
+            self._mailboxes[view.id] = Mailbox(view.id, plan, self._me, self._spec, wire)
+
+    def take_over(self, view: View, redo: Redo | None) -> list[Prepared]:
+        """Forget the views before; returns the Prepared that came early."""
+        self._mailboxes = {k: v for k, v in self._mailboxes.items() if k >= view.id}
+        mailbox, plan = self._mailboxes.get(view.id), view.plan
+        if redo is not None and mailbox is not None and isinstance(plan, Plan):
+            mine = redo.stage(plan, self._me)
+            assert mine is not None
+            mailbox.redo(redo.step, mine)
+        early, self._early = self._early, {}
+        return [prepared for statements in early.values() for prepared in statements]
+
+    def keep_early(self, prepared: Prepared) -> None:
+        """One of a view that has not taken over here. Raises `PeerFault`."""
+        sender = prepared.peer_id
+        if sender not in self._early and len(self._early) >= EARLY_SENDERS_LIMIT:
+            raise PeerFault("says Prepared in a view that this peer does not know", sender)
+        self._early.setdefault(sender, deque(maxlen=EARLY_PREPARED_LIMIT)).append(prepared)
+
+    async def until_known(self, view: ViewId, sender: str) -> None:
+        """Wait for a view that comes next; meanwhile the lane of its sender waits. Raises
+        `PeerFault`."""
+        end_s = time.monotonic() + UNKNOWN_VIEW_WAIT_S
+        while view not in self._views:
+            present = self._state.view
+            is_next = present is None or view.number > present.id.number
+            if not is_next or time.monotonic() > end_s:
+                raise PeerFault(f"a tensor of view {view}, which this peer does not know", sender)
+            await asyncio.sleep(UNKNOWN_VIEW_POLL_S)
+
+    def mailbox(self, view: ViewId) -> Mailbox | None:
+        """None where this peer has no stage in the view, or a later one has taken over."""
+        return self._mailboxes.get(view)

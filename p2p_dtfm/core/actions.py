@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from p2p_dtfm.core.agreement_messages import AgreementMessage
 from p2p_dtfm.core.inventory import Restart
 from p2p_dtfm.core.ledger import Ledger
+from p2p_dtfm.core.redo import Redo
 from p2p_dtfm.core.snapshot import Snapshot
 from p2p_dtfm.core.view import View
 
@@ -79,13 +80,15 @@ class TakeOver:
     """From `step` on, steps happen in `view`, and commit in `ledger` (None without a plan).
 
     `restart` says what becomes of this peer's states in an unplanned view; None in a planned one,
-    and in one without a plan, where all states stay as they are.
+    and in one without a plan, where all states stay as they are. `redo` says what is kept of the
+    step under way; without one `step` begins anew.
     """
 
     view: View
     step: int
     ledger: Ledger | None = None
     restart: Restart | None = None
+    redo: Redo | None = None
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,12 @@ class Left:
 class Rejoin:
     """The others went on without this peer, or their lineage counts: it is in no view any more.
 
-    Save a checkpoint, then call `begin_life` with a higher life, and ask to join again.
+    Call `begin_life` with a higher life, and ask to join again.
     """
 
     reason: str
+    gives_up_steps: bool = False
+    """This peer's side of a split swarm has trained, and the other side's lineage counts."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,10 @@
-"""Messages to other peers: one bounded queue for each, sent in order, tried again for a while."""
+"""Messages to other peers: one bounded queue for each, begun in order, tried again for a while.
+
+Several of a peer's messages are under way at once, or around the world each would wait for the
+answer to the one before: a Prepared behind a heartbeat came half a second late, and a Gather of
+eight peers took longer than its deadline. So what was told last may arrive first; every message
+says by itself what it is about.
+"""
 
 import asyncio
 import contextlib
@@ -7,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from p2p_dtfm.core.agreement_messages import Standing
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.daemon.wire import Message, pack
 from p2p_dtfm.net.control import ControlPlane
@@ -16,6 +23,8 @@ from p2p_dtfm.net.host import ADDRESSES_LIMIT, Host
 Value = TypeVar("Value")
 
 QUEUE_LIMIT = 512
+UNDER_WAY_LIMIT = 16
+"""Messages to one peer at a time; a peer answers more than that (`net.control`)."""
 DEADLINE_S = 5.0
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.2
@@ -117,28 +126,44 @@ class Courier:
         self._connected.add(peer_id)
 
     async def _deliver(self, peer_id: str, queue: asyncio.Queue[Message]) -> None:
-        while (message := await self._next(peer_id, queue)) is not None:
-            pause_s = FIRST_PAUSE_S
-            for attempt in range(ATTEMPTS):
-                try:
-                    await self.ask(peer_id, message)
-                    break
-                except Refused as refusal:
-                    if refusal.cause != "busy":
-                        self._log_refusal(peer_id, message, refusal.cause)
-                        break
-                except Unreachable as error:
-                    if attempt == ATTEMPTS - 1:
-                        first = peer_id not in self._silent
-                        self._silent.add(peer_id)
-                        level = logging.WARNING if first else logging.DEBUG
-                        log.log(level, "%s cannot be delivered: %s", _name(message), error)
-                except PeerFault as fault:
-                    log.warning("reply to a %s: %s", _name(message), fault)
-                    break
-                await asyncio.sleep(pause_s)
-                pause_s *= 2
-            queue.task_done()
+        turns = asyncio.Semaphore(UNDER_WAY_LIMIT)
+
+        async def deliver(message: Message) -> None:
+            try:
+                await self._try_to_deliver(peer_id, message)
+            finally:
+                turns.release()
+                queue.task_done()
+
+        async with asyncio.TaskGroup() as under_way:
+            while (message := await self._next(peer_id, queue)) is not None:
+                await turns.acquire()
+                delivery = under_way.create_task(deliver(message))
+                if peer_id not in self._connected:  # one dials, and finds out, for all
+                    await delivery
+
+    async def _try_to_deliver(self, peer_id: str, message: Message) -> None:
+        pause_s = FIRST_PAUSE_S
+        for attempt in range(ATTEMPTS):
+            try:
+                await self.ask(peer_id, message)
+                return
+            except Refused as refusal:
+                if refusal.cause != "busy":
+                    self._log_refusal(peer_id, message, refusal.cause)
+                    return
+            except Unreachable as error:
+                if attempt == ATTEMPTS - 1:
+                    first = peer_id not in self._silent
+                    self._silent.add(peer_id)
+                    is_news = first and not isinstance(message, Standing)  # told to outsiders
+                    level = logging.WARNING if is_news else logging.DEBUG
+                    log.log(level, "%s cannot be delivered: %s", _name(message), error)
+            except PeerFault as fault:
+                log.warning("reply to a %s: %s", _name(message), fault)
+                return
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
 
     def _log_refusal(self, peer_id: str, message: Message, cause: str) -> None:
         """Once for each cause in a row; a peer that has just started refuses much at first."""

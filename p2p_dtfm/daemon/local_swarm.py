@@ -63,10 +63,16 @@ class Child:
 
 
 class LocalSwarm:
-    """A context manager: at its end all children are gone."""
+    """A context manager: at its end all children are gone.
 
-    def __init__(self, directory: Path, arguments: Sequence[str] = ()) -> None:
+    `module` is what Python runs as each daemon: the program, or one that changes it to compare.
+    """
+
+    def __init__(
+        self, directory: Path, arguments: Sequence[str] = (), module: str = "p2p_dtfm"
+    ) -> None:
         self.directory = directory
+        self._module = module
         self.children: list[Child] = []
         self._arguments = tuple(arguments)
 
@@ -86,7 +92,7 @@ class LocalSwarm:
         name = name or home.name
         home.mkdir(parents=True, exist_ok=True)
         files = [(home / stream).open("ab") for stream in ("stdout", "stderr")]
-        command = [sys.executable, "-m", "p2p_dtfm", "--home", str(home), "--until-stdin-closes"]
+        command = [sys.executable, "-m", self._module, "--home", str(home), "--until-stdin-closes"]
         command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--log", "human"]
         process = subprocess.Popen(
             [*command, *self._arguments, *arguments],

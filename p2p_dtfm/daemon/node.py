@@ -46,6 +46,7 @@ from p2p_dtfm.daemon.trainer_state import Tools
 from p2p_dtfm.daemon.upkeep import Upkeep
 from p2p_dtfm.net.addresses import parse_address
 from p2p_dtfm.net.blobs import BlobExchange
+from p2p_dtfm.net.broken_streams import expect_broken_streams
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.directory import Directory
@@ -81,7 +82,9 @@ class Daemon(Upkeep, Entrance, Readings):
             stack.callback(self.home.release)
             stack.callback(self.observer.close)
             stack.callback(self.compute.close)
-            self._failed = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            expect_broken_streams(loop)
+            self._failed = loop.create_future()
             self._handle_signals()
             self._life = self.home.next_life()
             if not await self._unless_leaving(self._start(stack)):

@@ -1,4 +1,4 @@
-"""The courier delivers in order, and forgets peers that nobody speaks to any more."""
+"""The courier delivers all it is told, several at once, and forgets idle peers."""
 
 import asyncio
 from pathlib import Path
@@ -21,7 +21,7 @@ async def until(condition, what: str) -> None:
     assert condition(), what
 
 
-def test_messages_come_in_order_and_idle_workers_end(
+def test_all_messages_come_and_idle_workers_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(courier_module, "IDLE_S", 0.2)
@@ -48,7 +48,7 @@ def test_messages_come_in_order_and_idle_workers_end(
                 await until(lambda end=round_start: len(heard) == end + 10, "all arrive")
                 await until(lambda: not courier._workers, "the worker ends")
                 assert not courier._queues
-            assert heard == list(range(20))
+            assert sorted(heard) == list(range(20))
             await courier.close()
         finally:
             await asyncio.gather(one.close(), two.close())
@@ -75,6 +75,44 @@ def test_what_was_told_before_the_end_still_arrives(tmp_path: Path) -> None:
             courier.tell(two.peer_id, Hello(2, ()))
             await courier.close()
             assert len(heard) == 2
+        finally:
+            await asyncio.gather(one.close(), two.close())
+
+    asyncio.run(scenario())
+
+
+def test_nobody_waits_for_the_answer_to_an_earlier_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(courier_module, "UNDER_WAY_LIMIT", 3)
+
+    async def scenario() -> None:
+        one = await Host.start(tmp_path / "one.key", LOOPBACK)
+        two = await Host.start(tmp_path / "two.key", LOOPBACK)
+        waiting: list[int] = []
+        answer = asyncio.Event()
+
+        async def hear(sender: str, body: bytes) -> bytes:
+            _, message = unpack(body)
+            assert isinstance(message, Hello)
+            if message.protocol_version:
+                waiting.append(message.protocol_version)
+                await answer.wait()
+            return b""
+
+        try:
+            await ControlPlane(two, hear).ready()
+            courier = Courier(one, await ControlPlane(one, hear).ready(), life=1)
+            courier.learn(two.peer_id, await two.addresses())
+            await courier.ask(two.peer_id, Hello(0, ()))
+            for number in range(1, 6):
+                courier.tell(two.peer_id, Hello(number, ()))
+            await until(lambda: len(waiting) == 3, "three are under way")
+            await courier.ask(two.peer_id, Hello(0, ()))  # and no more than three
+            assert sorted(waiting) == [1, 2, 3]
+            answer.set()
+            await until(lambda: len(waiting) == 5, "the rest follows")
+            await courier.close()
         finally:
             await asyncio.gather(one.close(), two.close())
 

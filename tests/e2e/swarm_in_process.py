@@ -33,10 +33,12 @@ class EnginePeer:
     memory: ReplicaMemory = field(default_factory=ReplicaMemory)
 
     def on_frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
-        if header.view_digest != VIEW.snapshot:
-            raise PeerFault("a tensor of another view", sender)
         assert self.engine is not None
-        self.engine.mailbox.put(sender, header, payload)
+        view = self.engine.view
+        if (header.view_number, header.view_digest) == (view.number, view.snapshot):
+            self.engine.mailbox.put(sender, header, payload)
+        elif header.view_number > view.number:
+            raise PeerFault("a tensor of another view", sender)
 
 
 @contextlib.asynccontextmanager
@@ -73,7 +75,9 @@ async def engine_peers(
         yield sorted(peers, key=lambda peer: peer.host.peer_id)
 
 
-def prepare_engines(peers: list[EnginePeer], plan: Plan, spec: RunSpec, batch) -> None:
+def prepare_engines(
+    peers: list[EnginePeer], plan: Plan, spec: RunSpec, batch, recompute=False
+) -> None:
     for peer in peers:
         me = peer.host.peer_id
         states = {layer: LayerState.genesis(spec, layer) for layer in plan.layers_of(me)}
@@ -88,6 +92,7 @@ def prepare_engines(peers: list[EnginePeer], plan: Plan, spec: RunSpec, batch) -
             peer.compute,
             lambda peer_id, cause, faults=peer.faults: faults.append(PeerFault(cause, peer_id)),
             peer.memory,
+            recompute=recompute,
         )
 
 

@@ -1,0 +1,138 @@
+"""One stage of our engine in `benchmarks.overhead`; and our engine alone beside a plain loop."""
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.overhead_work import (
+    Work,
+    alone_plan,
+    batch_of,
+    pipeline_plan,
+    processor_s,
+    say,
+    work_of,
+)
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.daemon.compute import Compute
+from p2p_dtfm.daemon.mailbox import Mailbox
+from p2p_dtfm.daemon.step_engine import StepEngine, Transport
+from p2p_dtfm.net.bulk import BulkPlane
+from p2p_dtfm.net.frames import FrameHeader, FrameLimits, Payload
+from p2p_dtfm.net.host import Host
+from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.train.optimizer import update_of
+from p2p_dtfm.train.reference import ReferenceRun
+from p2p_dtfm.train.replica_memory import ReplicaMemory
+
+VIEW = ViewId(1, "0" * 64)
+CONNECT_S = 20.0
+
+
+class _Stage:
+    """An engine with the states of one peer, and the update that follows each of its steps."""
+
+    def __init__(self, plan: Plan, me: str, work: Work, transport: Transport) -> None:
+        self.work = work
+        self.compute = Compute()
+        spec = work.spec
+        self.states = {layer: LayerState.genesis(spec, layer) for layer in plan.layers_of(me)}
+        self.mailbox = Mailbox(VIEW, plan, me, spec)
+        self.engine = StepEngine(
+            self.mailbox,
+            plan,
+            me,
+            spec,
+            self.states,
+            lambda step, index: batch_of(work, step, index),
+            transport,
+            self.compute,
+            lambda peer_id, cause: print(f"{peer_id}: {cause}", file=sys.stderr),
+            ReplicaMemory(),
+        )
+
+    async def step(self, number: int) -> float:
+        """Loss of the step, here. The norm by which gradients are clipped is what this peer knows:
+        in a swarm Prepared tells of all, which takes a message."""
+        local = await self.engine.run(number, train=True, evaluate=False)
+        norm = sum(local.squared_norms.values()) ** 0.5
+        await self.compute.run(self._apply, number, norm)
+        return local.loss_sum / self.work.spec.tokens_per_step
+
+    def _apply(self, number: int, norm: float) -> None:
+        for state in self.states.values():
+            state.apply(state.gradient_vector(), *update_of(self.work.spec, number, norm))
+
+
+async def _peer(number: int, folder: Path, arguments: list[str]) -> None:
+    torch.set_num_threads(1)
+    work = work_of(arguments)
+    host = await Host.start(folder / f"{number}.key", ["/ip4/127.0.0.1/tcp/0"])
+    stage: _Stage | None = None
+
+    def arrived(sender: str, header: FrameHeader, payload: bytearray) -> None:
+        assert stage is not None
+        stage.mailbox.put(sender, header, payload)
+
+    plane = BulkPlane(host, work.spec.digest(), FrameLimits(), arrived, _complain)
+    await plane.ready()
+    say(address=(await host.addresses())[0])
+    addresses = json.loads(await asyncio.to_thread(sys.stdin.readline))
+    peers = [address.rsplit("/", 1)[1] for address in addresses]
+    for peer_id, address in zip(peers, addresses, strict=True):
+        if peer_id != host.peer_id:
+            await host.connect(peer_id, [address], CONNECT_S)
+    stage = _Stage(pipeline_plan(peers, work), host.peer_id, work, plane)
+    say(ready=True)
+    step = 0
+    while await asyncio.to_thread(sys.stdin.readline):
+        began_s, computed_s = time.monotonic(), processor_s()
+        loss = await stage.step(step)
+        elapsed_s = time.monotonic() - began_s
+        say(elapsed_s=elapsed_s, processor_s=processor_s() - computed_s, loss=loss)
+        step += 1
+    stage.compute.close()
+    await plane.close()
+    await host.close()
+
+
+class _Nowhere:
+    """One peer alone sends nothing."""
+
+    async def send(self, peer_id: str, lane: str, header: FrameHeader, payload: Payload) -> None:
+        raise AssertionError(f"a frame for {peer_id}")
+
+
+async def alone(rounds: int, work: Work) -> dict[str, list[dict[str, float]]]:
+    """Steps of our engine and of a plain loop in turn; the first of each warms up."""
+    torch.set_num_threads(1)
+    stage = _Stage(alone_plan("me", work), "me", work, _Nowhere())
+    plain = ReferenceRun(work.spec, lambda step, index: batch_of(work, step, index))
+    plain_losses = plain.losses(rounds + 1)
+    found: dict[str, list[dict[str, float]]] = {"ours": [], "plain loop": []}
+    for number in range(rounds + 1):
+        for kind, rows in found.items():
+            began_s, computed_s = time.monotonic(), processor_s()
+            if kind == "ours":
+                loss = await stage.step(number)
+            else:
+                loss = next(plain_losses)
+            elapsed_s = time.monotonic() - began_s
+            row = {"elapsed_s": elapsed_s, "loss": loss, "processor_s": processor_s() - computed_s}
+            rows.append(row)
+    stage.compute.close()
+    return {kind: rows[1:] for kind, rows in found.items()}
+
+
+def _complain(sender: str, fault: PeerFault) -> None:
+    print(f"fault: {fault}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    asyncio.run(_peer(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))

@@ -1,0 +1,118 @@
+"""Prediction: how long a step really takes, against what its plan says.
+
+    python -m benchmarks.prediction [--scenario NAME ...] [--steps N] [--quick] [--json]
+
+For each of five scenarios eight real daemons, with emulated devices over shaped links, measure one
+another, agree on a plan, and train: real protocol, real bytes, real waiting, no real computing.
+Measured is the median step of their last view; predicted what the plan in force says, made from
+what they had measured themselves; simulated what `sim.step_time` makes of the same plan and the
+scenario's own figures. Lower bound beside them: no plan at all is faster (`core.bound`).
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.emulated_swarm import (
+    EXECUTION,
+    Played,
+    emulated_spec,
+    four_of,
+    play,
+    scenario_file,
+    shape_of_plan,
+)
+from p2p_dtfm.core.bound import step_lower_bound_ns
+from p2p_dtfm.core.problem import problem_of
+from p2p_dtfm.sim.scenario import Scenario
+from p2p_dtfm.sim.scenario_snapshot import workload_in
+from p2p_dtfm.sim.step_time import simulate_step
+
+SCENARIO_NAMES = ("one-room", "two-labs", "uneven-homes", "straggler", "small-world")
+WORST_TARGET = 0.15
+MEDIAN_TARGET = 0.08
+
+
+def measure(scenario: Scenario, steps: int, microbatches: int) -> dict[str, Any]:
+    """One row."""
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="p2p-dtfm-prediction-") as name:
+        spec = emulated_spec(microbatches=microbatches)
+        return {
+            **row_of(play(scenario, steps, Path(name), spec)),
+            "elapsed_s": round(time.monotonic() - began_s, 1),
+        }
+
+
+def row_of(played: Played) -> dict[str, Any]:
+    """Measured, predicted and simulated seconds of a step, and how far the first two differ."""
+    workload = workload_in(played.scenario, played.spec, EXECUTION)
+    simulated = simulate_step(played.plan, played.scenario, workload, EXECUTION)
+    measured_s = statistics.median(played.step_s)
+    predicted_s = played.plan.predicted_step_ns / 1e9
+    return {
+        "scenario": played.scenario.name,
+        "peers": len(played.scenario.peers),
+        "plan": shape_of_plan(played.plan),
+        "steps_s": [round(each, 3) for each in played.step_s],
+        "measured_s": round(measured_s, 3),
+        "predicted_s": round(predicted_s, 3),
+        "simulated_s": round(simulated.total_ns / 1e9, 3),
+        "bound_s": round(step_lower_bound_ns(problem_of(played.snapshot)) / 1e9, 3),
+        "error": round(measured_s / predicted_s - 1, 4),
+    }
+
+
+def report(rows: list[dict[str, Any]], as_json: bool) -> int:
+    """Print; 0 if both targets are met."""
+    errors = [abs(row["error"]) for row in rows]
+    worst, median = max(errors), statistics.median(errors)
+    met = worst <= WORST_TARGET and median <= MEDIAN_TARGET
+    if as_json:
+        figures = {
+            "label": "emulated devices, shaped links",
+            "scenarios": rows,
+            "worst_error": worst,
+            "median_error": median,
+            "targets": {"worst_error": WORST_TARGET, "median_error": MEDIAN_TARGET},
+            "met": met,
+        }
+        print(json.dumps(figures))
+        return 0 if met else 1
+    print("emulated devices, shaped links; seconds for a step")
+    print(
+        f"{'scenario':14s} {'plan':14s} {'bound':>7s} {'simulated':>9s} {'predicted':>9s} "
+        f"{'measured':>8s} {'error':>7s}"
+    )
+    for row in rows:
+        print(
+            f"{row['scenario']:14s} {row['plan']:14s} {row['bound_s']:7.2f} "
+            f"{row['simulated_s']:9.2f} {row['predicted_s']:9.2f} {row['measured_s']:8.2f} "
+            f"{row['error']:7.1%}"
+        )
+    print(
+        f"worst {worst:.1%} (target {WORST_TARGET:.0%}), median {median:.1%} "
+        f"(target {MEDIAN_TARGET:.0%}): {'met' if met else 'MISSED'}"
+    )
+    return 0 if met else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scenario", nargs="*", default=SCENARIO_NAMES, choices=SCENARIO_NAMES)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--quick", action="store_true", help="four peers of one scenario")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.quick:
+        return report([measure(four_of("two-labs"), 3, 8)], options.json)
+    scenarios = [scenario_file(name) for name in options.scenario]
+    return report([measure(each, options.steps, 24) for each in scenarios], options.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

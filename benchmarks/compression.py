@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.wire_plan import cut_into_chunks
+from p2p_dtfm.core.wire_plan import segment_chunks
 from p2p_dtfm.net.frames import FrameHeader, FrameKind, encode_frame
 from p2p_dtfm.sim.files import read_run_spec
 from p2p_dtfm.train.batches import Batches
@@ -38,10 +38,7 @@ from p2p_dtfm.train.local_steps import LocalSteps, inner_microbatches
 from p2p_dtfm.train.model import layer_count
 from p2p_dtfm.train.optimizer import squared_norm, update_of
 from p2p_dtfm.train.reduction import (
-    flatten_gradients,
-    gradient_count,
     shard_bounds,
-    unflatten_gradients,
 )
 from p2p_dtfm.train.replica_memory import ReplicaMemory
 from p2p_dtfm.train.segment_reduction import SegmentReduction
@@ -182,14 +179,16 @@ def reduce_all(spec: RunSpec, step: int, replicas: list[Replica]) -> int:
     """Reduce the gradients of all replicas; the bytes that all of them send together."""
     holders = tuple(f"peer-{number}" for number in range(len(replicas)))
     states = [list(replica.states.values()) for replica in replicas]
-    chunks = cut_into_chunks(gradient_count(states[0]), holders, (1,) * len(holders))
+    lengths = [state.parameter_count for state in states[0]]
+    chunks = segment_chunks(lengths, holders, (1,) * len(holders))
     codec = codec_of(spec.codecs.reduction, spec.codecs)
     sides = [
-        SegmentReduction(
-            spec, codec, step, 0, chunks.bounds, flatten_gradients(each), r.memory.owed_of(each)
-        )
+        SegmentReduction(spec, codec, step, 0, chunks.bounds, lengths, r.memory.owed_of(each))
         for r, each in zip(replicas, states, strict=True)
     ]
+    for side, each in zip(sides, states, strict=True):
+        for state in each:
+            side.fill(state.layer, state.gradient_vector())
     sent = 0
     for chunk, owner in enumerate(chunks.owners):
         summing = sides[holders.index(owner)]
@@ -201,7 +200,7 @@ def reduce_all(spec: RunSpec, step: int, replicas: list[Replica]) -> int:
                 continue
             payload = side.part(chunk)
             sent += frame_bytes(FrameKind.GRADIENT_PART, codec.name, shape, payload)
-            parts.append(summing.read_part(chunk, bytes(payload)))
+            parts.append(summing.read_part(chunk, bytearray(payload)))
         total = bytes(summing.add_parts(chunk, parts))
         for side in sides:
             if side is not summing:
@@ -209,7 +208,7 @@ def reduce_all(spec: RunSpec, step: int, replicas: list[Replica]) -> int:
                 side.take_sum(chunk, total)
     for replica, each, side in zip(replicas, states, sides, strict=True):
         assert torch.equal(side.reduced, sides[0].reduced), "all replicas end with the same bits"
-        for layer, part in unflatten_gradients(side.reduced, each).items():
+        for layer, part in side.reduced_layers().items():
             replica.states[layer].gradient_vector().copy_(part)
         if side.owed is not None:
             replica.memory.propose_owed(step, each, side.owed)

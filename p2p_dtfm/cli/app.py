@@ -50,6 +50,9 @@ def run(
     ] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell others.")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="How far the others are: auto, lan or wan.")
+    ] = None,
     expect_peers: Annotated[
         int | None, typer.Option(help="A founder waits for this many peers before it starts.")
     ] = None,
@@ -64,6 +67,9 @@ def run(
     ] = None,
     dashboard: Annotated[
         str | None, typer.Option(help="Dashboard's port on loopback, auto or off.")
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write figures for TensorBoard into this directory.")
     ] = None,
     log: Annotated[str | None, typer.Option(help="Log format: auto, human or json.")] = None,
     home: Annotated[Path | None, typer.Option(help="The daemon's directory.")] = None,
@@ -102,11 +108,13 @@ def run(
             "hours": hours,
             "listen": tuple(listen or ()),
             "announce": tuple(announce or ()),
+            "network": network,
             "expect_peers": expect_peers,
             "expect_wait_s": expect_wait_s,
             "exit_when_done": exit_when_done,
             "until_stdin_closes": until_stdin_closes,
             "dashboard": dashboard,
+            "tensorboard": tensorboard,
             "log": log,
         },
     )

@@ -96,18 +96,24 @@ def panel(state: DashboardState, now_s: float, width: int) -> Group:
 
 def _progress(state: DashboardState) -> list[Text]:
     live, run = state.live, state.run
-    if run is None or not live.step:
-        return []
-    share = min(1.0, live.step / run.total_steps)
+    rows = []
+    if live.work_share is not None:
+        rows.append(_bar(live.work_share, live.work, live.work_left_s, "cyan"))
+    if run is not None and live.step:
+        share = min(1.0, live.step / run.total_steps)
+        what = f"step {live.step:,} of {run.total_steps:,}"
+        rows.append(_bar(share, what, live.eta_s, "green"))
+    return rows
+
+
+def _bar(share: float, what: str, left_s: float | None, colour: str) -> Text:
     done = round(BAR_WIDTH * share)
-    left = f"  {duration(live.eta_s)} left" if live.eta_s is not None else ""
-    return [
-        Text.assemble(
-            ("━" * done, "green"),
-            ("━" * (BAR_WIDTH - done), "bright_black"),
-            f"  step {live.step:,} of {run.total_steps:,} ({share:.0%}){left}",
-        )
-    ]
+    left = "" if left_s is None else f"  {duration(left_s)} left"
+    return Text.assemble(
+        ("━" * done, colour),
+        ("━" * (BAR_WIDTH - done), "bright_black"),
+        f"  {what} ({share:.0%}){left}",
+    )
 
 
 def _figures(state: DashboardState) -> list[str]:

@@ -74,7 +74,10 @@ def import_model(
 
     source = data if data == "python-standard-library" else str(Path(data).absolute())
     training = Training(source, steps, global_batch, microbatch, learning_rate)
-    spec = import_hugging_face(directory, out, name, training)
+    with progress_of_bytes() as tell:
+        spec = import_hugging_face(
+            directory, out, name, training, lambda done, total: tell(done, total, "importing")
+        )
     typer.echo(
         f"{spec.model.layers} blocks of width {spec.model.width}, vocabulary "
         f"{spec.model.vocabulary}, context {spec.model.context}"

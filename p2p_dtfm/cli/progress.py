@@ -1,5 +1,6 @@
-"""How far something long is, and how long it will take yet: bars on a terminal, else lines."""
+"""How far something long is, and how long it will take yet: bars on a terminal, else JSON lines."""
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ def progress_of_bytes() -> Iterator[Tell]:
 
 
 class Lines:
-    """A line now and then, for logs."""
+    """A JSON object now and then, for logs and other programs."""
 
     def __init__(self, clock_s: Callable[[], float], write: Callable[[str], None]) -> None:
         self._clock_s = clock_s
@@ -53,4 +54,10 @@ class Lines:
             return
         self._told_s = now_s
         left_s = (now_s - self._began_s) * (total_bytes - done_bytes) / done_bytes
-        self._write(f"{what}: {100 * done_bytes // total_bytes}%, {left_s:.0f} s left")
+        facts = {
+            "doing": what,
+            "done_bytes": done_bytes,
+            "total_bytes": total_bytes,
+            "left_s": round(left_s, 1),
+        }
+        self._write(json.dumps(facts))

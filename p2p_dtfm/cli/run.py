@@ -10,7 +10,6 @@ from rich.console import Console
 from p2p_dtfm.cli.live_view import live_view
 from p2p_dtfm.cli.logs import set_up_logging
 from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.daemon.node import Daemon
 from p2p_dtfm.daemon.resident import Resident
 from p2p_dtfm.daemon.settings import Settings
 
@@ -19,8 +18,7 @@ def run_daemon(settings: Settings) -> int:
     """Run until the end; the exit code. What nobody foresaw is logged whole, with exit code 1."""
     handler = set_up_logging(settings.log)
     try:
-        resident = Resident(settings, lambda daemon: _take_part(daemon, settings, handler))
-        return asyncio.run(resident.run())
+        return asyncio.run(_live(Resident(settings), settings, handler))
     except UserError:
         raise
     except KeyboardInterrupt:
@@ -30,10 +28,10 @@ def run_daemon(settings: Settings) -> int:
         return 1
 
 
-async def _take_part(
-    daemon: Daemon, settings: Settings, handler: "logging.StreamHandler[TextIO]"
+async def _live(
+    resident: Resident, settings: Settings, handler: "logging.StreamHandler[TextIO]"
 ) -> int:
     if settings.log == "json" or not sys.stderr.isatty():
-        return await daemon.run()
-    async with live_view(daemon.observer.state, Console(stderr=True), handler):
-        return await daemon.run()
+        return await resident.run()
+    async with live_view(resident.state, Console(stderr=True), handler):
+        return await resident.run()

@@ -42,6 +42,9 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     console = Console()
     since = duration(time.time() - facts["since_s"])
     console.print(f"[bold]{facts['state']}[/bold] since {since}: {facts['reason']}")
+    if (work := facts.get("work")) is not None and work["what"] not in facts["reason"]:
+        left = "" if work["left_s"] is None else f", {duration(work['left_s'])} left"
+        console.print(f"  {work['what']}: {work['share']:.0%}{left}", highlight=False)
     rows = [
         ("peer", facts["peer_id"]),
         *_marks(facts),

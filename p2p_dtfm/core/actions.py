@@ -97,10 +97,12 @@ class Left:
 class Rejoin:
     """The others went on without this peer, or their lineage counts: it is in no view any more.
 
-    Save a checkpoint, then call `begin_life` with a higher life, and ask to join again.
+    Call `begin_life` with a higher life, and ask to join again.
     """
 
     reason: str
+    gives_up_steps: bool = False
+    """This peer's side of a split swarm has trained, and the other side's lineage counts."""
 
 
 @dataclass(frozen=True)

@@ -205,14 +205,14 @@ class Agreement(Gathering):
             return self._open(planned, f"{self._newcomers.count} join", now_ns)
         if self._replan_reason:
             return self._open(planned, self._replan_reason, now_ns)
-        waited_ns = now_ns - self._taken_over_ns
-        if self._intent is Intent.LEAVING:
-            waits = is_waited_for(self.me.peer_id, self.view.snapshot, planned)
-            if not waits or waited_ns >= self._timing.lost_layers_ns:
-                return self._open(planned, f"{self.me.peer_id} leaves", now_ns)
-        if self.view.snapshot.lost_layers and waited_ns >= self._timing.lost_layers_ns:
+        lost_since_ns = self._lost_since_ns
+        if lost_since_ns is not None and now_ns - lost_since_ns >= self._timing.lost_layers_ns:
             self._accepts_loss = True
             return self._open(False, "goes back to an older state: layers are lost", now_ns)
+        if self._intent is Intent.LEAVING:
+            waits = is_waited_for(self.me.peer_id, self.view.snapshot, planned)
+            if not waits or now_ns - self._taken_over_ns >= self._timing.lost_layers_ns:
+                return self._open(planned, f"{self.me.peer_id} leaves", now_ns)
         return []
 
     def _found_if_orphaned(self, now_ns: int) -> Actions:
@@ -291,7 +291,8 @@ class Agreement(Gathering):
                 return []  # a leaver that helped to agree on it learns of it by Active
             return self._rejoin(f"view {message.view} has succeeded {view.id} without this peer")
         if outranks(message, self._standing(view)):
-            return self._rejoin(f"view {message.view} of {message.sender.peer_id} counts")
+            reason = f"view {message.view} of {message.sender.peer_id} counts"
+            return self._rejoin(reason, isinstance(view.plan, Plan))
         return self._answer_outsider(message.sender, now_ns)
 
     def _hear_of_view(self, message: Standing, now_ns: int) -> Actions:

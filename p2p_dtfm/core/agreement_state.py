@@ -97,6 +97,8 @@ class AgreementState:
         self._active_members: dict[ViewId, set[Member]] = {}
         self._active_sent_ns = 0
         self._told_ns: dict[str, int] = {}
+        self._lost_since_ns: int | None = None
+        """From when on each view has lacked layers."""
         self._met_ns = 0
         self._failures = 0
         self._reopen_ns: int | None = None
@@ -191,6 +193,8 @@ class AgreementState:
                 self._view_heard_ns += gap_ns
             self._taken_over_ns += gap_ns
             self._agreed_ns += gap_ns
+            if self._lost_since_ns is not None:
+                self._lost_since_ns += gap_ns
 
     def _standing(self, view: View) -> Standing:
         has_plan = isinstance(view.plan, Plan)
@@ -213,10 +217,10 @@ class AgreementState:
         self._told_ns[peer_id] = now_ns
         return [SendMessage((peer_id,), message)]
 
-    def _rejoin(self, reason: str) -> Actions:
+    def _rejoin(self, reason: str, gives_up_steps: bool = False) -> Actions:
         self._outside = True
         self.frozen = True
         self._attempt = self.next_view = None
         self.inventory.freeze(self.ledger)
         leaves = self._intent is Intent.LEAVING
-        return [StopStep(), Left() if leaves else Rejoin(reason)]
+        return [StopStep(), Left() if leaves else Rejoin(reason, gives_up_steps)]

@@ -7,6 +7,9 @@ those after it of forwards: simulated pipelines of like stages took 2 to 8% long
 as many microbatches in flight.) Backwards run in the order of their microbatches, so that gradient
 sums are the same in every run. With every limit at least one this order cannot deadlock: the last
 stage always turns its oldest forward around.
+
+A stage that splits its backwards (Qi et al. 2023) leaves the gradients of matrices for when nothing
+else can run: while it waits, or when all it may hold is held. What is owed counts as held.
 """
 
 from enum import StrEnum
@@ -18,6 +21,9 @@ from p2p_dtfm.core.errors import PeerFault
 class TaskletKind(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
+    """Of a stage that splits: the input's gradient."""
+    WEIGHT = "weight"
+    """Of a stage that splits: the rest of a backward."""
 
 
 class Tasklet(NamedTuple):
@@ -29,9 +35,16 @@ class StageOrder:
     """Inputs arrive in any order; `next` says what to compute now, or None to wait."""
 
     def __init__(
-        self, microbatches: range, in_flight: int, *, makes_inputs: bool, makes_losses: bool
+        self,
+        microbatches: range,
+        in_flight: int,
+        *,
+        makes_inputs: bool,
+        makes_losses: bool,
+        splits: bool = False,
     ) -> None:
         assert in_flight >= 1
+        self.splits = splits
         self._microbatches = microbatches
         self._in_flight = in_flight
         self._makes_losses = makes_losses
@@ -39,6 +52,7 @@ class StageOrder:
         self._gradients = set[int]()
         self._next_forward = microbatches.start
         self._next_backward = microbatches.start
+        self._next_weight = microbatches.start
         self._backward_was_last = False
 
     def input_arrived(self, microbatch: int) -> None:
@@ -65,12 +79,15 @@ class StageOrder:
             self._backward_was_last = True
             self._next_backward += 1
             return Tasklet(TaskletKind.BACKWARD, self._next_backward - 1)
+        if self.splits and self._next_weight < self._next_backward:
+            self._next_weight += 1
+            return Tasklet(TaskletKind.WEIGHT, self._next_weight - 1)
         return None
 
     @property
     def _forward_can_run(self) -> bool:
         forward = self._next_forward
-        has_room = forward - self._next_backward < self._in_flight
+        has_room = forward - self._first_held < self._in_flight
         return forward < self._microbatches.stop and has_room and forward in self._inputs
 
     @property
@@ -80,8 +97,28 @@ class StageOrder:
         return backward < self._next_forward and there
 
     @property
-    def done(self) -> bool:
+    def _first_held(self) -> int:
+        return self._next_weight if self.splits else self._next_backward
+
+    @property
+    def held(self) -> int:
+        """Microbatches of which anything is kept."""
+        return self._next_forward - self._first_held
+
+    @property
+    def only_weights_are_left(self) -> bool:
+        """All inputs' gradients are done, so the rest can be done in any order of layers."""
         return self._next_backward == self._microbatches.stop
+
+    def take_weights(self) -> range:
+        """The microbatches whose WEIGHT is left; the caller computes them all."""
+        owed = range(self._first_held, self._next_backward)
+        self._next_weight = self._next_backward
+        return owed
+
+    @property
+    def done(self) -> bool:
+        return self._first_held == self._microbatches.stop
 
     @property
     def waits_for(self) -> str:

@@ -7,9 +7,13 @@ from p2p_dtfm.core.feasibility import memory_pipeline, why_infeasible
 from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.prng import prng_of_digest
 from p2p_dtfm.core.problem import Problem, problem_of
+from p2p_dtfm.core.recomputation import recomputing
 from p2p_dtfm.core.search import search
 from p2p_dtfm.core.snapshot import Snapshot, sorted_records
 from p2p_dtfm.core.stability import Present
+
+RECOMPUTING_PAYS = 32
+"""By at least one part in so many, else no stage is made to recompute."""
 
 
 def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
@@ -25,16 +29,42 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
             f"this run asks for at least {wanted} training peers; {able} of "
             f"{len(snapshot.records)} members can train now"
         )
+    again = recomputing(problem, snapshot.workload)
+    if snapshot.workload.recompute == "always":
+        return _plan(snapshot, again)[0]
+    plain, has_room = _plan(snapshot, problem)
+    if has_room or snapshot.workload.recompute == "never":
+        return plain
+    other, _ = _plan(snapshot, again)
+    if isinstance(other, NoPlan) or isinstance(plain, NoPlan):
+        return plain if isinstance(plain, Plan) else other
+    gains = plain.predicted_step_ns - other.predicted_step_ns
+    return other if gains * RECOMPUTING_PAYS > plain.predicted_step_ns else plain
+
+
+def _plan(snapshot: Snapshot, problem: Problem) -> tuple[Plan | NoPlan, bool]:
+    """(plan, whether every stage has memory for all that it wants in flight)."""
     fallback = memory_pipeline(problem)
     if fallback is None:
-        return why_infeasible(problem)
+        return why_infeasible(problem), False
     model = StepModel(problem)
     present = Present(model, snapshot.present, _states_of(snapshot)) if snapshot.present else None
     warm = present.placement() if present else None
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm)
     chosen = present.choose(best) if present else best
     unchanged = present.unchanged(chosen) if present else None
-    return unchanged or plan_of(problem, model.refined(chosen))
+    plan = unchanged or plan_of(problem, model.refined(chosen))
+    return plan, _has_room(model, chosen)
+
+
+def _has_room(model: StepModel, cost: PlacementCost) -> bool:
+    for peers, pipeline, count in zip(
+        cost.placement, cost.pipelines, cost.microbatches, strict=True
+    ):
+        wanted, _ = model.pipelines.time(peers, pipeline.cuts)
+        if any(map(int.__lt__, pipeline.in_flight, (min(each, count) for each in wanted))):
+            return False
+    return True
 
 
 def _states_of(snapshot: Snapshot) -> dict[str, set[int]] | None:

@@ -121,6 +121,16 @@ class SyncSpec(_Section):
     outer_momentum: float = Field(default=0.9, ge=0, lt=1)
 
 
+class ComputeSpec(_Section):
+    """How stages compute."""
+
+    recompute: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="run forwards again for their backwards, which saves memory: where memory "
+        "would otherwise leave too few microbatches in flight, everywhere, or nowhere",
+    )
+
+
 class LimitsSpec(_Section):
     """What the swarm as a whole asks for."""
 
@@ -147,6 +157,7 @@ class RunSpec(_Section):
     evaluation: EvaluationSpec = EvaluationSpec()
     codecs: CodecSpec = CodecSpec()
     sync: SyncSpec = SyncSpec()
+    compute: ComputeSpec = ComputeSpec()
     limits: LimitsSpec = LimitsSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
 

@@ -137,6 +137,8 @@ class Takeover(AgreementState):
         self._synced, self._records = set(), {}
         self._active_members = {view.id: {self.me} | early}
         self.view, self._taken_over_ns = view, now_ns
+        lost_since_ns = now_ns if self._lost_since_ns is None else self._lost_since_ns
+        self._lost_since_ns = lost_since_ns if view.snapshot.lost_layers else None
         self._suspects &= set(view.members)
         self._active = Active(self.me, view.id, self.step, self.inventory.lineage.digest)
         self._newcomers.let_in(view.member_ids)

@@ -17,6 +17,9 @@ from p2p_dtfm.core.workload import FLOAT_BYTES, workload_of
 CHUNK_ELEMENTS = 1 << 20
 """4 MiB of fp32: large enough for a fast link, small enough to overlap sending with summing."""
 
+PIECE_ELEMENTS_EACH = 1 << 17
+"""Of a piece of a segment, for each holder: less is not worth a message of its own."""
+
 CODEC_PERCENT = {"fp32": 100, "fp16": 50, "bf16": 50, "int8": 26}
 """Bytes of a boundary tensor in a codec, against fp32."""
 
@@ -50,15 +53,45 @@ def wire_plan(spec: RunSpec, plan: Plan, snapshot: Snapshot | None) -> WirePlan:
     chunks = {}
     for segment in plan.segments():
         if len(segment.holders) > 1:
-            length = sum(workload.cost(layer).parameter_count for layer in segment.layers)
+            lengths = [workload.cost(layer).parameter_count for layer in segment.layers]
             weights = _weights(segment, problem)
-            chunks[segment.first_layer] = cut_into_chunks(length, segment.holders, weights)
+            chunks[segment.first_layer] = segment_chunks(lengths, segment.holders, weights)
     boundaries = {}
     for pipeline in plan.pipelines:
         for before, after in pairwise(pipeline.stages):
             edge = (before.peer_id, after.peer_id)
             boundaries[edge] = _boundary_codecs(spec, pipeline, edge, problem)
     return WirePlan(chunks, boundaries)
+
+
+def pieces_of(lengths: Sequence[int], holder_count: int) -> list[range]:
+    """A segment's layers (numbered from 0), in the groups in which they are reduced.
+
+    Last layers first, as a backward ends them first: then a piece travels while the layers below it
+    are computed. `lengths` are the layers' elements.
+    """
+    pieces: list[range] = []
+    end, length = len(lengths), 0
+    for layer in reversed(range(len(lengths))):
+        length += lengths[layer]
+        if length >= holder_count * PIECE_ELEMENTS_EACH or not layer:
+            pieces.append(range(layer, end))
+            end, length = layer, 0
+    return pieces
+
+
+def segment_chunks(
+    lengths: Sequence[int], holders: tuple[str, ...], weights: Sequence[int]
+) -> Chunks:
+    """The chunks of a segment's pieces, each piece shared out by weight."""
+    bounds: list[tuple[int, int]] = []
+    owners: list[str] = []
+    for piece in reversed(pieces_of(lengths, len(holders))):
+        start = sum(lengths[: piece.start])
+        chunks = cut_into_chunks(sum(lengths[piece.start : piece.stop]), holders, weights)
+        bounds += ((start + first, start + end) for first, end in chunks.bounds)
+        owners += chunks.owners
+    return Chunks(tuple(bounds), tuple(owners))
 
 
 def cut_into_chunks(

@@ -57,6 +57,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """1024 values of an activation or its gradient, as they travel."""
     gradient_bytes_per_kibi: int = 4096
     """1024 values of a parameter gradient, as they are reduced."""
+    recompute: str = "never"
+    """As the run spec says it; "never" where it is in the layers' costs already."""
 
     @property
     def boundary_wire_bytes(self) -> int:
@@ -118,6 +120,7 @@ def workload_of(spec: RunSpec) -> Workload:
             _fewest_bytes(spec.codecs.activations), _fewest_bytes(spec.codecs.gradients)
         ),
         gradient_bytes_per_kibi=_gradient_bytes(spec),
+        recompute=spec.compute.recompute,
     )
 
 

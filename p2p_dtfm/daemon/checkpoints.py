@@ -33,6 +33,8 @@ from p2p_dtfm.train.model import layer_count
 
 log = logging.getLogger("p2p_dtfm.checkpoints")
 STEPS_REMEMBERED = 4
+SET_ASIDE = "set-aside"
+SET_ASIDE_KEPT = 2
 
 
 class Checkpoints:
@@ -97,6 +99,28 @@ class Checkpoints:
         self._files_changed(step)
         if states:
             self._complete_later()
+
+    async def set_aside(
+        self, states: dict[int, LayerState], step: int, lineage: str
+    ) -> Path | None:
+        """Keep what a side of a split swarm had come to, where training never looks for it.
+
+        Only the layers that are here and as new as `step`; None if there are none, or no room.
+        """
+        kept = [state for state in states.values() if state.version == step > 0]
+        if not kept:
+            return None
+        root, tokens = self._root.parent / SET_ASIDE, step * self._spec.tokens_per_step
+        snapshots = await self._compute.run(lambda: [state.snapshot() for state in kept])
+        try:
+            path = await asyncio.to_thread(
+                save_layers, root, self._spec, step, tokens, snapshots, lineage
+            )
+            await asyncio.to_thread(prune, root, SET_ASIDE_KEPT)
+        except CheckpointFailed as error:
+            log.warning("%s", error)
+            return None
+        return path
 
     def remote_files(self, sender: str, message: CheckpointFiles) -> None:
         """Another member has these files. Raises `PeerFault` for impossible ones."""

@@ -22,7 +22,7 @@ class Compute:
         """Grows with each piece of work that is done."""
         self._waiting = 0
         self.stage_runner: Callable[..., StageRunner] = StageRunner
-        """What runs a stage here: `stage_runner(spec, layer_states)`."""
+        """What runs a stage here: `stage_runner(spec, layer_states, recompute)`."""
 
     async def run(
         self,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from p2p_dtfm.core.agreement_messages import Standing
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.daemon.wire import Message, pack
 from p2p_dtfm.net.control import ControlPlane
@@ -155,7 +156,8 @@ class Courier:
                 if attempt == ATTEMPTS - 1:
                     first = peer_id not in self._silent
                     self._silent.add(peer_id)
-                    level = logging.WARNING if first else logging.DEBUG
+                    is_news = first and not isinstance(message, Standing)  # told to outsiders
+                    level = logging.WARNING if is_news else logging.DEBUG
                     log.log(level, "%s cannot be delivered: %s", _name(message), error)
             except PeerFault as fault:
                 log.warning("reply to a %s: %s", _name(message), fault)

@@ -1,15 +1,22 @@
-"""The dashboard of this daemon: its port, its token, and how a browser gets both."""
+"""The dashboard of this home: its port, its token, and how a browser gets both.
+
+It stays while daemons come and go: an open page outlives a pause, and can end it.
+"""
 
 import contextlib
 import os
 import secrets
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+from p2p_dtfm import __version__
 from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.daemon.observer import Observer
+from p2p_dtfm.daemon.status import State
 from p2p_dtfm.web.api import Action
 from p2p_dtfm.web.dashboard import Dashboard
 from p2p_dtfm.web.server import Server, loopback_listener
+from p2p_dtfm.web.state import DashboardState, Live
 
 TOKEN_BYTES = 24
 
@@ -17,10 +24,10 @@ TOKEN_BYTES = 24
 class DashboardHost:
     """Serves on loopback from `start` until `close`; with port "off" it does nothing."""
 
-    def __init__(self, observer: Observer, actions: dict[str, Action]) -> None:
+    def __init__(self) -> None:
         self.address: str | None = None
-        self._observer = observer
-        self._actions = actions
+        self._state = _nothing_yet
+        self._actions: dict[str, Action] = {}
         self._token = ""
         self._dashboard: Dashboard | None = None
         self._server: Server | None = None
@@ -30,13 +37,25 @@ class DashboardHost:
         """Whether a page is open."""
         return self._dashboard is not None and self._dashboard.watchers > 0
 
+    def show(self, state: Callable[[], DashboardState], actions: dict[str, Action]) -> None:
+        """From now on: what to show, and what may be asked."""
+        self._state = state
+        self._actions = actions
+
+    def state(self) -> DashboardState:
+        """What is shown now."""
+        return self._state()
+
     async def start(self, port: int | str, home: Path) -> None:
-        """`port` is a number, "auto" or "off". Raises `UserError` if it is taken."""
-        if port == "off":
+        """`port` is a number, "auto" or "off". What has been started stays as it is.
+
+        Raises `UserError` if the port is taken.
+        """
+        if port == "off" or self._server is not None:
             return
         self._token = stored_token(home / "dashboard.token")
         listener = loopback_listener(None if port == "auto" else int(port))
-        self._dashboard = Dashboard(self._observer.state, self._actions, self._token)
+        self._dashboard = Dashboard(self.state, lambda: self._actions, self._token)
         self._server = Server(self._dashboard.app, listener)
         await self._server.start()
         self.address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
@@ -50,6 +69,11 @@ class DashboardHost:
         if self._dashboard is not None and self._server is not None:
             self._dashboard.end_streams()
             await self._server.close()
+
+
+def _nothing_yet() -> DashboardState:
+    now_s = round(time.time(), 3)
+    return DashboardState(Live(now_s, __version__, "", State.STARTING.value, "", now_s))
 
 
 def stored_token(path: Path) -> str:

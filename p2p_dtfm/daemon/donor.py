@@ -163,11 +163,11 @@ class Donor:
         self._put(key, subscription, offered)
         return True
 
-    def reduced(self, step: int, states: dict[int, LayerState]) -> None:
-        """The gradient buffers hold the reduced gradient of `step`, and it is not yet applied."""
+    def reduced(self, step: int, reduced: dict[int, Tensor]) -> None:
+        """The reduced gradients of `step`, by layer; they may change when they are applied."""
         fed = {key: s for key, s in self._subscriptions.items() if not s.closed}
-        wanted = {layer for s in fed.values() for layer in s.offered} & set(states)
-        copies = {layer: states[layer].gradient_vector().clone() for layer in wanted}
+        wanted = {layer for s in fed.values() for layer in s.offered} & set(reduced)
+        copies = {layer: reduced[layer].clone() for layer in wanted}
         for key, subscription in fed.items():
             gradients = {n: copies[n] for n in sorted(subscription.offered & set(copies))}
             if gradients:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from p2p_dtfm.daemon.run_spec_file import resolve_run_spec
 from p2p_dtfm.daemon.self_record import SelfRecord
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.net.addresses import parse_address
-from p2p_dtfm.train.data import BlobStore
+from p2p_dtfm.train.data import BlobStore, Progress
 from p2p_dtfm.train.emulated import EmulatedStageRunner, emulated_flops_per_s
 from p2p_dtfm.train.measure import measure_device, select_device
 
@@ -32,14 +33,16 @@ class Entrance(PeerState):
         path = resolve_run_spec(self.settings.run or DEFAULT_RUN)
         scratch = self.home.root / "prepared"
         spec, signed, prepared = await asyncio.to_thread(
-            found_run, path, self._host.identity, scratch
+            found_run, path, self._host.identity, scratch, self._progress_of_data()
         )
         if await self._is_trained_already(spec.digest()):
             self._founds = False
             return await self._join_run(spec.digest())
         store = BlobStore(self.home.run_directory(spec.digest()) / "blobs")
         await asyncio.to_thread(store_initial, spec, path, store)
-        for digest in prepared.digests():
+        digests = prepared.digests()
+        for done, digest in enumerate(digests):
+            self.status.advance(State.STARTING, "checks the data", done, len(digests))
             blob = prepared.path(digest)
             assert blob is not None
             stored = await asyncio.to_thread(store.put_file, blob)
@@ -49,6 +52,28 @@ class Entrance(PeerState):
         for address in self.settings.initial_peers:
             self._courier.forget(parse_address(address)[0])
         return open_local_run(signed, store)
+
+    def _progress_of_data(self) -> Progress:
+        """Tells the status, from the thread that prepares the data."""
+        loop = asyncio.get_running_loop()
+
+        def tell(done_bytes: int, total_bytes: int, stage: str) -> None:
+            what = f"prepares the data of the run, {stage}"
+            loop.call_soon_threadsafe(
+                self.status.advance, State.STARTING, what, done_bytes, total_bytes
+            )
+
+        return tell
+
+    def _progress_of_measuring(self) -> Callable[[int, int], None]:
+        loop = asyncio.get_running_loop()
+        advance = self.status.advance
+
+        def tell(done: int, total: int) -> None:
+            what = "times the layers on this device"
+            loop.call_soon_threadsafe(advance, State.MEASURING, what, done, total)
+
+        return tell
 
     async def _is_trained_already(self, run_digest: str) -> bool:
         """Whether this very run has members: a founder that comes back joins them."""
@@ -110,7 +135,13 @@ class Entrance(PeerState):
         limit = int(settings.memory_gib * (1 << 30)) or None
         emulated = emulated_flops_per_s(settings.device)
         measured = await self.compute.run(
-            measure_device, self._run.spec, device, settings.compute_threads, limit, emulated
+            measure_device,
+            self._run.spec,
+            device,
+            settings.compute_threads,
+            limit,
+            emulated,
+            self._progress_of_measuring(),
         )
         if emulated is not None:
             self.compute.stage_runner = partial(EmulatedStageRunner, measured)
@@ -122,7 +153,9 @@ class Entrance(PeerState):
         await self._self_record.probe_all(
             [peer for peer in self._courier.known if peer != self._me.peer_id],
             self._courier,
-            lambda text: self.status.say(State.MEASURING, text),
+            lambda done, total: self.status.advance(
+                State.MEASURING, "measures the links to the other peers", done, total
+            ),
         )
         self._set_record()
 

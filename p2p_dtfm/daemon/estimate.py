@@ -25,9 +25,12 @@ class Estimate:
         left_s = self.left_s(done, total)
         if left_s is None or left_s < SHOWN_FROM_S:
             return ""
-        if left_s < 100:
-            return f", about {left_s:.0f} s left"
-        minutes = left_s / 60
-        return (
-            f", about {minutes:.0f} min left" if minutes < 100 else f", {minutes / 60:.0f} h left"
-        )
+        return f", about {in_words(left_s)} left"
+
+
+def in_words(seconds: float) -> str:
+    """Two digits or so."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.0f} h"

@@ -98,7 +98,7 @@ class Membership(PeerState):
             elif isinstance(action, TakeOver):
                 self._on_take_over(action)
             elif isinstance(action, Rejoin):
-                self._spawn(self._rejoin(action.reason))
+                self._spawn(self._rejoin(action.reason, action.gives_up_steps))
             elif isinstance(action, Left):
                 self._trainer.leave_views()
                 self._left.set()
@@ -151,13 +151,15 @@ class Membership(PeerState):
         if self._leaving.is_set():
             self._leave_now_or_ask()
 
-    async def _rejoin(self, reason: str) -> None:
+    async def _rejoin(self, reason: str, gives_up_steps: bool) -> None:
         """The others went on without this peer: keep its work, and come back as a newcomer."""
         trainer, agreement = self._trainer, self._agreement
         assert trainer is not None and agreement is not None and self._run is not None
         log.warning("rejoins: %s", reason)
         self.status.say(State.JOINING, f"rejoins: {reason}")
         trainer.stop_step()
+        if gives_up_steps:
+            await self._set_aside(agreement)
         trainer.leave_views()
         self._life = await self._next_life()
         self._me = Member(self._me.peer_id, self._life)
@@ -165,6 +167,17 @@ class Membership(PeerState):
         record, signed = self._self_record.make(self._host.identity.sign)
         agreement.begin_life(record, signed)
         await self._join_loop()
+
+    async def _set_aside(self, agreement: Agreement) -> None:
+        """The other side of a split swarm counts; what this one has done is kept and told."""
+        assert self._trainer is not None and self._checkpoints is not None
+        step, lineage = agreement.step, agreement.inventory.lineage.digest
+        path = await self._checkpoints.set_aside(self._trainer.states, step, lineage)
+        where = f"its layers are kept in {path}" if path else "it had no state to keep"
+        text = f"gives up what this side of a split swarm came to by step {step}; {where}"
+        log.warning("%s", text)
+        self._events.write("given up", step=step, kept=str(path or ""))
+        self.observer.note(text)
 
     async def _next_life(self) -> int:
         """Without a number on disk that grows, a later start could speak as an earlier one."""

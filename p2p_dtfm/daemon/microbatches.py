@@ -1,5 +1,6 @@
 """The microbatches of a step on their way through one stage."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -50,13 +51,23 @@ class Microbatches:
         self._pipeline = plan.pipelines[place[0]]
         self._position = place[1]
 
-    async def train(self, step: int, microbatches: range) -> float:
-        """Forward and backward of each; returns the summed loss where the head is, else 0."""
+    async def train(
+        self,
+        step: int,
+        microbatches: range,
+        on_final: Callable[[int], None] = lambda layer: None,
+    ) -> float:
+        """Forward and backward of each; returns the summed loss where the head is, else 0.
+
+        `on_final(layer)` is called for each layer, the last one first, when all gradients of these
+        microbatches are in its buffer.
+        """
         order = StageOrder(
             microbatches,
             self._pipeline.stages[self._position].in_flight,
             makes_inputs=self._runner.has_embedding,
             makes_losses=self._runner.has_head,
+            splits=self._runner.splits,
         )
         inputs: dict[int, Tensor] = {}
         gradients: dict[int, Tensor] = {}
@@ -73,12 +84,21 @@ class Microbatches:
                         gradients[key.index] = tensor
                 except PeerFault as fault:
                     self._frames.on_trouble(key.sender, fault.cause)
+            if order.only_weights_are_left:
+                await self._weights_by_layer(order.take_weights(), on_final)
+                break
             tasklet = order.next()
             if tasklet is None:
                 with self._recorder.span("wait"):
                     await self._mailbox.wait_for_arrival()
             elif tasklet.kind is TaskletKind.FORWARD:
                 loss_sum += await self._forward(step, tasklet, inputs)
+            elif tasklet.kind is TaskletKind.WEIGHT:
+                number = tasklet.microbatch
+                weights = self._recorder.timed("backward", number, self._runner.weight_backward)
+                await self._compute.run(weights, number)
+            elif not order.splits and order.only_weights_are_left:
+                await self._last_backward(step, tasklet.microbatch, gradients, on_final)
             else:
                 await self._backward(step, tasklet, gradients)
         return loss_sum
@@ -96,10 +116,39 @@ class Microbatches:
     async def _backward(self, step: int, tasklet: Tasklet, gradients: dict[int, Tensor]) -> None:
         number = tasklet.microbatch
         gradient = gradients.pop(number, None)
-        backward = self._recorder.timed("backward", number, self._runner.backward)
+        runner = self._runner
+        part = runner.input_backward if runner.splits else runner.backward
+        backward = self._recorder.timed("backward", number, part)
         result = await self._compute.run(lambda: backward(number, gradient))
         if result is not None:
             await self._send_boundary(step, FrameKind.ACTIVATION_GRADIENT, number, result)
+
+    async def _last_backward(
+        self,
+        step: int,
+        number: int,
+        gradients: dict[int, Tensor],
+        on_final: Callable[[int], None],
+    ) -> None:
+        """Layer by layer, so that other work of this peer's thread gets in between."""
+        gradient = gradients.pop(number, None)
+        backward = self._recorder.timed("backward", number, self._runner.backward_layer)
+        for layer in reversed(self._runner.layer_states):
+            gradient = await self._compute.run(backward, number, layer, gradient)
+            on_final(layer)
+            await asyncio.sleep(0)  # what is now to be done with it goes first
+        if gradient is not None:
+            await self._send_boundary(step, FrameKind.ACTIVATION_GRADIENT, number, gradient)
+
+    async def _weights_by_layer(self, owed: range, on_final: Callable[[int], None]) -> None:
+        """What splitting has left at the end: for each layer of all microbatches, in order."""
+        for layer in reversed(self._runner.layer_states):
+            for number in owed:
+                part = self._runner.weight_backward_layer
+                weights = self._recorder.timed("backward", number, part)
+                await self._compute.run(weights, number, layer)
+            on_final(layer)
+            await asyncio.sleep(0)
 
     async def evaluate(self, step: int, numbers: range) -> float:
         """Held-out microbatches; returns the summed loss where the head is, else 0."""

@@ -32,6 +32,7 @@ from p2p_dtfm.daemon.device_lock import only_daemon_on
 from p2p_dtfm.daemon.disk import keep_under
 from p2p_dtfm.daemon.donor import Donor
 from p2p_dtfm.daemon.entrance import Entrance
+from p2p_dtfm.daemon.event_files import EventFiles
 from p2p_dtfm.daemon.event_log import EventLog
 from p2p_dtfm.daemon.initial_states import InitialStates
 from p2p_dtfm.daemon.membership import TICK_S
@@ -45,6 +46,7 @@ from p2p_dtfm.daemon.trainer_state import Tools
 from p2p_dtfm.daemon.upkeep import Upkeep
 from p2p_dtfm.net.addresses import parse_address
 from p2p_dtfm.net.blobs import BlobExchange
+from p2p_dtfm.net.broken_streams import expect_broken_streams
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.directory import Directory
@@ -80,7 +82,9 @@ class Daemon(Upkeep, Entrance, Readings):
             stack.callback(self.home.release)
             stack.callback(self.observer.close)
             stack.callback(self.compute.close)
-            self._failed = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            expect_broken_streams(loop)
+            self._failed = loop.create_future()
             self._handle_signals()
             self._life = self.home.next_life()
             if not await self._unless_leaving(self._start(stack)):
@@ -99,6 +103,9 @@ class Daemon(Upkeep, Entrance, Readings):
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         stack.enter_context(only_daemon_on(exclusive_name(select_device(self.settings.device))))
+        if self.settings.tensorboard is not None:
+            self._event_files = EventFiles(self.settings.tensorboard)
+            stack.callback(self._event_files.close)
         await self._start_network(stack)
         await self._start_run(stack)
         await self._measure()
@@ -185,7 +192,9 @@ class Daemon(Upkeep, Entrance, Readings):
         self._directory = await Directory.start(self._host, settings.initial_peers)
         stack.push_async_callback(self._directory.close)
         self._probes = await Probes(self._host).ready()
-        self._blobs = await BlobExchange(self._host, self._open_blob, self._on_fault).ready()
+        self._blobs = await BlobExchange(
+            self._host, self._open_blob, self._on_fault, self._on_download
+        ).ready()
 
     async def _start_run(self, stack: contextlib.AsyncExitStack) -> None:
         if self._founds:
@@ -230,9 +239,9 @@ class Daemon(Upkeep, Entrance, Readings):
             "history": self.history_json,
             "dashboard": self._dashboard.invitation,
         }
+        actions = {"pause": self._ask_to_pause, "leave": self._ask_to_leave}
+        self._dashboard.show(self.observer.state, actions)
         await self._dashboard.start(self.settings.dashboard, self.home.root)
-        stack.push_async_callback(self._dashboard.close)
-        actions = {"leave": self._ask_to_leave, "pause": self._ask_to_pause}
         questions = {"trace": self._trace_json}
         self._api = LocalApi(make_app(readers, actions, questions), self.home.socket)
         await self._api.start()

@@ -40,7 +40,7 @@ log = logging.getLogger("p2p_dtfm")
 class Observer:
     """`state()` is cheap: what changes seldom is made once and kept."""
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: Status, seen: "Seen | None" = None) -> None:
         self.marks: tuple[str, ...] = ()
         self._status = status
         self._timeline = Timeline()
@@ -52,9 +52,9 @@ class Observer:
         self._view: View | None = None
         self._view_state = ViewState()
         self._making: asyncio.Task[ViewState] | None = None
-        self._series = Series()
-        self._events = _Events()
-        self._committed_here = 0
+        self.seen = seen or Seen()
+        self._series = self.seen.series
+        self._events = self.seen.events
         self._committed_s = time.monotonic()
         self._warnings = _Warnings(self._events)
         log.addHandler(self._warnings)
@@ -93,6 +93,7 @@ class Observer:
 
     def view_took_over(self, view: View, step: int) -> None:
         """From `step` on, `view` is in force."""
+        assert self._spec is not None
         self._tell_members(view)
         plural = "" if len(view.members) == 1 else "s"
         self._tell(
@@ -105,7 +106,7 @@ class Observer:
             self._making.cancel()
         before = points_of(self._view_state)
         self._making = asyncio.create_task(
-            asyncio.to_thread(view_state, view, self._peer_id, step, before)
+            asyncio.to_thread(view_state, view, self._spec, self._peer_id, step, before)
         )
         self._making.add_done_callback(self._view_made)
 
@@ -140,7 +141,7 @@ class Observer:
 
     def step_committed(self, outcome: StepOutcome) -> None:
         """A step's outcome is known here."""
-        self._committed_here += 1
+        self.seen.committed_count += 1
         self._committed_s = time.monotonic()
         self._series.committed(outcome, self._status.facts.get("tokens_per_s"))
 
@@ -163,7 +164,7 @@ class Observer:
     def live(self) -> Live:
         """What changes from second to second."""
         facts = self._status.facts
-        step_ns = self._step_ns()
+        step_ns, work = self._step_ns(), self._status.work
         return Live(
             time_s=round(time.time(), 3),
             version=__version__,
@@ -177,13 +178,16 @@ class Observer:
             tokens_per_s=facts.get("tokens_per_s"),
             step_ns=step_ns,
             eta_s=facts.get("eta_s"),
-            committed_here=self._committed_here,
+            committed_here=self.seen.committed_count,
             waits_for=tuple(facts.get("waits_for") or ()),
             next=tuple(self._next()),
             problems=tuple(self._problems(step_ns)),
             heard_s_ago=self._heard(),
             silent_after_s=max(SILENT_S, 3 * (step_ns or 0) / 1e9),
             marks=self.marks,
+            work=work.what if work else "",
+            work_share=round(work.share, 4) if work else None,
+            work_left_s=work.left_s if work else None,
         )
 
     def _step_ns(self) -> int | None:
@@ -254,7 +258,16 @@ def _multiple_after(step: int, every: int) -> int:
     return (step // every + 1) * every
 
 
-class _Events:
+class Seen:
+    """What outlasts a pause: the daemon that follows on the same home goes on with it."""
+
+    def __init__(self) -> None:
+        self.series = Series()
+        self.events = Events()
+        self.committed_count = 0
+
+
+class Events:
     """The latest, as one object until another comes."""
 
     def __init__(self) -> None:
@@ -274,7 +287,7 @@ class _Events:
 class _Warnings(logging.Handler):
     """Warnings of the log, as events and for a while as problems. A repeated one counts once."""
 
-    def __init__(self, events: _Events) -> None:
+    def __init__(self, events: Events) -> None:
         super().__init__(logging.WARNING)
         self._events = events
         self._last: dict[str, float] = {}

@@ -11,8 +11,9 @@ from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.event_files import EventFiles
 from p2p_dtfm.daemon.home import Home
-from p2p_dtfm.daemon.observer import Observer
+from p2p_dtfm.daemon.observer import Observer, Seen
 from p2p_dtfm.daemon.run_source import Run
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State, Status
@@ -32,12 +33,16 @@ class PeerState:
     own; `daemon.node` puts them together.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, dashboard: DashboardHost, seen: Seen | None = None
+    ) -> None:
+        """`dashboard` is closed by whoever made it. `seen`: by an earlier daemon of this home."""
         self.settings = settings
         self.status = Status()
-        self.observer = Observer(self.status)
+        self.observer = Observer(self.status, seen)
         self._recorder = StepRecorder()
-        self._dashboard = DashboardHost(self.observer, {"leave": self._ask_to_leave})
+        self._dashboard = dashboard
+        self._event_files: EventFiles | None = None
         self.home = Home(settings.home)
         self.compute = Compute()
         self.views: list[dict[str, Any]] = []

@@ -8,19 +8,25 @@ whom was met before; if they are gone, or there were none, as the daemon was sta
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from p2p_dtfm import __version__
 from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.daemon.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.home import Home
 from p2p_dtfm.daemon.hours import Hours
 from p2p_dtfm.daemon.node import Daemon
+from p2p_dtfm.daemon.observer import Seen
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.train.measure import release_memory
 from p2p_dtfm.web.api import LocalApi, make_app
+from p2p_dtfm.web.state import DashboardState, Event, Live, Timeline, ViewState
 
 LOOK_EVERY_S = 1.0
 UNREACHABLE = 6
@@ -35,27 +41,34 @@ def _local_time() -> datetime:
 class Resident:
     """Takes part, pauses, and takes part again, until it is told to leave or a run is done."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        take_part: Callable[[Daemon], Awaitable[int]] = Daemon.run,
-        now: Callable[[], datetime] = _local_time,
-    ) -> None:
+    def __init__(self, settings: Settings, now: Callable[[], datetime] = _local_time) -> None:
         """`now`: the time of day here, for the hours."""
         self._settings = settings
-        self._take_part = take_part
         self._now = now
         self._hours = Hours.parse(settings.hours)
+        self._dashboard = DashboardHost()
+        self._seen = Seen()
         self._last: dict[str, Any] = {}
+        self._last_state: DashboardState | None = None
+
+    def state(self) -> DashboardState:
+        """What the dashboard and the terminal show now."""
+        return self._dashboard.state()
 
     async def run(self) -> int:
         """Returns the exit code. Raises `UserError`."""
+        try:
+            return await self._live()
+        finally:
+            await self._dashboard.close()
+
+    async def _live(self) -> int:
         settings = self._settings
         outside = self._hours is not None and not self._hours.contain(self._now())
         if outside and not await self._stay_away(self._outside, until_hours=True):
             return 0
         while True:
-            daemon = Daemon(settings)
+            daemon = Daemon(settings, self._dashboard, self._seen)
             try:
                 code = await self._take_part_within_hours(daemon)
             except UserError as error:
@@ -68,7 +81,6 @@ class Resident:
                 return code
             reason, met, run_digest = daemon.pause_reason, daemon.acquaintances(), daemon.run_digest
             del daemon
-            release_memory()
             if not await self._stay_away(reason, until_hours=reason == self._outside):
                 return 0
             settings = _to_come_back(self._settings, met, run_digest)
@@ -80,9 +92,10 @@ class Resident:
     async def _take_part_within_hours(self, daemon: Daemon) -> int:
         watching = asyncio.create_task(self._watch_hours(daemon))
         try:
-            return await self._take_part(daemon)
+            return await daemon.run()
         finally:
             watching.cancel()
+            self._last_state = daemon.observer.state()
             if daemon.run_digest:
                 self._last = daemon.status_json()
 
@@ -118,12 +131,22 @@ class Resident:
 
         home.acquire()
         status.say(State.PAUSED, reason)
-        readers = {"status": lambda: self._status_json(status)}
+        self._seen.events.add(Event(round(time.time(), 3), "note", f"paused: {reason}"))
+        shown = self._shown_while_away()
+        self._dashboard.show(lambda: _away(shown, status), {"resume": resume, "leave": leave})
+        release_memory()  # now that nothing shows the daemon any more
+        readers = {
+            "status": lambda: self._status_json(status),
+            "plan": lambda: {"view": None},
+            "peers": lambda: [],
+            "dashboard": self._dashboard.invitation,
+        }
         actions = {"resume": resume, "leave": leave, "pause": pause}
         api = LocalApi(make_app(readers, actions), home.socket)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, decide, False)
         try:
+            await self._dashboard.start(self._settings.dashboard, home.root)
             await api.start()
             while not going_on.done():
                 await asyncio.wait({going_on}, timeout=LOOK_EVERY_S)
@@ -134,17 +157,37 @@ class Resident:
             await api.close()
             home.release()
 
+    def _shown_while_away(self) -> DashboardState:
+        """What was reached, without the view and the step that are no longer this peer's."""
+        last = self._last_state or self._dashboard.state()
+        return msgspec.structs.replace(
+            last, view=ViewState(), timeline=Timeline(), events=self._seen.events.newest_first()
+        )
+
     def _status_json(self, status: Status) -> dict[str, Any]:
-        nothing = {
-            "dashboard": None,
-            "view": None,
-            "snapshot": None,
-            "plan": None,
-            "members": [],
-            "layers": [],
-        }
+        nothing = {"view": None, "snapshot": None, "plan": None, "members": [], "layers": []}
         unknown = dict.fromkeys(("peer_id", "run", "run_digest", "data", "checkpoints"))
-        return {"version": __version__, **unknown, **self._last, **nothing, **status.as_json()}
+        here = {"dashboard": self._dashboard.address, **status.as_json()}
+        return {"version": __version__, **unknown, **self._last, **nothing, **here}
+
+
+def _away(shown: DashboardState, status: Status) -> DashboardState:
+    """The same, with the present time and state. Figures that only training has are left out."""
+    before = shown.live
+    live = Live(
+        time_s=round(time.time(), 3),
+        version=before.version,
+        peer_id=before.peer_id,
+        state=status.state.value,
+        reason=status.reason,
+        since_s=round(status.since_s, 3),
+        step=before.step,
+        loss=before.loss,
+        held_out_loss=before.held_out_loss,
+        committed_here=before.committed_here,
+        next=("p2p-dtfm resume, or Resume above, takes part again",),
+    )
+    return msgspec.structs.replace(shown, live=live)
 
 
 def _to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> Settings:

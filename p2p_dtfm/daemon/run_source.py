@@ -23,6 +23,7 @@ from p2p_dtfm.train.data import (
     STANDARD_LIBRARY,
     BlobStore,
     Manifest,
+    Progress,
     Tokenizer,
     open_prepared,
     parse_manifest,
@@ -53,12 +54,14 @@ class Run:
         return digest_bytes(self.signed_spec.payload)
 
 
-def found_run(path: Path, identity: Identity, scratch: Path) -> tuple[RunSpec, Signed, BlobStore]:
+def found_run(
+    path: Path, identity: Identity, scratch: Path, progress: Progress
+) -> tuple[RunSpec, Signed, BlobStore]:
     """Read the run spec and prepare its data; the spec then names the data by digest."""
     spec = read_run_spec(path)
     if spec.data.source == STANDARD_LIBRARY:
         prepared_at = scratch / "python-standard-library"
-        prepare_standard_library(prepared_at)
+        prepare_standard_library(prepared_at, progress=progress)
     else:
         prepared_at = Path(spec.data.source)
         if not prepared_at.is_absolute():

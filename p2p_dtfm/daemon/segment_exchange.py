@@ -1,11 +1,12 @@
 """The bytes of a segment's reduction between its holders, chunk by chunk.
 
-All chunks are under way at once: parts travel while sums are added, and a sum travels as soon as
-the last part of its chunk is in.
+A chunk sets out as soon as the gradients of its layers are final. All that can be are under way at
+once: parts travel while sums are added, and a sum travels as soon as the last part of its chunk is
+in.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from p2p_dtfm.core.errors import PeerFault
@@ -14,6 +15,7 @@ from p2p_dtfm.net.frames import FrameKind, Payload
 from p2p_dtfm.train.segment_reduction import SegmentReduction
 
 Tensor = Any
+Final = Callable[[int], Awaitable[None]]
 
 
 class Courses(Protocol):
@@ -38,53 +40,91 @@ async def exchange(
     owners: Sequence[str],
     courses: Courses,
     compute: Compute,
+    final: Final,
 ) -> None:
-    """Bring a reduction to its end. `holders` in pipeline order; `owners` of each chunk."""
+    """Bring a reduction to its end. `holders` in pipeline order; `owners` of each chunk;
+    `final(layer)` waits until a layer is filled."""
+    side = _Side(reduction, me, holders, courses, compute, final)
     await asyncio.gather(
         *(
-            _own(reduction, chunk, me, holders, courses, compute)
-            if owner == me
-            else _others(reduction, chunk, owner, courses, compute)
-            for chunk, owner in enumerate(owners)
+            side.own(chunk) if owners[chunk] == me else side.others(chunk, owners[chunk])
+            for chunk in _order(reduction, me, holders, owners)
         )
     )
 
 
-async def _others(
-    reduction: SegmentReduction, chunk: int, owner: str, courses: Courses, compute: Compute
-) -> None:
-    elements = reduction.elements(chunk)
-    payload = await compute.run(reduction.part, chunk)
-    await courses.send(owner, FrameKind.GRADIENT_PART, chunk, elements, payload)
-    total = await courses.take(owner, FrameKind.GRADIENT_SUM, chunk)
-    try:
-        await compute.run(reduction.take_sum, chunk, total)
-    except PeerFault as fault:
-        await courses.refuse(owner, fault)
+def _order(
+    reduction: SegmentReduction, me: str, holders: Sequence[str], owners: Sequence[str]
+) -> list[int]:
+    """Last layers first, as they are final first; and not everyone to the same owner first."""
+    mine, count = holders.index(me), len(holders)
+
+    def key(chunk: int) -> tuple[int, int, int]:
+        turn = (holders.index(owners[chunk]) - mine) % count
+        return -reduction.layers_of(chunk)[0], turn, chunk
+
+    return sorted(range(len(owners)), key=key)
 
 
-async def _own(
-    reduction: SegmentReduction,
-    chunk: int,
-    me: str,
-    holders: Sequence[str],
-    courses: Courses,
-    compute: Compute,
-) -> None:
-    elements = reduction.elements(chunk)
-    parts: list[Tensor | None] = []
-    for holder in holders:
-        if holder == me:
-            parts.append(None)
-            continue
-        payload = await courses.take(holder, FrameKind.GRADIENT_PART, chunk)
+class _Side:
+    """What one holder does in an exchange."""
+
+    def __init__(
+        self,
+        reduction: SegmentReduction,
+        me: str,
+        holders: Sequence[str],
+        courses: Courses,
+        compute: Compute,
+        final: Final,
+    ) -> None:
+        self._reduction = reduction
+        self._me = me
+        self._holders = holders
+        self._courses = courses
+        self._compute = compute
+        self._final = final
+
+    async def _all_final(self, chunk: int) -> None:
+        for layer in reversed(self._reduction.layers_of(chunk)):
+            await self._final(layer)
+
+    async def others(self, chunk: int, owner: str) -> None:
+        """Send the part of a chunk and wait for its sum."""
+        reduction, courses = self._reduction, self._courses
+        await self._all_final(chunk)
+        payload = await self._run_if_lossy(reduction.part, chunk)
+        elements = reduction.elements(chunk)
+        await courses.send(owner, FrameKind.GRADIENT_PART, chunk, elements, payload)
+        total = await courses.take(owner, FrameKind.GRADIENT_SUM, chunk)
         try:
-            parts.append(await compute.run(reduction.read_part, chunk, payload))
+            await self._compute.run(reduction.take_sum, chunk, total)
         except PeerFault as fault:
-            await courses.refuse(holder, fault)
-    total = await compute.run(reduction.add_parts, chunk, parts)
-    del parts
-    others = [holder for holder in holders if holder != me]
-    await asyncio.gather(
-        *(courses.send(h, FrameKind.GRADIENT_SUM, chunk, elements, total) for h in others)
-    )
+            await courses.refuse(owner, fault)
+
+    async def own(self, chunk: int) -> None:
+        """Add what the others send of a chunk, and send them the sum."""
+        reduction, courses = self._reduction, self._courses
+        await self._all_final(chunk)
+        parts: list[Tensor | None] = []
+        for holder in self._holders:
+            if holder == self._me:
+                parts.append(None)
+                continue
+            payload = await courses.take(holder, FrameKind.GRADIENT_PART, chunk)
+            try:
+                parts.append(await self._run_if_lossy(reduction.read_part, chunk, payload))
+            except PeerFault as fault:
+                await courses.refuse(holder, fault)
+        total = await self._compute.run(reduction.add_parts, chunk, parts)
+        del parts
+        elements = reduction.elements(chunk)
+        for holder in self._holders:
+            if holder != self._me:
+                await courses.send(holder, FrameKind.GRADIENT_SUM, chunk, elements, total)
+
+    async def _run_if_lossy(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Where nothing is computed, a hop to the compute thread would cost more."""
+        if self._reduction.is_lossless:
+            return function(*args)
+        return await self._compute.run(function, *args)

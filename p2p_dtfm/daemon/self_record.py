@@ -17,7 +17,6 @@ from p2p_dtfm.core.signed import Sign, Signed
 from p2p_dtfm.core.snapshot import Member, Snapshot
 from p2p_dtfm.core.tournament import partner_order
 from p2p_dtfm.daemon.courier import Courier
-from p2p_dtfm.daemon.estimate import Estimate
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.probing import Probes
 
@@ -61,18 +60,19 @@ class SelfRecord:
         self._downlink_bytes_per_s = downlink_bytes_per_s
 
     async def probe_all(
-        self, peers: Sequence[str], courier: Courier, say: Callable[[str], None]
+        self, peers: Sequence[str], courier: Courier, progress: Callable[[int, int], None]
     ) -> None:
-        """Measure the links to `peers`, one at a time; a busy one is tried again after the rest."""
+        """Measure the links to `peers`, one at a time; a busy one is tried again after the rest.
+
+        `progress(done, total)` hears how many are done.
+        """
         waiting = partner_order(self._me.peer_id, sorted({*peers, self._me.peer_id}))
         waiting = [peer for peer in waiting if peer is not None][:PROBED_PEERS_LIMIT]
-        total, estimate = len(waiting), Estimate()
+        total = len(waiting)
         for _ in range(PROBE_ROUNDS):
             busy = []
             for peer_id in waiting:
-                done = len(self._links)
-                left = estimate.words(done, total)
-                say(f"link {done + 1} of {total}, to {peer_id}{left}")
+                progress(len(self._links), total)
                 if not await self._probe(peer_id, courier):
                     busy.append(peer_id)
             waiting = busy

@@ -24,7 +24,9 @@ class Series:
         self._made: History | None = History()
 
     def committed(self, outcome: StepOutcome, tokens_per_s: float | None) -> None:
-        """Take a step's outcome."""
+        """Take a step's outcome. A step that was repeated replaces what came of it before."""
+        if self._newest_step >= outcome.step:
+            self._forget_from(outcome.step)
         if outcome.loss is not None and outcome.step % self._stride == 0:
             self._steps.append((outcome.step, outcome.loss, tokens_per_s))
             if len(self._steps) >= self._limit:
@@ -37,6 +39,16 @@ class Series:
                 self._held_out = self._held_out[::2]
                 self._generation += 1
         self._made = None
+
+    @property
+    def _newest_step(self) -> int:
+        ends = (self._steps[-1:], self._held_out[-1:])
+        return max((end[0][0] for end in ends if end), default=-1)
+
+    def _forget_from(self, step: int) -> None:
+        self._steps = [point for point in self._steps if point[0] < step]
+        self._held_out = [point for point in self._held_out if point[0] < step]
+        self._generation += 1
 
     def view_took_over(self, step: int) -> None:
         """A view holds from this step on."""

@@ -72,6 +72,9 @@ class Settings(BaseModel):
     dashboard: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=65535)] = Field(
         default="auto", description='port on loopback, "auto" for a free one, or "off"'
     )
+    tensorboard: Path | None = Field(
+        default=None, description="directory for TensorBoard's event files; none without it"
+    )
     log: Literal["auto", "human", "json"] = Field(default="auto", description="log format")
 
     @property

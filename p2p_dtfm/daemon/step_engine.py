@@ -1,27 +1,21 @@
-"""One peer's part of a step: microbatches through its stage, then the reduction of its segments."""
+"""One peer's part of a step: microbatches through its stage, and the reduction of its segments."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.plan import Plan, Segment
+from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.compute import Compute
-from p2p_dtfm.daemon.mailbox import FrameKey, Mailbox, held_out_indices, segments_of
+from p2p_dtfm.daemon.mailbox import Mailbox, held_out_indices, segments_of
 from p2p_dtfm.daemon.microbatches import BatchOf, Microbatches
-from p2p_dtfm.daemon.segment_exchange import exchange
 from p2p_dtfm.daemon.step_frames import StepFrames, Transport
 from p2p_dtfm.daemon.step_recorder import StepRecorder
-from p2p_dtfm.net.frames import FrameKind, Payload
-from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.daemon.step_reduction import StepReduction
 from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.local_steps import LocalSteps, inner_microbatches
 from p2p_dtfm.train.optimizer import squared_norm
-from p2p_dtfm.train.reduction import flatten_gradients, unflatten_gradients
 from p2p_dtfm.train.replica_memory import ReplicaMemory
-from p2p_dtfm.train.segment_reduction import SegmentReduction
 
 Tensor = Any
 
@@ -60,6 +54,7 @@ class StepEngine:
         on_trouble: Callable[[str, str], None],
         memory: ReplicaMemory,
         recorder: StepRecorder | None = None,
+        recompute: bool = False,
     ) -> None:
         place = plan.place_of(me)
         assert place is not None, "a spare has no steps to compute"
@@ -71,7 +66,7 @@ class StepEngine:
         self._compute = compute
         self._recorder = recorder or StepRecorder()
         self.frames = StepFrames(self.view, transport, on_trouble)
-        self._runner = compute.stage_runner(spec, states)
+        self._runner = compute.stage_runner(spec, states, recompute)
         self._pipeline = plan.pipelines[place[0]]
         self._microbatches = Microbatches(
             mailbox, plan, me, spec, self._runner, batch, self.frames, compute, self._recorder
@@ -79,20 +74,18 @@ class StepEngine:
         self._held_out = held_out_indices(plan, spec, place[0])
         self._segments = segments_of(plan, me)
         self._memory = memory
-        self.reduction_codec = codec_of(spec.codecs.reduction, spec.codecs)
+        self.reduced: dict[int, Tensor] = {}
+        """Of the last step, by layer: flat fp32."""
         self._is_local = spec.sync.mode == "local"
         self._local_steps = LocalSteps(spec, states, memory.moments)
-
-    def _states_of(self, segment: Segment) -> list[LayerState]:
-        return [self.states[layer] for layer in segment.layers]
 
     # one step ---------------------------------------------------------------------------------
 
     async def run(self, step: int, *, train: bool, evaluate: bool) -> LocalResult:
         """Compute a step up to the point where Prepared may be said.
 
-        Afterwards the gradient buffers of all layers hold the reduced gradient. Where a peer does
-        not send what is due, this waits until it is cancelled.
+        Afterwards `reduced` has the reduced gradient of each layer; the gradient buffers still hold
+        this peer's own. Where a peer does not send what is due, this waits until it is cancelled.
         """
         self.mailbox.begin_step(step)
         self._recorder.begin(step)
@@ -101,11 +94,7 @@ class StepEngine:
         if evaluate:
             held_out_loss = await self._microbatches.evaluate(step, self._held_out)
         if train:
-            if self._is_local:
-                loss = await self._train_locally(step)
-            else:
-                loss = await self._microbatches.train(step, self._pipeline.microbatches)
-            await asyncio.gather(*(self._reduce(step, s) for s in self._segments.values()))
+            loss = await self._train(step)
         makes_losses = self._runner.has_head
         count = self._pipeline.microbatch_count if train and makes_losses else 0
         held_out_count = len(self._held_out) if evaluate and makes_losses else 0
@@ -120,16 +109,46 @@ class StepEngine:
 
     def _start_anew(self) -> None:
         """Whatever an attempt that was stopped has left."""
+        self.reduced = {}
         self._memory.discard()
         self._runner.discard()
         self._local_steps.abandon()
         self._runner.zero_gradients()
 
     def _squared_norms(self) -> dict[int, float]:
+        if not self.reduced:
+            return dict.fromkeys(self._segments, 0.0)
         return {
-            number: sum(squared_norm(s.gradient_vector()) for s in self._states_of(segment))
+            number: sum(squared_norm(self.reduced[layer]) for layer in segment.layers)
             for number, segment in self._segments.items()
         }
+
+    async def _train(self, step: int) -> float:
+        """Compute and reduce at once, layer by layer; returns the summed loss."""
+        reduction = StepReduction(
+            step,
+            self._segments,
+            self.states,
+            self._me,
+            self._spec,
+            self.mailbox,
+            self.frames,
+            self._compute,
+            self._memory,
+            self._recorder,
+        )
+        try:
+            if self._is_local:
+                loss = await self._train_locally(step)
+                for layer in reversed(self.states):
+                    reduction.layer_is_final(layer)
+            else:
+                microbatches, on_final = self._pipeline.microbatches, reduction.layer_is_final
+                loss = await self._microbatches.train(step, microbatches, on_final)
+            self.reduced = await reduction.finish()
+        finally:
+            reduction.cancel()
+        return loss
 
     async def _train_locally(self, step: int) -> float:
         """Inner steps; then the gradient buffers hold this pipeline's part of the difference."""
@@ -142,69 +161,3 @@ class StepEngine:
                 await self._compute.run(self._local_steps.inner_step, number, len(group))
         await self._compute.run(self._local_steps.finish, self._pipeline.microbatch_count)
         return loss_sum
-
-    # reduction --------------------------------------------------------------------------------
-
-    async def _reduce(self, step: int, segment: Segment) -> None:
-        """Give every holder of a segment the same sum of all holders' gradients."""
-        states = self._states_of(segment)
-        owed = self._memory.owed_of(states)
-        if len(segment.holders) == 1:
-            if owed is not None:
-                await self._compute.run(self._settle, step, states, owed)
-            return
-        chunks = self.mailbox.wire.chunks[segment.first_layer]
-        values = await self._compute.run(flatten_gradients, states)
-        reduction = SegmentReduction(
-            self._spec,
-            self.reduction_codec,
-            step,
-            segment.first_layer,
-            chunks.bounds,
-            values,
-            owed,
-        )
-        courses = _Courses(self, step, segment.first_layer)
-        with self._recorder.span("reduce", segment.first_layer):
-            await exchange(
-                reduction, self._me, segment.holders, chunks.owners, courses, self._compute
-            )
-        await self._compute.run(_store_gradients, reduction.reduced, states)
-        if reduction.owed is not None:
-            self._memory.propose_owed(step, states, reduction.owed)
-
-    def _settle(self, step: int, states: list[LayerState], owed: Tensor) -> None:
-        """Nobody else holds these layers any more: what is owed to the others is used here."""
-        _store_gradients(flatten_gradients(states).add_(owed), states)
-        self._memory.propose_owed(step, states, owed * 0.0)
-
-
-class _Courses:
-    """The frames of one segment's reduction in one step: `segment_exchange.Courses`."""
-
-    def __init__(self, engine: StepEngine, step: int, layer: int) -> None:
-        self._engine = engine
-        self._step = step
-        self._layer = layer
-
-    async def send(
-        self, peer_id: str, kind: FrameKind, chunk: int, elements: int, payload: Payload
-    ) -> None:
-        engine = self._engine
-        header = engine.frames.header(
-            self._step, kind, self._layer, chunk, (elements,), engine.reduction_codec.name
-        )
-        engine.frames.send_later(peer_id, "reduce", header, payload)
-
-    async def take(self, peer_id: str, kind: FrameKind, chunk: int) -> bytearray:
-        key = FrameKey(self._step, kind, self._layer, chunk, peer_id)
-        return await self._engine.mailbox.take(key)
-
-    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
-        await self._engine.frames.refuse(peer_id, fault)
-
-
-def _store_gradients(flat: Tensor, states: list[LayerState]) -> None:
-    for layer, part in unflatten_gradients(flat, states).items():
-        state = next(state for state in states if state.layer == layer)
-        state.gradient_vector().copy_(part)

@@ -3,6 +3,7 @@
 import asyncio
 
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.recomputation import must_recompute
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.step import Prepared, StepOutcome
 from p2p_dtfm.core.view import View
@@ -15,7 +16,6 @@ from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.step_shards import have_shards
 from p2p_dtfm.daemon.trainer_state import Outlet, Stopped, Tools, TrainerState
-from p2p_dtfm.train.layer_state import LayerState
 
 
 class StepLoop:
@@ -58,6 +58,7 @@ class StepLoop:
             self._outlet.trouble,
             state.memory,
             tools.recorder,
+            must_recompute(view.snapshot, plan, tools.me),
         )
         while state.view is view and state.step <= self._spec.total_steps:
             await self._one_step(view, plan, engine)
@@ -76,7 +77,7 @@ class StepLoop:
         self._tools.status.say(State.TRAINING, f"step {step} of {spec.total_steps}")
         local = await self._compute(engine, step, train=train, evaluate=evaluate)
         if train:
-            self._tools.donor.reduced(step, engine.states)
+            self._tools.donor.reduced(step, engine.reduced)
             self._keep_reduced(view, step, engine)
             with recorder.span("guard"):
                 await self._guarded(step)
@@ -110,10 +111,11 @@ class StepLoop:
 
     def _keep_reduced(self, view: View, step: int, engine: StepEngine) -> None:
         """Until a later step commits, the next view may have to roll this one forward."""
-        states = engine.states
         kept = self._state.reduced.setdefault((view.id, step), {})
-        kept |= {layer: state.gradient_vector().clone() for layer, state in states.items()}
-        self._outlet.reduced(step, set(states))
+        for layer, gradient in engine.reduced.items():
+            is_buffer = gradient is engine.states[layer].gradient_vector()
+            kept[layer] = gradient.clone() if is_buffer else gradient
+        self._outlet.reduced(step, set(engine.reduced))
 
     async def _guarded(self, step: int) -> None:
         """Wait until the guardians of layers held here alone have the step's gradients."""
@@ -166,7 +168,7 @@ class StepLoop:
         lineage = self._outlet.lineage_at(step + 1)
         if train:
             apply = recorder.timed("apply", 0, _apply_all)
-            await self._tools.compute.run(apply, spec, engine.states, outcome)
+            await self._tools.compute.run(apply, spec, engine, outcome)
             state.memory.commit(step)
         self.is_applying = False
         if state.view is view:
@@ -179,7 +181,6 @@ class StepLoop:
                 await self._tools.checkpoints.save(step + 1, engine.states, lineage)
 
 
-def _apply_all(spec: RunSpec, states: dict[int, LayerState], outcome: StepOutcome) -> None:
-    for state in states.values():
-        gradient = state.gradient_vector()
-        apply_outcome(spec, state, gradient, outcome.step, outcome.gradient_norm)
+def _apply_all(spec: RunSpec, engine: StepEngine, outcome: StepOutcome) -> None:
+    for layer, state in engine.states.items():
+        apply_outcome(spec, state, engine.reduced[layer], outcome.step, outcome.gradient_norm)

@@ -77,6 +77,13 @@ class TrainerOutlet(Membership):
         self.states_changed()
         self._do(self._agreement.synced(view))
 
+    def _on_download(self, digest: str, done_bytes: int, total_bytes: int) -> None:
+        name = f"file {digest[:8]}"
+        if self._run is not None:
+            blobs = self._run.manifest.blobs()
+            name = f"data shard {digest[:8]}" if digest in blobs else f"states {digest[:8]}"
+        self.status.receives(name, done_bytes, total_bytes)
+
     async def fetch_shards(self, digests: set[str]) -> None:
         assert self._run is not None
         sizes = self._run.manifest.blobs()
@@ -103,6 +110,8 @@ class TrainerOutlet(Membership):
             view=self.views[-1]["view"] if self.views else 0,
         )
         self.observer.step_committed(outcome)
+        if self._event_files is not None:
+            self._event_files.step_committed(outcome, self.status.facts.get("tokens_per_s"))
         held_out = outcome.held_out_loss
         text = "" if held_out is None else f", held-out loss {held_out:.4f}"
         if outcome.loss is not None:

@@ -1,22 +1,22 @@
 """A view as the dashboard shows it: members on a map, pipelines, flows, and this peer's part."""
 
-import itertools
-from collections.abc import Iterator
-
 import msgspec
 
 from p2p_dtfm.core.explain import explain_peer
 from p2p_dtfm.core.guardians import guards_in
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.records import PeerRecord
+from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import Snapshot
 from p2p_dtfm.core.view import View
-from p2p_dtfm.core.workload import FLOAT_BYTES
+from p2p_dtfm.daemon.flows import flows
 from p2p_dtfm.daemon.peer_map import Points, place_peers
-from p2p_dtfm.web.state import Flow, MyPart, PeerFacts, PipelineFacts, ViewState
+from p2p_dtfm.web.state import MyPart, PeerFacts, PipelineFacts, ViewState
 
 
-def view_state(view: View, me: str, from_step: int, before: Points | None = None) -> ViewState:
+def view_state(
+    view: View, spec: RunSpec, me: str, from_step: int, before: Points | None = None
+) -> ViewState:
     """Everything that stays the same while `view` is in force. Takes tens of milliseconds."""
     snapshot, plan = view.snapshot, view.plan
     records = snapshot.records
@@ -39,7 +39,7 @@ def view_state(view: View, me: str, from_step: int, before: Points | None = None
             )
             for pipeline in (planned.pipelines if planned else ())
         ),
-        flows=tuple(_flows(snapshot, planned, numbers)) if planned else (),
+        flows=tuple(flows(spec, snapshot, planned)) if planned else (),
         part=_part(snapshot, planned, me) if planned and me in numbers else None,
     )
 
@@ -75,56 +75,6 @@ def _peer(record: PeerRecord, plan: Plan | None, point: tuple[float, float]) -> 
         end_layer=stage.end_layer,
         in_flight=stage.in_flight,
     )
-
-
-def _flows(snapshot: Snapshot, plan: Plan, numbers: dict[str, int]) -> Iterator[Flow]:
-    """Activations between neighbours, and gradients between the holders of a segment."""
-    for pipeline in plan.pipelines:
-        load = pipeline.microbatch_count * snapshot.workload.boundary_bytes
-        for here, there in itertools.pairwise(pipeline.stages):
-            yield _flow(snapshot, plan, numbers, here.peer_id, there.peer_id, "pipeline", load)
-    reduced: dict[tuple[str, str], int] = {}
-    for segment in plan.segments():
-        count = len(segment.holders)
-        size = FLOAT_BYTES * sum(
-            snapshot.workload.cost(layer).parameter_count for layer in segment.layers
-        )
-        for pair in itertools.combinations(sorted(segment.holders), 2):
-            # each owns one part in `count`: it gets the other's part of that and sends the sum
-            reduced[pair] = reduced.get(pair, 0) + 2 * size // count
-    for (one, other), load in reduced.items():
-        yield _flow(snapshot, plan, numbers, one, other, "reduction", load)
-    guarded: dict[tuple[str, str], int] = {}
-    for layer, guardian in guards_in(snapshot, plan).items():
-        way = (plan.holders(layer)[0], guardian)
-        size = FLOAT_BYTES * snapshot.workload.cost(layer).parameter_count
-        guarded[way] = guarded.get(way, 0) + size
-    for (one, other), load in guarded.items():
-        yield _flow(snapshot, plan, numbers, one, other, "guard", load)
-
-
-def _flow(
-    snapshot: Snapshot,
-    plan: Plan,
-    numbers: dict[str, int],
-    one: str,
-    other: str,
-    kind: str,
-    load_bytes: int,
-) -> Flow:
-    here, there = numbers[one], numbers[other]
-    records = snapshot.records
-    links = [
-        link
-        for link in (records[here].links.get(other), records[there].links.get(one))
-        if link is not None
-    ]
-    rate = min((link.bytes_per_s for link in links), default=None)
-    trip = min((link.round_trip_ns for link in links), default=None)
-    use = None
-    if rate and plan.predicted_step_ns:
-        use = round(load_bytes * 1e9 / rate / plan.predicted_step_ns, 4)
-    return Flow(here, there, kind, load_bytes, rate, trip, use)
 
 
 def _part(snapshot: Snapshot, plan: Plan, me: str) -> MyPart:

@@ -22,6 +22,8 @@ from p2p_dtfm.net.host import Host
 
 OpenBlob = Callable[[str], Path | None]
 OnFault = Callable[[str, PeerFault], None]
+OnProgress = Callable[[str, int, int], None]
+"""Digest, bytes that are here, bytes in all. The end, good or not, is told as (digest, 0, 0)."""
 
 CHUNK_LIMIT_BYTES = 512 << 10
 CALLS_IN_FLIGHT = 4
@@ -76,9 +78,16 @@ class _Download:
 class BlobExchange:
     """Serves what `open_blob(digest)` finds, and fetches from others. `await ready()` to serve."""
 
-    def __init__(self, host: Host, open_blob: OpenBlob, on_fault: OnFault | None = None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        open_blob: OpenBlob,
+        on_fault: OnFault | None = None,
+        on_progress: OnProgress = lambda digest, done_bytes, total_bytes: None,
+    ) -> None:
         self._open_blob = open_blob
         self._on_fault = on_fault
+        self._on_progress = on_progress
         self._plane = ControlPlane(host, self._serve, name="blob")
 
     async def ready(self) -> "BlobExchange":
@@ -102,6 +111,7 @@ class BlobExchange:
                 raise BlobUnavailable(digest, causes)
             os.replace(temporary, target)
         finally:
+            self._on_progress(digest, 0, 0)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
         return target
@@ -172,6 +182,7 @@ class BlobExchange:
         download.total = first.total_bytes
         download.donors.append(peer)
         await download.keep(first)
+        self._on_progress(download.digest, download.offset, first.total_bytes)
         calls: collections.deque[asyncio.Task[_Chunk]] = collections.deque()
         asked = download.offset
         try:
@@ -181,6 +192,7 @@ class BlobExchange:
                     asked += CHUNK_LIMIT_BYTES
                 await download.keep(await calls[0])
                 calls.popleft()
+                self._on_progress(download.digest, download.offset, first.total_bytes)
         finally:
             for call in calls:
                 call.cancel()

@@ -4,7 +4,8 @@ The opener sends a hello and then frames; the acceptor answers on the same strea
 on the hello and then a cumulative count of accepted frames, or parts of frames (u64), or, in place
 of a count, 2^64-1 and the reason why it hangs up. A lane has one stream, and more (`stripes`) where
 the round trip is long; large frames then travel in parts. Each direction of traffic has its own
-streams, so two peers that send to each other at once cannot wait for each other.
+streams, so two peers that send to each other at once cannot wait for each other. Activations go
+before gradients of parameters, and those before state (`right_of_way`).
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from p2p_dtfm.net.frames import (
 )
 from p2p_dtfm.net.host import CONNECTION_ERRORS, Host, Writer
 from p2p_dtfm.net.reassembly import Reassembly
+from p2p_dtfm.net.right_of_way import RightOfWay
 from p2p_dtfm.net.stripes import (
     COUNT,
     HANG_UP,
@@ -106,6 +108,7 @@ class BulkPlane:
         self._opening: dict[tuple[str, str], asyncio.Lock] = {}
         self._incoming: dict[tuple[str, str], _IncomingLane] = {}
         self._estimates: dict[str, float] = {}
+        self._right_of_way = RightOfWay()
         self._session = 0
 
     async def ready(self) -> "BulkPlane":
@@ -129,8 +132,11 @@ class BulkPlane:
         else:
             _, start = encode_frame(header, view)
         held = await self._lane(peer_id, lane)
+        shaper = self._host.shaper
+        self._right_of_way.shares_uplink = bool(shaper and shaper.uplink_bytes_per_s)
         try:
-            await held.send(header, start, view)
+            with self._right_of_way.taken(peer_id, lane):
+                await held.send(header, start, view)
         except (Refused, Unreachable):
             self._forget(held)
             raise
@@ -211,6 +217,7 @@ class BulkPlane:
             self._measured,
             self._most_stripes,
             self._on_undelivered,
+            lambda: self._right_of_way.give(peer_id, lane),
         )
 
     async def _open(self, peer_id: str, hello: Hello) -> tuple[asyncio.StreamReader, Writer]:

@@ -60,7 +60,9 @@ class Lane:
         on_rate: Callable[[str, float], None],
         most_stripes: int = STRIPES_LIMIT,
         on_undelivered: Callable[[str, str, Failure], None] | None = None,
+        give_way: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        self.give_way = give_way
         self.peer_id = peer_id
         self.lane = lane
         self.failure: Failure | None = None
@@ -324,6 +326,8 @@ class Stripe:
     async def _write_piece(self, piece: bytes | memoryview) -> None:
         if self._lane.failure is not None:
             raise ConnectionResetError(self._lane.failure.cause)
+        if self._lane.give_way is not None:
+            await self._lane.give_way()
         self.writer.write(piece)
         async with asyncio.timeout(self._lane.stall_s):
             await self.writer.drain()

@@ -164,6 +164,9 @@ class SeededRun:
                 raise Violation(f"{result.settle_views} views were needed to settle")
         except (Violation, AssertionError) as error:
             result.violation = str(error) or repr(error)
+        except Exception as error:
+            error.add_note(f"in seed {self.seed}")
+            raise
         result.story = world.story
         result.faults = sum(self.faults.inflicted.values())
         result.inflicted = dict(self.faults.inflicted)

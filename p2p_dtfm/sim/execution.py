@@ -8,6 +8,7 @@ from p2p_dtfm.core.errors import UserError
 Order = Literal["1f1b", "gpipe"]
 Transport = Literal["streams", "communicator"]
 ReductionKind = Literal["chain", "central", "flat", "weighted", "hierarchical"]
+Overlap = Literal["none", "stage", "layer"]
 
 CODEC_BITS_PER_VALUE = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 9}
 """int8 is blockwise: 8 bits a value and a scale for each 32 of them."""
@@ -38,13 +39,17 @@ class Execution:
     name: str
     order: Order
     reduction: ReductionKind
-    overlap: bool
-    """Whether a segment is reduced as soon as its holders are done, or after all pipelines are."""
+    overlap: Overlap
+    """When a gradient sets out: after all pipelines are done, after its own stage is, or after the
+    last backward is through its layer."""
     commit: bool
     """Whether the step ends with a Prepared from every stage holder to every other."""
     activation_codec: str = "fp16"
     gradient_codec: str = "fp16"
     recompute: bool = True
+    split_backward: bool = False
+    """Whether a stage leaves the gradients of matrices for when it would wait (zero-bubble). Not
+    with recomputation: what that saves would be held again."""
     communicator: Communicator | None = None
     """None: persistent streams, full duplex, sending beside computing."""
     language_model_head: bool = True
@@ -66,12 +71,23 @@ class Execution:
         return replace(self, reduction=cast(ReductionKind, kind))
 
     @property
+    def splits(self) -> bool:
+        return self.split_backward and self.order == "1f1b" and not self.recompute
+
+    @property
     def backward_forwards(self) -> int:
         """How many times longer a backward takes than a forward (Kaplan et al. 2020: twice)."""
         return 3 if self.recompute else 2
 
 
-OURS = Execution("ours", order="1f1b", reduction="weighted", overlap=True, commit=True)
+OURS = Execution(
+    "ours",
+    order="1f1b",
+    reduction="weighted",
+    overlap="layer",
+    commit=True,
+    split_backward=True,
+)
 
 DTFM_COMMUNICATOR = Communicator(
     efficiency=0.8173,
@@ -84,7 +100,7 @@ DTFM = Execution(
     "dtfm",
     order="gpipe",
     reduction="chain",
-    overlap=True,
+    overlap="stage",
     commit=False,
     communicator=DTFM_COMMUNICATOR,
     language_model_head=False,

@@ -11,6 +11,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 from p2p_dtfm.sim.exchange import ShardedExchange, StarExchange
 from p2p_dtfm.sim.execution import ReductionKind
@@ -28,7 +29,7 @@ Contribute = Callable[[int], None]
 
 
 class _Segment:
-    """A segment on its way."""
+    """A segment, or a piece of one, on its way."""
 
     __slots__ = ("contribute", "end_ns", "left", "start_ns", "work")
 
@@ -55,7 +56,8 @@ class Reductions:
         self._time = time
         self._network = network
         self._scenario = scenario
-        self._of_peer: dict[int, list[_Segment]] = {}
+        self._of_layer: dict[tuple[int, int], _Segment] = {}
+        """By holder and the layer that is final last."""
         self._segments = [_Segment(work) for work in segments]
         self._weights: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.reduced_ns: dict[int, int] = {}
@@ -69,32 +71,36 @@ class Reductions:
         }[kind]
         for segment in self._segments:
             for peer in segment.work.holders:
-                self._of_peer.setdefault(peer, []).append(segment)
+                self._of_layer[peer, segment.work.first_layer] = segment
             if len(segment.work.holders) > 1:
                 segment.contribute = prepare(segment)
             else:
                 segment.contribute = self._sum_of(segment)
 
-    def contribute(self, peer: int) -> None:
-        """This peer's own gradients are whole."""
-        for segment in self._of_peer[peer]:
-            if segment.start_ns is None:
-                segment.start_ns = self._time.now_ns
-            segment.contribute(peer)
+    def contribute(self, peer: int, layer: int) -> None:
+        """This peer's own gradients of the segment, or piece, that begins at `layer` are whole."""
+        segment = self._of_layer[peer, layer]
+        if segment.start_ns is None:
+            segment.start_ns = self._time.now_ns
+        segment.contribute(peer)
 
     def spans(self) -> tuple[ReductionSpan, ...]:
         """Of segments with more than one holder."""
-        return tuple(
-            ReductionSpan(
-                segment.work.first_layer,
-                segment.work.holders,
-                segment.work.gradient_bytes,
-                segment.start_ns or 0,
-                segment.end_ns,
+        spans: dict[int, ReductionSpan] = {}
+        for piece in self._segments:
+            work, start_ns = piece.work, piece.start_ns or 0
+            if len(work.holders) < 2:
+                continue
+            held = spans.get(work.segment)
+            if held is None:
+                held = ReductionSpan(work.segment, work.holders, 0, start_ns, piece.end_ns)
+            spans[work.segment] = replace(
+                held,
+                gradient_bytes=held.gradient_bytes + work.gradient_bytes,
+                start_ns=min(held.start_ns, start_ns),
+                end_ns=max(held.end_ns, piece.end_ns),
             )
-            for segment in self._segments
-            if len(segment.work.holders) > 1
-        )
+        return tuple(spans.values())
 
     def _sum_of(self, segment: _Segment) -> Contribute:
         def has_sum(peer: int) -> None:

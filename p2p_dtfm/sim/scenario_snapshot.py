@@ -23,11 +23,11 @@ from p2p_dtfm.sim.scenario import Scenario, ScenarioPeer
 def workload_in(scenario: Scenario, spec: RunSpec, execution: Execution) -> Workload:
     """The run's workload as these peers do it.
 
-    With recomputation a layer keeps only its input for each microbatch in flight. Where the
-    scenario or the execution has no language-model head, the last layer is a norm and a narrow
-    projection, as in the paper's runs.
+    The execution says whether all stages recompute; a layer then keeps only its input for each
+    microbatch in flight. Where the scenario or the execution has no language-model head, the last
+    layer is a norm and a narrow projection, as in the paper's runs.
     """
-    workload = workload_of(spec)
+    workload = msgspec.structs.replace(workload_of(spec), recompute="never")
     tokens = spec.batch.microbatch * spec.model.context
     if not (scenario.head and execution.language_model_head):
         narrow = LayerCost(

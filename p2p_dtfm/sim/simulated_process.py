@@ -216,7 +216,8 @@ class SimulatedProcess:
     def _load(self, layer: int, step: int) -> State:
         if step == 0:
             return State(0, GENESIS_VALUE)
-        saved = [item.states[layer] for item in self.disk if item.step == step]
+        lineage = self.agreement.inventory.lineage.at(step)
+        saved = [c.states[layer] for c in self.disk if (c.step, c.lineage) == (step, lineage)]
         if not saved:
             raise Violation(f"{self.name} has no checkpoint of layer {layer} at step {step}")
         return saved[-1]

@@ -6,7 +6,7 @@ from p2p_dtfm.sim.communicator_pipeline import run_communicator_pipelines, whole
 from p2p_dtfm.sim.execution import STREAM_OVERHEAD_NS, Execution
 from p2p_dtfm.sim.reduction import Reductions
 from p2p_dtfm.sim.scenario import Scenario
-from p2p_dtfm.sim.stage_work import StepWork, step_work
+from p2p_dtfm.sim.stage_work import StageWork, StepWork, step_work
 from p2p_dtfm.sim.stream_pipeline import StreamPipelines
 from p2p_dtfm.sim.timeline import StageTimeline, StepTime
 from p2p_dtfm.sim.virtual_network import VirtualNetwork
@@ -28,30 +28,36 @@ def simulate_step(
     time = VirtualTime()
     network = VirtualNetwork(time, scenario, STREAM_OVERHEAD_NS)
     reductions = Reductions(time, network, scenario, work.segments, execution.reduction)
-    waiting: list[int] = []
-    """Holders whose reduction waits until all pipelines are done."""
+    waiting: list[tuple[int, int]] = []
+    """Holders and layers whose reduction waits until all pipelines are done."""
     stages_left = sum(map(len, work.pipelines))
 
-    def stage_done(peer: int) -> None:
+    def stage_done(stage: StageWork) -> None:
         nonlocal stages_left
         stages_left -= 1
-        if execution.overlap:
-            reductions.contribute(peer)
+        whole = [(stage.peer, layer) for layer in stage.below_ns]
+        if execution.overlap == "stage":
+            for peer, layer in whole:
+                reductions.contribute(peer, layer)
             return
-        waiting.append(peer)
-        if not stages_left:
-            for holder in waiting:
-                reductions.contribute(holder)
+        waiting.extend(whole)
+        if execution.overlap == "none" and not stages_left:
+            for peer, layer in waiting:
+                reductions.contribute(peer, layer)
+
+    def layer_done(stage: StageWork, layer: int) -> None:
+        if execution.overlap == "layer":
+            reductions.contribute(stage.peer, layer)
 
     if execution.communicator is not None:
         stages = run_communicator_pipelines(
             scenario, work, execution.communicator, execution.flush_microbatches, trace
         )
         for stage in stages:
-            time.at(stage.done_ns, stage_done, stage.work.peer)
+            time.at(stage.done_ns, stage_done, stage.work)
         time.run()
     else:
-        pipelines = StreamPipelines(time, network, work, execution, stage_done, trace)
+        pipelines = StreamPipelines(time, network, work, execution, stage_done, layer_done, trace)
         pipelines.start()
         time.run()
         stages = pipelines.timelines()

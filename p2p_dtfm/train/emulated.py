@@ -8,6 +8,7 @@ memory, and move as they would.
 
 import math
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from torch import Tensor
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.records import Device, LayerTiming
 from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.split_backward import weight_part_ns
 from p2p_dtfm.core.workload import LayerCost, workload_of
 from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.train.model import layer_count
 from p2p_dtfm.train.stage import StageRunner
 
 KIND = "emulated"
@@ -76,15 +79,25 @@ class EmulatedStageRunner(StageRunner):
         assert device.kind == KIND, device.kind
         super().__init__(spec, layer_states, recompute)
         workload = workload_of(spec)
-        timings = [getattr(device, workload.kind(layer).value) for layer in self.layer_states]
-        self._forward_ns = sum(timing.forward_ns for timing in timings)
-        self._backward_ns = sum(timing.backward_ns for timing in timings)
+        self._timings: dict[int, LayerTiming] = {
+            layer: getattr(device, workload.kind(layer).value) for layer in self.layer_states
+        }
         self._anchor = torch.zeros((), requires_grad=True)
         self._late_ns = 0
 
-    def _run(self, entry: Tensor, targets: Tensor | None) -> Tensor:
-        result: Tensor = _EmulatedPass.apply(self._anchor, entry, targets, self)
+    def _run(self, layer: int, entry: Tensor, targets: Tensor | None) -> Tensor:
+        is_head = layer == layer_count(self.spec) - 1
+        timing = self._timings[layer]
+        parts = (timing, targets if is_head else None, self)
+        result: Tensor = _EmulatedPass.apply(self._anchor, entry, *parts)
         return result
+
+    def backward_pass(self, timing: LayerTiming) -> None:
+        """The part for the input's gradient, and later, or at once, the matrices' part."""
+        later_ns = weight_part_ns(timing.forward_ns, timing.backward_ns) if self.splits else 0
+        self.pass_time(timing.backward_ns - later_ns)
+        if later_ns:
+            self._weight_gradients.owe_work(partial(self.pass_time, later_ns))
 
     def pass_time(self, duration_ns: int) -> None:
         """Sleep; what one sleep takes too long is taken off the next."""
@@ -92,14 +105,6 @@ class EmulatedStageRunner(StageRunner):
         time.sleep(max(0, duration_ns - self._late_ns) / 1e9)
         late_ns = self._late_ns + time.perf_counter_ns() - began_ns - duration_ns
         self._late_ns = min(max(0, late_ns), _LATE_LIMIT_NS)
-
-    @property
-    def forward_ns(self) -> int:
-        return self._forward_ns
-
-    @property
-    def backward_ns(self) -> int:
-        return self._backward_ns
 
 
 class _EmulatedPass(torch.autograd.Function):
@@ -110,11 +115,12 @@ class _EmulatedPass(torch.autograd.Function):
         context: Any,
         anchor: Tensor,
         entry: Tensor,
+        timing: LayerTiming,
         targets: Tensor | None,
         runner: EmulatedStageRunner,
     ) -> Tensor:
-        runner.pass_time(runner.forward_ns)
-        context.runner = runner
+        runner.pass_time(timing.forward_ns)
+        context.runner, context.timing = runner, timing
         context.entry_shape = entry.shape if entry.is_floating_point() else None
         model = runner.spec.model
         if targets is not None:
@@ -123,6 +129,6 @@ class _EmulatedPass(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        context.runner.pass_time(context.runner.backward_ns)
+        context.runner.backward_pass(context.timing)
         shape = context.entry_shape
-        return torch.zeros(()), None if shape is None else torch.zeros(shape), None, None
+        return torch.zeros(()), None if shape is None else torch.zeros(shape), None, None, None

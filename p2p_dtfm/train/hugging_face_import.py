@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +25,12 @@ from p2p_dtfm.train.hugging_face import (
     LAYER_NORM_EPSILON,
     TOKENIZER_NAME,
     WEIGHTS_NAME,
+    Progress,
     hugging_face_name,
 )
 from p2p_dtfm.train.hugging_face_tokenizer import read_tokenizer_json
 from p2p_dtfm.train.initial_state import write_initial
-from p2p_dtfm.train.model import layer_entries
+from p2p_dtfm.train.model import layer_count, layer_entries
 
 RUN_SPEC_NAME = "run.toml"
 INITIAL_NAME = "initial"
@@ -99,7 +100,13 @@ class Configuration(msgspec.Struct, frozen=True):
     tie_word_embeddings: bool = True
 
 
-def import_hugging_face(directory: Path, out: Path, name: str, training: Training) -> RunSpec:
+def import_hugging_face(
+    directory: Path,
+    out: Path,
+    name: str,
+    training: Training,
+    progress: Progress = lambda done_bytes, total_bytes: None,
+) -> RunSpec:
     """Make `out` with a run spec, the weights and, if there is one, the tokenizer.
 
     Returns the run spec. Raises `UserError` for a model that is not GPT-2's kind or is damaged.
@@ -117,7 +124,7 @@ def import_hugging_face(directory: Path, out: Path, name: str, training: Trainin
             initial = write_initial(
                 temporary / INITIAL_NAME,
                 draft,
-                lambda layer: _parameters(draft, layer, weights, configuration),
+                _told(draft, lambda n: _parameters(draft, n, weights, configuration), progress),
             )
         text = _spec_text(configuration, directory, name, training, initial.digest())
         if tokenizer is not None:
@@ -132,6 +139,24 @@ def import_hugging_face(directory: Path, out: Path, name: str, training: Trainin
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return _spec(text, out)
+
+
+def _told(
+    spec: RunSpec, parameters: Callable[[int], Iterator[Tensor]], progress: Progress
+) -> Callable[[int], Iterator[Tensor]]:
+    """The same parameters of a layer; `progress` hears of each."""
+    shapes = [shape for n in range(layer_count(spec)) for _, shape in layer_entries(spec, n)]
+    total_bytes = 4 * sum(map(math.prod, shapes))
+    done_bytes = 0
+
+    def of_layer(layer: int) -> Iterator[Tensor]:
+        nonlocal done_bytes
+        for tensor in parameters(layer):
+            yield tensor
+            done_bytes += 4 * tensor.numel()
+            progress(done_bytes, total_bytes)
+
+    return of_layer
 
 
 def _read_configuration(path: Path) -> Configuration:

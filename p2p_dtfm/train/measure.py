@@ -83,13 +83,15 @@ def measure_device(
     threads: int | None = None,
     memory_limit_bytes: int | None = None,
     emulated_flops_per_s: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Device:
     """Median forward and backward times of the three kinds of layers, memory and name.
 
     Takes about two seconds, longer only where touching a layer's parameters takes that long. A
     layer too slow for that is measured on fewer tokens, and its times are extrapolated. `threads`
     sets torch's thread count for the whole process. With `emulated_flops_per_s` nothing is timed:
-    the device is one of that speed, and has the memory of the limit.
+    the device is one of that speed, and has the memory of the limit. `progress(done, total)` hears
+    of each kind of layer that is done.
     """
     device = torch.device(device)
     if threads is not None:
@@ -97,14 +99,15 @@ def measure_device(
     if emulated_flops_per_s is not None:
         memory_bytes = memory_limit_bytes or _memory_bytes(device, None)
         return emulated_device(spec, emulated_flops_per_s, memory_bytes)
-    return Device(
-        kind=device.type,
-        name=_device_name(device),
-        memory_bytes=_memory_bytes(device, memory_limit_bytes),
-        embedding=_measure_layer(spec, 0, device),
-        block=_measure_layer(spec, 1, device),
-        head=_measure_layer(spec, layer_count(spec) - 1, device),
-    )
+    memory_bytes = _memory_bytes(device, memory_limit_bytes)
+    kinds = (0, 1, layer_count(spec) - 1)
+    timings = []
+    for done, layer in enumerate(kinds):
+        progress(done, len(kinds))
+        timings.append(_measure_layer(spec, layer, device))
+    progress(len(kinds), len(kinds))
+    embedding, block, head = timings
+    return Device(device.type, _device_name(device), memory_bytes, embedding, block, head)
 
 
 def _memory_bytes(device: torch.device, limit_bytes: int | None) -> int:

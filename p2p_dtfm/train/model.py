@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2p_dtfm.core.run_spec import ModelSpec, RunSpec
+from p2p_dtfm.train.split_backward import Linear
 
 STANDARD_DEVIATION = 0.02
 _WORDS_AT_ONCE = 1 << 20
@@ -43,11 +44,11 @@ class Block(nn.Module):
         width = model.width
         self.heads = model.heads
         self.attention_norm = nn.LayerNorm(width)
-        self.attention_input = nn.Linear(width, 3 * width)
-        self.attention_output = nn.Linear(width, width)
+        self.attention_input = Linear(width, 3 * width)
+        self.attention_output = Linear(width, width)
         self.feed_forward_norm = nn.LayerNorm(width)
-        self.feed_forward_input = nn.Linear(width, 4 * width)
-        self.feed_forward_output = nn.Linear(4 * width, width)
+        self.feed_forward_input = Linear(width, 4 * width)
+        self.feed_forward_output = Linear(4 * width, width)
 
     def forward(self, stream: Tensor) -> Tensor:
         stream = stream + self._attend(self.attention_norm(stream))
@@ -74,7 +75,7 @@ class Head(nn.Module):
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(model.width)
-        self.logits = nn.Linear(model.width, model.vocabulary, bias=False)
+        self.logits = Linear(model.width, model.vocabulary, bias=False)
 
     def forward(self, stream: Tensor) -> Tensor:
         logits: Tensor = self.logits(self.norm(stream))

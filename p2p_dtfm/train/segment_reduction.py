@@ -14,13 +14,13 @@ holder becomes the owner.
 
 import hashlib
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.train.codecs import Buffer, Codec, Turn
-from p2p_dtfm.train.reduction import sum_parts
 
 
 def chunk_turn(spec: RunSpec, step: int, first_layer: int, start: int) -> Turn:
@@ -33,9 +33,11 @@ def chunk_turn(spec: RunSpec, step: int, first_layer: int, start: int) -> Turn:
 class SegmentReduction:
     """One step's reduction of one segment at one holder.
 
-    For a chunk of another owner: `part`, then `take_sum`. For an own chunk: `read_part` of all
-    others, then `add_parts`. When every chunk is done, `reduced` is the same on all holders, and
-    `owed` is what this holder owes if the step commits.
+    `fill` takes the layers' gradients, in any order and one by one; the gradients themselves stay
+    as they are. Once a chunk's layers are there: for a chunk of another owner, `part`, then
+    `take_sum`; for an own chunk, `read_part` of all others, then `add_parts`. When every chunk is
+    done, `reduced` is the same on all holders, and `owed` is what this holder owes if the step
+    commits.
     """
 
     def __init__(
@@ -45,21 +47,41 @@ class SegmentReduction:
         step: int,
         first_layer: int,
         bounds: Sequence[tuple[int, int]],
-        values: Tensor,
+        lengths: Sequence[int],
         owed: Tensor | None,
     ) -> None:
-        """Take over `values`, this holder's flat fp32 gradient. `owed` is of the last committed
-        step, in the same layout; None: nothing."""
-        assert values.dim() == 1 and bounds[-1][1] == values.numel()
-        self.reduced = values
-        self.owed: Tensor | None = None
+        """`lengths` are the elements of each layer. `owed` is of the last committed step, fp32 on
+        the CPU, one layer after the other; None: nothing."""
+        ends = list(accumulate(lengths))
+        assert bounds[-1][1] == ends[-1]
+        self.reduced = torch.empty(ends[-1])
+        self.owed: Tensor | None = None if codec.lossless else torch.zeros(ends[-1])
+        self._owed_before = owed
         self._codec = codec
         self._bounds = bounds
+        self._layers = {first_layer + n: at for n, at in enumerate(pairwise([0, *ends]))}
         self._turns = [chunk_turn(spec, step, first_layer, start) for start, _ in bounds]
-        if owed is not None:
-            values += owed
-        if not codec.lossless:
-            self.owed = torch.zeros_like(values)
+
+    def fill(self, layer: int, gradient: Tensor) -> None:
+        """This holder's gradient of a layer is final: flat fp32, on any device."""
+        start, end = self._layers[layer]
+        self.reduced[start:end].copy_(gradient)
+        if self._owed_before is not None:
+            self.reduced[start:end] += self._owed_before[start:end]
+
+    def layers_of(self, chunk: int) -> list[int]:
+        """The layers that must be filled before a chunk can travel."""
+        first, last = self._bounds[chunk]
+        return [n for n, (start, end) in self._layers.items() if start < last and first < end]
+
+    def reduced_layers(self) -> dict[int, Tensor]:
+        """Views of `reduced`, by layer."""
+        return {layer: self.reduced[start:end] for layer, (start, end) in self._layers.items()}
+
+    @property
+    def is_lossless(self) -> bool:
+        """Then `part` and `read_part` compute nothing."""
+        return self._codec.lossless
 
     def elements(self, chunk: int) -> int:
         """How many a chunk has."""
@@ -84,12 +106,24 @@ class SegmentReduction:
         return self._decoded(chunk, payload)
 
     def add_parts(self, chunk: int, parts: Sequence[Tensor | None]) -> Buffer:
-        """The sum of an own chunk, for all others. `parts` are in pipeline order, None is mine."""
+        """The sum of an own chunk, for all others. `parts` are in pipeline order, None is mine.
+
+        The parts are used up: sums are added in place, always first + second + third and so on.
+        """
         mine = self._of(self.reduced, chunk)
-        total = sum_parts([mine if part is None else part for part in parts])
-        payload, decoded = self._encoded(chunk, total)
-        self._owe(chunk, total, decoded)
-        mine.copy_(decoded)
+        total: Tensor | None = None
+        for part in parts:
+            if part is None:
+                total = mine if total is None else torch.add(total, mine, out=mine)
+            elif total is None:
+                total = part
+            else:
+                total += part
+        assert total is mine, "a holder's own part is one of the parts"
+        payload, decoded = self._encoded(chunk, mine)
+        self._owe(chunk, mine, decoded)
+        if decoded is not mine:
+            mine.copy_(decoded)
         return payload
 
     def _of(self, flat: Tensor, chunk: int) -> Tensor:

@@ -6,9 +6,9 @@
     GET  /metrics             for Prometheus
     POST /api/actions/NAME    an action of the daemon; needs the token
 
-Events: `hello` (once), then `run`, `view`, `timeline` and `events` whole whenever they change,
-`history` from the row on where it grew, and `live` every second, from which a page sees that its
-data are fresh.
+Events: `hello` (once), then `run`, `view`, `timeline`, `events` and `actions` whole whenever they
+change, `history` from the row on where it grew, and `live` every second, from which a page sees
+that its data are fresh.
 """
 
 import asyncio
@@ -43,12 +43,13 @@ HISTORY_GROUPS = (
 
 
 class Dashboard:
-    """`provider()` gives the present state; unchanged parts of it should be the same objects."""
+    """`provider()` gives the present state; unchanged parts of it should be the same objects.
+    `actions()` are what may be asked of the daemon now."""
 
     def __init__(
         self,
         provider: Callable[[], DashboardState],
-        actions: dict[str, Action],
+        actions: Callable[[], dict[str, Action]],
         token: str,
         interval_s: float = INTERVAL_S,
     ) -> None:
@@ -83,7 +84,7 @@ class Dashboard:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _act(self, request: Request) -> Response:
-        action = self._actions.get(request.path_params["name"])
+        action = self._actions().get(request.path_params["name"])
         if action is None:
             return PlainTextResponse("there is no such action\n", 404)
         return Response(msgspec.json.encode(await action()), media_type="application/json")
@@ -96,13 +97,17 @@ class Dashboard:
     async def _stream(self) -> AsyncIterator[bytes]:
         self.watchers += 1
         try:
-            yield _event("hello", {"actions": list(self._actions), "interval_s": self._interval_s})
+            yield _event("hello", {"interval_s": self._interval_s})
             seen: DashboardState | None = None
+            offered: list[str] | None = None
             while not self._closing.is_set():
                 state = self._provider()
                 for name, part in changes(seen, state):
                     yield _event(name, part)
                 seen = state
+                if offered != list(self._actions()):
+                    offered = list(self._actions())
+                    yield _event("actions", offered)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._interval_s):
                         await self._closing.wait()

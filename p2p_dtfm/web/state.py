@@ -64,8 +64,10 @@ class Flow(msgspec.Struct, frozen=True):
     kind: str
     """"pipeline" (activations one way, their gradients the other), "reduction", or "guard" (reduced
     gradients from the only holder of layers to their guardian)."""
-    bytes_per_step: int
-    """Each way; of "guard" from here to there alone."""
+    there_bytes: int
+    """In a step from here to there, as they travel."""
+    here_bytes: int
+    """In a step from there to here; 0 of "guard"."""
     bytes_per_s: int | None
     """Of the slower direction, as measured; None where neither end has measured it."""
     round_trip_ns: int | None
@@ -148,6 +150,11 @@ class Live(msgspec.Struct, frozen=True):
     """Parallel to the view's peers; None for this peer and for peers never heard."""
     silent_after_s: float = 10.0
     """Whoever was not heard for longer is unusually silent."""
+    work: str = ""
+    """Something long that is done now, such as fetching; empty if nothing is."""
+    work_share: float | None = None
+    """How much of it is done."""
+    work_left_s: float | None = None
     marks: tuple[str, ...] = ()
     """What makes the figures those of a laboratory: shaped links, emulated devices."""
 

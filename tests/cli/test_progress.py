@@ -1,5 +1,7 @@
 """Progress where there is no terminal."""
 
+import json
+
 from p2p_dtfm.cli.progress import LINE_EVERY_S, Lines
 
 
@@ -11,4 +13,6 @@ def test_a_line_now_and_then_with_the_time_left() -> None:
         lines(second * 10, 1000, "reading")
     lines(0, 100, "writing")
     assert len(said) == 39 // LINE_EVERY_S
-    assert said[0] == "reading: 10%, 90 s left"
+    assert json.loads(said[0]) == {
+        "doing": "reading", "done_bytes": 100, "total_bytes": 1000, "left_s": 90.0,
+    }  # fmt: skip

@@ -55,7 +55,8 @@ def test_a_scenario_too_large_for_one_machine_is_refused(tmp_path: Path) -> None
 def test_an_emulated_device_may_not_meet_strangers(tmp_path: Path) -> None:
     import asyncio
 
+    from p2p_dtfm.daemon.dashboard_host import DashboardHost
     from p2p_dtfm.daemon.node import Daemon
 
     with pytest.raises(UserError, match="computes nothing"):
-        asyncio.run(Daemon(Settings(home=tmp_path, device="emulated:4")).run())
+        asyncio.run(Daemon(Settings(home=tmp_path, device="emulated:4"), DashboardHost()).run())

@@ -7,18 +7,24 @@ from hypothesis import strategies as st
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.pipeline_order import StageOrder, Tasklet, TaskletKind
 
-FORWARD, BACKWARD = TaskletKind.FORWARD, TaskletKind.BACKWARD
+FORWARD, BACKWARD, WEIGHT = TaskletKind.FORWARD, TaskletKind.BACKWARD, TaskletKind.WEIGHT
 
 
 class Line:
     """Stages connected by messages that arrive whenever, and in whatever order, `choose` says."""
 
-    def __init__(self, microbatches: range, in_flight: list[int]) -> None:
+    def __init__(self, microbatches: range, in_flight: list[int], splits: bool = False) -> None:
         last = len(in_flight) - 1
         self.microbatches = microbatches
         self.in_flight = in_flight
         self.stages = [
-            StageOrder(microbatches, limit, makes_inputs=n == 0, makes_losses=n == last)
+            StageOrder(
+                microbatches,
+                limit,
+                makes_inputs=n == 0,
+                makes_losses=n == last,
+                splits=splits and n > 0,
+            )
             for n, limit in enumerate(in_flight)
         ]
         self.ran: list[list[Tasklet]] = [[] for _ in in_flight]
@@ -36,11 +42,13 @@ class Line:
         if tasklet is None:
             return False
         self.ran[number].append(tasklet)
-        target = number + (1 if tasklet.kind is FORWARD else -1)
+        target = number + {FORWARD: 1, BACKWARD: -1, WEIGHT: len(self.stages)}[tasklet.kind]
         if 0 <= target < len(self.stages):
             self.travelling.append((target, tasklet))
         kinds = [item.kind for item in self.ran[number]]
-        open_count = kinds.count(FORWARD) - kinds.count(BACKWARD)
+        ended = WEIGHT if self.stages[number].splits else BACKWARD
+        open_count = kinds.count(FORWARD) - kinds.count(ended)
+        assert open_count == self.stages[number].held
         assert 0 <= open_count <= self.in_flight[number]
         return True
 
@@ -62,16 +70,17 @@ class Line:
     st.integers(0, 5),
     st.integers(1, 6),
     st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    st.booleans(),
     st.data(),
 )
 def test_every_pipeline_ends_with_each_microbatch_once_each_way(
-    first: int, count: int, in_flight: list[int], data: st.DataObject
+    first: int, count: int, in_flight: list[int], splits: bool, data: st.DataObject
 ) -> None:
     random = data.draw(st.randoms(use_true_random=False))
-    line = Line(range(first, first + count), in_flight)
+    line = Line(range(first, first + count), in_flight, splits)
     line.run(random.randrange)
-    for ran in line.ran:
-        for kind in (FORWARD, BACKWARD):
+    for number, ran in enumerate(line.ran):
+        for kind in (FORWARD, BACKWARD, WEIGHT)[: 3 if splits and number else 2]:
             numbers = [tasklet.microbatch for tasklet in ran if tasklet.kind is kind]
             assert numbers == list(line.microbatches), "in order: else sums differ between runs"
     assert not line.travelling
@@ -163,3 +172,18 @@ def test_forwards_and_backwards_take_turns_where_both_can_run() -> None:
         order.gradient_arrived(number)
     kinds = [order.next() for _ in range(6)]
     assert [tasklet.kind for tasklet in kinds if tasklet] == [BACKWARD, FORWARD] * 3
+
+
+def test_a_split_backward_s_rest_waits_until_nothing_else_can_run() -> None:
+    order = StageOrder(range(3), 2, makes_inputs=False, makes_losses=True, splits=True)
+    for number in range(3):
+        order.input_arrived(number)
+    ran = [order.next() for _ in range(6)]
+    kinds = [(item.kind, item.microbatch) for item in ran if item]
+    assert kinds[:4] == [(FORWARD, 0), (BACKWARD, 0), (FORWARD, 1), (BACKWARD, 1)]
+    assert kinds[4:] == [(WEIGHT, 0), (FORWARD, 2)], "what is owed takes a place in flight"
+    assert not order.only_weights_are_left
+    assert order.next() == Tasklet(BACKWARD, 2) and order.only_weights_are_left
+    assert order.held == 2 and not order.done
+    assert order.take_weights() == range(1, 3)
+    assert order.done and order.held == 0 and order.next() is None

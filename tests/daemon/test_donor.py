@@ -75,6 +75,10 @@ def outcome(step: int) -> StepOutcome:
     return StepOutcome(step, 1.0, 1.0, 1, None, None)
 
 
+def gradients(states: dict[int, LayerState]) -> dict[int, Any]:
+    return {layer: state.gradient_vector() for layer, state in states.items()}
+
+
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -92,10 +96,10 @@ def test_a_follower_gets_state_then_every_step_and_its_blobs_go_in_the_end(play)
         assert [offer.layer for offer in offers] == [0, 1]
         assert sorted(offer.blob for offer in offers) == blobs.digests()
         for step in (0, 1):
-            donor.reduced(step, states)
+            donor.reduced(step, gradients(states))
             donor.committed(outcome(step))
         donor.take_over(VIEW)
-        donor.reduced(2, states)  # of the view that has taken over: not for them
+        donor.reduced(2, gradients(states))  # of the view that has taken over: not for them
         draining = asyncio.create_task(donor.drain(10.0))
         await settle()
         assert [m.step for m in line.heard_by("x", LayersCommitted)] == [0, 1]
@@ -130,12 +134,12 @@ def test_a_follower_that_cannot_be_reached_is_told_to_ask_again(play) -> None:
         donor.subscribe("x", request({0: -1}))
         await donor.offer(states, 0)
         line.broken = True
-        donor.reduced(0, states)
+        donor.reduced(0, gradients(states))
         await settle()
         (ended,) = line.heard_by("x", FollowEnded)
         assert "gone" in ended.reason
         assert blobs.digests() == []
-        donor.reduced(1, states)
+        donor.reduced(1, gradients(states))
         donor.committed(outcome(1))
         assert not donor.has_new_followers
 
@@ -154,7 +158,7 @@ def test_a_follower_that_does_not_keep_up_is_dropped_and_not_waited_for(
         line.open.clear()
         for step in range(4):
             assert not line.heard_by("x", FollowEnded)
-            donor.reduced(step, states)
+            donor.reduced(step, gradients(states))
             await settle()
         (ended,) = line.heard_by("x", FollowEnded)
         assert "behind" in ended.reason
@@ -173,11 +177,11 @@ def test_a_guardian_may_ask_early_and_is_fed_through_the_takeover(play) -> None:
         assert not donor.has_new_followers, "nothing is offered before the takeover"
         donor.take_over(VIEW)
         await donor.offer(states, 0)
-        donor.reduced(0, states)
+        donor.reduced(0, gradients(states))
         await settle()
         assert line.gradients == [("x", 0, 1)], "the place is taken, the guardian goes on"
         donor.take_over(ViewId(3, "cd" * 32))
-        donor.reduced(1, states)
+        donor.reduced(1, gradients(states))
         await settle()
         assert line.gradients == [("x", 0, 1)]
 

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from p2p_dtfm.core.agreement import Agreement
 from p2p_dtfm.core.plan import NoPlan
+from p2p_dtfm.core.snapshot import Member
 from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon import observer as module
 from p2p_dtfm.daemon.dashboard_host import stored_token
 from p2p_dtfm.daemon.observer import Observer, shortened
 from p2p_dtfm.daemon.status import State, Status
+from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot, workload
 
 PEER = "12D3KooWDTS2zccYgYAVktrACJybE6dvK6Zvyh2gzZBptHFXCyLG"
@@ -70,6 +73,9 @@ def test_views_tell_who_came_and_who_went(observed: tuple[Status, Observer]) -> 
         return View(shot, NoPlan("for the test"))
 
     async def live() -> None:
+        spec, me = run_spec(), Member(name_of(0), 1)
+        agreement = Agreement(me, "run", workload(), lambda _: b"", lambda *_: True)
+        observer.trains(spec, "run", workload(), agreement)
         observer.view_took_over(view(0, 1), 0)
         observer.view_took_over(view(0, 2), 5)
         async with asyncio.timeout(10):

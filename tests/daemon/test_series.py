@@ -45,3 +45,16 @@ def test_steps_without_training_and_views_are_told_apart() -> None:
     history = series.history()
     assert history.step == () and history.held_out_step == (9,) and history.held_out_loss == (2.5,)
     assert history.view_step == (0,)
+
+
+def test_a_step_that_is_repeated_replaces_what_came_of_it_before() -> None:
+    series = Series()
+    for step in range(6):
+        held_out = 9.0 if step % 2 == 0 else None
+        series.committed(StepOutcome(step, 1.0, 5.0 - step, 1, held_out, None), 1.0)
+    generation = series.history().generation
+    series.committed(StepOutcome(3, 1.0, 1.5, 1, None, None), 1.0)
+    history = series.history()
+    assert history.step == (0, 1, 2, 3) and history.loss[-1] == 1.5
+    assert history.held_out_step == (0, 2)
+    assert history.generation > generation, "pages draw it anew"

@@ -1,5 +1,7 @@
 """The one state of a daemon, as its user reads it."""
 
+import pytest
+
 from p2p_dtfm.daemon.status import State, Status
 
 
@@ -11,3 +13,38 @@ def test_who_leaves_is_leaving_until_it_has_left() -> None:
     assert (status.state, status.reason) == (State.LEAVING, "hands its layers over")
     status.say(State.STOPPED, "left")
     assert status.state is State.STOPPED
+
+
+def test_something_long_says_how_far_it_is_and_how_long_yet(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now_s = 100.0
+    status = Status(clock_s=lambda: now_s)
+    caplog.set_level("INFO", "p2p_dtfm")
+    status.advance(State.MEASURING, "times layers", 0, 4)
+    assert status.reason == "times layers: 0%"
+    now_s += 30
+    status.advance(State.MEASURING, "times layers", 1, 4)
+    assert status.reason == "times layers: 25%, about 90 s left"
+    assert status.as_json()["work"] == {"what": "times layers", "share": 0.25, "left_s": 90.0}
+    assert caplog.messages[-1] == status.reason, "the log hears of it now and then"
+    status.say(State.TRAINING, "step 1 of 9")
+    assert status.as_json()["work"] is None
+
+
+def test_a_file_that_comes_changes_no_state_and_is_told_while_somebody_waits_for_it() -> None:
+    now_s = 0.0
+    status = Status(clock_s=lambda: now_s)
+    status.say(State.SYNCING, "3 of 6 layers to fetch")
+    status.receives("states 1a", 0, 1000)
+    now_s += 1
+    status.receives("states 1a", 200, 1000)
+    assert status.reason == "3 of 6 layers to fetch"
+    assert status.work is not None and (status.work.share, status.work.left_s) == (0.2, 4.0)
+    status.say(State.SYNCING, "2 of 6 layers to fetch")
+    assert status.work is not None, "of the same wait"
+    status.receives("states 1a", 0, 0)
+    assert status.work is None
+    status.say(State.TRAINING, "step 1 of 9")
+    status.receives("data shard 2b", 5, 10)
+    assert status.work is None

@@ -73,7 +73,9 @@ async def engine_peers(
         yield sorted(peers, key=lambda peer: peer.host.peer_id)
 
 
-def prepare_engines(peers: list[EnginePeer], plan: Plan, spec: RunSpec, batch) -> None:
+def prepare_engines(
+    peers: list[EnginePeer], plan: Plan, spec: RunSpec, batch, recompute=False
+) -> None:
     for peer in peers:
         me = peer.host.peer_id
         states = {layer: LayerState.genesis(spec, layer) for layer in plan.layers_of(me)}
@@ -88,6 +90,7 @@ def prepare_engines(peers: list[EnginePeer], plan: Plan, spec: RunSpec, batch) -
             peer.compute,
             lambda peer_id, cause, faults=peer.faults: faults.append(PeerFault(cause, peer_id)),
             peer.memory,
+            recompute=recompute,
         )
 
 

@@ -60,9 +60,9 @@ async def train(peers: list[EnginePeer], plan: Plan, spec: RunSpec) -> list[floa
         assert outcome is not None and outcome.loss is not None
         seen.append(outcome.loss)
         for peer in peers:
-            for state in peer.engine.states.values():
+            for layer, state in peer.engine.states.items():
                 update = update_of(spec, step, outcome.gradient_norm)
-                state.apply(state.gradient_vector(), *update)
+                state.apply(peer.engine.reduced[layer], *update)
             peer.memory.commit(step)
     assert not any(peer.faults for peer in peers)
     return seen

@@ -1,12 +1,15 @@
 """Limits hold on real daemons, and a pause hands over, frees memory and ends."""
 
 import asyncio
+import http.client
+import json
 import os
 import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -16,6 +19,7 @@ from p2p_dtfm.daemon.local_client import ask_daemon, call_daemon
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
 from p2p_dtfm.daemon.resident import Resident
 from p2p_dtfm.daemon.settings import Settings
+from p2p_dtfm.web.guard import TOKEN_HEADER
 from tests.e2e.helpers import DEADLINE_S, losses, state_of, step_of, wait_until, write_spec
 
 MIB = 1 << 20
@@ -27,6 +31,34 @@ def busy_threads(process: psutil.Process, until: Callable[[], bool]) -> list[flo
     wait_until(until, "time to measure")
     spent = [thread.user_time - before.get(thread.id, 0.0) for thread in process.threads()]
     return sorted(spent, reverse=True)
+
+
+class Dashboard:
+    """What a page of this daemon asks, from the address that its user was given once."""
+
+    def __init__(self, child: Child) -> None:
+        invitation = ask_daemon(child.home, "dashboard")
+        self._address = urlsplit(invitation["address"])
+        self._token = invitation["address_with_token"].split("#token=")[1]
+
+    def ask(self, action: str) -> None:
+        assert self._request("POST", f"/api/actions/{action}", {}).status == 403
+        reply = self._request("POST", f"/api/actions/{action}", {TOKEN_HEADER: self._token})
+        assert reply.status == 200
+
+    def state(self) -> dict:
+        return json.loads(self._request("GET", "/api/state", {}).read())
+
+    def offers(self) -> list[str]:
+        events = self._request("GET", "/api/events", {})
+        while events.readline() != b"event: actions\n":
+            pass
+        return json.loads(events.readline().removeprefix(b"data: "))
+
+    def _request(self, method: str, path: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection(self._address.netloc, timeout=30)
+        connection.request(method, path, headers=headers)
+        return connection.getresponse()
 
 
 def members(child: Child) -> int:
@@ -63,16 +95,22 @@ def test_limits_hold_and_a_pause_frees_memory_while_the_others_train_on(
         joiner = swarm.join(address, ["--threads", "1"])
         wait_until(lambda: members(founder) == members(joiner) == 2, "both are members")
         resident_bytes = process.memory_info().rss
-        call_daemon(founder.home, "pause", "POST")
+        page = Dashboard(founder)
+        assert page.offers() == ["pause", "leave"]
+        page.ask("pause")
         wait_until(lambda: state_of(founder)[0] == "paused", "it pauses")
+        assert page.offers() == ["resume", "leave"], "the same page is still served"
+        assert page.state()["live"]["state"] == "paused" and page.state()["history"]["loss"]
         assert "p2p-dtfm resume" in state_of(founder)[1]
         freed_bytes = resident_bytes - process.memory_info().rss
         assert freed_bytes > 20 * MIB, f"{freed_bytes / MIB:.0f} MiB of 22 MiB of state, at least"
         step = step_of(joiner)
         wait_until(lambda: step_of(joiner) > step + 3, "the other trains on, alone")
 
-        call_daemon(founder.home, "resume", "POST")
+        page.ask("resume")
         wait_until(lambda: members(founder) == members(joiner) == 2, "it is back")
+        assert page.offers() == ["pause", "leave"]
+        assert any("paused" in event["text"] for event in page.state()["events"])
         both = losses(founder).items() & losses(joiner).items()
         assert both and founder.running, "with the same losses"
 

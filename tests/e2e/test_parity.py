@@ -74,8 +74,8 @@ async def train(peers: list[EnginePeer], plan: Plan, spec: RunSpec) -> list[floa
         losses.append(outcome.loss)
         scale = clip_scale(outcome.gradient_norm, spec.optimizer.clip_norm)
         for peer in peers:
-            for state in peer.engine.states.values():
-                state.apply(state.gradient_vector(), scale, learning_rate(spec, step))
+            for layer, state in peer.engine.states.items():
+                state.apply(peer.engine.reduced[layer], scale, learning_rate(spec, step))
     return losses
 
 

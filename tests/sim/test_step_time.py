@@ -112,7 +112,8 @@ def test_gpipe_holds_a_whole_flush_and_drains_between_flushes() -> None:
 
 
 def flat(kind: str, scenario: Scenario) -> int:
-    step, _ = run(scenario, 1, execution=OURS.with_reduction(kind))
+    execution = replace(OURS.with_reduction(kind), overlap="stage")
+    step, _ = run(scenario, 1, execution=execution)
     return step.reduction_ns
 
 
@@ -185,7 +186,7 @@ def test_overlap_lets_a_segment_reduce_beside_other_pipelines() -> None:
         0,
     )
     beside = simulate_step(plan, scenario, workload, OURS)
-    after = simulate_step(plan, scenario, workload, replace(OURS, overlap=False))
+    after = simulate_step(plan, scenario, workload, replace(OURS, overlap="none"))
     assert beside.pipelines_done_ns == after.pipelines_done_ns
     assert beside.reduction_ns < after.reduction_ns - 100_000_000
 
@@ -235,7 +236,7 @@ def test_dtfms_execution_does_whole_flushes_only() -> None:
     assert step.stages[0].busy_ns == 14 * sum(stage_ns(step))
 
 
-@pytest.mark.parametrize("execution", [OURS, DTFM, replace(OURS, order="gpipe", overlap=False)])
+@pytest.mark.parametrize("execution", [OURS, DTFM, replace(OURS, order="gpipe", overlap="none")])
 def test_parts_add_up_and_repeat(execution: Execution) -> None:
     scenario = equal_peers(6, bandwidth_mbps=50)
     step, _ = run(scenario, 3, execution=execution)

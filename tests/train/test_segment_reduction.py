@@ -8,7 +8,7 @@ from torch import Tensor
 
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.run_spec import CodecSpec, RunSpec, SparseSpec
-from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.codecs import Codec, codec_of
 from p2p_dtfm.train.reduction import shard_bounds, sum_parts
 from p2p_dtfm.train.segment_reduction import SegmentReduction
 
@@ -28,14 +28,11 @@ def reduce(
     holders = len(values)
     bounds = cuts or shard_bounds(values[0].numel(), 2 * holders)
     codec = codec_of(name, CODECS)
-    sides = [
-        SegmentReduction(spec, codec, step, 1, bounds, v.clone(), o)
-        for v, o in zip(values, owed, strict=True)
-    ]
+    sides = [side_of(spec, codec, step, bounds, v, o) for v, o in zip(values, owed, strict=True)]
     for chunk in range(len(bounds)):
         owner = chunk % holders
         parts = [
-            None if n == owner else sides[owner].read_part(chunk, bytes(s.part(chunk)))
+            None if n == owner else sides[owner].read_part(chunk, bytearray(s.part(chunk)))
             for n, s in enumerate(sides)
         ]
         total = bytes(sides[owner].add_parts(chunk, parts))
@@ -43,6 +40,20 @@ def reduce(
             if number != owner:
                 side.take_sum(chunk, total)
     return sides
+
+
+def side_of(
+    spec: RunSpec,
+    codec: Codec,
+    step: int,
+    bounds: list[tuple[int, int]],
+    values: Tensor,
+    owed: Tensor | None,
+) -> SegmentReduction:
+    """One holder, of a segment of one layer."""
+    side = SegmentReduction(spec, codec, step, 1, bounds, [values.numel()], owed)
+    side.fill(1, values)
+    return side
 
 
 def drawn(holders: int, count: int, seed: int) -> list[Tensor]:
@@ -101,12 +112,30 @@ def test_an_attempt_is_repeatable(spec: RunSpec) -> None:
 
 def test_a_wrong_part_changes_nothing(spec: RunSpec) -> None:
     codec = codec_of("int8", CODECS)
-    side = SegmentReduction(spec, codec, 0, 1, [(0, 50), (50, 90)], torch.randn(90), None)
+    side = side_of(spec, codec, 0, [(0, 50), (50, 90)], torch.randn(90), None)
     before = side.reduced.clone()
     for call in (lambda: side.read_part(0, b"123"), lambda: side.take_sum(1, b"")):
         with pytest.raises(PeerFault, match="are due for"):
             call()
     assert torch.equal(side.reduced, before) and not side.owed.any()
+
+
+def test_a_chunk_can_travel_when_its_layers_are_filled(spec: RunSpec) -> None:
+    """Chunks of one layer or of several; what a layer's gradient was stays as it is."""
+    side = SegmentReduction(
+        spec, codec_of("fp32", CODECS), 0, 4, [(0, 5), (5, 12), (12, 20)], [10, 10], None
+    )
+    assert [side.layers_of(chunk) for chunk in range(3)] == [[4], [4, 5], [5]]
+    gradient = torch.arange(10.0)
+    side.fill(5, gradient)
+    assert bytes(side.part(2)) == gradient[2:].numpy().tobytes()
+    side.take_sum(2, torch.ones(8).numpy().tobytes())
+    side.fill(4, gradient)
+    parts = [torch.ones(5), None, torch.full((5,), 2.0)]
+    assert bytes(side.add_parts(0, parts)) == (torch.arange(5.0) + 3).numpy().tobytes()
+    assert torch.equal(gradient, torch.arange(10.0))
+    layers = side.reduced_layers()
+    assert torch.equal(layers[5], torch.tensor([0.0, 1, *[1] * 8]))
 
 
 _SPEC: list[RunSpec] = []

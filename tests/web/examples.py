@@ -15,6 +15,7 @@ from p2p_dtfm.daemon.view_facts import view_state
 from p2p_dtfm.sim.files import read_run_spec, read_scenario
 from p2p_dtfm.sim.named_plans import grid_plan
 from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot
+from p2p_dtfm.web.api import Action
 from p2p_dtfm.web.state import (
     DashboardState,
     Event,
@@ -43,9 +44,18 @@ class Example:
         live = msgspec.structs.replace(self.state.live, **changes)
         self.state = msgspec.structs.replace(self.state, live=live)
 
-    async def leave(self) -> dict[str, str]:
-        self.asked.append("leave")
-        return {"state": "leaving"}
+    @property
+    def actions(self) -> dict[str, Action]:
+        """As a daemon offers them, or a paused one."""
+        names = ("resume", "leave") if self.state.live.state == "paused" else ("pause", "leave")
+        return {name: self._action(name) for name in names}
+
+    def _action(self, name: str) -> Action:
+        async def act() -> dict[str, str]:
+            self.asked.append(name)
+            return {"state": self.state.live.state}
+
+        return act
 
 
 def example(
@@ -68,7 +78,7 @@ def example(
         grid_plan(order, snapshot.workload, stages), predicted_step_ns=step_ns * 97 // 100
     )
     me = plan.pipelines[0].stages[min(1, stages - 1)].peer_id
-    view = view_state(View(snapshot, plan), me, from_step=310)
+    view = view_state(View(snapshot, plan), spec, me, from_step=310)
     return Example(
         DashboardState(
             live=_live(me, steps, step_ns, snapshot, spec),

@@ -22,7 +22,7 @@ def served(example: Example, interval_s: float = 0.1, port: int = 0) -> Iterator
     ending = asyncio.Event()
 
     async def serve() -> None:
-        dashboard = Dashboard(example, {"leave": example.leave}, TOKEN, interval_s)
+        dashboard = Dashboard(example, lambda: example.actions, TOKEN, interval_s)
         server = Server(dashboard.app, listener)
         await server.start()
         started.set()

@@ -145,9 +145,19 @@ def test_the_token_lets_act_and_leaves_the_address_bar(page: Page) -> None:
         page.open(f"{address}#token={TOKEN}")
         page.wait_for("document.querySelector('#actions button:enabled')")
         assert page.evaluate("location.href") == address
+        buttons = "[...document.querySelectorAll('#actions button')].map((b) => b.textContent)"
+        assert page.evaluate(buttons) == ["Pause", "Leave"]
         page.accept_dialogs()
-        page.evaluate("document.querySelector('#actions button').click()")
-        wait_until(lambda: example.asked == ["leave"], "the daemon is asked to leave")
+        for button, state in [("Pause", "paused"), ("Resume", "training"), ("Leave", "leaving")]:
+            page.wait_for(f"{buttons}.includes({button!r})")
+            page.evaluate(
+                "[...document.querySelectorAll('#actions button')]"
+                f".find((button) => button.textContent === {button!r}).click()"
+            )
+            asked = button.lower()
+            wait_until(lambda asked=asked: asked in example.asked, f"{button} is asked for")
+            example.change_live(state=state)
+        assert example.asked == ["pause", "resume", "leave"]
         page.open("about:blank")
 
 

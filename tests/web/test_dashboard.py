@@ -33,7 +33,7 @@ def example(large: Example) -> Example:
 
 @pytest.fixture
 def client(example: Example) -> TestClient:
-    return TestClient(Dashboard(example, {"leave": example.leave}, TOKEN).app, base_url=PAGE)
+    return TestClient(Dashboard(example, lambda: example.actions, TOKEN).app, base_url=PAGE)
 
 
 # who may ask --------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_acting_needs_the_token(client: TestClient, example: Example) -> None:
     assert client.get(f"/api/actions/leave?token={TOKEN}").status_code == 405
     assert not example.asked
     reply = client.post("/api/actions/leave", headers={TOKEN_HEADER: TOKEN, **own})
-    assert reply.json() == {"state": "leaving"}
+    assert reply.json() == {"state": "training"}
     assert example.asked == ["leave"]
     assert client.post("/api/actions/eat", headers={TOKEN_HEADER: TOKEN}).status_code == 404
 
@@ -177,9 +177,9 @@ def read_events(address: str, count: int) -> Iterator[tuple[str, dict]]:
 
 def test_the_state_streams_and_the_server_ends_though_pages_are_open(example: Example) -> None:
     with served(example, interval_s=0.05) as address:
-        events = read_events(address, 9)
-        names = [next(events)[0] for _ in range(7)]
-        assert names == ["hello", "run", "view", "timeline", "events", "history", "live"]
+        events = read_events(address, 10)
+        names = [next(events)[0] for _ in range(8)]
+        assert names == ["hello", "run", "view", "timeline", "events", "history", "live", "actions"]
         assert next(events)[0] == "live"
         example.change_live(state="waiting", reason="for more peers")
         assert any(

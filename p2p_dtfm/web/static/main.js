@@ -24,7 +24,8 @@ function connect() {
       heardMs = performance.now();
       take(JSON.parse(event.data));
     });
-  on("hello", ({ actions }) => offerActions(actions));
+  on("hello", () => {});
+  on("actions", offerActions);
   on("run", (run) => {
     state.run = run;
     byId("run").textContent = run ? run.name : "";
@@ -84,6 +85,13 @@ function showAge() {
 const TITLES = { leave: "Leave", pause: "Pause", resume: "Resume" };
 const QUESTIONS = {
   leave: "Leave the swarm? This daemon finishes its step, hands its layers over, and ends.",
+  pause: "Pause? This daemon finishes its step, hands its layers over and frees the memory; Resume brings it back.",
+};
+
+const HINTS = {
+  leave: "Hands the layers to the others and ends the daemon.",
+  pause: "Hands the layers to the others and frees the memory, until you resume.",
+  resume: "Joins the others again.",
 };
 
 /** The token comes with the address once, and is kept for this tab alone. */
@@ -104,7 +112,7 @@ function offerActions(actions) {
         type: "button",
         textContent: TITLES[name] ?? name,
         disabled: !token,
-        title: token ? "" : "Open the address that p2p-dtfm dashboard prints: it has the token.",
+        title: token ? HINTS[name] ?? "" : "Open the address that p2p-dtfm dashboard prints: it has the token.",
         onclick: () => act(name, token),
       }),
     ),

@@ -5,6 +5,8 @@ import { duration, hueOf, layers, memory, percent, perSecond, short, shortTime }
 
 const FEW_PEERS = 3;
 const MANY_PEERS = 16;
+const LABELLED_LINKS = 6;
+const LABEL_ROOM = 150;
 const MANY_FLOWS = 150;
 const GAP = 7;
 
@@ -53,7 +55,7 @@ function draw() {
     viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
     "aria-label": `map of ${view.peers.length} peers`,
   });
-  image.append(flows(view, nodes), ...peers(view, nodes));
+  image.append(flows(view, nodes), ...linkFacts(view, nodes), ...peers(view, nodes));
   image.addEventListener("click", (event) => choose(event.target.closest?.(".peer")));
   room.replaceChildren(image);
   legend(byId("map-legend"), legendItems(view));
@@ -141,11 +143,36 @@ function line(view, flow, nodes) {
     d: `M${a.x.toFixed(1)} ${a.y.toFixed(1)}Q${cx.toFixed(1)} ${cy.toFixed(1)} ${b.x.toFixed(1)} ${b.y.toFixed(1)}`,
     "stroke-width": (1.2 + 6 * Math.min(1, use)).toFixed(1),
     hue: hueOf(pipeline ?? 0),
-    title: `${short(a.peer.peer_id)} and ${short(b.peer.peer_id)}: ${memory(flow.bytes_per_step)} a step${flow.kind === "guard" ? " to the guardian" : " each way"}; ${speed}`,
+    title: `${short(a.peer.peer_id)} and ${short(b.peer.peer_id)}: ${bytesOf(flow)}; ${speed}`,
   });
   made.dataset.pipeline = pipeline ?? "";
   made.dataset.ends = `${flow.here} ${flow.there}`;
   return made;
+}
+
+/** Where there are few links and room: what each of them can carry, written beside it. */
+function linkFacts(view, nodes) {
+  const pairs = new Map();
+  for (const flow of view.flows) {
+    const key = [flow.here, flow.there].sort((a, b) => a - b).join(" ");
+    if (flow.bytes_per_s !== null && !pairs.has(key)) pairs.set(key, flow);
+  }
+  if (pairs.size > LABELLED_LINKS) return [];
+  return [...pairs.values()].flatMap((flow) => {
+    const [a, b] = [nodes[flow.here], nodes[flow.there]];
+    if (Math.hypot(a.x - b.x, a.y - b.y) < LABEL_ROOM) return [];
+    const text = drawing("text", { class: "link-facts", x: (a.x + b.x) / 2, y: (a.y + b.y) / 2 - 8 });
+    text.textContent = `${perSecond(flow.bytes_per_s)}, ${shortTime(flow.round_trip_ns)}`;
+    return [text];
+  });
+}
+
+function bytesOf(flow) {
+  const there = memory(flow.there_bytes);
+  if (flow.kind === "guard") return `${there} a step to the guardian`;
+  return flow.there_bytes === flow.here_bytes
+    ? `${there} a step each way`
+    : `${there} a step one way, ${memory(flow.here_bytes)} the other`;
 }
 
 function peers(view, nodes) {

@@ -10,7 +10,12 @@ export function drawNow({ live, run, view }) {
   byId("state").textContent = live.state;
   byId("state").dataset.state = live.state;
   byId("reason").textContent = live.reason;
-  const done = run ? live.step / run.total_steps : 0;
+  const working = live.work_share !== null;
+  const done = working ? live.work_share : run ? live.step / run.total_steps : 0;
+  byId("progress").classList.toggle("work", working);
+  byId("progress").setAttribute("aria-label", working ? live.work : "steps committed");
+  const left = live.work_left_s === null ? "" : `, ${duration(live.work_left_s)} left`;
+  byId("work").textContent = working && !live.reason.startsWith(live.work) ? `${live.work}: ${percent(live.work_share)}${left}` : "";
   byId("progress").setAttribute("aria-valuenow", Math.round(done * 100));
   byId("progress-done").style.width = `${done * 100}%`;
   const tiles = [
@@ -50,7 +55,8 @@ export function drawPart({ live, view }) {
   const room = byId("part");
   const me = view && view.me !== null ? view.peers[view.me] : null;
   if (!me) {
-    room.replaceChildren(element("p", { className: "quiet" }, "It takes no part in a view yet."));
+    const paused = live?.state === "paused" ? "Paused: it computes nothing, and the memory is yours." : "";
+    room.replaceChildren(element("p", { className: "quiet" }, paused || "It takes no part in a view yet."));
     return;
   }
   const lines = [element("p", { className: "verdict" }, verdict(view, me))];
@@ -96,6 +102,15 @@ function worthOf(view, me) {
   return more >= 0.005 ? `Without it a step would take ${percent(more)} longer.` : "Without it a step would take about as long.";
 }
 
+/** What this peer sends of a flow in a step; of a layer that it guards, what comes. */
+function sends(flow, view) {
+  const out = flow.here === view.me ? flow.there_bytes : flow.here_bytes;
+  const note = out ? "a step" : "come";
+  return [memory(out || most(flow)), element("small", {}, note)];
+}
+
+const most = (flow) => Math.max(flow.there_bytes, flow.here_bytes);
+
 function purpose(flow, view, me, peer) {
   if (flow.kind === "pipeline") return peer.position < me.position ? "its input" : "its output";
   if (flow.kind === "reduction") return "gradients";
@@ -107,7 +122,7 @@ function neighbours(view, live, me) {
     element("thead", {}, element("tr", {},
       ...["with", "sends", "link", "busy", "heard"].map((text) => element("th", {}, text)))));
   const mine = view.flows.filter((flow) => flow.here === view.me || flow.there === view.me)
-    .sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind) || b.bytes_per_step - a.bytes_per_step);
+    .sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind) || most(b) - most(a));
   if (!mine.length) return element("p", { className: "quiet" }, "It exchanges tensors with nobody.");
   const body = element("tbody");
   const shown = mine.slice(0, 8);
@@ -118,7 +133,7 @@ function neighbours(view, live, me) {
     body.append(element("tr", {},
       element("td", {}, element("span", { className: "dot", hue: hueOf(peer.pipeline ?? 0) }), short(peer.peer_id),
         element("small", {}, purpose(flow, view, me, peer))),
-      element("td", {}, memory(flow.bytes_per_step), element("small", {}, "a step")),
+      element("td", {}, ...sends(flow, view)),
       flow.bytes_per_s === null
         ? element("td", { className: "quiet" }, "not measured")
         : element("td", {}, perSecond(flow.bytes_per_s), element("small", {}, shortTime(flow.round_trip_ns))),

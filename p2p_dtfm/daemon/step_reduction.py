@@ -1,0 +1,169 @@
+"""One step's reduction of all segments that a peer holds, beside the rest of its backward."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.plan import Segment
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.daemon.compute import Compute
+from p2p_dtfm.daemon.mailbox import FrameKey, Mailbox
+from p2p_dtfm.daemon.segment_exchange import exchange
+from p2p_dtfm.daemon.step_frames import StepFrames
+from p2p_dtfm.daemon.step_recorder import StepRecorder
+from p2p_dtfm.net.frames import FrameKind, Payload
+from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.train.replica_memory import ReplicaMemory
+from p2p_dtfm.train.segment_reduction import SegmentReduction
+
+Tensor = Any
+
+
+class StepReduction:
+    """`layer_is_final` for each layer, in any order; `finish` when all are; `cancel` in any case.
+
+    The layers' gradient buffers keep this peer's own sums.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        segments: Mapping[int, Segment],
+        states: Mapping[int, LayerState],
+        me: str,
+        spec: RunSpec,
+        mailbox: Mailbox,
+        frames: StepFrames,
+        compute: Compute,
+        memory: ReplicaMemory,
+        recorder: StepRecorder,
+    ) -> None:
+        self._step = step
+        self._states = states
+        self._me = me
+        self._mailbox = mailbox
+        self._frames = frames
+        self._compute = compute
+        self._memory = memory
+        self._recorder = recorder
+        self._spec = spec
+        self._codec = codec_of(spec.codecs.reduction, spec.codecs)
+        self._final = {layer: asyncio.Event() for layer in states}
+        self._of_layer: dict[int, SegmentReduction] = {}
+        self._reduced: dict[int, Tensor] = {}
+        self._filling: set[asyncio.Task[None]] = set()
+        self._segments = [asyncio.create_task(self._reduce(s)) for s in segments.values()]
+
+    def layer_is_final(self, layer: int) -> None:
+        """All microbatches' gradients are in the layer's buffer."""
+        task = asyncio.create_task(self._fill(layer))
+        self._filling.add(task)
+
+    async def finish(self) -> dict[int, Tensor]:
+        """The reduced gradient of each layer, flat fp32. Of a layer without other holders that is
+        the gradient buffer itself, if nothing is owed."""
+        await asyncio.gather(*self._filling, *self._segments)
+        return self._reduced
+
+    def cancel(self) -> None:
+        """Do no more; harmless after `finish`."""
+        for task in (*self._filling, *self._segments):
+            task.cancel()
+
+    async def _fill(self, layer: int) -> None:
+        reduction = self._of_layer.get(layer)
+        if reduction is not None:
+            gradient = self._states[layer].gradient_vector()
+            await self._compute.run(reduction.fill, layer, gradient)
+        self._final[layer].set()
+
+    async def _wait_for(self, layer: int) -> None:
+        await self._final[layer].wait()
+
+    async def _reduce(self, segment: Segment) -> None:
+        """Give every holder of a segment the same sum of all holders' gradients."""
+        states = [self._states[layer] for layer in segment.layers]
+        owed = self._memory.owed_of(states)
+        if len(segment.holders) == 1:
+            await self._keep(segment, states, owed)
+            return
+        chunks = self._mailbox.wire.chunks[segment.first_layer]
+        reduction = SegmentReduction(
+            self._spec,
+            self._codec,
+            self._step,
+            segment.first_layer,
+            chunks.bounds,
+            [state.parameter_count for state in states],
+            owed,
+        )
+        self._of_layer |= dict.fromkeys(segment.layers, reduction)
+        courses = _Courses(
+            self._mailbox, self._frames, self._step, segment.first_layer, self._codec.name
+        )
+        await self._any_final(segment)
+        with self._recorder.span("reduce", segment.first_layer):
+            await exchange(
+                reduction,
+                self._me,
+                segment.holders,
+                chunks.owners,
+                courses,
+                self._compute,
+                self._wait_for,
+            )
+        self._reduced |= reduction.reduced_layers()
+        if reduction.owed is not None:
+            self._memory.propose_owed(self._step, states, reduction.owed)
+
+    async def _any_final(self, segment: Segment) -> None:
+        """A backward ends its last layer first."""
+        waits = [asyncio.create_task(self._wait_for(layer)) for layer in segment.layers]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _keep(self, segment: Segment, states: list[LayerState], owed: Tensor | None) -> None:
+        """Nobody else holds these layers: what was owed to others once is used here."""
+        for state in states:
+            await self._wait_for(state.layer)
+            self._reduced[state.layer] = state.gradient_vector()
+        if owed is None:
+            return
+        parts = owed.split([state.parameter_count for state in states])
+        for state, part in zip(states, parts, strict=True):
+            gradient = state.gradient_vector()
+            self._reduced[state.layer] = await self._compute.run(
+                lambda gradient=gradient, part=part: gradient + part.to(gradient.device)
+            )
+        self._memory.propose_owed(self._step, states, owed * 0.0)
+
+
+class _Courses:
+    """The frames of one segment's reduction in one step: `segment_exchange.Courses`."""
+
+    def __init__(
+        self, mailbox: Mailbox, frames: StepFrames, step: int, layer: int, codec: str
+    ) -> None:
+        self._mailbox = mailbox
+        self._frames = frames
+        self._step = step
+        self._layer = layer
+        self._codec = codec
+
+    async def send(
+        self, peer_id: str, kind: FrameKind, chunk: int, elements: int, payload: Payload
+    ) -> None:
+        header = self._frames.header(self._step, kind, self._layer, chunk, (elements,), self._codec)
+        self._frames.send_later(peer_id, "reduce", header, payload)
+
+    async def take(self, peer_id: str, kind: FrameKind, chunk: int) -> bytearray:
+        key = FrameKey(self._step, kind, self._layer, chunk, peer_id)
+        return await self._mailbox.take(key)
+
+    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
+        await self._frames.refuse(peer_id, fault)

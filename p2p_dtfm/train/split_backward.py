@@ -1,0 +1,109 @@
+"""A backward in two parts: the input's gradient now, the matrices' gradients when there is time.
+
+Whoever comes before in the pipeline waits for the input's gradient only, so a stage that would
+otherwise wait itself does the other part then (zero-bubble: Qi et al. 2023, "Zero bubble pipeline
+parallelism"). Of a block's backward nearly half are the gradients of its four matrices; what is
+left (norms, biases, attention) is done at once.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class _Product(NamedTuple):
+    """`weight.grad += gradient^T entry`, not done yet; both are [tokens, features]."""
+
+    weight: nn.Parameter
+    gradient: Tensor
+    entry: Tensor
+
+    def __call__(self) -> None:
+        weight, gradient, entry = self
+        assert weight.grad is not None
+        if gradient.dtype == weight.grad.dtype:
+            weight.grad.addmm_(gradient.t(), entry)
+        else:
+            weight.grad.add_(gradient.t().mm(entry))
+
+
+class WeightGradients:
+    """The matrix gradients that backwards have left to be done, in order."""
+
+    def __init__(self) -> None:
+        self._owed: list[Callable[[], None]] = []
+
+    def owe(self, weight: nn.Parameter, gradient: Tensor, entry: Tensor) -> None:
+        """A matrix's gradient."""
+        self.owe_work(_Product(weight, gradient, entry))
+
+    def owe_work(self, work: Callable[[], None]) -> None:
+        """Anything else that can wait as long."""
+        self._owed.append(work)
+
+    def take(self) -> "WeightGradients":
+        """What is owed until now, to be settled later; nothing is left here."""
+        taken = WeightGradients()
+        taken._owed, self._owed = self._owed, []
+        return taken
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Add everything to the parameters' gradients; each frees what it took."""
+        owed, self._owed = self._owed[::-1], []
+        while owed:
+            owed.pop()()
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` whose matrix's gradient goes to `weight_gradients`, where there is one."""
+
+    weight_gradients: WeightGradients | None = None
+
+    def forward(self, entry: Tensor) -> Tensor:
+        if self.weight_gradients is None or not torch.is_grad_enabled():
+            return functional.linear(entry, self.weight, self.bias)
+        result: Tensor = _SplitLinear.apply(entry, self.weight, self.bias, self.weight_gradients)
+        return result
+
+
+def leave_weight_gradients(module: nn.Module, to: WeightGradients | None) -> None:
+    """From the next forward on, the matrices of `module` leave their gradients to `to`."""
+    for part in module.modules():
+        if isinstance(part, Linear):
+            part.weight_gradients = to
+
+
+class _SplitLinear(torch.autograd.Function):
+    """The products are those of autograd's own backward of a linear layer."""
+
+    @staticmethod
+    def forward(
+        context: Any,
+        entry: Tensor,
+        weight: nn.Parameter,
+        bias: Tensor | None,
+        weight_gradients: WeightGradients,
+    ) -> Tensor:
+        kind = entry.device.type
+        context.compute_type = entry.dtype
+        if torch.is_autocast_enabled(kind):
+            context.compute_type = torch.get_autocast_dtype(kind)
+        context.entry_type = entry.dtype
+        entry = entry.to(context.compute_type)
+        context.save_for_backward(entry, weight)
+        context.weight, context.weight_gradients = weight, weight_gradients
+        context.has_bias = bias is not None
+        return functional.linear(entry, weight, bias)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        entry, weight = context.saved_tensors
+        gradient = gradients[0].to(context.compute_type).reshape(-1, weight.shape[0])
+        context.weight_gradients.owe(context.weight, gradient, entry.reshape(-1, entry.shape[-1]))
+        bias = gradient.sum(0, dtype=weight.dtype) if context.has_bias else None
+        back = gradient.mm(weight.to(context.compute_type)).view_as(entry)
+        return back.to(context.entry_type), None, bias, None

@@ -1,0 +1,72 @@
+"""A stage recomputes where memory would starve its pipeline, and only there."""
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.plan import NoPlan, Plan
+from p2p_dtfm.core.planner import compute_plan
+from p2p_dtfm.core.recomputation import must_recompute
+from p2p_dtfm.core.records import Link
+from p2p_dtfm.core.snapshot import Snapshot
+from p2p_dtfm.core.workload import workload_of
+from tests.core.builders import run_spec
+from tests.core.planning import MEBIBYTE, Peer, snapshot, workload
+
+FAR = Link(round_trip_ns=200_000_000, bytes_per_s=1_000_000_000)
+
+
+def swarm(memory_bytes: int, recompute: str, link: Link = FAR) -> Snapshot:
+    """Two peers for 12 blocks of 64 MiB and 40 MiB a microbatch, of which 1 MiB are the input.
+
+    Neither can hold the model alone.
+    """
+    work = workload(microbatches=64, block_parameters=4 * MEBIBYTE)
+    layer = msgspec.structs.replace(work.block, saved_bytes=40 * MEBIBYTE)
+    work = msgspec.structs.replace(
+        work, embedding=layer, block=layer, head=layer, recompute=recompute
+    )
+    return snapshot([Peer(memory_bytes=memory_bytes)] * 2, work, link=link)
+
+
+def planned(asked: Snapshot) -> Plan:
+    plan = compute_plan(asked)
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def test_memory_that_starves_a_long_pipeline_is_made_by_recomputing() -> None:
+    short = 820 * MEBIBYTE
+    auto, never = swarm(short, "auto"), swarm(short, "never")
+    plan, starved = planned(auto), planned(never)
+    assert plan.predicted_step_ns < 0.5 * starved.predicted_step_ns
+    stages = plan.pipelines[0].stages
+    assert stages[0].in_flight > 4 * starved.pipelines[0].stages[0].in_flight
+    assert must_recompute(auto, plan, stages[0].peer_id)
+    assert not any(must_recompute(never, starved, s.peer_id) for s in starved.pipelines[0].stages)
+
+
+def test_with_room_enough_nobody_recomputes_unless_the_run_says_so() -> None:
+    roomy = 64 << 30
+    auto, never, always = (swarm(roomy, how) for how in ("auto", "never", "always"))
+    assert planned(auto) == planned(never)
+    assert not must_recompute(auto, planned(auto), "peer-0000")
+    everywhere = planned(always)
+    assert must_recompute(always, everywhere, "peer-0000")
+    assert everywhere.predicted_step_ns > planned(auto).predicted_step_ns
+
+
+def test_recomputing_can_be_what_makes_a_model_fit() -> None:
+    tight = 540 * MEBIBYTE
+    assert isinstance(compute_plan(swarm(tight, "never")), NoPlan)
+    plan = planned(swarm(tight, "auto"))
+    for stage in plan.pipelines[0].stages:
+        assert must_recompute(swarm(tight, "auto"), plan, stage.peer_id)
+        state = len(stage.layers) * 64 * MEBIBYTE
+        held = stage.in_flight * len(stage.layers) * MEBIBYTE + 40 * MEBIBYTE
+        assert state + held <= tight
+
+
+@pytest.mark.parametrize("how", ["auto", "always", "never"])
+def test_the_run_spec_says_it(how: str) -> None:
+    values = run_spec().model_dump(mode="python") | {"compute": {"recompute": how}}
+    assert workload_of(type(run_spec()).model_validate(values)).recompute == how

@@ -208,6 +208,9 @@ class Microbatches:
         else:
             name = boundaries[neighbour.peer_id, self._me].gradient
         codec = codec_of(name, self._spec.codecs)
+        if codec.lossless and self._runner.copies.are_needed:
+            leaving = await self._compute.run(self._runner.copies.to_host, tensor)
+            tensor = await asyncio.to_thread(leaving.wait)
         payload = (
             codec.encode(tensor)
             if codec.lossless

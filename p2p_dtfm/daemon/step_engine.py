@@ -74,8 +74,9 @@ class StepEngine:
         self._held_out = held_out_indices(plan, spec, place[0])
         self._segments = segments_of(plan, me)
         self._memory = memory
+        self._rooms: dict[tuple[int, int], Tensor] = {}
         self.reduced: dict[int, Tensor] = {}
-        """Of the last step, by layer: flat fp32."""
+        """Of the last step, by layer: flat fp32. Used again two steps later."""
         self._is_local = spec.sync.mode == "local"
         self._local_steps = LocalSteps(spec, states, memory.moments)
 
@@ -136,6 +137,7 @@ class StepEngine:
             self._compute,
             self._memory,
             self._recorder,
+            self._rooms,
         )
         try:
             if self._is_local:

@@ -90,8 +90,7 @@ def report(rows: list[dict[str, Any]], as_json: bool) -> int:
     print("emulated devices, shaped links; seconds of a step at its busiest peer")
     print(
         f"{'scenario':14s} {'plan':12s} {'step':>6s} {'compute':>8s} {'lost':>6s} "
-        f"{'unavoidable':>11s} {'ratio':>6s}   "
-        + " ".join(f"{kind:>6s}" for kind in PARTS)
+        f"{'unavoidable':>11s} {'ratio':>6s}   " + " ".join(f"{kind:>6s}" for kind in PARTS)
     )
     for row in rows:
         parts = " ".join(f"{row[f'{kind}_s']:6.2f}" for kind in PARTS)

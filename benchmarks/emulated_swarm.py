@@ -5,6 +5,7 @@ The model is small so that one machine can carry its bytes: its tensors are abou
 than those of `gpt3-xl`, and the scenarios in `benchmarks/scenarios/` have rates that suit them.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -227,9 +228,7 @@ def _end_at_once(children: Sequence[Child]) -> None:
 
 def _steps(child: Child) -> list[dict[str, Any]]:
     return [
-        event
-        for event in _events(child)
-        if event["event"] == "step" and event["loss"] is not None
+        event for event in _events(child) if event["event"] == "step" and event["loss"] is not None
     ]
 
 
@@ -247,7 +246,7 @@ def _step_s(child: Child) -> list[float]:
     steps = _steps(child)
     last = [event for event in steps if event["view"] == steps[-1]["view"]]
     times = [event["time_s"] for event in last[WARM_STEPS:]]
-    return [after - before for before, after in zip(times[:-1], times[1:], strict=True)]
+    return [after - before for before, after in itertools.pairwise(times)]
 
 
 def _spans(traced: dict[str, Any], names: dict[str, str]) -> dict[str, dict[int, list[Span]]]:

@@ -163,9 +163,7 @@ def measure_peak(quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def must_hold_bytes(
-    spec: RunSpec, plan: Plan, peer_id: str, held: list[int]
-) -> tuple[int, int]:
+def must_hold_bytes(spec: RunSpec, plan: Plan, peer_id: str, held: list[int]) -> tuple[int, int]:
     """(for training alone, with what a guardian and a recovery need)."""
     workload = workload_of(spec)
     stage = plan.stage_of(peer_id)

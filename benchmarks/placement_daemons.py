@@ -2,7 +2,8 @@
 
     python -m benchmarks.placement_daemons [--scenario NAME ...] [--steps N] [--quick] [--json]
 
-Daemons with emulated devices over shaped links; only the plan differs (`benchmarks.daemon_with_plan`):
+Daemons with emulated devices over shaped links; only the plan differs
+(`benchmarks.daemon_with_plan`):
 
 - ours: the planner's, from the scenario's own figures
 - region: peers in file order, cut into a grid of equal stages
@@ -100,14 +101,14 @@ def simulated_ns(plan: Plan, scenario: Scenario, spec: RunSpec, kind: str) -> in
     execution = EXECUTION
     if kind == "dtfm":
         flush = plan.pipelines[0].stages[0].in_flight
-        execution = replace(
-            EXECUTION, order="gpipe", reduction="flat", flush_microbatches=flush
-        )
+        execution = replace(EXECUTION, order="gpipe", reduction="flat", flush_microbatches=flush)
     workload = workload_in(scenario, spec, execution)
     return simulate_step(plan, scenario, workload, execution).total_ns
 
 
-def measure(scenario: Scenario, spec: RunSpec, steps: int, kind: str, simulate_only: bool) -> dict[str, Any]:
+def measure(
+    scenario: Scenario, spec: RunSpec, steps: int, kind: str, simulate_only: bool
+) -> dict[str, Any]:
     """One row."""
     plan = plan_named(kind, scenario, spec)
     row = {
@@ -126,7 +127,9 @@ def measure(scenario: Scenario, spec: RunSpec, steps: int, kind: str, simulate_o
         assert names == [s.peer_id for p in plan.pipelines for s in p.stages], "another plan ran"
         row["measured_s"] = statistics.median(played.step_s)
         row["steps_s"] = [round(each, 3) for each in played.step_s]
-    return {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}
+    return {
+        key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()
+    }
 
 
 def paper_rows() -> list[dict[str, Any]]:

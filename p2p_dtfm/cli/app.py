@@ -50,6 +50,9 @@ def run(
     ] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell others.")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="How far the others are: auto, lan or wan.")
+    ] = None,
     expect_peers: Annotated[
         int | None, typer.Option(help="A founder waits for this many peers before it starts.")
     ] = None,
@@ -105,6 +108,7 @@ def run(
             "hours": hours,
             "listen": tuple(listen or ()),
             "announce": tuple(announce or ()),
+            "network": network,
             "expect_peers": expect_peers,
             "expect_wait_s": expect_wait_s,
             "exit_when_done": exit_when_done,

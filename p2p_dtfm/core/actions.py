@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from p2p_dtfm.core.agreement_messages import AgreementMessage
 from p2p_dtfm.core.inventory import Restart
 from p2p_dtfm.core.ledger import Ledger
+from p2p_dtfm.core.redo import Redo
 from p2p_dtfm.core.snapshot import Snapshot
 from p2p_dtfm.core.view import View
 
@@ -79,13 +80,15 @@ class TakeOver:
     """From `step` on, steps happen in `view`, and commit in `ledger` (None without a plan).
 
     `restart` says what becomes of this peer's states in an unplanned view; None in a planned one,
-    and in one without a plan, where all states stay as they are.
+    and in one without a plan, where all states stay as they are. `redo` says what is kept of the
+    step under way; without one `step` begins anew.
     """
 
     view: View
     step: int
     ledger: Ledger | None = None
     restart: Restart | None = None
+    redo: Redo | None = None
 
 
 @dataclass(frozen=True)

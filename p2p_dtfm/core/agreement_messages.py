@@ -6,6 +6,7 @@ from p2p_dtfm.core.canonical import digest, encode_for_wire
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Sign, Signed, Verify, open_signed, sign
 from p2p_dtfm.core.snapshot import Member, ViewId
+from p2p_dtfm.core.stage_progress import StageProgress
 from p2p_dtfm.core.step import Prepared, StepOutcome
 
 _CONTRIBUTION = "contribution"
@@ -37,6 +38,8 @@ class PendingStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All that this peer had received, and its own."""
     reduced_layers: tuple[int, ...]
     """Of these it has the step's reduced gradients."""
+    progress: StageProgress | None = None
+    """What of the step's microbatches it has computed, and keeps."""
 
 
 class RetainedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

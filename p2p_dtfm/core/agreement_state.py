@@ -74,6 +74,7 @@ class AgreementState:
         self.me = me
         self.view = self.next_view = self.ledger = None
         self.frozen = False
+        self.inventory.progress = None
         self._outside = False
         self._attempt: Attempt | None = None
         self._wants_view = False

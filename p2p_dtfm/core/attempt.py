@@ -15,6 +15,7 @@ from p2p_dtfm.core.membership import mutually_reachable, unanswered, universe
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.recovery import Recovery, recover
+from p2p_dtfm.core.redo import Redo, redo_of
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import GENESIS, HeldLayer, Member, Snapshot, ViewId, sorted_records
 from p2p_dtfm.core.workload import Workload
@@ -146,6 +147,15 @@ class Attempt:
             return False
         mine = self.digests[self.me][1]
         return all(self.digests.get(m, (0, ""))[1] == mine for m in self.participants)
+
+    def redo(self) -> Redo | None:
+        """What an unplanned view keeps of the step that was under way."""
+        if self.recovery is None or self.recovery.target is None:
+            return None
+        if not isinstance(self.plan, Plan):
+            return None
+        parts = [self.opened[member] for member in self.participants]
+        return redo_of(self.plan, self.recovery.target, parts)
 
     def freeze(self, run_digest: str, workload: Workload, open_record: OpenRecord) -> Snapshot:
         """The snapshot that the gathered knowledge comes to."""

@@ -7,6 +7,7 @@ from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.lineage import Lineage
 from p2p_dtfm.core.recovery import Recovery, StepKey
 from p2p_dtfm.core.snapshot import Member, ViewId
+from p2p_dtfm.core.stage_progress import StageProgress
 from p2p_dtfm.core.step import Prepared, StepOutcome
 
 
@@ -36,6 +37,8 @@ class Inventory:
         self.saved: tuple[SavedState, ...] = ()
         self.lineage = Lineage()
         self.retained: RetainedStep | None = None
+        self.progress: StageProgress | None = None
+        """With the microbatches of the step under way; a view that repeats the step may keep it."""
         self._reduced: set[int] = set()
         self._reduced_key: tuple[ViewId, int] | None = None
         self._frozen: tuple[Prepared, ...] = ()
@@ -61,7 +64,8 @@ class Inventory:
         self._frozen = ledger.freeze() if ledger is not None else ()
 
     def pending(self, view: ViewId) -> PendingStep:
-        return PendingStep(self.step, self.lineage.digest, self._frozen, self._reduced_now(view))
+        reduced = self._reduced_now(view)
+        return PendingStep(self.step, self.lineage.digest, self._frozen, reduced, self.progress)
 
     def _reduced_now(self, view: ViewId) -> tuple[int, ...]:
         return tuple(sorted(self._reduced)) if self._reduced_key == (view, self.step) else ()
@@ -72,6 +76,7 @@ class Inventory:
         base = self.lineage.digest
         self.retained = RetainedStep(view, outcome.step, base, outcome, layers)
         self.lineage.committed(outcome.step, view)
+        self.progress = None
         for layer in stage_layers:
             if self.held.get(layer) == outcome.step:
                 self.held[layer] = outcome.step + 1

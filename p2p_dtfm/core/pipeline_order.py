@@ -42,17 +42,25 @@ class StageOrder:
         makes_inputs: bool,
         makes_losses: bool,
         splits: bool = False,
+        forwards_done: int = 0,
+        backwards_done: int = 0,
+        weights_done: int = 0,
+        forwards_done_next: int = 0,
     ) -> None:
+        """So many of the first microbatches are done already, here and at the next stage; more than
+        `in_flight` may be held, as after a change of plan."""
         assert in_flight >= 1
+        assert 0 <= weights_done <= backwards_done <= forwards_done <= len(microbatches)
         self.splits = splits
         self._microbatches = microbatches
         self._in_flight = in_flight
         self._makes_losses = makes_losses
         self._inputs = set(microbatches) if makes_inputs else set[int]()
         self._gradients = set[int]()
-        self._next_forward = microbatches.start
-        self._next_backward = microbatches.start
-        self._next_weight = microbatches.start
+        self._next_forward = microbatches.start + forwards_done
+        self._next_backward = microbatches.start + backwards_done
+        self._next_weight = microbatches.start + weights_done
+        self._forwards_done_next = microbatches.start + forwards_done_next
         self._backward_was_last = False
 
     def input_arrived(self, microbatch: int) -> None:
@@ -63,9 +71,8 @@ class StageOrder:
 
     def gradient_arrived(self, microbatch: int) -> None:
         """The output's gradient of `microbatch` is here. Raises `PeerFault` if it is not due."""
-        if not self._next_backward <= microbatch < self._next_forward or (
-            microbatch in self._gradients
-        ):
+        end = max(self._next_forward, self._forwards_done_next)
+        if not self._next_backward <= microbatch < end or microbatch in self._gradients:
             raise PeerFault(f"gradient of microbatch {microbatch}, which is not due")
         self._gradients.add(microbatch)
 

@@ -53,7 +53,7 @@ def _plan(snapshot: Snapshot, problem: Problem) -> tuple[Plan | NoPlan, bool]:
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm)
     chosen = present.choose(best) if present else best
     unchanged = present.unchanged(chosen) if present else None
-    plan = unchanged or plan_of(problem, model.refined(chosen))
+    plan = unchanged or plan_of(problem, model.judged(chosen))
     return plan, _has_room(model, chosen)
 
 

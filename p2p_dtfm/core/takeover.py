@@ -15,7 +15,9 @@ from p2p_dtfm.core.agreement_state import AgreementState
 from p2p_dtfm.core.inventory import Restart
 from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.redo import Redo
 from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.stage_progress import StageProgress
 from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.core.view import View
 
@@ -76,6 +78,14 @@ class Takeover(AgreementState):
         if self.view is not None and not self.frozen:
             self.inventory.reduced(self.view.id, step, layers)
 
+    def computed(self, step: int, progress: StageProgress | None) -> None:
+        """So far this peer has come with the microbatches of `step`; None: it keeps nothing.
+
+        The caller keeps all that `progress` says until the step commits or a takeover gives it up.
+        """
+        if not self.frozen and step == self.step:
+            self.inventory.progress = progress
+
     def _receive_synced(self, message: Synced, now_ns: int) -> Actions:
         if self.next_view is not None and message.view == self.next_view.id:
             self._synced.add(message.sender)
@@ -124,11 +134,18 @@ class Takeover(AgreementState):
     def _take_over(self, view: View, now_ns: int) -> Actions:
         """An unplanned view starts where its contributions lead, a planned one at this step."""
         restart: Restart | None = None
+        redo: Redo | None = None
         attempt = self._attempt
         if not view.snapshot.planned:
             assert attempt is not None and attempt.recovery is not None
             if attempt.recovery.target is not None:
                 restart = self.inventory.restart(self.me, attempt.recovery)
+            redo = attempt.redo()
+        self.inventory.progress = (
+            redo.progress(view.plan, self.me.peer_id)
+            if redo is not None and isinstance(view.plan, Plan)
+            else None
+        )
         if self._replan_number and view.id.number >= self._replan_number:
             self._replan_reason = ""
         early = self._active_members.get(view.id, set())
@@ -153,7 +170,7 @@ class Takeover(AgreementState):
             return [said, Left()]
         self._met_ns = now_ns
         told = [SendMessage((m.peer_id,), self._standing(view)) for m in view.snapshot.absent]
-        return [said, *told, TakeOver(view, self.step, self.ledger, restart)]
+        return [said, *told, TakeOver(view, self.step, self.ledger, restart, redo)]
 
     def _open_ledger(self) -> None:
         if self.ledger is not None and self.view is not None:

@@ -12,10 +12,10 @@ from p2p_dtfm.daemon.discovery import ask_present, find_run
 from p2p_dtfm.daemon.initial_states import store_initial
 from p2p_dtfm.daemon.peer_state import PeerState
 from p2p_dtfm.daemon.run_source import Run, fetch_run, found_run, open_local_run
-from p2p_dtfm.daemon.run_spec_file import resolve_run_spec
 from p2p_dtfm.daemon.self_record import SelfRecord
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.net.addresses import parse_address
+from p2p_dtfm.sim.files import find_run_spec
 from p2p_dtfm.train.data import BlobStore, Progress
 from p2p_dtfm.train.emulated import EmulatedStageRunner, emulated_flops_per_s
 from p2p_dtfm.train.measure import measure_device, select_device
@@ -30,7 +30,7 @@ class Entrance(PeerState):
 
     async def _found_run(self) -> Run:
         self.status.say(State.STARTING, "prepares the data of the run")
-        path = resolve_run_spec(self.settings.run or DEFAULT_RUN)
+        path = find_run_spec(self.settings.run or DEFAULT_RUN)
         scratch = self.home.root / "prepared"
         spec, signed, prepared = await asyncio.to_thread(
             found_run, path, self._host.identity, scratch, self._progress_of_data()

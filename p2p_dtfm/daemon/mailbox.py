@@ -6,10 +6,12 @@ bound: each due frame is held at most once.
 """
 
 import asyncio
+from collections.abc import Container
 from typing import NamedTuple
 
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Plan, Segment, Stage
+from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.wire_plan import WirePlan, wire_plan
@@ -46,9 +48,15 @@ class Mailbox:
         self._previous, self._next = _neighbours(plan, me)
         pipeline = _pipeline_number(plan, me)
         self._microbatches = plan.pipelines[pipeline].microbatches if pipeline is not None else ()
+        self._redo: tuple[int, frozenset[int], frozenset[int]] | None = None
         self._held_out = held_out_indices(plan, spec, pipeline)
         self._layers = plan.layers_of(me)
         self._boundary = (spec.batch.microbatch, spec.model.context, spec.model.width)
+
+    def redo(self, step: int, redo: StageRedo) -> None:
+        """Only what is missing here comes for `step`, of microbatches that may be others'."""
+        numbers, forwards, backwards = redo.microbatches, redo.forwards, redo.backwards
+        self._redo = step, frozenset(numbers[forwards:]), frozenset(numbers[backwards:])
 
     # arrivals ---------------------------------------------------------------------------------
 
@@ -103,11 +111,15 @@ class Mailbox:
         return self._reduction_codec
 
     def _due_shape(self, key: FrameKey) -> tuple[int, ...] | None:
+        activations: Container[int] = self._microbatches
+        gradients: Container[int] = self._microbatches
+        if self._redo is not None and key.step == self._redo[0]:
+            _, activations, gradients = self._redo
         if key.kind is FrameKind.ACTIVATION and key.sender == self._previous:
-            due = key.index in self._microbatches or key.index in self._held_out
+            due = key.index in activations or key.index in self._held_out
             return self._boundary if due and key.layer == self._layers.start else None
         if key.kind is FrameKind.ACTIVATION_GRADIENT and key.sender == self._next:
-            due = key.index in self._microbatches and key.layer == self._layers.stop
+            due = key.index in gradients and key.layer == self._layers.stop
             return self._boundary if due else None
         chunks = self.wire.chunks.get(key.layer)
         if chunks is None or key.sender not in self._holders.get(key.layer, ()):
@@ -144,7 +156,7 @@ class Mailbox:
         finally:
             self._waiting.pop(key, None)
 
-    def take_arrivals(self, step: int, indices: range) -> list[tuple[FrameKey, bytearray]]:
+    def take_arrivals(self, step: int, indices: Container[int]) -> list[tuple[FrameKey, bytearray]]:
         """Activations and gradients of these microbatches that have come, in order of arrival."""
         taken, left = [], []
         for key in self._arrivals:

@@ -136,10 +136,20 @@ class Membership(PeerState):
             "members": list(view.member_ids),
             "step": step,
         }
+        if action.redo is not None:
+            entry["kept_microbatches"] = action.redo.kept_forwards
+            entry["redone_microbatches"] = action.redo.redone_forwards
         self.views = [*self.views, entry][-HISTORY_LIMIT:]
         self._events.write("view", **entry)
         self.observer.view_took_over(view, step)
         log.info("view %s from step %d on", view.id, step)
+        if action.redo is not None:
+            log.info(
+                "of step %d, %d microbatches are kept at their stages, at least %d are redone",
+                step,
+                action.redo.kept_forwards,
+                action.redo.redone_forwards,
+            )
         if isinstance(view.plan, NoPlan):
             self.status.say(State.WAITING, view.plan.reason)
             log.info("waiting: %s", view.plan.reason)
@@ -147,7 +157,7 @@ class Membership(PeerState):
             self._spawn(self._connect(peer_id))
         if isinstance(view.plan, Plan):
             self._liveness.expect_steps_of(view.plan.predicted_step_ns)
-        self._trainer.take_over(view, step, action.ledger, action.restart)
+        self._trainer.take_over(view, step, action.ledger, action.restart, action.redo)
         if self._leaving.is_set():
             self._leave_now_or_ask()
 

@@ -1,30 +1,41 @@
 """The microbatches of a step on their way through one stage."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.pipeline_order import StageOrder, Tasklet, TaskletKind
-from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.pipeline_order import StageOrder, TaskletKind
+from p2p_dtfm.core.plan import Plan, Stage
+from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.stage_progress import StageProgress
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.mailbox import FrameKey, Mailbox
+from p2p_dtfm.daemon.stage_work import Outgoing, StageWork, Unfinished
 from p2p_dtfm.daemon.step_frames import StepFrames
 from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.net.frames import FrameKind
 from p2p_dtfm.train.codecs import codec_of
-from p2p_dtfm.train.stage import StageRunner
 
 Tensor = Any
 Batch = tuple[Tensor, Tensor]
 """int64 inputs and targets, each [sequences, tokens]."""
 BatchOf = Callable[[int, int], Batch]
 """`batch(step, index)`: the tokens of a microbatch; called in the compute thread."""
+OnProgress = Callable[[int, StageProgress | None], None]
+
+_BOUNDARY_OF = {
+    TaskletKind.FORWARD: FrameKind.ACTIVATION,
+    TaskletKind.BACKWARD: FrameKind.ACTIVATION_GRADIENT,
+}
 
 
 class Microbatches:
-    """Takes boundary tensors from the mailbox, computes, and sends what the neighbours wait for."""
+    """Takes boundary tensors from the mailbox, computes, and sends what the neighbours wait for.
+
+    `on_progress(step, progress)` is told of all that `work` keeps, before more is begun.
+    """
 
     def __init__(
         self,
@@ -32,122 +43,201 @@ class Microbatches:
         plan: Plan,
         me: str,
         spec: RunSpec,
-        runner: StageRunner,
+        work: StageWork,
         batch: BatchOf,
         frames: StepFrames,
         compute: Compute,
         recorder: StepRecorder,
+        on_progress: OnProgress,
     ) -> None:
         place = plan.place_of(me)
         assert place is not None, "a spare has no microbatches"
         self._mailbox = mailbox
         self._me = me
         self._spec = spec
-        self._runner = runner
+        self._work = work
+        self._runner = work.runner
         self._batch = batch
         self._frames = frames
         self._compute = compute
         self._recorder = recorder
+        self._on_progress = on_progress
         self._pipeline = plan.pipelines[place[0]]
         self._position = place[1]
 
     async def train(
         self,
         step: int,
-        microbatches: range,
+        redo: StageRedo,
         on_final: Callable[[int], None] = lambda layer: None,
-    ) -> float:
-        """Forward and backward of each; returns the summed loss where the head is, else 0.
+    ) -> None:
+        """Forward and backward of each that `work` has not done yet.
 
         `on_final(layer)` is called for each layer, the last one first, when all gradients of these
         microbatches are in its buffer.
         """
+        work, places = self._work, {number: n for n, number in enumerate(redo.microbatches)}
+        await self._compute.run(self._finish_backward)
         order = StageOrder(
-            microbatches,
+            range(len(places)),
             self._pipeline.stages[self._position].in_flight,
             makes_inputs=self._runner.has_embedding,
             makes_losses=self._runner.has_head,
             splits=self._runner.splits,
+            forwards_done=len(work.forwarded),
+            backwards_done=work.backwards,
+            weights_done=work.weights,
+            forwards_done_next=redo.next_forwards,
         )
+        not_final = dict.fromkeys(reversed(self._runner.layer_states))
+
+        def is_final(layer: int) -> None:
+            del not_final[layer]
+            on_final(layer)
+
+        self._say(step)
+        await self._send_kept(step, redo)
         inputs: dict[int, Tensor] = {}
         gradients: dict[int, Tensor] = {}
-        loss_sum = 0.0
         while not order.done:
-            for key, payload in self._mailbox.take_arrivals(step, microbatches):
+            for key, payload in self._mailbox.take_arrivals(step, places):
                 try:
-                    tensor = await self._boundary(key.kind, payload)
-                    if key.kind is FrameKind.ACTIVATION:
-                        order.input_arrived(key.index)
-                        inputs[key.index] = tensor
-                    else:
-                        order.gradient_arrived(key.index)
-                        gradients[key.index] = tensor
+                    await self._arrived(key, payload, places[key.index], order, inputs, gradients)
                 except PeerFault as fault:
                     self._frames.on_trouble(key.sender, fault.cause)
             if order.only_weights_are_left:
-                await self._weights_by_layer(order.take_weights(), on_final)
+                owed = [redo.microbatches[place] for place in order.take_weights()]
+                await self._weights_by_layer(owed, is_final)
                 break
             tasklet = order.next()
             if tasklet is None:
                 with self._recorder.span("wait"):
                     await self._mailbox.wait_for_arrival()
-            elif tasklet.kind is TaskletKind.FORWARD:
-                loss_sum += await self._forward(step, tasklet, inputs)
+                continue
+            place, number = tasklet.microbatch, redo.microbatches[tasklet.microbatch]
+            if tasklet.kind is TaskletKind.FORWARD:
+                sent = await self._compute.run(self._forward, step, number, inputs.pop(place, None))
+                is_missing = place >= redo.next_forwards
             elif tasklet.kind is TaskletKind.WEIGHT:
-                number = tasklet.microbatch
                 weights = self._recorder.timed("backward", number, self._runner.weight_backward)
                 await self._compute.run(weights, number)
+                continue
             elif not order.splits and order.only_weights_are_left:
-                await self._last_backward(step, tasklet.microbatch, gradients, on_final)
+                sent = await self._last_backward(number, gradients.pop(place, None), is_final)
+                is_missing = place >= redo.previous_backwards
             else:
-                await self._backward(step, tasklet, gradients)
-        return loss_sum
+                sent = await self._compute.run(self._backward, number, gradients.pop(place, None))
+                is_missing = place >= redo.previous_backwards
+            self._say(step)
+            if sent is not None and is_missing:
+                self._send(step, _BOUNDARY_OF[tasklet.kind], number, sent)
+        for layer in list(not_final):  # where all was done before
+            is_final(layer)
 
-    async def _forward(self, step: int, tasklet: Tasklet, inputs: dict[int, Tensor]) -> float:
-        number = tasklet.microbatch
-        entry = inputs.pop(number, None)
+    def _say(self, step: int) -> None:
+        self._on_progress(step, self._work.progress)
+        self._work.drop_if_too_large()
+
+    async def _arrived(
+        self,
+        key: FrameKey,
+        payload: bytearray,
+        place: int,
+        order: StageOrder,
+        inputs: dict[int, Tensor],
+        gradients: dict[int, Tensor],
+    ) -> None:
+        """Raises `PeerFault`.
+
+        What others could not know to be done here comes once more, and is not needed.
+        """
+        is_input = key.kind is FrameKind.ACTIVATION
+        if place < (len(self._work.forwarded) if is_input else self._work.backwards):
+            return
+        tensor = await self._boundary(key.kind, payload)
+        if is_input:
+            order.input_arrived(place)
+            inputs[place] = tensor
+        else:
+            order.gradient_arrived(place)
+            gradients[place] = tensor
+
+    def _forward(self, step: int, number: int, entry: Tensor | None) -> Outgoing | None:
+        """Compute thread."""
         forward = self._recorder.timed("forward", number, self._runner.forward)
-        result = await self._compute.run(lambda: forward(number, *self._entry(step, number, entry)))
+        result = forward(number, *self._entry(step, number, entry))
         if self._runner.has_head:
-            return float(result)
-        await self._send_boundary(step, FrameKind.ACTIVATION, number, result)
-        return 0.0
+            self._work.forward_done(number, None, float(result))
+            return None
+        sent = self._outgoing(FrameKind.ACTIVATION, result)
+        self._work.forward_done(number, sent, None)
+        return sent
 
-    async def _backward(self, step: int, tasklet: Tasklet, gradients: dict[int, Tensor]) -> None:
-        number = tasklet.microbatch
-        gradient = gradients.pop(number, None)
+    def _backward(self, number: int, gradient: Tensor | None) -> Outgoing | None:
+        """Compute thread."""
         runner = self._runner
         part = runner.input_backward if runner.splits else runner.backward
-        backward = self._recorder.timed("backward", number, part)
-        result = await self._compute.run(lambda: backward(number, gradient))
-        if result is not None:
-            await self._send_boundary(step, FrameKind.ACTIVATION_GRADIENT, number, result)
+        result = self._recorder.timed("backward", number, part)(number, gradient)
+        return self._backward_done(number, result)
+
+    def _backward_done(self, number: int, gradient: Tensor | None) -> Outgoing | None:
+        kind = FrameKind.ACTIVATION_GRADIENT
+        sent = None if gradient is None else self._outgoing(kind, gradient)
+        self._work.backward_done(number, sent)
+        return sent
+
+    async def _send_kept(self, step: int, redo: StageRedo) -> None:
+        """What neighbours have lost, or never got, of that which is done here."""
+        work = self._work
+        due: list[tuple[FrameKind, int]] = []
+        if not self._runner.has_head:
+            due += [(FrameKind.ACTIVATION, n) for n in work.forwarded[redo.next_forwards :]]
+        if not self._runner.has_embedding:
+            done = work.forwarded[redo.previous_backwards : work.backwards]
+            due += [(FrameKind.ACTIVATION_GRADIENT, n) for n in done]
+        for kind, number in due:
+            sent = work.kept(kind, number)
+            if sent.codec != self._codec(kind):
+                sent = await self._compute.run(self._again, kind, sent)
+            self._send(step, kind, number, sent)
 
     async def _last_backward(
-        self,
-        step: int,
-        number: int,
-        gradients: dict[int, Tensor],
-        on_final: Callable[[int], None],
-    ) -> None:
+        self, number: int, gradient: Tensor | None, is_final: Callable[[int], None]
+    ) -> Outgoing | None:
         """Layer by layer, so that other work of this peer's thread gets in between."""
-        gradient = gradients.pop(number, None)
-        backward = self._recorder.timed("backward", number, self._runner.backward_layer)
+        sent: Outgoing | None = None
         for layer in reversed(self._runner.layer_states):
-            gradient = await self._compute.run(backward, number, layer, gradient)
-            on_final(layer)
+            sent = await self._compute.run(self._backward_layer, number, layer, gradient)
+            gradient = None
+            is_final(layer)
             await asyncio.sleep(0)  # what is now to be done with it goes first
-        if gradient is not None:
-            await self._send_boundary(step, FrameKind.ACTIVATION_GRADIENT, number, gradient)
+        return sent
 
-    async def _weights_by_layer(self, owed: range, on_final: Callable[[int], None]) -> None:
+    def _backward_layer(self, number: int, layer: int, gradient: Tensor | None) -> Outgoing | None:
+        """Takes the gradient that the layer above has left, or the first one. Compute thread."""
+        backward = self._recorder.timed("backward", number, self._runner.backward_layer)
+        unfinished = self._work.unfinished
+        result = backward(number, layer, gradient if unfinished is None else unfinished.gradient)
+        if layer > min(self._runner.layer_states):
+            assert result is not None, "only the embedding has no input gradient"
+            self._work.unfinished = Unfinished(number, layer, result)
+            return None
+        self._work.unfinished = None
+        return self._backward_done(number, result)
+
+    def _finish_backward(self) -> None:
+        """One that was stopped between two layers. Compute thread."""
+        while (unfinished := self._work.unfinished) is not None:
+            self._backward_layer(unfinished.microbatch, unfinished.layer - 1, None)
+
+    async def _weights_by_layer(self, owed: Sequence[int], is_final: Callable[[int], None]) -> None:
         """What splitting has left at the end: for each layer of all microbatches, in order."""
         for layer in reversed(self._runner.layer_states):
             for number in owed:
                 part = self._runner.weight_backward_layer
                 weights = self._recorder.timed("backward", number, part)
                 await self._compute.run(weights, number, layer)
-            on_final(layer)
+            is_final(layer)
             await asyncio.sleep(0)
 
     async def evaluate(self, step: int, numbers: range) -> float:
@@ -172,7 +262,8 @@ class Microbatches:
             if self._runner.has_head:
                 loss_sum += float(result)
             else:
-                await self._send_boundary(step, FrameKind.ACTIVATION, number, result)
+                sent = await self._compute.run(self._outgoing, FrameKind.ACTIVATION, result)
+                self._send(step, FrameKind.ACTIVATION, number, sent)
         return loss_sum
 
     def _entry(self, step: int, number: int, activation: Tensor | None) -> tuple[Tensor, ...]:
@@ -184,37 +275,49 @@ class Microbatches:
 
     async def _boundary(self, kind: FrameKind, payload: bytearray) -> Tensor:
         """Raises `PeerFault`."""
-        spec = self._spec
-        shape = (spec.batch.microbatch, spec.model.context, spec.model.width)
-        codec = codec_of(self._mailbox.codec_of(kind), spec.codecs)
+        codec = codec_of(self._mailbox.codec_of(kind), self._spec.codecs)
         if codec.lossless:
-            return codec.decode(payload, shape)
-        return await self._compute.run(codec.decode, payload, shape)
+            return codec.decode(payload, self._shape)
+        return await self._compute.run(codec.decode, payload, self._shape)
 
     def _activation(self, step: int, number: int) -> FrameKey:
         stage = self._pipeline.stages[self._position]
         before = self._pipeline.stages[self._position - 1]
         return FrameKey(step, FrameKind.ACTIVATION, stage.first_layer, number, before.peer_id)
 
-    async def _send_boundary(self, step: int, kind: FrameKind, number: int, tensor: Tensor) -> None:
-        forward = kind is FrameKind.ACTIVATION
-        neighbour = self._pipeline.stages[self._position + (1 if forward else -1)]
-        stage = self._pipeline.stages[self._position]
-        layer = neighbour.first_layer if forward else stage.first_layer
-        lane = "forward" if forward else "backward"
-        boundaries = self._mailbox.wire.boundaries
-        if forward:
-            name = boundaries[self._me, neighbour.peer_id].activation
-        else:
-            name = boundaries[neighbour.peer_id, self._me].gradient
+    def _neighbour(self, kind: FrameKind) -> Stage:
+        """Where boundary tensors of this kind go."""
+        return self._pipeline.stages[self._position + (1 if kind is FrameKind.ACTIVATION else -1)]
+
+    def _codec(self, kind: FrameKind) -> str:
+        """In which they go there."""
+        boundaries, neighbour = self._mailbox.wire.boundaries, self._neighbour(kind).peer_id
+        if kind is FrameKind.ACTIVATION:
+            return boundaries[self._me, neighbour].activation
+        return boundaries[neighbour, self._me].gradient
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return self._spec.batch.microbatch, self._spec.model.context, self._spec.model.width
+
+    def _outgoing(self, kind: FrameKind, tensor: Tensor) -> Outgoing:
+        """Compute thread."""
+        name = self._codec(kind)
         codec = codec_of(name, self._spec.codecs)
-        if codec.lossless and self._runner.copies.are_needed:
-            leaving = await self._compute.run(self._runner.copies.to_host, tensor)
-            tensor = await asyncio.to_thread(leaving.wait)
-        payload = (
-            codec.encode(tensor)
-            if codec.lossless
-            else await self._compute.run(codec.encode, tensor)
+        if codec.lossless:  # the others encode on the device, and their bytes are few
+            tensor = self._runner.copies.to_host(tensor).wait()
+        return Outgoing(name, codec.encode(tensor))
+
+    def _again(self, kind: FrameKind, sent: Outgoing) -> Outgoing:
+        """In the codec of the present view. Compute thread."""
+        return self._outgoing(
+            kind, codec_of(sent.codec, self._spec.codecs).decode(sent.payload, self._shape)
         )
-        header = self._frames.header(step, kind, layer, number, tuple(tensor.shape), name)
-        self._frames.send_later(neighbour.peer_id, lane, header, payload)
+
+    def _send(self, step: int, kind: FrameKind, number: int, sent: Outgoing) -> None:
+        neighbour, stage = self._neighbour(kind), self._pipeline.stages[self._position]
+        is_forward = kind is FrameKind.ACTIVATION
+        layer = (neighbour if is_forward else stage).first_layer
+        header = self._frames.header(step, kind, layer, number, self._shape, sent.codec)
+        lane = "forward" if is_forward else "backward"
+        self._frames.send_later(neighbour.peer_id, lane, header, sent.payload)

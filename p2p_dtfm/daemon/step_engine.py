@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.mailbox import Mailbox, held_out_indices, segments_of
-from p2p_dtfm.daemon.microbatches import BatchOf, Microbatches
+from p2p_dtfm.daemon.microbatches import BatchOf, Microbatches, OnProgress
+from p2p_dtfm.daemon.stage_work import StageWork
 from p2p_dtfm.daemon.step_frames import StepFrames, Transport
 from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.daemon.step_reduction import StepReduction
@@ -55,7 +57,10 @@ class StepEngine:
         memory: ReplicaMemory,
         recorder: StepRecorder | None = None,
         recompute: bool = False,
+        work: StageWork | None = None,
+        on_progress: OnProgress = lambda step, progress: None,
     ) -> None:
+        """`work` is of an earlier view, with the same states."""
         place = plan.place_of(me)
         assert place is not None, "a spare has no steps to compute"
         self.mailbox = mailbox
@@ -66,55 +71,74 @@ class StepEngine:
         self._compute = compute
         self._recorder = recorder or StepRecorder()
         self.frames = StepFrames(self.view, transport, on_trouble)
-        self._runner = compute.stage_runner(spec, states, recompute)
+        self.work = work or StageWork(compute.stage_runner(spec, states, recompute))
+        self.reduced: dict[int, Tensor] = {}
+        """By layer, once a step has run; the memory is used again two steps later. The gradient
+        buffers still hold this peer's own part."""
+        self._runner = self.work.runner
+        self._recompute = recompute
         self._pipeline = plan.pipelines[place[0]]
+        self._is_local = spec.sync.mode == "local"
         self._microbatches = Microbatches(
-            mailbox, plan, me, spec, self._runner, batch, self.frames, compute, self._recorder
+            mailbox,
+            plan,
+            me,
+            spec,
+            self.work,
+            batch,
+            self.frames,
+            compute,
+            self._recorder,
+            (lambda step, progress: None) if self._is_local else on_progress,
         )
         self._held_out = held_out_indices(plan, spec, place[0])
         self._segments = segments_of(plan, me)
         self._memory = memory
         self._rooms: dict[tuple[int, int], Tensor] = {}
-        self.reduced: dict[int, Tensor] = {}
-        """Of the last step, by layer: flat fp32. Used again two steps later."""
-        self._is_local = spec.sync.mode == "local"
         self._local_steps = LocalSteps(spec, states, memory.moments)
 
     # one step ---------------------------------------------------------------------------------
 
-    async def run(self, step: int, *, train: bool, evaluate: bool) -> LocalResult:
-        """Compute a step up to the point where Prepared may be said.
+    async def run(
+        self, step: int, *, train: bool, evaluate: bool, redo: StageRedo | None = None
+    ) -> LocalResult:
+        """Compute a step up to the point where Prepared may be said; `redo`: what is left of it.
 
         Afterwards `reduced` has the reduced gradient of each layer; the gradient buffers still hold
         this peer's own. Where a peer does not send what is due, this waits until it is cancelled.
         """
+        redo = redo or StageRedo(tuple(self._pipeline.microbatches))
         self.mailbox.begin_step(step)
-        self._recorder.begin(step)
-        await self._compute.run(self._start_anew)
-        held_out_loss = loss = 0.0
+        self._recorder.begin(step, goes_on=redo.forwards > 0)
+        await self._compute.run(self._start, step, redo)
+        held_out_loss = 0.0
         if evaluate:
             held_out_loss = await self._microbatches.evaluate(step, self._held_out)
         if train:
-            loss = await self._train(step)
+            await self._train(step, redo)
         makes_losses = self._runner.has_head
-        count = self._pipeline.microbatch_count if train and makes_losses else 0
+        count = len(redo.microbatches) if train and makes_losses else 0
         held_out_count = len(self._held_out) if evaluate and makes_losses else 0
         tokens = self._spec.batch.microbatch * self._spec.model.context
         return LocalResult(
             squared_norms=await self._compute.run(self._squared_norms),
-            loss_sum=loss,
+            loss_sum=sum(self.work.losses.values(), 0.0),
             token_count=count * tokens,
             held_out_loss_sum=held_out_loss,
             held_out_token_count=held_out_count * tokens,
         )
 
-    def _start_anew(self) -> None:
-        """Whatever an attempt that was stopped has left."""
-        self.reduced = {}
+    def _start(self, step: int, redo: StageRedo) -> None:
+        """Take up what an attempt that was stopped has left, as far as it is kept."""
         self._memory.discard()
-        self._runner.discard()
-        self._local_steps.abandon()
-        self._runner.zero_gradients()
+        self.reduced = {}
+        if self._is_local:
+            self._local_steps.abandon()
+        self.work.use_recompute(self._recompute)
+        if redo.forwards:
+            self.work.go_on(step, redo.microbatches, redo.forwards, redo.backwards)
+        else:
+            self.work.begin(step)
 
     def _squared_norms(self) -> dict[int, float]:
         if not self.reduced:
@@ -124,8 +148,8 @@ class StepEngine:
             for number, segment in self._segments.items()
         }
 
-    async def _train(self, step: int) -> float:
-        """Compute and reduce at once, layer by layer; returns the summed loss."""
+    async def _train(self, step: int, redo: StageRedo) -> None:
+        """Compute and reduce at once, layer by layer."""
         reduction = StepReduction(
             step,
             self._segments,
@@ -141,25 +165,26 @@ class StepEngine:
         )
         try:
             if self._is_local:
-                loss = await self._train_locally(step)
+                await self._train_locally(step, redo)
                 for layer in reversed(self.states):
                     reduction.layer_is_final(layer)
             else:
-                microbatches, on_final = self._pipeline.microbatches, reduction.layer_is_final
-                loss = await self._microbatches.train(step, microbatches, on_final)
+                await self._microbatches.train(step, redo, reduction.layer_is_final)
             self.reduced = await reduction.finish()
         finally:
             reduction.cancel()
-        return loss
 
-    async def _train_locally(self, step: int) -> float:
-        """Inner steps; then the gradient buffers hold this pipeline's part of the difference."""
-        loss_sum = 0.0
+    async def _train_locally(self, step: int, redo: StageRedo) -> None:
+        """Inner steps; then the gradient buffers hold this pipeline's part of the difference.
+
+        Nothing is kept of it if it fails: gradients of an inner step are used up at once.
+        """
+        assert not redo.forwards and len(redo.microbatches) == self._pipeline.microbatch_count
         await self._compute.run(self._local_steps.begin, step)
         groups = inner_microbatches(self._spec, self._pipeline.microbatches)
         for number, group in enumerate(groups):
             if len(group):
-                loss_sum += await self._microbatches.train(step, group)
+                self.work.begin_group()
+                await self._microbatches.train(step, StageRedo(tuple(group)))
                 await self._compute.run(self._local_steps.inner_step, number, len(group))
         await self._compute.run(self._local_steps.finish, self._pipeline.microbatch_count)
-        return loss_sum

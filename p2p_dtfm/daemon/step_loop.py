@@ -1,9 +1,12 @@
 """The steps of a stage-holder in one view: compute, keep, prepare, commit, apply."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.recomputation import must_recompute
+from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.step import Prepared, StepOutcome
 from p2p_dtfm.core.view import View
@@ -12,10 +15,12 @@ from p2p_dtfm.daemon.followers import Followers
 from p2p_dtfm.daemon.mailbox import Mailbox
 from p2p_dtfm.daemon.place import Place
 from p2p_dtfm.daemon.run_history import RunHistory
+from p2p_dtfm.daemon.stage_work import StageWork
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.step_shards import have_shards
 from p2p_dtfm.daemon.trainer_state import Outlet, Stopped, Tools, TrainerState
+from p2p_dtfm.train.layer_state import LayerState
 
 
 class StepLoop:
@@ -40,9 +45,13 @@ class StepLoop:
         self._followers = followers
         self._history = history
         self._computing: asyncio.Task[LocalResult] | None = None
+        self._work: StageWork | None = None
 
     async def run(self, view: View, plan: Plan, mailbox: Mailbox) -> None:
-        """Train as long as this peer is in `view`, whose states are here."""
+        """Train as long as this peer is in `view`, whose states are here.
+
+        What is computed of the open step outlives the view, if the stage stays the same.
+        """
         tools, state = self._tools, self._state
         states = {layer: state.states[layer] for layer in plan.layers_of(tools.me)}
         state.memory.keep_only(states)
@@ -59,9 +68,24 @@ class StepLoop:
             state.memory,
             tools.recorder,
             must_recompute(view.snapshot, plan, tools.me),
+            self._work_of(states),
+            self._outlet.computed,
         )
+        self._work = engine.work
         while state.view is view and state.step <= self._spec.total_steps:
             await self._one_step(view, plan, engine)
+
+    def _work_of(self, states: dict[int, LayerState]) -> StageWork | None:
+        """That of the view before, if it was done on these very states."""
+        work = self._work
+        if work is None or work.runner.layer_states.keys() != states.keys():
+            return None
+        held = work.runner.layer_states
+        return work if all(held[layer] is states[layer] for layer in states) else None
+
+    def forget_work(self) -> None:
+        """This peer has no stage any more."""
+        self._work = None
 
     def stop(self) -> None:
         """Compute nothing more of the step under way."""
@@ -73,9 +97,15 @@ class StepLoop:
         train = step < spec.total_steps
         evaluate = not train or step % spec.evaluation.every_steps == 0
         await self._place.offer_states()
-        await have_shards(self._tools, self._outlet, self._state, plan, step, evaluate)
+        redo = self._redo(plan, step)
+        microbatches = redo.microbatches if train else ()
+        await have_shards(
+            self._tools, self._outlet, self._state, plan, step, microbatches, evaluate
+        )
         self._tools.status.say(State.TRAINING, f"step {step} of {spec.total_steps}")
-        local = await self._compute(engine, step, train=train, evaluate=evaluate)
+        local = await self._compute(
+            view, engine.run(step, train=train, evaluate=evaluate, redo=redo)
+        )
         if train:
             self._tools.donor.reduced(step, engine.reduced)
             self._keep_reduced(view, step, engine)
@@ -87,12 +117,18 @@ class StepLoop:
         await self._apply(view, engine, outcome, train=train)
         recorder.end()
 
-    async def _compute(
-        self, engine: StepEngine, step: int, *, train: bool, evaluate: bool
-    ) -> LocalResult:
+    def _redo(self, plan: Plan, step: int) -> StageRedo:
+        """This stage's part in the step: what is left of it, if it has failed before."""
+        redo, me = self._state.redo, self._tools.me
+        mine = redo.stage(plan, me) if redo is not None and redo.step == step else None
+        place = plan.place_of(me)
+        assert place is not None
+        return mine or StageRedo(tuple(plan.pipelines[place[0]].microbatches))
+
+    async def _compute(self, view: View, running: Coroutine[Any, Any, LocalResult]) -> LocalResult:
         """The engine's part, while state is offered to those who wait for it to do theirs."""
         state = self._state
-        self._computing = asyncio.create_task(engine.run(step, train=train, evaluate=evaluate))
+        self._computing = asyncio.create_task(running)
         try:
             while not self._computing.done():
                 waking = asyncio.create_task(state.wake.wait())
@@ -101,7 +137,7 @@ class StepLoop:
                 state.wake.clear()
                 if not self._computing.done():
                     await self._place.offer_states()
-            if state.stopped or self._computing.cancelled():
+            if state.stopped or self._computing.cancelled() or state.view is not view:
                 raise Stopped
             return self._computing.result()
         finally:
@@ -182,5 +218,6 @@ class StepLoop:
 
 
 def _apply_all(spec: RunSpec, engine: StepEngine, outcome: StepOutcome) -> None:
+    engine.work.end()
     for layer, state in engine.states.items():
         apply_outcome(spec, state, engine.reduced[layer], outcome.step, outcome.gradient_norm)

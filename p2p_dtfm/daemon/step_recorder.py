@@ -32,8 +32,10 @@ class StepRecorder:
     def __init__(self) -> None:
         self._steps: deque[RecordedStep] = deque(maxlen=STEPS_KEPT)
 
-    def begin(self, step: int) -> None:
-        """What follows belongs to this step."""
+    def begin(self, step: int, *, goes_on: bool = False) -> None:
+        """What follows belongs to this step; `goes_on`: and so does what was recorded of it."""
+        if goes_on and self._steps and self._steps[-1].step == step:
+            return
         while self._steps and self._steps[-1].step >= step:
             self._steps.pop()
         self._steps.append(RecordedStep(step))

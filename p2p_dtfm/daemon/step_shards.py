@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.daemon.mailbox import held_out_indices
@@ -16,18 +17,23 @@ SHARD_RETRY_S = 1.0
 
 
 async def have_shards(
-    tools: Tools, outlet: Outlet, state: TrainerState, plan: Plan, step: int, evaluate: bool
+    tools: Tools,
+    outlet: Outlet,
+    state: TrainerState,
+    plan: Plan,
+    step: int,
+    microbatches: Sequence[int],
+    evaluate: bool,
 ) -> None:
-    """Bring the shards of `step`, where this stage reads tokens; or until the step is stopped."""
+    """Bring what this stage reads for these microbatches and, if it is time, held-out ones; or
+    until the step is stopped."""
     place = plan.place_of(tools.me)
     assert place is not None
     pipeline = plan.pipelines[place[0]]
     if 0 < place[1] < len(pipeline.stages) - 1:
         return
-    train = step < tools.spec.total_steps
-    indices = pipeline.microbatches if train else range(0)
     held_out = evaluate and bool(held_out_indices(plan, tools.spec, place[0]))
-    needed = tools.batches.shards(step, indices, held_out=held_out)
+    needed = tools.batches.shards(step, microbatches, held_out=held_out)
     while not state.stopped:
         try:
             await outlet.fetch_shards(needed)

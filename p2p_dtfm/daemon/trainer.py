@@ -18,6 +18,7 @@ from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.inventory import Restart
 from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT, Ledger
 from p2p_dtfm.core.plan import NoPlan
+from p2p_dtfm.core.redo import Redo
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import Prepared
 from p2p_dtfm.core.view import View
@@ -92,6 +93,7 @@ class Trainer:
         self._followers.stop_following()
         self._place.drop_guarded()
         self._followers.stop_guarding()
+        self._steps.forget_work()
         self._state.view = self._state.ledger = None
         self._state.wake.set()
 
@@ -103,9 +105,15 @@ class Trainer:
                     await asyncio.sleep(SETTLE_POLL_S)
 
     def take_over(
-        self, view: View, step: int, ledger: Ledger | None, restart: Restart | None
+        self,
+        view: View,
+        step: int,
+        ledger: Ledger | None,
+        restart: Restart | None,
+        redo: Redo | None = None,
     ) -> None:
-        """From `step` on, steps happen in this view and commit in `ledger`."""
+        """From `step` on, steps happen in this view and commit in `ledger`. `redo` says what is
+        kept of `step`, if it has failed before."""
         state = self._state
         before = state.ledger
         self._behind = before if before is not None and restart is None else None
@@ -113,11 +121,13 @@ class Trainer:
         state.view, state.step = view, step
         self._catch_up()
         state.ledger, state.restart = ledger, restart or state.restart
-        state.stopped = False
-        for prepared in self._mail.take_over(view):
+        state.redo, state.stopped = redo, False
+        for prepared in self._mail.take_over(view, redo):
             with contextlib.suppress(PeerFault):
                 self.prepared(prepared)
         self._place.take_over(view)
+        if not view.layers_of(self._tools.me):
+            self._steps.forget_work()
         self._tools.donor.take_over(view.id)
         state.wake.set()
 

@@ -4,6 +4,7 @@ import logging
 import time
 
 from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.stage_progress import StageProgress
 from p2p_dtfm.core.step import Prepared, StepOutcome
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.membership import Membership
@@ -36,6 +37,10 @@ class TrainerOutlet(Membership):
     def reduced(self, step: int, layers: set[int]) -> None:
         assert self._agreement is not None
         self._agreement.reduced(step, layers)
+
+    def computed(self, step: int, progress: StageProgress | None) -> None:
+        assert self._agreement is not None
+        self._agreement.computed(step, progress)
 
     def skip_to(self, step: int) -> None:
         assert self._agreement is not None

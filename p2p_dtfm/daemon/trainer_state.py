@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 from p2p_dtfm.core.inventory import Restart
 from p2p_dtfm.core.ledger import Ledger
+from p2p_dtfm.core.redo import Redo
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.stage_progress import StageProgress
 from p2p_dtfm.core.step import Prepared, StepOutcome
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.checkpoints import Checkpoints
@@ -43,6 +45,9 @@ class Outlet(Protocol):
 
     def reduced(self, step: int, layers: set[int]) -> None:
         """The reduced gradients of these layers are here, and are kept."""
+
+    def computed(self, step: int, progress: StageProgress | None) -> None:
+        """So far this peer has come with the microbatches of `step`, and keeps all of it."""
 
     def skip_to(self, step: int) -> None:
         """Without a stage: somebody prepares `step`, so all before it are committed."""
@@ -99,6 +104,8 @@ class TrainerState:
         self.ledger: Ledger | None = None
         self.restart: Restart | None = None
         """What an unplanned view makes of the states, until it is done."""
+        self.redo: Redo | None = None
+        """What the present view keeps of the step with which it began."""
         self.stopped = False
         """A failure has frozen the step under way."""
         self.memory = ReplicaMemory()

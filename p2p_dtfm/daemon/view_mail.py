@@ -7,6 +7,7 @@ from collections import deque
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.redo import Redo
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import Prepared
@@ -43,9 +44,14 @@ class ViewMail:
             wire = wire_plan(self._spec, plan, view.snapshot)
             self._mailboxes[view.id] = Mailbox(view.id, plan, self._me, self._spec, wire)
 
-    def take_over(self, view: View) -> list[Prepared]:
+    def take_over(self, view: View, redo: Redo | None) -> list[Prepared]:
         """Forget the views before; returns the Prepared that came early."""
         self._mailboxes = {k: v for k, v in self._mailboxes.items() if k >= view.id}
+        mailbox, plan = self._mailboxes.get(view.id), view.plan
+        if redo is not None and mailbox is not None and isinstance(plan, Plan):
+            mine = redo.stage(plan, self._me)
+            assert mine is not None
+            mailbox.redo(redo.step, mine)
         early, self._early = self._early, {}
         return [prepared for statements in early.values() for prepared in statements]
 

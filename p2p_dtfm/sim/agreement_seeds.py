@@ -12,8 +12,7 @@ import time
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.actions import SECOND_NS, Timing
-from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
-from p2p_dtfm.core.prng import prng_of_digest
+from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.records import (
     PROTOCOL_VERSION,
     Device,
@@ -22,9 +21,9 @@ from p2p_dtfm.core.records import (
     PeerRecord,
     Reachability,
 )
-from p2p_dtfm.core.snapshot import Snapshot
 from p2p_dtfm.core.workload import LayerCost, Workload
 from p2p_dtfm.sim.agreement_world import AgreementWorld
+from p2p_dtfm.sim.drawn_plans import any_plan
 from p2p_dtfm.sim.faults import Faults
 from p2p_dtfm.sim.invariants import Violation
 from p2p_dtfm.sim.network import Network
@@ -84,34 +83,10 @@ class Result:
     settle_s: float = 0.0
     settle_views: int = 0
     given_up_steps: int = 0
+    kept_forwards: int = 0
+    redone_forwards: int = 0
+    """Of microbatches through stages, at failures: see `core.redo.Redo`."""
     recoveries_ns: list[int] = field(default_factory=list)
-
-
-def any_plan(snapshot: Snapshot) -> Plan | NoPlan:
-    """A plan drawn by what was gathered: far more state moves than under a good plan."""
-    names = [r.peer_id for r in snapshot.records if r.intent is Intent.TRAIN]
-    workload = snapshot.workload
-    if len(names) < workload.min_members:
-        return NoPlan(f"{len(names)} members, {workload.min_members} are asked for")
-    chance = prng_of_digest(snapshot.knowledge)
-    chance.shuffle(names)
-    layers, microbatches = workload.layer_count, workload.microbatch_count
-    used = names[: max(1, len(names) - chance.below(3))]
-    groups: list[list[str]] = []
-    while used and len(groups) < microbatches:
-        length = min(len(used), 1 + chance.below(layers))
-        groups.append(used[:length])
-        used = used[length:]
-    pipelines, first = [], 0
-    for number, group in enumerate(groups):
-        end = microbatches * (number + 1) // len(groups)
-        cuts = [layers * n // len(group) for n in range(len(group) + 1)]
-        stages = tuple(Stage(p, cuts[n], cuts[n + 1], 1) for n, p in enumerate(group))
-        pipelines.append(Pipeline(stages, first, end - first))
-        first = end
-    placed = {peer for group in groups for peer in group}
-    spares = tuple(sorted({record.peer_id for record in snapshot.records} - placed))
-    return Plan(tuple(pipelines), spares, 1)
 
 
 class SeededRun:
@@ -176,6 +151,8 @@ class SeededRun:
         result.steps = world.invariants.furthest
         result.given_up_steps = world.invariants.given_up_steps
         result.views = len(world.invariants.views)
+        result.kept_forwards = sum(redo.kept_forwards for redo in world.redone.values())
+        result.redone_forwards = sum(redo.redone_forwards for redo in world.redone.values())
         result.recoveries_ns = self.faults.recoveries_ns
         return result
 
@@ -252,7 +229,9 @@ def main() -> int:
         f"{sum(r.steps for r in results)} steps; settled in at most "
         f"{max((r.settle_s for r in good), default=0):.0f} s and "
         f"{max((r.settle_views for r in good), default=0)} views; "
-        f"{sum(r.given_up_steps for r in good)} steps given up after splits and losses"
+        f"{sum(r.given_up_steps for r in good)} steps given up after splits and losses; "
+        f"{sum(r.kept_forwards for r in results)} forwards of failed steps kept, "
+        f"{sum(r.redone_forwards for r in results)} redone"
     )
     if recoveries:
         print(

@@ -16,6 +16,7 @@ from p2p_dtfm.core.agreement_messages import AgreementMessage
 from p2p_dtfm.core.liveness import WAN_LIVENESS, LivenessTiming
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.records import Intent, PeerRecord
+from p2p_dtfm.core.redo import Redo
 from p2p_dtfm.core.snapshot import Snapshot, ViewId
 from p2p_dtfm.core.step import Prepared
 from p2p_dtfm.core.workload import Workload
@@ -57,6 +58,8 @@ class AgreementWorld:
         self.transfer_ns = 2 * SECOND_NS
         self.rejoins = False
         self.invariants = Invariants(workload.microbatch_count)
+        self.redone: dict[ViewId, Redo] = {}
+        """How the step of the view before went on."""
         self.last_commit_ns = 0
         self.event_count = 0
         self._template = template

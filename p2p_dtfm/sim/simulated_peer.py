@@ -36,6 +36,7 @@ from p2p_dtfm.sim.simulated_process import LINGER_NS, RESEND_NS, sign_for
 from p2p_dtfm.sim.simulated_training import SimulatedTraining
 from p2p_dtfm.sim.training import (
     GENESIS_VALUE,
+    Boundary,
     Partial,
     Receipt,
     Reduced,
@@ -84,7 +85,7 @@ class SimulatedPeer(SimulatedTraining):
 
     def _computes(self) -> bool:
         """Rather than waiting for others."""
-        return self.computing is not None and self.name not in self.partials.get(self.computing, {})
+        return self.works
 
     def _watched(self) -> set[str]:
         members: set[Member] = set()
@@ -110,6 +111,8 @@ class SimulatedPeer(SimulatedTraining):
             return
         key = (view.id, self.agreement.step)
         mine = self.partials.get(key, {}).get(self.name)
+        if self.part is not None and self.part[0] == key:
+            self._resend_boundaries()
         if mine is not None:
             self._send_partial(plan, mine)
             self._feed_guardians(key)
@@ -122,6 +125,8 @@ class SimulatedPeer(SimulatedTraining):
             self.liveness.heard(sender, now_ns)
         if isinstance(message, Prepared):
             self._receive_prepared(message)
+        elif isinstance(message, Boundary):
+            self._receive_boundary(message)
         elif isinstance(message, Partial):
             self._receive_partial(message)
         elif isinstance(message, Reduced):
@@ -173,7 +178,7 @@ class SimulatedPeer(SimulatedTraining):
                 raise Violation(action.reason)
             else:
                 assert isinstance(action, StopStep)
-                self.computing = None
+                self.computing = self.part = None
 
     def _plan_later(self, action: ComputePlan) -> None:
         def planned() -> None:
@@ -207,10 +212,14 @@ class SimulatedPeer(SimulatedTraining):
                 self.states.setdefault(layer, State(0, GENESIS_VALUE))
         own = {n: peer for n, peer in view.guards.items() if n in view.layers_of(self.name)}
         self.receipts = Receipts(view.id, own)
-        for store in (self.partials, self.prepared):
+        for store in (self.partials, self.prepared, self.arrived):
             for key in [key for key in store if key[0].number < view.id.number]:
                 del store[key]
-        self.computing = None
+        self.computing = self.part = None
+        self.redo = action.redo
+        redo = action.redo
+        if redo is not None and self.world.redone.setdefault(view.id, redo) != redo:
+            raise Violation(f"{self.name} keeps something else than others in view {view.id}")
         self._sync_held()
         plan = "no plan" if action.ledger is None else self._describe(view)
         self.say(
@@ -228,7 +237,7 @@ class SimulatedPeer(SimulatedTraining):
 
     def _rejoin(self, action: Rejoin) -> None:
         self.say(f"rejoins: {action.reason}")
-        self.computing = self.receipts = None
+        self.computing = self.part = self.receipts = None
         self.record = msgspec.structs.replace(self.record, life=self.record.life + 1)
         signed = sign_record(self.record, sign_for(self.name))
         self.agreement.begin_life(self.record, signed)

@@ -9,7 +9,8 @@ from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import Prepared
 from p2p_dtfm.core.view import View
 from p2p_dtfm.sim.invariants import Violation
-from p2p_dtfm.sim.simulated_process import CHECKPOINT_STEPS, Key, SimulatedProcess
+from p2p_dtfm.sim.simulated_microbatches import SimulatedMicrobatches
+from p2p_dtfm.sim.simulated_process import CHECKPOINT_STEPS, Key
 from p2p_dtfm.sim.training import (
     Gradient,
     Partial,
@@ -22,7 +23,7 @@ from p2p_dtfm.sim.training import (
 )
 
 
-class SimulatedTraining(SimulatedProcess):
+class SimulatedTraining(SimulatedMicrobatches):
     """What the trainer does in the daemon."""
 
     def _start_step(self) -> None:
@@ -34,20 +35,15 @@ class SimulatedTraining(SimulatedProcess):
         ready = all(n in self.states and self.states[n].version == key[1] for n in layers)
         if layers and ready and self.computing != key and key not in self.said:
             self.computing = key
-            low, high = self.world.compute_ns
-            delay_ns = int(self.world.chance.randrange(low, high) * self.slowness)
-            self.later(delay_ns, lambda: self._computed(key))
+            self._begin_work(view, plan, key)
         self._check_commit()
 
-    def _computed(self, key: Key) -> None:
+    def _all_computed(self, key: Key) -> None:
         view, plan = self._training()
         if view is None or plan is None or self.computing != key:
             return
         assert key == (view.id, self.agreement.step)
-        self.progress += 1
-        place = plan.place_of(self.name)
-        assert place is not None
-        microbatches = tuple(plan.pipelines[place[0]].microbatches)
+        microbatches = tuple(self.work.buffers)
         layers = {
             n: Gradient(microbatches, self.states[n].value) for n in view.layers_of(self.name)
         }
@@ -158,10 +154,8 @@ class SimulatedTraining(SimulatedProcess):
     def _make_prepared(
         self, view: View, plan: Plan, step: int, done: dict[int, Gradient]
     ) -> Prepared:
-        stage, place = plan.stage_of(self.name), plan.place_of(self.name)
-        assert stage is not None and place is not None
-        has_head = stage.end_layer == self.world.workload.layer_count
-        count = plan.pipelines[place[0]].microbatch_count if has_head else 0
+        has_head = plan.layers_of(self.name).stop == self.world.workload.layer_count
+        count = len(self.work.forwarded) if has_head else 0
         norms = {
             number: float(sum(done[layer].base % 1009 for layer in segment.layers))
             for number, segment in enumerate(plan.segments())
@@ -249,7 +243,7 @@ class SimulatedTraining(SimulatedProcess):
         self.gradients = {
             key: held for key, held in self.gradients.items() if key == retained or key[1] > step
         }
-        for store in (self.partials, self.prepared):
+        for store in (self.partials, self.prepared, self.arrived):
             for key in [key for key in store if key[1] < step]:
                 del store[key]
 

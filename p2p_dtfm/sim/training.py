@@ -27,6 +27,19 @@ class Gradient:
 
 
 @dataclass(frozen=True)
+class Boundary:
+    """Activations of microbatches for the next stage, or their gradients for the one before."""
+
+    sender: Member
+    view: ViewId
+    step: int
+    is_activation: bool
+    microbatches: tuple[int, ...]
+    base: int
+    """The value of the state that they were computed on."""
+
+
+@dataclass(frozen=True)
 class Partial:
     """One replica's gradients of its layers, sent to the other replicas."""
 
@@ -73,7 +86,7 @@ class StateReply:
     lineages: dict[int, str]
 
 
-Tensor = Partial | Reduced | Receipt | StateRequest | StateReply
+Tensor = Boundary | Partial | Reduced | Receipt | StateRequest | StateReply
 
 
 def applied(state: State, gradient: Gradient) -> State:

@@ -33,10 +33,6 @@ class HostCopies:
         self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    @property
-    def are_needed(self) -> bool:
-        return self._stream is not None
-
     def to_host(self, tensor: Tensor) -> Leaving:
         """Begin after all that this thread has given to the accelerator until now."""
         if self._stream is None:

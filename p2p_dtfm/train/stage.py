@@ -114,17 +114,22 @@ class StageRunner:
         assert gradient is not None
         return gradient
 
+    def owes(self, microbatch: int) -> bool:
+        """Whether any of `weight_backward` is left."""
+        return microbatch in self._owed
+
     def weight_backward(self, microbatch: int) -> None:
         """The other part. Microbatches must come in the same order in every run."""
         for layer in reversed(self.layer_states):
             self.weight_backward_layer(microbatch, layer)
 
     def weight_backward_layer(self, microbatch: int, layer: int) -> None:
-        """The same for one layer; layers can come in any order."""
-        owed = self._owed[microbatch]
-        owed.pop(layer).settle()
-        if not owed:
-            del self._owed[microbatch]
+        """The same for one layer, unless it is done; layers can come in any order."""
+        owed = self._owed.get(microbatch, {})
+        if layer in owed:
+            owed.pop(layer).settle()
+            if not owed:
+                del self._owed[microbatch]
 
     def backward_layer(
         self, microbatch: int, layer: int, gradient: Tensor | None = None
@@ -167,6 +172,10 @@ class StageRunner:
         for layer in self.layer_states:
             stream = self._run(layer, stream, targets)
         return self._outward(stream)
+
+    def forget(self, microbatch: int) -> None:
+        """Take back a forward: no backward will follow."""
+        del self._in_flight[microbatch]
 
     def discard(self) -> None:
         """Forget all microbatches in flight. Accumulated gradients stay."""

@@ -33,10 +33,12 @@ class EnginePeer:
     memory: ReplicaMemory = field(default_factory=ReplicaMemory)
 
     def on_frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
-        if header.view_digest != VIEW.snapshot:
-            raise PeerFault("a tensor of another view", sender)
         assert self.engine is not None
-        self.engine.mailbox.put(sender, header, payload)
+        view = self.engine.view
+        if (header.view_number, header.view_digest) == (view.number, view.snapshot):
+            self.engine.mailbox.put(sender, header, payload)
+        elif header.view_number > view.number:
+            raise PeerFault("a tensor of another view", sender)
 
 
 @contextlib.asynccontextmanager

@@ -1,12 +1,17 @@
 """Seeded runs of peers that fail: every invariant holds; and a planted bug is found."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import msgspec
 import pytest
 
-from p2p_dtfm.core import membership, newcomers
+from p2p_dtfm.core import attempt, membership, newcomers, redo
+from p2p_dtfm.core.agreement_messages import Contribution
 from p2p_dtfm.core.guardians import Receipts
+from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.records import PeerRecord
+from p2p_dtfm.core.recovery import Target
+from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.step import Prepared, StepOutcome, StepTransaction
 from p2p_dtfm.sim.agreement_seeds import Result, run_seed
@@ -47,6 +52,7 @@ def test_nothing_breaks_whatever_fails(first: int) -> None:
     results = [check(seed) for seed in range(first, first + BATCH)]
     inflicted = {kind for result in results for kind in result.inflicted}
     assert len(set(KINDS) - inflicted) <= 2, "nearly each kind of fault occurs in so few seeds"
+    assert sum(result.kept_forwards for result in results) > 0, "work of failed steps is kept"
     for number, what in enumerate(("lost", "repeated", "late")):
         assert sum(result.messages[number] for result in results) > 0, f"messages are {what}"
 
@@ -116,6 +122,53 @@ class WithoutViewCheck(SimulatedPeer):
 
     def _tensor_key(self, view: ViewId, step: int) -> Key:
         return ViewId(1 << 40, ""), step
+
+
+class KeepsWhatIsGone(SimulatedPeer):
+    """Its buffers are lost at a takeover, as if it had started again; it says it keeps them."""
+
+    def _go_on(self, step: int, layers: range, mine: StageRedo) -> None:
+        super()._go_on(step, layers, mine)
+        self.work.buffers.clear()
+
+
+def test_keeping_gradients_that_are_gone_is_found() -> None:
+    _, violation = first_seed_that_fails(KeepsWhatIsGone)
+    assert "samples" in violation
+
+
+def test_dealing_out_what_a_pipeline_keeps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_again(plan: Plan, begun: Sequence[Sequence[int]]) -> list[list[int]]:
+        ranges = (pipeline.microbatches for pipeline in plan.pipelines)
+        return [
+            [n for n in mine if n not in first] for mine, first in zip(ranges, begun, strict=True)
+        ]
+
+    monkeypatch.setattr(redo, "_deal", all_again)
+    _, violation = first_seed_that_fails()
+    assert "samples" in violation
+
+
+def test_counting_on_what_another_state_made_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is rolled forward or goes back, and what was computed of another one counts."""
+    original = redo.redo_of
+
+    def any_step(
+        plan: Plan, target: Target, contributions: Iterable[Contribution]
+    ) -> redo.Redo | None:
+        parts = []
+        for part in contributions:
+            if part.pending is not None:
+                pending = msgspec.structs.replace(
+                    part.pending, step=target.step, base=target.lineage
+                )
+                held = dict.fromkeys(part.held, target.step)
+                part = msgspec.structs.replace(part, pending=pending, held=held)
+            parts.append(part)
+        return original(plan, target, parts)
+
+    monkeypatch.setattr(attempt, "redo_of", any_step)
+    first_seed_that_fails()
 
 
 def test_a_forgotten_view_check_is_found() -> None:

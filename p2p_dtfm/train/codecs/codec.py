@@ -1,5 +1,6 @@
 """What a codec is: fp32 values to bytes and back, with some loss, in a known number of bytes."""
 
+import math
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -53,17 +54,20 @@ class Codec:
 
         Raises `PeerFault` for bytes that `encode` does not write; nothing is allocated for them.
         """
-        raise NotImplementedError
-
-    def _checked(self, payload: Buffer, count: int, device: torch.device | str) -> Tensor:
-        """The payload as flat uint8, if it has the length that is due."""
-        view = memoryview(payload).cast("B")
+        view, count = memoryview(payload).cast("B"), math.prod(shape)
         due = self.payload_bytes(count)
         if len(view) != due:
             raise PeerFault(
                 f"{len(view)} bytes in {self.name} where {due} are due for {count} elements"
             )
-        return as_tensor(view, device)
+        return self._decoded(as_tensor(view, device), count, turn).view(shape)
+
+    def _decoded(self, payload: Tensor, count: int, turn: Turn) -> Tensor:
+        """`count` fp32 elements on the payload's device, from its flat uint8 of the right length.
+
+        Raises `PeerFault`.
+        """
+        raise NotImplementedError
 
     def _fault(self, claim: str) -> PeerFault:
         return PeerFault(f"a payload in {self.name} with {claim}")

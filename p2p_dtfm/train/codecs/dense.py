@@ -30,14 +30,8 @@ class Fp32(Codec):
         flat = _flat(values).cpu()
         return memoryview(flat.numpy()).cast("B")
 
-    def decode(
-        self,
-        payload: Buffer,
-        shape: tuple[int, ...],
-        turn: Turn = FIRST,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        return self._checked(payload, math.prod(shape), device).view(torch.float32).view(shape)
+    def _decoded(self, payload: Tensor, count: int, turn: Turn) -> Tensor:
+        return payload.view(torch.float32)
 
 
 class Bf16(Codec):
@@ -51,15 +45,8 @@ class Bf16(Codec):
     def encode(self, values: Tensor, turn: Turn = FIRST) -> Buffer:
         return join([_flat(values).to(torch.bfloat16)])
 
-    def decode(
-        self,
-        payload: Buffer,
-        shape: tuple[int, ...],
-        turn: Turn = FIRST,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        checked = self._checked(payload, math.prod(shape), device)
-        return checked.view(torch.bfloat16).to(torch.float32).view(shape)
+    def _decoded(self, payload: Tensor, count: int, turn: Turn) -> Tensor:
+        return payload.view(torch.bfloat16).to(torch.float32)
 
 
 class Fp16(Codec):
@@ -83,19 +70,13 @@ class Fp16(Codec):
         head = torch.tensor([self.version, exponent], dtype=torch.int32, device=flat.device)
         return join([head, halves])
 
-    def decode(
-        self,
-        payload: Buffer,
-        shape: tuple[int, ...],
-        turn: Turn = FIRST,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        body = self._without_version(self._checked(payload, math.prod(shape), device))
+    def _decoded(self, payload: Tensor, count: int, turn: Turn) -> Tensor:
+        body = self._without_version(payload)
         (exponent,) = body[:4].view(torch.int32).tolist()
         if exponent not in _HALF_EXPONENTS:
             raise self._fault(f"an exponent of {exponent}")
         halves = body[4:].view(torch.float16).to(torch.float32)
-        return _times_power_of_two(halves, exponent).view(shape)
+        return _times_power_of_two(halves, exponent)
 
 
 class Int8(Codec):
@@ -123,21 +104,14 @@ class Int8(Codec):
         numbers = levels.view(-1)[: flat.numel()]
         return join([self._version_tensor(flat.device), steps, numbers])
 
-    def decode(
-        self,
-        payload: Buffer,
-        shape: tuple[int, ...],
-        turn: Turn = FIRST,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        count = math.prod(shape)
-        body = self._without_version(self._checked(payload, count, device))
+    def _decoded(self, payload: Tensor, count: int, turn: Turn) -> Tensor:
+        body = self._without_version(payload)
         steps_end = 4 * -(-count // INT8_BLOCK)
         steps = body[:steps_end].view(torch.float32)
         if bool((steps < 0).any()):
             raise self._fault("a negative step")
         blocks = _in_blocks(body[steps_end:].view(torch.int8).to(torch.float32))
-        return (blocks * steps[:, None]).view(-1)[:count].view(shape)
+        return (blocks * steps[:, None]).view(-1)[:count]
 
 
 def _flat(values: Tensor) -> Tensor:

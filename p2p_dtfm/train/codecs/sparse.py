@@ -92,26 +92,19 @@ class Sparse(Codec):
         """The highest level."""
         return (1 << (self.bits - 1)) - 1
 
-    def decode(
-        self,
-        payload: Buffer,
-        shape: tuple[int, ...],
-        turn: Turn = FIRST,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        count = math.prod(shape)
-        body = self._without_version(self._checked(payload, count, device))
+    def _decoded(self, payload: Tensor, count: int, turn: Turn) -> Tensor:
+        body = self._without_version(payload)
         if not count:
-            return torch.zeros(shape, device=device)
+            return torch.zeros(0, device=body.device)
         kept, selected = self.kept_count(count), selected_count(count, self.one_in)
         scales_end = 8 * -(-kept // BLOCK)
         marks_end = scales_end + self._mark_bytes(count)
         marks = self._marks(body[scales_end:marks_end], selected, kept)
         values = self._values(body[:scales_end], body[marks_end:], kept)
-        indices = selected_indices(count, self.one_in, turn, device)
-        decoded = torch.zeros(count, dtype=torch.float32, device=device)
+        indices = selected_indices(count, self.one_in, turn, body.device)
+        decoded = torch.zeros(count, dtype=torch.float32, device=body.device)
         decoded[indices[marks]] = values
-        return decoded.view(shape)
+        return decoded
 
     def _marks(self, packed: Tensor, selected: int, kept: int) -> Tensor:
         if kept == selected:

@@ -1,0 +1,270 @@
+"""What of a failed step is kept, so that each microbatch counts once at each layer."""
+
+from dataclasses import dataclass
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p_dtfm.core.agreement_messages import Contribution, PendingStep
+from p2p_dtfm.core.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.recovery import Target
+from p2p_dtfm.core.redo import NOTHING, Kept, Redo, StageRedo, redo_of
+from p2p_dtfm.core.signed import Signed
+from p2p_dtfm.core.snapshot import Member
+from p2p_dtfm.core.stage_progress import StageProgress, as_runs, from_runs
+
+STEP, BASE = 5, "base"
+TARGET = Target(STEP, BASE)
+LAYERS = 4
+
+
+def plan(*pipelines: tuple[int, str]) -> Plan:
+    """Pipelines of (microbatches, names of stages in even cuts)."""
+    built, first = [], 0
+    for count, names in pipelines:
+        cuts = [LAYERS * n // len(names) for n in range(len(names) + 1)]
+        stages = tuple(Stage(p, cuts[n], cuts[n + 1], 2) for n, p in enumerate(names))
+        built.append(Pipeline(stages, first, count))
+        first += count
+    return Plan(tuple(built), (), 0)
+
+
+def brings(
+    name: str,
+    of: Plan,
+    forwarded: range | tuple[int, ...],
+    backwards: int,
+    base: str = BASE,
+    version: int = STEP,
+) -> Contribution:
+    layers = of.layers_of(name)
+    progress = StageProgress(layers.start, layers.stop, as_runs(tuple(forwarded)), backwards)
+    return Contribution(
+        member=Member(name, 1),
+        number=3,
+        record=Signed(name, "", b"", b""),
+        present=None,
+        step=STEP,
+        held=dict.fromkeys(layers, version),
+        joiners=(),
+        pending=PendingStep(STEP, base, (), (), progress),
+    )
+
+
+OLD = plan((4, "ab"), (4, "cd"))
+WELL = [brings("a", OLD, range(3), 1), brings("c", OLD, range(4, 8), 3)]
+
+
+def test_where_nobody_has_begun_all_is_to_do() -> None:
+    assert redo_of(OLD, TARGET, []) is None
+    assert redo_of(OLD, TARGET, [brings("a", OLD, (), 0)]) is None
+
+
+def test_a_spare_replays_from_what_its_neighbours_have_kept() -> None:
+    new = plan((4, "ax"), (4, "cd"))
+    parts = [*WELL, brings("d", OLD, range(4, 8), 4)]
+    redo = redo_of(new, TARGET, parts)
+    assert redo is not None
+    assert redo.stage(new, "a") == StageRedo((0, 1, 2, 3), 3, 1, 0, 0)
+    assert redo.stage(new, "x") == StageRedo((0, 1, 2, 3), 0, 0, 0, 1)
+    assert redo.stage(new, "c") == StageRedo((4, 5, 6, 7), 4, 3, 4, 0)
+    assert redo.stage(new, "d") == StageRedo((4, 5, 6, 7), 4, 4, 0, 3)
+    assert (redo.kept_forwards, redo.redone_forwards) == (11, 1), "b had one gradient sent back"
+    assert redo.progress(new, "x") is None
+    assert redo.progress(new, "a") == parts[0].pending.progress
+
+
+def test_all_who_compute_the_same_layers_as_before_keep_all() -> None:
+    parts = [*WELL, brings("b", OLD, range(2), 2), brings("d", OLD, range(4, 8), 4)]
+    redo = redo_of(OLD, TARGET, parts)
+    assert redo is not None and redo.redone_forwards == 0 and redo.kept_forwards == 13
+
+
+def test_microbatches_of_a_lost_pipeline_go_to_the_one_that_stands() -> None:
+    new = plan((8, "cd"))
+    redo = redo_of(new, TARGET, [*WELL, brings("d", OLD, range(4, 7), 3)])
+    assert redo is not None
+    assert redo.pipelines[0].microbatches == (4, 5, 6, 7, 0, 1, 2, 3)
+    assert redo.pipelines[0].kept == (Kept(4, 3), Kept(3, 3))
+    assert redo.redone_forwards == 3, "what a had done is given up"
+
+
+def test_other_layers_keep_nothing() -> None:
+    new = plan((8, "abcd"))
+    redo = redo_of(new, TARGET, [*WELL, brings("b", OLD, range(2), 2)])
+    assert redo is not None
+    assert redo.pipelines[0].kept == (NOTHING,) * 4
+    assert redo.pipelines[0].microbatches == tuple(range(8))
+
+
+def test_what_two_pipelines_have_begun_counts_for_one_of_them() -> None:
+    """Stages of two pipelines in one: the one with more to lose goes on."""
+    new = plan((4, "ad"), (4, "cb"))
+    parts = [*WELL, brings("b", OLD, range(2), 2), brings("d", OLD, range(4, 8), 4)]
+    redo = redo_of(new, TARGET, parts)
+    assert redo is not None
+    assert redo.pipelines[0].kept == (NOTHING, Kept(4, 4))
+    assert redo.pipelines[1].kept == (NOTHING, Kept(2, 2))
+    assert redo.pipelines[0].microbatches == (4, 5, 6, 7)
+    assert redo.pipelines[1].microbatches == (0, 1, 2, 3)
+
+
+def test_a_backward_that_was_not_said_is_counted_in() -> None:
+    """After two forwards that all have, a's next is another's: yet it may be in a's buffers."""
+    long = brings("b", OLD, (0, 1, 5), 0)
+    for backwards, kept in ((0, Kept(2, 0)), (1, Kept(2, 1)), (2, NOTHING)):
+        short = brings("a", OLD, (0, 1, 2), backwards)
+        redo = redo_of(OLD, TARGET, [short, msgspec.structs.replace(long)])
+        assert redo is not None
+        if redo.pipelines[0].microbatches[:3] == (0, 1, 5):
+            assert redo.pipelines[0].kept[0] == kept
+        else:
+            assert redo.pipelines[0].kept[0].backwards == backwards
+
+
+def test_claims_that_cannot_be_true_count_for_nothing() -> None:
+    bad = [
+        brings("a", OLD, range(3), 4),
+        brings("a", OLD, (7, 8), 0),
+        brings("a", OLD, (1, 1), 0),
+        brings("a", OLD, range(3), 1, base="another"),
+        brings("a", OLD, range(3), 1, version=STEP - 1),
+    ]
+    for part in bad:
+        assert redo_of(OLD, TARGET, [part]) is None
+    assert redo_of(OLD, Target(STEP + 1, BASE), WELL) is None, "the step was rolled forward"
+
+
+@given(st.permutations(range(12)), st.integers(0, 12))
+def test_runs_say_the_same(numbers: list[int], count: int) -> None:
+    assert from_runs(as_runs(numbers[:count]), 12) == tuple(numbers[:count])
+    assert from_runs(as_runs(range(13)), 12) is None
+    assert from_runs(((0, 3), (2, 1)), 12) is None
+
+
+@dataclass
+class Machine:
+    """A stage-holder that does exactly what the redo tells it."""
+
+    layers: range
+    forwarded: list[int]
+    buffers: list[int]
+
+
+def partitions(count: int) -> st.SearchStrategy[list[str]]:
+    names = "abcdefgh"[:count]
+    return st.permutations(names).flatmap(
+        lambda order: st.lists(st.integers(1, 3), min_size=8, max_size=8).map(
+            lambda sizes: cut("".join(order), sizes)
+        )
+    )
+
+
+def cut(names: str, sizes: list[int]) -> list[str]:
+    groups = []
+    for size in sizes:
+        if names:
+            groups.append(names[:size])
+            names = names[size:]
+    return groups
+
+
+def shared(groups: list[str], total: int = 12) -> Plan:
+    ends = [total * (n + 1) // len(groups) for n in range(len(groups))]
+    counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    return plan(*zip(counts, groups, strict=True))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(partitions(8), min_size=2, max_size=4), st.data())
+def test_whatever_fails_again_each_microbatch_counts_once_at_each_layer(
+    views: list[list[str]], data: st.DataObject
+) -> None:
+    """One attempt after another fails, with other plans and peers that begin with nothing."""
+    machines: dict[str, Machine] = {}
+    redo: Redo | None = None
+    for number, groups in enumerate(views):
+        new = shared(groups)
+        if number:
+            redo = redo_of(new, TARGET, [said(name, machines[name], data) for name in machines])
+        for name in new.stage_holders():
+            mine = redo.stage(new, name) if redo is not None else None
+            begin(machines, name, new, mine)
+        last = number == len(views) - 1
+        run(new, machines, redo, data if not last else None)
+        lost = data.draw(st.sets(st.sampled_from("abcdefgh"), max_size=2)) if not last else ()
+        for name in lost:
+            machines.pop(name, None)
+    for layer in range(LAYERS):
+        counted = [n for name in new.holders(layer) for n in machines[name].buffers]
+        assert sorted(counted) == list(range(12)), (layer, counted)
+
+
+def said(name: str, machine: Machine, data: st.DataObject) -> Contribution:
+    """What it has done, but perhaps for the last backward or forward."""
+    forwarded, backwards = list(machine.forwarded), len(machine.buffers)
+    unsaid = data.draw(st.sampled_from(["", "forward", "backward"]))
+    if unsaid == "backward" and backwards:
+        backwards -= 1
+    elif unsaid == "forward" and len(forwarded) > backwards:
+        forwarded.pop()
+    part = brings(name, plan((12, name)), forwarded, backwards)
+    progress = msgspec.structs.replace(
+        part.pending.progress,
+        first_layer=machine.layers.start,
+        end_layer=machine.layers.stop,
+    )
+    pending = msgspec.structs.replace(part.pending, progress=progress)
+    return msgspec.structs.replace(part, pending=pending)
+
+
+def begin(machines: dict[str, Machine], name: str, new: Plan, mine: StageRedo | None) -> None:
+    if mine is None or not mine.forwards:
+        machines[name] = Machine(new.layers_of(name), [], [])
+        return
+    machine = machines[name]
+    assert machine.layers == new.layers_of(name)
+    same = 0
+    for had, due in zip(machine.forwarded, mine.microbatches, strict=False):
+        if had != due:
+            break
+        same += 1
+    assert max(mine.forwards, len(machine.buffers)) <= same and mine.backwards <= same
+    machine.forwarded = machine.forwarded[:same]
+
+
+def run(
+    of: Plan, machines: dict[str, Machine], redo: Redo | None, data: st.DataObject | None
+) -> None:
+    """Forward and backward as far as `data` says, or to the end; tensors come only from who is to
+    send them."""
+    for number, pipeline in enumerate(of.pipelines):
+        part = redo.pipelines[number] if redo is not None else None
+        due = part.microbatches if part is not None else tuple(pipeline.microbatches)
+        kept = part.kept if part is not None else (NOTHING,) * len(pipeline.stages)
+        stages = [machines[stage.peer_id] for stage in pipeline.stages]
+        budget = data.draw(st.integers(0, 30)) if data is not None else 10**6
+        while budget and (moves := possible(stages, due)):
+            position, forward = moves[0] if data is None else data.draw(st.sampled_from(moves))
+            machine = stages[position]
+            if forward:
+                machine.forwarded.append(due[len(machine.forwarded)])
+            else:
+                machine.buffers.append(due[len(machine.buffers)])
+            budget -= 1
+        if data is None:
+            assert all(len(machine.buffers) == len(due) for machine in stages), (due, kept)
+
+
+def possible(stages: list[Machine], due: tuple[int, ...]) -> list[tuple[int, bool]]:
+    moves = []
+    for position, machine in enumerate(stages):
+        forwards, backwards = len(machine.forwarded), len(machine.buffers)
+        before = stages[position - 1].forwarded if position else list(due)
+        after = stages[position + 1].buffers if position + 1 < len(stages) else machine.forwarded
+        if forwards < len(due) and len(before) > forwards:
+            moves.append((position, True))
+        if backwards < forwards and len(after) > backwards:
+            moves.append((position, False))
+    return moves

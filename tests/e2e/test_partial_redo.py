@@ -1,0 +1,275 @@
+"""A stage-holder is lost in the middle of a step: what the others have computed is kept, and the
+loss is that of the plain loop.
+
+Engines in one process over real libp2p; who takes part in a view, and what is kept, is computed by
+`core.redo` from what the engines said, as the agreement does.
+"""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import torch
+
+from p2p_dtfm.core.agreement_messages import Contribution, PendingStep
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.recovery import Target
+from p2p_dtfm.core.redo import Redo, redo_of
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.signed import Signed
+from p2p_dtfm.core.snapshot import Member, ViewId
+from p2p_dtfm.core.stage_progress import StageProgress
+from p2p_dtfm.core.step import Prepared, StepTransaction
+from p2p_dtfm.daemon.mailbox import Mailbox
+from p2p_dtfm.daemon.step_engine import LocalResult, StepEngine
+from p2p_dtfm.daemon.step_recorder import StepRecorder
+from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.train.optimizer import update_of
+from p2p_dtfm.train.reference import ReferenceRun
+from tests.core.builders import run_spec
+from tests.e2e.helpers import DEADLINE_S
+from tests.e2e.swarm_in_process import EnginePeer, engine_peers
+from tests.e2e.test_parity import TOLERANCE, even_plan, synthetic_batch
+
+QUIET_POLLS = 10
+POLL_S = 0.01
+
+
+@dataclass
+class Swarm:
+    """Peers whose engines live in one view after the other."""
+
+    peers: dict[str, EnginePeer]
+    spec: RunSpec
+    plan: Plan
+    states: dict[str, dict[int, LayerState]] = field(default_factory=dict)
+    progress: dict[str, StageProgress | None] = field(default_factory=dict)
+    recorders: dict[str, StepRecorder] = field(default_factory=dict)
+    view: ViewId = field(default_factory=lambda: ViewId(1, "0" * 64))
+    running: dict[str, "asyncio.Task[LocalResult]"] = field(default_factory=dict)
+
+    def enter(self, step: int, plan: Plan, redo: Redo | None = None) -> None:
+        """Everyone with a stage takes its place in a new view."""
+        self.plan = plan
+        self.view = ViewId(self.view.number + 1, "0" * 64)
+        kept = {name: self.peers[name].engine for name in plan.stage_holders()}
+        for name in plan.stage_holders():
+            mailbox = Mailbox(self.view, plan, name, self.spec)
+            if redo is not None:
+                mailbox.redo(step, redo.stage(plan, name))
+            states = {layer: self.states[name][layer] for layer in plan.layers_of(name)}
+            before = kept[name]
+            goes_on = before is not None and list(before.states.values()) == list(states.values())
+            peer = self.peers[name]
+            peer.engine = StepEngine(
+                mailbox,
+                plan,
+                name,
+                self.spec,
+                states,
+                synthetic_batch(self.spec),
+                peer.bulk,
+                peer.compute,
+                lambda who, cause, faults=peer.faults: faults.append(PeerFault(cause, who)),
+                peer.memory,
+                self.recorders.setdefault(name, StepRecorder()),
+                recompute=self.view.number % 3 == 0,
+                work=before.work if goes_on else None,
+                on_progress=lambda _, progress, name=name: self.progress.__setitem__(
+                    name, progress
+                ),
+            )
+
+    def start(self, step: int, redo: Redo | None = None) -> None:
+        for name in self.plan.stage_holders():
+            engine = self.peers[name].engine
+            mine = None if redo is None else redo.stage(self.plan, name)
+            coroutine = engine.run(step, train=True, evaluate=False, redo=mine)
+            self.running[name] = asyncio.create_task(coroutine)
+
+    async def stop(self, name: str) -> None:
+        task = self.running.pop(name)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    async def commit(self, step: int) -> float:
+        """Everyone ends the step; returns its loss."""
+        transaction = StepTransaction(self.view, step, self.plan)
+        async with asyncio.timeout(DEADLINE_S):
+            results = await asyncio.gather(*self.running.values())
+            for name, local in zip(self.running, results, strict=True):
+                stated = (local.squared_norms, local.loss_sum, local.token_count, 0.0, 0)
+                transaction.record(Prepared(self.view, step, name, *stated, None))
+        outcome = transaction.outcome()
+        assert outcome is not None and outcome.loss is not None
+        assert outcome.token_count == self.spec.tokens_per_step
+        update = update_of(self.spec, step, outcome.gradient_norm)
+        for name in self.plan.stage_holders():
+            engine = self.peers[name].engine
+            engine.work.end()
+            for layer, state in engine.states.items():
+                state.apply(engine.reduced[layer], *update)
+        self.running, self.progress = {}, {}
+        return outcome.loss
+
+    async def until_quiet(self) -> None:
+        """Nobody can compute any more without the one that is lost."""
+        quiet, last = 0, dict(self.progress)
+        async with asyncio.timeout(DEADLINE_S):
+            while quiet < QUIET_POLLS:
+                await asyncio.sleep(POLL_S)
+                quiet, last = quiet + 1 if last == self.progress else 0, dict(self.progress)
+
+    def redo(self, step: int, plan: Plan, lost: str | None) -> Redo:
+        parts = [
+            contribution(name, self.states[name], step, progress)
+            for name, progress in self.progress.items()
+            if name != lost
+        ]
+        redo = redo_of(plan, Target(step, "base"), parts)
+        assert redo is not None
+        return redo
+
+    def forwards(self, name: str, step: int) -> list[int]:
+        """The microbatches whose forward a peer has computed in a step, in order."""
+        recorder = self.recorders[name]
+        recorder.end()
+        (recorded,) = recorder.steps(step, 1)
+        return [span.number for span in recorded.spans if span.kind == "forward"]
+
+
+def contribution(
+    name: str, states: dict[int, LayerState], step: int, progress: StageProgress | None
+) -> Contribution:
+    return Contribution(
+        member=Member(name, 1),
+        number=3,
+        record=Signed(name, "", b"", b""),
+        present=None,
+        step=step,
+        held=dict.fromkeys(states, step),
+        joiners=(),
+        pending=PendingStep(step, "base", (), (), progress),
+    )
+
+
+def with_instead(plan: Plan, lost: str, spare: str) -> Plan:
+    """The plan in which a spare has the place of a lost stage-holder."""
+    pipelines = tuple(
+        msgspec.structs.replace(
+            pipeline,
+            stages=tuple(
+                msgspec.structs.replace(stage, peer_id=spare) if stage.peer_id == lost else stage
+                for stage in pipeline.stages
+            ),
+        )
+        for pipeline in plan.pipelines
+    )
+    return msgspec.structs.replace(plan, pipelines=pipelines, spares=(lost,))
+
+
+def alone(plan: Plan, number: int, spec: RunSpec) -> Plan:
+    """One pipeline is left, with all microbatches."""
+    pipeline = msgspec.structs.replace(
+        plan.pipelines[number], first_microbatch=0, microbatch_count=spec.microbatches_per_step
+    )
+    gone = {s.peer_id for p in plan.pipelines if p != plan.pipelines[number] for s in p.stages}
+    return Plan((pipeline,), tuple(sorted(gone)), 0)
+
+
+async def lose(swarm: Swarm, step: int, lost: str, forwards: int) -> None:
+    """Train until `lost` has done so many forwards; then it is gone, and all others stop."""
+    swarm.start(step)
+    async with asyncio.timeout(DEADLINE_S):
+        while sum(count for _, count in forwarded(swarm.progress.get(lost))) < forwards:
+            await asyncio.sleep(0)
+    await swarm.stop(lost)
+    await swarm.until_quiet()
+    for name in list(swarm.running):
+        await swarm.stop(name)
+
+
+def forwarded(progress: StageProgress | None) -> tuple[tuple[int, int], ...]:
+    return () if progress is None else progress.forwarded
+
+
+async def replace_one(swarm: Swarm, step: int, lost: str, forwards: int) -> None:
+    """`lost` falls silent; a spare that has its layers takes its place and replays."""
+    (spare,) = swarm.plan.spares
+    await lose(swarm, step, lost, forwards)
+    swarm.states[spare] = {
+        layer: LayerState.from_bytes(swarm.spec, layer, swarm.states[lost][layer].to_bytes())
+        for layer in swarm.plan.layers_of(lost)
+    }
+    plan = with_instead(swarm.plan, lost, spare)
+    redo = swarm.redo(step, plan, lost)
+    assert redo.kept_forwards > 0
+    swarm.peers[spare].engine = None
+    swarm.enter(step, plan, redo)
+    swarm.start(step, redo)
+
+
+async def scenario(folder: Path, spec: RunSpec) -> list[float]:
+    losses: list[float] = []
+    async with engine_peers(5, folder, spec) as peers:
+        by_name = {peer.host.peer_id: peer for peer in peers}
+        names = sorted(by_name)
+        plan = even_plan(names[:4], (2, 2), spec)
+        plan = msgspec.structs.replace(plan, spares=(names[4],))
+        swarm = Swarm(by_name, spec, plan)
+        for name in plan.stage_holders():
+            swarm.states[name] = {n: LayerState.genesis(spec, n) for n in plan.layers_of(name)}
+        swarm.enter(0, plan)
+        places = [(0, 1), (1, 0), (0, 0), (1, 1)]
+        for step, (pipeline, position) in enumerate(places):
+            lost = swarm.plan.pipelines[pipeline].stages[position].peer_id
+            count = swarm.plan.pipelines[pipeline].microbatch_count
+            await replace_one(swarm, step, lost, 1 + (step * 2) % count)
+            losses.append(await swarm.commit(step))
+            for name in swarm.plan.stage_holders():
+                computed = swarm.forwards(name, step)
+                assert len(computed) == len(set(computed)) == count, (step, name, computed)
+        losses += await a_lost_frame_and_a_lost_pipeline(swarm, len(losses))
+        assert not any(peer.faults for peer in peers), [peer.faults for peer in peers]
+    return losses
+
+
+async def a_lost_frame_and_a_lost_pipeline(swarm: Swarm, step: int) -> list[float]:
+    plan, losses = swarm.plan, []
+    await lose(swarm, step, plan.pipelines[0].stages[1].peer_id, 2)
+    redo = swarm.redo(step, plan, None)
+    swarm.enter(step, plan, redo)
+    swarm.start(step, redo)
+    losses.append(await swarm.commit(step))
+    for name in plan.stage_holders():
+        computed = swarm.forwards(name, step)
+        assert len(computed) == len(set(computed)), "nobody was lost: nothing is computed twice"
+    assert redo.redone_forwards == 0 and redo.kept_forwards > 0
+    step += 1
+    swarm.enter(step, plan)
+    await lose(swarm, step, plan.pipelines[0].stages[0].peer_id, 3)
+    rest = alone(plan, 1, swarm.spec)
+    redo = swarm.redo(step, rest, plan.pipelines[0].stages[0].peer_id)
+    swarm.enter(step, rest, redo)
+    swarm.start(step, redo)
+    losses.append(await swarm.commit(step))
+    for name in rest.stage_holders():
+        assert sorted(swarm.forwards(name, step)) == list(range(swarm.spec.microbatches_per_step))
+    swarm.start(step + 1)
+    losses.append(await swarm.commit(step + 1))
+    return losses
+
+
+def test_what_survives_of_a_step_is_kept_and_the_loss_is_that_of_the_plain_loop(
+    tmp_path: Path,
+) -> None:
+    torch.set_num_threads(1)
+    spec = run_spec(batch={"global_batch": 16, "microbatch": 1})
+    losses = asyncio.run(scenario(tmp_path, spec))
+    expected = list(ReferenceRun(spec, synthetic_batch(spec)).losses(len(losses)))
+    assert len(losses) == 7
+    assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < TOLERANCE

@@ -148,11 +148,12 @@ class PipelineModel:
                     problem.transmit_ns[there][here],
                     problem.latency_ns[there][here],
                 )
-            limits = (problem.uplink_bytes_per_s[here], problem.downlink_bytes_per_s[here])
+            shared = (0, 0)
             if 0 < stage < len(peers) - 1:  # others send and receive one thing at a time
-                shared = [self._limited_ns(limit) for limit in limits]
-            else:
-                shared = [0, 0]
+                shared = (
+                    self._limited_ns(problem.uplink_bytes_per_s[here]),
+                    self._limited_ns(problem.downlink_bytes_per_s[here]),
+                )
             weight = self.last_part_ns(here, cost.cuts[stage], cost.cuts[stage + 1], stage)
             timings.append(
                 StageTiming(
@@ -161,7 +162,7 @@ class PipelineModel:
                     cost.in_flight[stage],
                     *hop,
                     *shared,
-                    weight if self.splits(stage) else 0,
+                    weight_ns=weight if self.splits(stage) else 0,
                 )
             )
         return tuple(timings)

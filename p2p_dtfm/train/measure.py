@@ -21,6 +21,8 @@ from p2p_dtfm.train.emulated import emulated_device, emulated_flops_per_s
 from p2p_dtfm.train.model import build_layer, layer_count, token_loss_sum
 from p2p_dtfm.train.precision import autocast
 
+TorchDevice = torch.device
+
 _REPETITIONS = 5
 _FEWEST_REPETITIONS = 3
 _LAYER_BUDGET_NS = 600_000_000
@@ -58,6 +60,14 @@ def select_device(text: str) -> torch.device:
             f'use "cuda:0" to "cuda:{device_count - 1}"',
         )
     return torch.device("cuda", int(number or 0))
+
+
+def cap_device_memory(device: torch.device, limit_bytes: int) -> None:
+    """Let torch take no more of an accelerator's memory than that, whatever is asked of it; it
+    gives back unused blocks before it refuses. The processor's memory has no such cap."""
+    if device.type == "cuda":
+        total_bytes = torch.cuda.mem_get_info(device)[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
 
 
 def exclusive_name(device: torch.device) -> str | None:

@@ -1,6 +1,7 @@
 """What a run of chaos does to whom: from a seed, from a scenario's file, or from an earlier run."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ STEPS_AFTER = 20
 """Without faults, at the end."""
 SPARE_STEPS = 60
 """For each fault: those that need all others well may come much later than they are due."""
+SPARE_STEPS_PER_S = 60
+"""While a fault lasts: a small model on a fast machine must not come to its end meanwhile."""
 STEP_LIMIT_S = 10.0
 """A fault that lasts some steps is over after so long for each, should none be committed."""
 FAULTS = 10
@@ -34,7 +37,9 @@ class ChaosCase:
     def total_steps(self) -> int:
         """Of the run spec; the swarm is ended when nothing more is to happen to it."""
         last = max((fault.at_step + fault.lasts_steps for fault in self.schedule), default=0)
-        return last + STEPS_AFTER + SPARE_STEPS * len(self.schedule)
+        seconds = sum(fault.lasts_s or 0.0 for fault in self.schedule)
+        spare = SPARE_STEPS * len(self.schedule) + math.ceil(SPARE_STEPS_PER_S * seconds)
+        return last + STEPS_AFTER + spare
 
     @property
     def newcomers(self) -> tuple[str, ...]:

@@ -37,6 +37,8 @@ DEGRADED_BYTES_PER_S = 4_000_000
 CALM_STEPS = 5
 """Committed since the last fault ended, before one that needs all others well."""
 
+Way = tuple[str, str]
+"""Peer ids: from, to."""
 Say = Callable[[float, int, str], None]
 """Seconds since the beginning, committed step, what happened."""
 
@@ -87,8 +89,9 @@ class Chaos:
         self._began_s = time.time()
         self._histories = {child.name: _History(child.home) for child in swarm.children}
         self._under_way: list[_UnderWay] = []
-        self._changed: dict[tuple[str, str], ShapedLink] = {}
-        self._corrupted = 0
+        self._harms: list[tuple[ChaosFault, frozenset[Way]]] = []
+        """What is done to links now; two faults may harm one link."""
+        self._corrupted: dict[Way, int] = {}
         self._calm_from_step = 0
         self._whole_from_step: int | None = None
         """Where the newest view came to have every daemon that runs."""
@@ -283,56 +286,44 @@ class Chaos:
         return None
 
     def _harm_links(self, fault: ChaosFault) -> Callable[[], None]:
+        links = self._links_of(fault)
+        if fault.kind == "corrupt":
+            for way in links[:1]:
+                self._corrupted[way] = self._corrupted.get(way, 0) + 1
+            self._save_shape()
+            return lambda: None
+        harm = (fault, frozenset(links))
+        self._harms.append(harm)
+        self._save_shape()
+
+        def heal() -> None:
+            self._harms.remove(harm)
+            self._save_shape()
+
+        return heal
+
+    def _links_of(self, fault: ChaosFault) -> list[Way]:
         ids = {name: peer_id for peer_id, name in self._names.items()}
         harmed = {ids[name] for name in fault.peers}
+        ways = [(link.origin, link.to) for link in self._shape.links]
         if fault.kind == "partition":
-            links = [
-                link for link in self._shape.links if (link.origin in harmed) != (link.to in harmed)
-            ]
-        elif fault.kind == "degrade":
-            links = [link for link in self._shape.links if harmed & {link.origin, link.to}]
-        else:
-            links = [link for link in self._shape.links if harmed == {link.origin, link.to}]
-        keys = [(link.origin, link.to) for link in links]
-        if fault.kind == "corrupt":
-            self._corrupted += 1
-            keys = keys[:1]
-        for link in links:
-            if (link.origin, link.to) in keys:
-                self._changed[link.origin, link.to] = self._harmed(fault, link)
-        self._save_shape()
-        if fault.kind == "corrupt":
-            return lambda: None
-        return lambda: self._heal(keys)
-
-    def _harmed(self, fault: ChaosFault, link: ShapedLink) -> ShapedLink:
-        before = self._changed.get((link.origin, link.to), link)
-        if fault.kind == "corrupt":
-            return msgspec.structs.replace(before, corrupted=before.corrupted + 1)
-        if fault.kind == "degrade" and fault.factor > 1:
-            return msgspec.structs.replace(
-                before,
-                latency_ns=int(link.latency_ns * fault.factor),
-                bytes_per_s=int(link.bytes_per_s / fault.factor),
-            )
+            return [way for way in ways if (way[0] in harmed) != (way[1] in harmed)]
         if fault.kind == "degrade":
-            return msgspec.structs.replace(
-                before,
-                latency_ns=link.latency_ns + DEGRADED_LATENCY_NS,
-                bytes_per_s=min(link.bytes_per_s or DEGRADED_BYTES_PER_S, DEGRADED_BYTES_PER_S),
-            )
-        return msgspec.structs.replace(before, cut=True)
-
-    def _heal(self, keys: list[tuple[str, str]]) -> None:
-        whole = {(link.origin, link.to): link for link in self._shape.links}
-        for key in keys:
-            corrupted = self._changed[key].corrupted
-            self._changed[key] = msgspec.structs.replace(whole[key], corrupted=corrupted)
-        self._save_shape()
+            return [way for way in ways if harmed & set(way)]
+        return [way for way in ways if harmed == set(way)]
 
     def _save_shape(self) -> None:
-        links = tuple(self._changed.get((x.origin, x.to), x) for x in self._shape.links)
+        """Each link with all that is done to it now."""
+        links = tuple(map(self._as_harmed, self._shape.links))
         msgspec.structs.replace(self._shape, links=links).save(self._shape_path)
+
+    def _as_harmed(self, link: ShapedLink) -> ShapedLink:
+        way = link.origin, link.to
+        harmed = msgspec.structs.replace(link, corrupted=self._corrupted.get(way, 0))
+        for fault, ways in self._harms:
+            if way in ways:
+                harmed = _harmed(fault, harmed)
+        return harmed
 
     def _tell(self, step: int, what: str) -> None:
         self._say(time.time() - self._began_s, step, what)
@@ -368,6 +359,22 @@ class _History:
                     yield json.loads(line)
                 except json.JSONDecodeError:
                     continue  # a line that a killed daemon did not end
+
+
+def _harmed(fault: ChaosFault, link: ShapedLink) -> ShapedLink:
+    if fault.kind != "degrade":
+        return msgspec.structs.replace(link, cut=True)
+    if fault.factor > 1:
+        return msgspec.structs.replace(
+            link,
+            latency_ns=int(link.latency_ns * fault.factor),
+            bytes_per_s=int(link.bytes_per_s / fault.factor),
+        )
+    return msgspec.structs.replace(
+        link,
+        latency_ns=link.latency_ns + DEGRADED_LATENCY_NS,
+        bytes_per_s=min(link.bytes_per_s or DEGRADED_BYTES_PER_S, DEGRADED_BYTES_PER_S),
+    )
 
 
 def _slow_down(child: Child, factor: float) -> Callable[[], None]:

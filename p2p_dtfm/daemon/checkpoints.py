@@ -158,25 +158,26 @@ class Checkpoints:
             await self._complete_steps()
 
     async def _complete_steps(self) -> None:
-        for step in sorted(self._remote, reverse=True):
+        for step, remote in sorted(self._remote.items(), reverse=True):
             directory = checkpoint_directory(self._root, step)
             is_last = step == self._spec.total_steps
             if is_last and not self._saves_itself() and not directory.is_dir():
                 # a spare, too, wants the model in the end
-                await self.save(step, {}, next(iter(self._remote[step].values())).lineage)
+                await self.save(step, {}, next(iter(remote.values())).lineage)
             if (self.whole_step is not None and step <= self.whole_step) or not directory.is_dir():
                 continue
             try:
                 fetched = False
                 async with self._busy:
-                    while await self._fetch_one_missing(step, directory):
+                    while await self._fetch_one_missing(remote, directory):
                         fetched = True
                 if fetched:  # else all would answer one another's announcements for ever
                     self._files_changed(step)
             except (UserError, BlobUnavailable, OSError) as error:
                 log.warning("checkpoint of step %d stays incomplete: %s", step, error)
 
-    async def _fetch_one_missing(self, step: int, directory: Path) -> bool:
+    async def _fetch_one_missing(self, remote: dict[str, CheckpointFiles], directory: Path) -> bool:
+        """`remote` outlives newer steps: where they come fast, what was begun is ended too."""
         manifest = read_manifest(directory)
         present = {int(layer) for layer in manifest.layers}
         for layer in range(layer_count(self._spec)):
@@ -184,7 +185,7 @@ class Checkpoints:
                 continue
             offers = {
                 peer: item.files[layer]
-                for peer, item in self._remote.get(step, {}).items()
+                for peer, item in remote.items()
                 if layer in item.files and item.lineage == manifest.lineage
             }
             if offers:

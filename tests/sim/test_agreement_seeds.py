@@ -14,7 +14,7 @@ from p2p_dtfm.core.recovery import Target
 from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.step import Prepared, StepOutcome, StepTransaction
-from p2p_dtfm.sim.agreement_seeds import Result, run_seed
+from p2p_dtfm.sim.agreement_seeds import Result, SeededRun, run_seed
 from p2p_dtfm.sim.faults import KINDS
 from p2p_dtfm.sim.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.simulated_process import Key
@@ -65,9 +65,15 @@ def test_what_was_broken_once_stays_mended(seed: int) -> None:
 # the test of the test -------------------------------------------------------------------------
 
 
-def first_seed_that_fails(peer_type: type[SimulatedPeer] = SimulatedPeer) -> tuple[int, str]:
+def first_seed_that_fails(
+    peer_type: type[SimulatedPeer] = SimulatedPeer, loss: float | None = None
+) -> tuple[int, str]:
+    """`loss`: so many messages get lost, until the faults are over."""
     for seed in range(FOUND_WITHIN):
-        result = run_seed(seed, peer_type)
+        run = SeededRun(seed, peer_type)
+        if loss is not None:
+            run.world.network.loss = loss
+        result = run.run()
         if result.violation:
             return seed, result.violation
     pytest.fail(f"no seed below {FOUND_WITHIN} finds the planted bug")
@@ -113,7 +119,7 @@ def test_a_holder_that_does_not_wait_for_its_guardian_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Receipts, "waits_for", lambda self, step: ())
-    _, violation = first_seed_that_fails()
+    _, violation = first_seed_that_fails(loss=0.15)
     assert "loses" in violation
 
 

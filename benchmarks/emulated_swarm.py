@@ -5,6 +5,7 @@ The model is small so that one machine can carry its bytes: its tensors are abou
 than those of `gpt3-xl`, and the scenarios in `benchmarks/scenarios/` have rates that suit them.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.run_spec import (
     BatchSpec,
     CheckpointSpec,
+    ComputeSpec,
     DataSpec,
     EvaluationSpec,
     ModelSpec,
@@ -89,6 +91,7 @@ def emulated_spec(blocks: int = 16, microbatches: int = 24) -> RunSpec:
         data=DataSpec(source="data"),
         evaluation=EvaluationSpec(every_steps=NEVER, sequences=4),
         checkpoint=CheckpointSpec(every_steps=NEVER),
+        compute=ComputeSpec(recompute="never"),  # as the simulator: everywhere or nowhere
     )
 
 
@@ -245,7 +248,7 @@ def _step_s(child: Child) -> list[float]:
     steps = _steps(child)
     last = [event for event in steps if event["view"] == steps[-1]["view"]]
     times = [event["time_s"] for event in last[WARM_STEPS:]]
-    return [after - before for before, after in zip(times[:-1], times[1:], strict=True)]
+    return [after - before for before, after in itertools.pairwise(times)]
 
 
 def _spans(traced: dict[str, Any], names: dict[str, str]) -> dict[str, dict[int, list[Span]]]:

@@ -12,18 +12,23 @@ what a plain TCP connection carries over the same network, warm, in the same run
 import argparse
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.net.bulk import BulkPlane
@@ -90,6 +95,7 @@ async def _send(
         host, RUN_DIGEST, FrameLimits(), lambda *frame: None, _complain, most_stripes=stripes
     )
     payload, sent = bytes(FRAME_BYTES), 0
+    computed_before = processor_s(os.getpid())
 
     async def flood(seconds: float) -> None:
         end_s = time.monotonic() + seconds
@@ -119,10 +125,26 @@ async def _send(
         "burst_s": round(time.monotonic() - began_s, 3),
         "burst_bytes": burst * FRAME_BYTES,
         "estimate_bytes_per_s": plane.link_estimate(peer_id),
+        "all_bytes": sent + burst * FRAME_BYTES,
+        "sender_s": _less(processor_s(os.getpid()), computed_before),
     }
     print(json.dumps(result), flush=True)
     await plane.close()
     await host.close()
+
+
+def processor_s(pid: int) -> dict[str, float]:
+    """Processor time so far of a process and of its p2pd."""
+    process = psutil.Process(pid)
+    families = {"python": [process], "p2pd": process.children(recursive=True)}
+    return {
+        kind: sum(each.cpu_times().user + each.cpu_times().system for each in members)
+        for kind, members in families.items()
+    }
+
+
+def _less(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    return {kind: now[kind] - before[kind] for kind in now}
 
 
 def _receive_tcp(ip: str) -> None:
@@ -136,16 +158,23 @@ def _receive_tcp(ip: str) -> None:
 
 
 def _send_tcp(to: str, warm_s: float, measured_s: float) -> None:
-    """What left within the measured time; what the socket buffers is as much at both ends of it."""
+    """What was acknowledged within the measured time; a socket buffers half a second of it."""
     with socket.create_connection((to, TCP_PORT)) as connection:
         piece, sent = bytes(1 << 20), 0
         for seconds in (warm_s, measured_s):
-            before, began_s = sent, time.monotonic()
+            before, began_s = sent - _unacknowledged_bytes(connection), time.monotonic()
             while time.monotonic() - began_s < seconds:
                 connection.sendall(piece)
                 sent += len(piece)
-        rate = (sent - before) / (time.monotonic() - began_s)
+            accepted = sent - _unacknowledged_bytes(connection) - before
+            rate = accepted / (time.monotonic() - began_s)
     print(json.dumps({"bytes_per_s": round(rate), "stripes": 1}), flush=True)
+
+
+def _unacknowledged_bytes(connection: socket.socket) -> int:
+    answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, struct.pack("i", 0))
+    count: int = struct.unpack("i", answer)[0]
+    return count
 
 
 # both ends, from outside -------------------------------------------------------------------------
@@ -191,10 +220,12 @@ def _transfer(
     )
     try:
         to = _line_of(receiver)
+        before = processor_s(receiver.pid)  # `ip netns exec` has become the program itself
         arguments = ["--role", "send", "--home", str(homes[0]), "--ip", ips[0], "--to", to, *more]
         sender = _role(namespaces[0], *arguments)
         try:
             result: dict[str, Any] = json.loads(_line_of(sender))
+            result["receiver_s"] = _less(processor_s(receiver.pid), before)
         finally:
             _end(sender)
     finally:
@@ -290,6 +321,10 @@ def report(rows: list[dict[str, Any]], as_json: bool) -> int:
     """Print; 0 if the target is met."""
     for row in rows:
         row["link_use"] = round(row["bytes_per_s"] / LINK_BYTES_PER_S, 3)
+        row["over_tcp"] = round(row["bytes_per_s"] / rows[0]["bytes_per_s"], 3)
+        if "all_bytes" in row:
+            parts = [*row["sender_s"].values(), *row["receiver_s"].values()]
+            row["processor_s_per_gb"] = round(sum(parts) / row["all_bytes"] * 1e9, 2)
         if "burst_s" in row:
             ideal_s = row["burst_bytes"] / LINK_BYTES_PER_S + 2 * ONE_WAY_MS / 1000
             row["burst_over_ideal"] = round(row["burst_s"] / ideal_s, 2)
@@ -309,12 +344,16 @@ def report(rows: list[dict[str, Any]], as_json: bool) -> int:
         print(json.dumps(figures))
         return 0 if met else 1
     print(f"{RATE_MBPS:g} Mbit/s, {2 * ONE_WAY_MS:g} ms round trip; bound: 125.0 MB/s")
-    print(f"{'transfer':32s} {'streams':>7s} {'MB/s':>7s} {'of link':>8s} {'32 MiB / ideal':>15s}")
+    print(
+        f"{'transfer':32s} {'streams':>7s} {'MB/s':>7s} {'of link':>8s} {'of TCP':>7s} "
+        f"{'32 MiB / ideal':>15s} {'processor s / GB':>17s}"
+    )
     for row in rows:
         burst = f"{row['burst_over_ideal']:.2f}" if "burst_s" in row else ""
         print(
             f"{row['transfer']:32s} {row['stripes']:7d} {row['bytes_per_s'] / 1e6:7.1f} "
-            f"{row['link_use']:8.1%} {burst:>15s}"
+            f"{row['link_use']:8.1%} {row['over_tcp']:7.1%} {burst:>15s} "
+            f"{row.get('processor_s_per_gb', ''):>17}"
         )
     verdict = "met" if met else "MISSED"
     print(f"link use {use:.1%}, target {TARGET:.0%}: {verdict}")

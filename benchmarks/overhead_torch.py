@@ -38,8 +38,7 @@ def _stage(number: int, folder: Path, arguments: list[str]) -> None:
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
     say(ready=True)
-    step = 0
-    for _ in sys.stdin:
+    for step, _ in enumerate(sys.stdin):
         began_s, computed_s = time.monotonic(), processor_s()
         optimizer.zero_grad(set_to_none=True)
         batches = [batch_of(work, step, index) for index in range(work.microbatches)]
@@ -66,7 +65,6 @@ def _stage(number: int, folder: Path, arguments: list[str]) -> None:
             processor_s=processor_s() - computed_s,
             loss=float(sum(loss.item() for loss in losses)),
         )
-        step += 1
     torch.distributed.destroy_process_group()
 
 

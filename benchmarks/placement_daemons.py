@@ -2,7 +2,8 @@
 
     python -m benchmarks.placement_daemons [--scenario NAME ...] [--steps N] [--quick] [--json]
 
-Daemons with emulated devices over shaped links; only the plan differs (`benchmarks.daemon_with_plan`):
+Daemons with emulated devices over shaped links; only the plan differs
+(`benchmarks.daemon_with_plan`):
 
 - ours: the planner's, from the scenario's own figures
 - region: peers in file order, cut into a grid of equal stages

@@ -20,10 +20,10 @@ from p2p_dtfm.daemon.chaos_verdict import Verdict, judge
 from p2p_dtfm.daemon.home import Home
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
 from p2p_dtfm.daemon.plain_losses import plain_losses
-from p2p_dtfm.daemon.run_spec_file import read_run_spec, resolve_run_spec
 from p2p_dtfm.daemon.scenario_swarm import PLAYERS_LIMIT, SHAPE_FILE, cast_scenario
 from p2p_dtfm.net.identity import Identity
 from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer
+from p2p_dtfm.sim.files import read_run_spec
 
 CHECKPOINT_EVERY_STEPS = 20
 GENTLE_LEARNING_RATE = 3e-4
@@ -78,7 +78,7 @@ def chaos(
 
 
 def _write_spec(directory: Path, case: ChaosCase) -> RunSpec:
-    spec = read_run_spec(resolve_run_spec(case.run))
+    spec = read_run_spec(case.run)
     gentle = min(spec.optimizer.peak_learning_rate, GENTLE_LEARNING_RATE)
     final = min(spec.optimizer.final_learning_rate, gentle)
     rates = {"peak_learning_rate": gentle, "final_learning_rate": final}

@@ -22,9 +22,8 @@ from p2p_dtfm.cli.swarm_directory import kept_directory, processes_left
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.local_client import ask_daemon
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
-from p2p_dtfm.daemon.run_spec_file import read_run_spec, resolve_run_spec
 from p2p_dtfm.daemon.scenario_swarm import SHAPE_FILE, Player, cast_scenario, threads_of
-from p2p_dtfm.sim.files import read_scenario
+from p2p_dtfm.sim.files import find_run_spec, read_run_spec, read_scenario
 
 POLL_S = 0.5
 LATE_AT = 0.3
@@ -114,7 +113,7 @@ def _cast(
 
 def _spec_file(directory: Path, run: str, steps: int | None) -> tuple[Path, int]:
     """The run spec, with another number of steps if given, as a file; and its steps."""
-    path = resolve_run_spec(run)
+    path = find_run_spec(run)
     spec = read_run_spec(path)
     if steps is None:
         return path.absolute(), spec.total_steps

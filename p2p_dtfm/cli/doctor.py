@@ -39,8 +39,8 @@ def doctor(
 ) -> None:
     """Find what would keep this machine from taking part, and say what to do about it."""
     from p2p_dtfm.daemon.doctor import Check, Examination, Verdict, examine, exit_code
-    from p2p_dtfm.daemon.run_spec_file import read_run_spec, resolve_run_spec
     from p2p_dtfm.daemon.settings import resolve
+    from p2p_dtfm.sim.files import read_run_spec
 
     set_up_logging("json" if as_json else "auto")
     settings = resolve(
@@ -61,7 +61,7 @@ def doctor(
         initial_peers=settings.initial_peers,
         device=settings.device,
         threads=settings.compute_threads,
-        spec=read_run_spec(resolve_run_spec(settings.run or "tiny")),
+        spec=read_run_spec(settings.run or "tiny"),
     )
     console = Console()
 

@@ -12,10 +12,15 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from p2p_dtfm.core.pieces import pieces_of
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
-from p2p_dtfm.core.problem import MESSAGE_NS, Problem
+from p2p_dtfm.core.pipeline_timing import stage_ends_ns
+from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem
 from p2p_dtfm.core.reduction_cost import ReductionModel, SegmentCost
 from p2p_dtfm.core.reduction_timing import Reduction, reduced_ns
+from p2p_dtfm.core.segment_weights import segment_weights
+from p2p_dtfm.core.step_timing import TimedPipeline, event_count, step_ends
+from p2p_dtfm.core.workload import FLOAT_BYTES
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
 
@@ -24,6 +29,10 @@ Placement = tuple[tuple[int, ...], ...]
 
 MOST_PAIRS = 60_000
 """Of holders, over all segments: with more of them no reduction is timed link by link."""
+MOST_TASKLETS = 300_000
+"""Of a placement: with more of them its pipelines are not timed tasklet by tasklet."""
+MOST_EVENTS = 200_000
+"""Of a step: with more of them even the plan in the end is not simulated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,9 @@ class StepModel:
         self.pipelines = PipelineModel(problem)
         self.reductions = ReductionModel(problem)
         self._farthest: dict[tuple[int, ...], int] = {}
+        self._ends: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._segments_of: dict[tuple[object, ...], list[Reduction] | None] = {}
+        self._ends_alike: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._work = 0
 
     @property
@@ -100,8 +112,8 @@ class StepModel:
             placement = tuple(placement[index] for index in used)
             costs = [costs[index] for index in used]
             dealt = tuple(dealt[index] for index in used)
-        ends = [cost.duration_ns(count) for cost, count in zip(costs, dealt, strict=True)]
-        compute = max(ends)
+        ends = [cost.ends_ns(count) for cost, count in zip(costs, dealt, strict=True)]
+        compute = max(each[0] for each in ends)
         if bound_ns is not None and compute > bound_ns:
             return None
         reduced, critical = self._reduced_ns(placement, costs, ends)
@@ -111,39 +123,151 @@ class StepModel:
         )
 
     def refined(self, cost: PlacementCost) -> PlacementCost:
-        """The same with its reduction timed link by link (`reduction_timing`), if that is cheap."""
-        pipelines = list(cost.pipelines)
-        dealt = zip(pipelines, cost.microbatches, strict=True)
-        ends = [pipeline.duration_ns(count) for pipeline, count in dealt]
-        if len(cost.placement) == 1:
-            return cost
-        segments: list[Reduction] = []
-        for first, end, holders, _ in self._segments(cost.placement, pipelines):
-            group = self.reductions.group(holders)
-            size = self.reductions.segment_bytes(first, end)
-            segments.append(Reduction(group.holders, group.weights, size))
-        if sum(len(segment.holders) ** 2 for segment in segments) > MOST_PAIRS:
-            return cost
+        """The same, timed with care as far as that is cheap: pipelines tasklet by tasklet
+        (`pipeline_timing`), the reduction link by link (`reduction_timing`)."""
+        ends = self._stage_ends(cost)
+        compute = max(each[0] for each in ends)
         ready = {
-            peer: end - pipeline.drain_ns[stage]
-            for peers, pipeline, end in zip(cost.placement, pipelines, ends, strict=True)
-            for stage, peer in enumerate(peers)
+            peer: end
+            for peers, each in zip(cost.placement, ends, strict=True)
+            for peer, end in zip(peers, each, strict=True)
         }
-        reduced = reduced_ns(self.problem, segments, ready)
-        return replace(cost, reduction_ns=max(0, reduced - cost.compute_ns))
+        segments = self._divided(cost)
+        if not segments:
+            reduced, _ = self._reduced_ns(cost.placement, list(cost.pipelines), ends)
+        else:
+            reduced = reduced_ns(self.problem, segments, ready)
+        return replace(cost, compute_ns=compute, reduction_ns=max(0, reduced - compute))
+
+    def simulated(self, cost: PlacementCost) -> PlacementCost:
+        """The same, timed message by message (`step_timing`); `events` says how much work it is."""
+        segments = self._divided(cost)
+        assert segments is not None, "a step of so many pairs is not simulated"
+        ends = step_ends(self.problem, self._timed(cost), segments)
+        return replace(
+            cost,
+            compute_ns=ends.computed_ns,
+            reduction_ns=ends.reduced_ns - ends.computed_ns,
+            commit_ns=ends.committed_ns - ends.reduced_ns,
+        )
+
+    def events(self, cost: PlacementCost) -> int:
+        """To simulate a step; one on a shared uplink counts as several."""
+        segments = self._divided(cost)
+        if segments is None:
+            return 1 << 40
+        limits = min(*self.problem.uplink_bytes_per_s, *self.problem.downlink_bytes_per_s)
+        dear = 1 if limits >= UNLIMITED_BYTES_PER_S else 3
+        return dear * event_count(self._timed(cost), segments)
+
+    def judged(self, cost: PlacementCost) -> PlacementCost:
+        """Timed as well as can be afforded once."""
+        affordable = self.events(cost) <= MOST_EVENTS
+        return self.simulated(cost) if affordable else self.refined(cost)
+
+    def _timed(self, cost: PlacementCost) -> list[TimedPipeline]:
+        counted = zip(cost.placement, cost.pipelines, cost.microbatches, strict=True)
+        return [
+            TimedPipeline(peers, self.pipelines.stage_timings(peers, pipeline), count)
+            for peers, pipeline, count in counted
+        ]
+
+    def _stage_ends(self, cost: PlacementCost) -> list[tuple[int, ...]]:
+        """When each stage of each pipeline has done its last backward."""
+        counted = list(zip(cost.placement, cost.pipelines, cost.microbatches, strict=True))
+        tasklets = sum(2 * count * len(peers) for peers, _, count in counted)
+        if tasklets > MOST_TASKLETS:
+            return [pipeline.ends_ns(count) for _, pipeline, count in counted]
+        return [self._ends_of(*each) for each in counted]
+
+    def _ends_of(
+        self, peers: tuple[int, ...], pipeline: PipelineCost, count: int
+    ) -> tuple[int, ...]:
+        key = (peers, pipeline.cuts, pipeline.in_flight, count)
+        found = self._ends.get(key)
+        if found is None:
+            stages = self.pipelines.stage_timings(peers, pipeline)
+            if len(self._ends) > 1 << 14:
+                self._ends.clear()
+            found = self._ends_alike.get((stages, count))
+            if found is None:
+                if len(self._ends_alike) > 1 << 12:
+                    self._ends_alike.clear()
+                found = self._ends_alike[stages, count] = stage_ends_ns(stages, count)
+            self._ends[key] = found
+        return found
+
+    def _divided(self, cost: PlacementCost) -> list[Reduction] | None:
+        """What is reduced, and who owns how much of it; None if that takes too long to find out."""
+        if len(cost.placement) == 1:
+            return []
+        key = cost.placement, tuple(pipeline.cuts for pipeline in cost.pipelines)
+        if key not in self._segments_of:
+            if len(self._segments_of) > 1 << 8:
+                self._segments_of.clear()
+            self._segments_of[key] = self._divide(cost)
+        return self._segments_of[key]
+
+    def _divide(self, cost: PlacementCost) -> list[Reduction] | None:
+        divided = [
+            (tuple(sorted(holders)), self.reductions.segment_bytes(first, end))
+            for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines))
+        ]
+        pieces = self._pieces(cost)
+        if sum(
+            len(each) * len(pair[0]) ** 2 for each, pair in zip(pieces, divided, strict=True)
+        ) > (MOST_PAIRS):
+            return None
+        rates = self.problem.pair_bytes_per_s
+        weights = segment_weights(
+            divided,
+            lambda a, b: rates[a][b],
+            self.reductions.limit,
+            lambda holders, alone: self.reductions.group(holders, alone).weights,
+        )
+        return [
+            Reduction(holders, parts, *piece)
+            for (holders, _), parts, each in zip(divided, weights, pieces, strict=True)
+            for piece in each
+        ]
+
+    def _pieces(self, cost: PlacementCost) -> list[list[tuple[int, tuple[int, ...]]]]:
+        """What each segment is reduced in: (bytes, `below_ns` of its sorted holders)."""
+        found = []
+        place = {
+            peer: (position, pipeline.cuts[position])
+            for peers, pipeline in zip(cost.placement, cost.pipelines, strict=True)
+            for position, peer in enumerate(peers)
+        }
+        size, last_part = self.reductions.segment_bytes, self.pipelines.last_part_ns
+        for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines)):
+            elements = [size(layer, layer + 1) // FLOAT_BYTES for layer in range(first, end)]
+            found.append(
+                [
+                    (
+                        size(first + piece.start, first + piece.stop),
+                        tuple(
+                            last_part(peer, place[peer][1], first + piece.start, place[peer][0])
+                            for peer in sorted(holders)
+                        ),
+                    )
+                    for piece in pieces_of(elements, len(holders))
+                ]
+            )
+        return found
 
     def _reduced_ns(
-        self, placement: Placement, costs: list[PipelineCost], ends: list[int]
+        self, placement: Placement, costs: list[PipelineCost], ends: list[tuple[int, ...]]
     ) -> tuple[int, int]:
         """(when the last segment is reduced, the peer that holds up the longest one)."""
         if len(placement) == 1:
-            return ends[0], -1
+            return ends[0][0], -1
         segments: list[SegmentCost] = []
+        aligned = all(cost.cuts == costs[0].cuts for cost in costs)
         for first, end, holders, stages in self._segments(placement, costs):
-            start = max(e - c.drain_ns[s] for e, c, s in zip(ends, costs, stages, strict=True))
+            start = max(map(tuple.__getitem__, ends, stages))
             size = self.reductions.segment_bytes(first, end)
-            segments.append(SegmentCost(self.reductions.group(holders), size, start))
-        aligned = all(len(cost.cuts) == len(segments) + 1 for cost in costs)
+            segments.append(SegmentCost(self.reductions.group(holders, aligned), size, start))
         return self.reductions.end_ns(segments, aligned)
 
     def _segments(

@@ -1,8 +1,11 @@
 """Why a plan is what it is: each peer's load, and what the best other use of it would cost."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import msgspec
 
-from p2p_dtfm.core.costs import Placement, StepModel
+from p2p_dtfm.core.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.plan import Plan, Stage
 from p2p_dtfm.core.problem import Problem, problem_of
 from p2p_dtfm.core.records import PeerRecord
@@ -10,6 +13,10 @@ from p2p_dtfm.core.snapshot import Snapshot
 
 TRIED_PLACES_LIMIT = 64
 """Other places tried for each peer; beyond that an explanation would take longer than planning."""
+
+
+MOST_EVENTS = 1_000_000
+"""Of all alternatives together; with more of them they are not simulated."""
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -80,11 +87,13 @@ def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
     placement = tuple(
         tuple(number_of[stage.peer_id] for stage in pipeline.stages) for pipeline in plan.pipelines
     )
-    cost = model.cost(placement)
-    assert cost is not None, "the plan in force fits"
-    cost = model.refined(cost)
+    cost = _in_force(model, plan, placement)
+    timed = model.refined
+    if model.events(cost) * problem.peer_count <= MOST_EVENTS:
+        timed = model.simulated
+    cost = timed(cost)
     peers = tuple(
-        _explain_peer(snapshot, plan, problem, model, placement, record)
+        _explain_peer(snapshot, plan, _Model(problem, model, timed), placement, record)
         for record in snapshot.records
     )
     alternatives = [peer.alternative for peer in peers if peer.alternative is not None]
@@ -106,27 +115,49 @@ def explain_peer(snapshot: Snapshot, plan: Plan, peer_id: str) -> PeerExplanatio
     placement = tuple(
         tuple(number_of[stage.peer_id] for stage in pipeline.stages) for pipeline in plan.pipelines
     )
-    record = snapshot.record(peer_id)
-    return _explain_peer(snapshot, plan, problem, StepModel(problem), placement, record)
+    model = StepModel(problem)
+    timing = _Model(problem, model, model.refined)
+    return _explain_peer(snapshot, plan, timing, placement, snapshot.record(peer_id))
+
+
+def _in_force(model: StepModel, plan: Plan, placement: Placement) -> PlacementCost:
+    """The plan as it is, with its own cuts and microbatches."""
+    timed = []
+    for peers, pipeline in zip(placement, plan.pipelines, strict=True):
+        cuts = (0, *(stage.end_layer for stage in pipeline.stages))
+        cost = model.pipelines.time_fixed(peers, cuts)
+        assert cost is not None, "the plan in force fits"
+        timed.append(cost)
+    counts = tuple(pipeline.microbatch_count for pipeline in plan.pipelines)
+    whole = model.dealt(placement, timed, counts)
+    assert whole is not None, "without a bound every placement that fits has a cost"
+    return whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    problem: Problem
+    step: StepModel
+    timed: Callable[[PlacementCost], PlacementCost]
+    """The same way for the plan and for all alternatives."""
 
 
 def _explain_peer(
     snapshot: Snapshot,
     plan: Plan,
-    problem: Problem,
-    model: StepModel,
+    model: _Model,
     placement: Placement,
     record: PeerRecord,
 ) -> PeerExplanation:
-    stage = plan.stage_of(record.peer_id)
+    problem, stage = model.problem, plan.stage_of(record.peer_id)
     if record.peer_id in problem.idle:
         role, alternative = f"no stage: it is {record.intent.value}", None
     elif stage is None:
         role = "spare: every place that was tried makes the step no faster"
-        alternative = _best_insertion(problem, model, placement, record.peer_id)
+        alternative = _best_insertion(model, placement, record.peer_id)
     else:
         role = _role(plan, stage, record)
-        alternative = _without(problem, model, placement, record.peer_id)
+        alternative = _without(model, placement, record.peer_id)
     return PeerExplanation(
         peer_id=record.peer_id,
         role=role,
@@ -172,23 +203,20 @@ def _used_bytes(problem: Problem, stage: Stage) -> int:
     return state + stage.in_flight * problem.saved_bytes(stage.first_layer, stage.end_layer)
 
 
-def _without(
-    problem: Problem, model: StepModel, placement: Placement, peer_id: str
-) -> Alternative | None:
+def _without(model: _Model, placement: Placement, peer_id: str) -> Alternative | None:
     """The plan with this peer as a spare."""
-    peer = problem.peer_ids.index(peer_id)
+    peer = model.problem.peer_ids.index(peer_id)
     rest = tuple(tuple(p for p in peers if p != peer) for peers in placement)
     rest = tuple(peers for peers in rest if peers)
     if not rest:
         return None
-    cost = model.cost(rest)
-    return Alternative(peer_id, "left out", None if cost is None else model.refined(cost).step_ns)
+    cost = model.step.cost(rest)
+    return Alternative(peer_id, "left out", None if cost is None else model.timed(cost).step_ns)
 
 
-def _best_insertion(
-    problem: Problem, model: StepModel, placement: Placement, peer_id: str
-) -> Alternative | None:
+def _best_insertion(model: _Model, placement: Placement, peer_id: str) -> Alternative | None:
     """The best place for a spare: a pipeline of its own, or a stage in one of the pipelines."""
+    problem = model.problem
     peer = problem.peer_ids.index(peer_id)
     tried = [("as a pipeline of its own", (*placement, (peer,)))]
     for number, peers in enumerate(placement):
@@ -198,12 +226,12 @@ def _best_insertion(
             longer = (*peers[:position], peer, *peers[position:])
             what = f"as stage {position + 1} of pipeline {number + 1}"
             tried.append((what, (*placement[:number], longer, *placement[number + 1 :])))
-    costs = [(what, model.cost(candidate)) for what, candidate in tried[:TRIED_PLACES_LIMIT]]
+    costs = [(what, model.step.cost(candidate)) for what, candidate in tried[:TRIED_PLACES_LIMIT]]
     possible = [(cost, what) for what, cost in costs if cost is not None]
     if not possible:
         return Alternative(peer_id, "anywhere", None)
     cost, what = min(possible, key=lambda each: each[0].step_ns)
-    return Alternative(peer_id, what, model.refined(cost).step_ns)
+    return Alternative(peer_id, what, model.timed(cost).step_ns)
 
 
 def _ms(duration_ns: int) -> str:

@@ -7,20 +7,23 @@ The model (times of one microbatch, S stages, k_s microbatches in flight at stag
     elsewhere_s = round_trip_s - F_s - B_s
     period = max(F_s + B_s, transmission on each link in each direction,
                  all that an uplink or downlink carries,
-                 (F_s + B_s + 9/8 elsewhere_s) / k_s)
+                 (F_s + B_s + elsewhere_s) / k_s)
     m microbatches take round_trip_0 + (m - 1) * period
 
 `there` and `back` are transmission plus latency. The first term fills and drains the pipeline,
 the second is its steady state (Narayanan et al. 2019, PipeDream, section 3, with links as further
-resources). Microbatches queue where a resource is nearly busy, which lengthens their way: so 9/8.
-k_s is planned as 1 + 2 elsewhere_s / period where memory allows; simulated pipelines that take
-turns (`pipeline_order`) reach their period with 1.5 instead of 2. Textbook 1F1B has k_s = S - s,
-which on long links is far fewer.
+resources). k_s is planned as 1 + 2 elsewhere_s / period where memory allows; simulated pipelines
+that take turns (`pipeline_order`) reach their period with 1.5 instead of 2. Textbook 1F1B has
+k_s = S - s, which on long links is far fewer. Where memory allows fewer than wanted the last term
+(Little 1961) is right to a hundredth on average, but up to a tenth too short where k_s is just the
+round trip over the period; `pipeline_timing` tells.
 """
 
 from dataclasses import dataclass
 
-from p2p_dtfm.core.problem import Problem
+from p2p_dtfm.core.pipeline_timing import StageTiming
+from p2p_dtfm.core.problem import UNLIMITED_BYTES_PER_S, Problem, duration_ns
+from p2p_dtfm.core.split_backward import weight_part_ns
 
 IN_FLIGHT_LIMIT = 4096
 
@@ -41,6 +44,11 @@ class PipelineCost:
 
     def duration_ns(self, microbatches: int) -> int:
         return self.fill_ns + (microbatches - 1) * self.period_ns
+
+    def ends_ns(self, microbatches: int) -> tuple[int, ...]:
+        """When each stage has done its last backward; the first stage is the last to end."""
+        end = self.duration_ns(microbatches)
+        return tuple([end - drained for drained in self.drain_ns])
 
 
 class PipelineModel:
@@ -122,8 +130,42 @@ class PipelineModel:
         fitting = tuple(map(min, wanted, rooms))
         for here, away, count in zip(here_ns, away_ns, fitting, strict=True):
             if count < limit:
-                period = max(period, -(-(8 * here + 9 * away) // (8 * count)))
+                period = max(period, -(-(here + away) // count))
         return wanted, PipelineCost(cuts, fitting, round_trips[0], period, tuple(drain))
+
+    def stage_timings(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[StageTiming, ...]:
+        """What timing a pipeline tasklet by tasklet needs."""
+        problem = self.problem
+        forward, backward = self._compute(peers, cost.cuts)
+        timings = []
+        for stage, here in enumerate(peers):
+            hop = (0, 0, 0, 0)
+            if stage + 1 < len(peers):
+                there = peers[stage + 1]
+                hop = (
+                    problem.transmit_ns[here][there],
+                    problem.latency_ns[here][there],
+                    problem.transmit_ns[there][here],
+                    problem.latency_ns[there][here],
+                )
+            shared = (0, 0)
+            if 0 < stage < len(peers) - 1:  # others send and receive one thing at a time
+                shared = (
+                    self._limited_ns(problem.uplink_bytes_per_s[here]),
+                    self._limited_ns(problem.downlink_bytes_per_s[here]),
+                )
+            weight = self.last_part_ns(here, cost.cuts[stage], cost.cuts[stage + 1], stage)
+            timings.append(
+                StageTiming(
+                    forward[stage],
+                    backward[stage],
+                    cost.in_flight[stage],
+                    *hop,
+                    *shared,
+                    weight_ns=weight if self.splits(stage) else 0,
+                )
+            )
+        return tuple(timings)
 
     def _compute(
         self, peers: tuple[int, ...], cuts: tuple[int, ...]
@@ -154,6 +196,30 @@ class PipelineModel:
             for peer in peers[1:-1]
         )
         return -(-2 * problem.boundary_bytes * 1_000_000_000 // slowest)
+
+    def splits(self, stage: int) -> bool:
+        """Whether the stage at this position leaves a part of its backwards for later."""
+        return self.problem.splits_backwards and stage > 0
+
+    def last_part_ns(self, peer: int, first: int, end: int, stage: int) -> int:
+        """Of the layers `first .. end - 1`: the last part of a microbatch, in which their gradients
+        become final. That is what a split leaves of the backward, else all of it."""
+        times, end_of_blocks = self.problem.layer_ns[peer], self.problem.block_count + 1
+        blocks = max(0, min(end, end_of_blocks) - max(first, 1))
+        kinds = [(blocks, times.block_forward_ns, times.block_backward_ns)]
+        if first == 0 < end:
+            kinds.append((1, times.embedding_forward_ns, times.embedding_backward_ns))
+        if end > end_of_blocks > first or end > first >= end_of_blocks:
+            kinds.append((1, times.head_forward_ns, times.head_backward_ns))
+        if not self.splits(stage):
+            return sum(count * back for count, _, back in kinds)
+        return sum(count * weight_part_ns(there, back) for count, there, back in kinds)
+
+    def _limited_ns(self, bytes_per_s: int) -> int:
+        """Of one boundary tensor through a shared limit; 0 if there is none."""
+        if bytes_per_s >= UNLIMITED_BYTES_PER_S:
+            return 0
+        return duration_ns(self.problem.boundary_bytes, bytes_per_s)
 
     def room(self, peer: int, first: int, end: int) -> int:
         """Microbatches in flight for which this peer has memory; below 1 if it has too little."""

@@ -33,7 +33,7 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
     if snapshot.workload.recompute == "always":
         return _plan(snapshot, again)[0]
     plain, has_room = _plan(snapshot, problem)
-    if has_room or snapshot.workload.recompute == "never":
+    if has_room or snapshot.workload.recompute != "auto":
         return plain
     other, _ = _plan(snapshot, again)
     if isinstance(other, NoPlan) or isinstance(plain, NoPlan):
@@ -53,7 +53,7 @@ def _plan(snapshot: Snapshot, problem: Problem) -> tuple[Plan | NoPlan, bool]:
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm)
     chosen = present.choose(best) if present else best
     unchanged = present.unchanged(chosen) if present else None
-    plan = unchanged or plan_of(problem, model.refined(chosen))
+    plan = unchanged or plan_of(problem, model.judged(chosen))
     return plan, _has_room(model, chosen)
 
 

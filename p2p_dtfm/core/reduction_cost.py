@@ -1,6 +1,6 @@
 """How long it takes to reduce the gradients of all segments.
 
-Each holder owns a part of a segment (`shard_weights`), receives it from all others and sends it
+Each holder owns a part of a segment (`segment_weights`), receives it from all others and sends it
 back summed; with equal parts each of h peers sends 2 (h - 1)/h of the segment, the least there is
 (Patarasuk and Yuan 2009). A segment starts when the slowest of its holders has done its last
 backward and takes as long as its busiest pair of holders or its busiest uplink or downlink.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from p2p_dtfm.core.problem import UNLIMITED_BYTES_PER_S, Problem, duration_ns
-from p2p_dtfm.core.shard_weights import MANY, shard_weights
+from p2p_dtfm.core.shard_weights import MANY, fair_weights, shard_weights
 
 _GIBIBYTE = 1 << 30
 _LIGHT = 16
@@ -56,7 +56,7 @@ class ReductionModel:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.work = 0
-        self._groups: dict[tuple[int, ...], Group] = {}
+        self._groups: dict[tuple[tuple[int, ...], bool], Group] = {}
 
     def segment_bytes(self, first: int, end: int) -> int:
         """Gradients of the layers `first .. end - 1`."""
@@ -67,14 +67,14 @@ class ReductionModel:
         size += problem.head.gradient_bytes if end == problem.layer_count else 0
         return size
 
-    def group(self, holders: tuple[int, ...]) -> Group:
-        """What is known of two or more holders."""
-        key = tuple(sorted(holders))
+    def group(self, holders: tuple[int, ...], alone: bool) -> Group:
+        """What is known of two or more holders. `alone`: none of them has another segment."""
+        key = tuple(sorted(holders)), alone
         found = self._groups.get(key)
         if found is None:
             if len(self._groups) > 1 << 15:
                 self._groups.clear()
-            found = self._groups[key] = self._new_group(key)
+            found = self._groups[key] = self._new_group(*key)
         return found
 
     def end_ns(self, segments: list[SegmentCost], aligned: bool) -> tuple[int, int]:
@@ -114,14 +114,18 @@ class ReductionModel:
         latency = max(segment.group.latency_ns for segment in segments)
         return max(map(int.__add__, busy.values(), map(ready.__getitem__, busy))) + 2 * latency
 
-    def _new_group(self, holders: tuple[int, ...]) -> Group:
+    def _new_group(self, holders: tuple[int, ...], alone: bool) -> Group:
         """With h holders, one that owns the share w sends and receives 1 + (h - 2) w segments."""
         problem = self.problem
         count = len(holders)
-        self.work += count * count // (2 if count <= MANY else 16)
         pick = itemgetter(*holders)
-        limits = [self._limit(a) for a in holders]
-        weights = shard_weights([pick(problem.pair_bytes_per_s[a]) for a in holders], limits)
+        limits = [self.limit(a) for a in holders]
+        self.work += count * count // (2 if count <= MANY else 16)
+        if alone:
+            spent = 20 + 2 * count * count if count <= MANY else count * count // 16
+            self.work += spent if min(limits) >= UNLIMITED_BYTES_PER_S else 2 * spent
+        divide = shard_weights if alone else fair_weights
+        weights = divide([pick(problem.pair_bytes_per_s[a]) for a in holders], limits)
         total = sum(weights)
         rates = [
             limit * total // (total + (count - 2) * weight)
@@ -150,7 +154,7 @@ class ReductionModel:
         self.work += len(group.holders) ** 2 // 4
         loads: list[tuple[int, int]] = []
         for at, (a, weight) in enumerate(zip(group.holders, group.weights, strict=True)):
-            limit = self._limit(a)
+            limit = self.limit(a)
             if limit < UNLIMITED_BYTES_PER_S:
                 part = _GIBIBYTE * (total + several * weight) // total
                 loads.append((a * count + a, duration_ns(part, limit)))
@@ -160,7 +164,8 @@ class ReductionModel:
                 loads.append((b * count + a, duration_ns(part, row[b])))
         return tuple(load for load in loads if load[1] >= light_ns)
 
-    def _limit(self, peer: int) -> int:
+    def limit(self, peer: int) -> int:
+        """The lesser of a peer's uplink and downlink."""
         problem = self.problem
         return min(problem.uplink_bytes_per_s[peer], problem.downlink_bytes_per_s[peer])
 

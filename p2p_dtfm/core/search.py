@@ -13,7 +13,7 @@ from p2p_dtfm.core.prng import Prng
 from p2p_dtfm.core.starts import reach_bytes_per_s, starts
 
 WORK_FOR_EACH_PEER = 180_000
-WORK_FOR_ANY, WORK_FOR_EACH_OF_MANY = 7_000_000, 12_000
+WORK_FOR_ANY, WORK_FOR_EACH_OF_MANY = 7_000_000, 5_000
 FEW_PEERS = 16
 """Fewer have so much less to choose from that each is given less work."""
 ROUNDS = 8
@@ -24,7 +24,11 @@ PATIENCE = 300
 """Moves without gain, for each peer, after which a descent ends."""
 FINALISTS = 12
 """Of all that was found, so many of the cheapest are timed once more, with more care."""
-PAIRS_FOR_DEALS = 1_000_000
+LAST_FINALISTS = 4
+"""The best of them, and the best of each number of pipelines, are simulated if that is cheap."""
+EVENTS = 400_000
+"""That may be simulated while one of them is chosen, and again while its microbatches are dealt."""
+PAIRS_FOR_DEALS = 300_000
 """Pairs of holders that may be looked at while the best one's microbatches are dealt anew."""
 
 
@@ -54,10 +58,17 @@ def search(
 
 
 def _judged(model: StepModel, found: list[PlacementCost]) -> PlacementCost:
-    """The best of the cheapest, by the careful timing of their reductions."""
+    """The best of the cheapest: link by link, and the best of these message by message."""
     distinct = {cost.placement: cost for cost in found}
     finalists = sorted(distinct.values(), key=rank)[:FINALISTS]
-    return _dealt_well(model, min(finalists, key=lambda cost: rank(model.refined(cost))))
+    refined = sorted(finalists, key=lambda cost: rank(model.refined(cost)))
+    unlike = {len(cost.placement): cost for cost in reversed(refined)}
+    last = list(dict.fromkeys([*refined[:LAST_FINALISTS], *unlike.values()]))
+    affordable = EVENTS // max(map(model.events, last))
+    if affordable < 2:
+        return _dealt_well(model, refined[0])
+    best = min(last[:affordable], key=lambda cost: rank(model.simulated(cost)))
+    return _dealt_well(model, best)
 
 
 def _dealt_well(model: StepModel, cost: PlacementCost) -> PlacementCost:
@@ -66,14 +77,19 @@ def _dealt_well(model: StepModel, cost: PlacementCost) -> PlacementCost:
     Of pipelines that are equally fast first those with the best links get more; then single
     microbatches are handed on.
     """
-    best_ns = model.refined(cost).step_ns
     segments = len({cut for pipeline in cost.pipelines for cut in pipeline.cuts})
     tries = max(3, PAIRS_FOR_DEALS // (segments * len(cost.placement) ** 2))
+    timed = model.refined
+    affordable = EVENTS // model.events(cost)
+    if affordable > 1:
+        tries, timed = min(tries, affordable - 1), model.simulated
+    best_ns = timed(cost).step_ns
     deals = itertools.chain(_deals_by_links(model, cost), _handed_on(cost))
     for dealt in itertools.islice(deals, tries):
         moved = model.dealt(cost.placement, list(cost.pipelines), dealt)
-        if moved is not None and model.refined(moved).step_ns < best_ns:
-            cost, best_ns = moved, model.refined(moved).step_ns
+        moved_ns = best_ns if moved is None else timed(moved).step_ns
+        if moved is not None and moved_ns < best_ns:
+            cost, best_ns = moved, moved_ns
     return cost
 
 

@@ -29,7 +29,8 @@ def starts(problem: Problem) -> Iterator[Placement]:
 def _arranged(
     problem: Problem, chain: list[int], chosen: list[int], stages: int
 ) -> Iterator[Placement]:
-    """Pipelines inside neighbourhoods, across them, of peers as listed, and of like total speed."""
+    """Pipelines inside neighbourhoods, across them, of peers as listed, of like total speed; and
+    with those alike in links in one stage, or in deeper pipelines the worse their links are."""
     pipelines = max(1, len(chain) // stages)
     even = chain[: pipelines * stages]
     listed = sorted(chosen)
@@ -42,6 +43,32 @@ def _arranged(
         yield tuple(tuple(even[first::pipelines]) for first in range(pipelines))
         fastest_first = sorted(chain, key=lambda p: problem.layer_ns[p].block_ns)
         yield tuple(tuple(fastest_first[first::pipelines]) for first in range(pipelines))
+        yield _layered(problem, even, pipelines)
+    if pipelines > 1:
+        yield from _deeper(problem, chain, stages)
+
+
+def _layered(problem: Problem, chain: list[int], pipelines: int) -> Placement:
+    """Those with the best links in the first stage, which ends last and has the most to reduce."""
+    place = {peer: at for at, peer in enumerate(chain)}
+    by_links = sorted(chain, key=lambda p: (-reach_bytes_per_s(problem, p), place[p]))
+    layers = [by_links[at : at + pipelines] for at in range(0, len(chain), pipelines)]
+    return tuple(zip(*(sorted(layer, key=place.__getitem__) for layer in layers), strict=True))
+
+
+def _deeper(problem: Problem, chain: list[int], stages: int) -> Iterator[Placement]:
+    """Half of the peers, those with the worse links, in pipelines of twice as many stages.
+
+    They then hold half as much, to be reduced among fewer.
+    """
+    depth = 2 * stages
+    place = {peer: at for at, peer in enumerate(chain)}
+    by_links = sorted(chain, key=lambda p: (-reach_bytes_per_s(problem, p), place[p]))
+    half = len(chain) // 2
+    better = sorted(by_links[:half], key=place.__getitem__)
+    worse = sorted(by_links[half:], key=place.__getitem__)
+    if depth <= problem.layer_count and len(better) >= stages and len(worse) >= depth:
+        yield runs(better, len(better) // stages) + runs(worse, len(worse) // depth)
 
 
 def reach_bytes_per_s(problem: Problem, peer: int) -> int:

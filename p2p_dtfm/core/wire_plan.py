@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from p2p_dtfm.core.pieces import pieces_of
 from p2p_dtfm.core.plan import Pipeline, Plan, Segment
 from p2p_dtfm.core.problem import Problem, duration_ns, problem_of
 from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.shard_weights import shard_weights
+from p2p_dtfm.core.segment_weights import segment_weights
 from p2p_dtfm.core.snapshot import Snapshot
 from p2p_dtfm.core.workload import FLOAT_BYTES, workload_of
 
 CHUNK_ELEMENTS = 1 << 20
 """4 MiB of fp32: large enough for a fast link, small enough to overlap sending with summing."""
-
-PIECE_ELEMENTS_EACH = 1 << 17
-"""Of a piece of a segment, for each holder: less is not worth a message of its own."""
 
 CODEC_PERCENT = {"fp32": 100, "fp16": 50, "bf16": 50, "int8": 26}
 """Bytes of a boundary tensor in a codec, against fp32."""
@@ -51,33 +49,17 @@ def wire_plan(spec: RunSpec, plan: Plan, snapshot: Snapshot | None) -> WirePlan:
     workload = workload_of(spec)
     problem = None if snapshot is None else problem_of(snapshot)
     chunks = {}
-    for segment in plan.segments():
-        if len(segment.holders) > 1:
-            lengths = [workload.cost(layer).parameter_count for layer in segment.layers]
-            weights = _weights(segment, problem)
-            chunks[segment.first_layer] = segment_chunks(lengths, segment.holders, weights)
+    shared = [segment for segment in plan.segments() if len(segment.holders) > 1]
+    lengths = [[workload.cost(x).parameter_count for x in each.layers] for each in shared]
+    weights = _weights(shared, [sum(each) for each in lengths], problem)
+    for segment, each, parts in zip(shared, lengths, weights, strict=True):
+        chunks[segment.first_layer] = segment_chunks(each, segment.holders, parts)
     boundaries = {}
     for pipeline in plan.pipelines:
         for before, after in pairwise(pipeline.stages):
             edge = (before.peer_id, after.peer_id)
             boundaries[edge] = _boundary_codecs(spec, pipeline, edge, problem)
     return WirePlan(chunks, boundaries)
-
-
-def pieces_of(lengths: Sequence[int], holder_count: int) -> list[range]:
-    """A segment's layers (numbered from 0), in the groups in which they are reduced.
-
-    Last layers first, as a backward ends them first: then a piece travels while the layers below it
-    are computed. `lengths` are the layers' elements.
-    """
-    pieces: list[range] = []
-    end, length = len(lengths), 0
-    for layer in reversed(range(len(lengths))):
-        length += lengths[layer]
-        if length >= holder_count * PIECE_ELEMENTS_EACH or not layer:
-            pieces.append(range(layer, end))
-            end, length = layer, 0
-    return pieces
 
 
 def segment_chunks(
@@ -114,17 +96,28 @@ def cut_into_chunks(
     return Chunks(tuple(bounds), tuple(owners))
 
 
-def _weights(segment: Segment, problem: Problem | None) -> tuple[int, ...]:
-    """The parts by which `reduction_cost` predicts how long the segment takes."""
+def _weights(
+    segments: Sequence[Segment], lengths: Sequence[int], problem: Problem | None
+) -> list[tuple[int, ...]]:
+    """The parts by which `costs` predicts how long the reduction takes; equal without a problem."""
     if problem is None:
-        return (1,) * len(segment.holders)
-    numbers = [problem.peer_ids.index(holder) for holder in segment.holders]
-    order = sorted(range(len(numbers)), key=numbers.__getitem__)
-    ranked = [numbers[place] for place in order]
-    pairs = [[problem.pair_bytes_per_s[a][b] for b in ranked] for a in ranked]
-    limits = [min(problem.uplink_bytes_per_s[a], problem.downlink_bytes_per_s[a]) for a in ranked]
-    weights = dict(zip(order, shard_weights(pairs, limits), strict=True))
-    return tuple(weights[place] for place in range(len(numbers)))
+        return [(1,) * len(segment.holders) for segment in segments]
+    numbers = {peer: number for number, peer in enumerate(problem.peer_ids)}
+    rates, up, down = (
+        problem.pair_bytes_per_s,
+        problem.uplink_bytes_per_s,
+        problem.downlink_bytes_per_s,
+    )
+    divided = [
+        (tuple(sorted(numbers[holder] for holder in segment.holders)), length)
+        for segment, length in zip(segments, lengths, strict=True)
+    ]
+    found = segment_weights(divided, lambda a, b: rates[a][b], lambda a: min(up[a], down[a]))
+    result = []
+    for segment, (holders, _), weights in zip(segments, divided, found, strict=True):
+        of = dict(zip(holders, weights, strict=True))
+        result.append(tuple(of[numbers[holder]] for holder in segment.holders))
+    return result
 
 
 def _boundary_codecs(
@@ -137,9 +130,17 @@ def _boundary_codecs(
     limit_ns = max(
         _microbatch_ns(problem, stage.peer_id, stage.layers) for stage in pipeline.stages
     )
+    ends = {pipeline.stages[0].peer_id, pipeline.stages[-1].peer_id}
+    tensors = [1 if peer_id in ends else 2 for peer_id in edge]
+
+    def rate(a: int, b: int, sent: int, received: int) -> int:
+        """Of one tensor where a stage in the middle sends, and receives, two at a time."""
+        up, down = problem.uplink_bytes_per_s[a], problem.downlink_bytes_per_s[b]
+        return min(problem.bytes_per_s[a][b], up // sent, down // received)
+
     return BoundaryCodecs(
-        _codec(allowed.activations, problem.bytes_per_s[before][after], limit_ns, spec),
-        _codec(allowed.gradients, problem.bytes_per_s[after][before], limit_ns, spec),
+        _codec(allowed.activations, rate(before, after, *tensors), limit_ns, spec),
+        _codec(allowed.gradients, rate(after, before, *tensors[::-1]), limit_ns, spec),
     )
 
 
@@ -148,7 +149,7 @@ def _codec(allowed: tuple[str, ...], bytes_per_s: int, limit_ns: int, spec: RunS
     link holds up nobody; if none does, the one with the fewest bytes."""
     size_bytes = spec.batch.microbatch * spec.model.context * spec.model.width * FLOAT_BYTES
     for codec in allowed:
-        if duration_ns(size_bytes * CODEC_PERCENT[codec] // 100, bytes_per_s) <= limit_ns:
+        if duration_ns(size_bytes * CODEC_PERCENT[codec] // 100, max(1, bytes_per_s)) <= limit_ns:
             return codec
     return min(allowed, key=lambda codec: (CODEC_PERCENT[codec], codec))
 

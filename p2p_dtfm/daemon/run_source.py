@@ -13,12 +13,12 @@ from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.daemon.bootstrap import REFUSAL as BOOTSTRAP_REFUSAL
 from p2p_dtfm.daemon.courier import Courier
-from p2p_dtfm.daemon.run_spec_file import read_run_spec
 from p2p_dtfm.daemon.wire import Hello, Welcome
 from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.directory import open_run, sign_run
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.identity import Identity
+from p2p_dtfm.sim.files import read_run_spec
 from p2p_dtfm.train.data import (
     STANDARD_LIBRARY,
     BlobStore,

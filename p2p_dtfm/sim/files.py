@@ -21,9 +21,16 @@ def read_scenario(name: str) -> Scenario:
     return load_scenario(_find(name, packaged_configs() / "scenarios", "scenario"))
 
 
-def read_run_spec(name: str, layers: int | None = None, global_batch: int | None = None) -> RunSpec:
+def find_run_spec(name: str) -> Path:
+    """The file of a run spec, by path or packaged name. Raises `UserError`."""
+    return _find(name, packaged_configs(), "run spec")
+
+
+def read_run_spec(
+    name: str | Path, layers: int | None = None, global_batch: int | None = None
+) -> RunSpec:
     """A run spec by path or packaged name, with another depth or batch. Raises `UserError`."""
-    path = _find(name, packaged_configs(), "run spec")
+    path = find_run_spec(str(name))
     values = read_values(path)
     for section, key, value in (
         ("model", "layers", layers),

@@ -2,7 +2,7 @@
 
 - flat: each of h holders owns 1/h of the segment, receives that part from all others and sends
   them the sum.
-- weighted: the same with parts sized for the links (`shard_weights`).
+- weighted: the same with parts sized for the links (`core.segment_weights`).
 - central: one holder receives everything and sends the sum back (a parameter server).
 - hierarchical: central within each group of the scenario, weighted among the groups' first.
 - chain: DT-FM's: reduced along the holders in order, then broadcast back, each as a stream of
@@ -13,17 +13,17 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
-from p2p_dtfm.sim.exchange import ShardedExchange, StarExchange
+from p2p_dtfm.core.exchange import ShardedExchange, StarExchange
+from p2p_dtfm.core.problem import UNLIMITED_BYTES_PER_S
+from p2p_dtfm.core.segment_weights import segment_weights
+from p2p_dtfm.core.virtual_network import VirtualNetwork
+from p2p_dtfm.core.virtual_time import VirtualTime
 from p2p_dtfm.sim.execution import ReductionKind
 from p2p_dtfm.sim.scenario import Scenario
-from p2p_dtfm.sim.shard_weights import shard_weights
 from p2p_dtfm.sim.stage_work import SegmentWork
 from p2p_dtfm.sim.timeline import ReductionSpan
-from p2p_dtfm.sim.virtual_network import VirtualNetwork
-from p2p_dtfm.sim.virtual_time import VirtualTime
 
 SECOND_NS = 1_000_000_000
-UNLIMITED_BYTES_PER_S = 1 << 50
 
 Contribute = Callable[[int], None]
 
@@ -59,7 +59,8 @@ class Reductions:
         self._of_layer: dict[tuple[int, int], _Segment] = {}
         """By holder and the layer that is final last."""
         self._segments = [_Segment(work) for work in segments]
-        self._weights: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._weights: dict[int, tuple[int, ...]] = {}
+        """Of a weighted reduction's segments, by their first layer."""
         self.reduced_ns: dict[int, int] = {}
         """When each holder had all its sums."""
         prepare = {
@@ -143,7 +144,13 @@ class Reductions:
 
     def _weighted(self, segment: _Segment) -> Contribute:
         holders = segment.work.holders
-        weights = self._shard_weights(holders)
+        if not self._weights:
+            shared = [each.work for each in self._segments if len(each.work.holders) > 1]
+            divided = [(work.holders, work.gradient_bytes) for work in shared]
+            found = segment_weights(divided, self._pair_rate, self._limit)
+            firsts = [work.first_layer for work in shared]
+            self._weights = dict(zip(firsts, found, strict=True))
+        weights = self._weights[segment.work.first_layer]
         return self._sharded(segment, holders, weights, self._sum_of(segment))
 
     def _hierarchical(self, segment: _Segment) -> Contribute:
@@ -154,7 +161,7 @@ class Reductions:
         has_sum = self._sum_of(segment)
         leaders = tuple(members[0] for members in groups.values())
         if len(leaders) > 1:
-            weights = self._shard_weights(leaders)
+            (weights,) = segment_weights([(leaders, 1)], self._pair_rate, self._limit)
             gathered = self._sharded(
                 segment, leaders, weights, lambda leader: stars[leader].broadcast(has_sum)
             )
@@ -180,17 +187,13 @@ class Reductions:
         size = segment.work.gradient_bytes
         return ShardedExchange(self._network, holders, weights, size, has_all).contribute
 
-    def _shard_weights(self, holders: tuple[int, ...]) -> tuple[int, ...]:
-        if holders not in self._weights:
-            self._weights[holders] = shard_weights(
-                holders,
-                lambda a, b: self._link_rate(a, b),
-                lambda a: min(
-                    self._scenario.peers[a].uplink_bytes_per_s or UNLIMITED_BYTES_PER_S,
-                    self._scenario.peers[a].downlink_bytes_per_s or UNLIMITED_BYTES_PER_S,
-                ),
-            )
-        return self._weights[holders]
+    def _pair_rate(self, a: int, b: int) -> int:
+        return min(self._link_rate(a, b), self._link_rate(b, a))
+
+    def _limit(self, peer: int) -> int:
+        here = self._scenario.peers[peer]
+        limits = (here.uplink_bytes_per_s, here.downlink_bytes_per_s)
+        return min(limit or UNLIMITED_BYTES_PER_S for limit in limits)
 
     def _link_rate(self, origin: int, to: int) -> int:
         peers = self._scenario.peers

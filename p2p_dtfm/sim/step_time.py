@@ -1,16 +1,17 @@
 """The step-time simulator: how long a step of a plan takes in a scenario, and where it goes."""
 
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.virtual_network import VirtualNetwork
+from p2p_dtfm.core.virtual_time import VirtualTime
 from p2p_dtfm.core.workload import Workload
 from p2p_dtfm.sim.communicator_pipeline import run_communicator_pipelines, whole_flushes
 from p2p_dtfm.sim.execution import STREAM_OVERHEAD_NS, Execution
 from p2p_dtfm.sim.reduction import Reductions
 from p2p_dtfm.sim.scenario import Scenario
+from p2p_dtfm.sim.scenario_lines import lines_of
 from p2p_dtfm.sim.stage_work import StageWork, StepWork, step_work
 from p2p_dtfm.sim.stream_pipeline import StreamPipelines
 from p2p_dtfm.sim.timeline import StageTimeline, StepTime
-from p2p_dtfm.sim.virtual_network import VirtualNetwork
-from p2p_dtfm.sim.virtual_time import VirtualTime
 
 
 def simulate_step(
@@ -26,7 +27,7 @@ def simulate_step(
     """
     work = step_work(plan, scenario, workload, execution, measured_flops)
     time = VirtualTime()
-    network = VirtualNetwork(time, scenario, STREAM_OVERHEAD_NS)
+    network = VirtualNetwork(time, lines_of(scenario), STREAM_OVERHEAD_NS)
     reductions = Reductions(time, network, scenario, work.segments, execution.reduction)
     waiting: list[tuple[int, int]] = []
     """Holders and layers whose reduction waits until all pipelines are done."""
@@ -64,7 +65,9 @@ def simulate_step(
     assert not stages_left, "every stage finishes"
     ended_ns = max(reductions.reduced_ns.values())
     commit_ns = _committed_ns(scenario, reductions.reduced_ns) - ended_ns if execution.commit else 0
-    return _summary(stages, reductions, network, time, commit_ns, _sequences(work, execution))
+    return _summary(
+        stages, scenario, reductions, network, time, commit_ns, _sequences(work, execution)
+    )
 
 
 def _committed_ns(scenario: Scenario, reduced_ns: dict[int, int]) -> int:
@@ -93,6 +96,7 @@ def _sequences(work: StepWork, execution: Execution) -> int:
 
 def _summary(
     stages: tuple[StageTimeline, ...],
+    scenario: Scenario,
     reductions: Reductions,
     network: VirtualNetwork,
     time: VirtualTime,
@@ -103,6 +107,7 @@ def _summary(
     ended_ns = max(reductions.reduced_ns.values())
     busiest = max(stages, key=lambda stage: (stage.busy_ns, -stage.waiting_ns))
     drain_ns = done_ns - busiest.done_ns
+    names = [peer.name for peer in scenario.peers]
     return StepTime(
         total_ns=ended_ns + commit_ns,
         compute_ns=busiest.busy_ns,
@@ -114,6 +119,6 @@ def _summary(
         microbatches=microbatches,
         stages=stages,
         reductions=reductions.spans(),
-        links=network.links(),
+        links={(names[a], names[b]): used for (a, b), used in network.links().items()},
         event_count=time.event_count,
     )

@@ -11,11 +11,11 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 
+from p2p_dtfm.core.virtual_network import VirtualNetwork
+from p2p_dtfm.core.virtual_time import VirtualTime
 from p2p_dtfm.sim.execution import Execution
 from p2p_dtfm.sim.stage_work import StageWork, StepWork
 from p2p_dtfm.sim.timeline import StageTimeline
-from p2p_dtfm.sim.virtual_network import VirtualNetwork
-from p2p_dtfm.sim.virtual_time import VirtualTime
 
 FORWARD, BACKWARD, WEIGHT = range(3)
 

@@ -64,3 +64,17 @@ def test_a_boundary_takes_the_first_codec_that_keeps_up() -> None:
         records = snapshot([Peer(), Peer()], workload_of(spec), link=link)
         assert wire_plan(spec, plan, records).boundaries == {(A, B): codecs}
     assert wire_plan(spec, plan, None).boundaries == {(A, B): BoundaryCodecs("fp32", "fp32")}
+
+
+def test_a_stage_in_the_middle_sends_two_tensors_over_one_uplink() -> None:
+    """Each alone would keep up in fp32; both together only in fewer bytes, which is also what the
+    planner counts."""
+    allowed = CodecSpec(activations=("fp32", "bf16"), gradients=("fp32", "fp16"))
+    spec = run_spec(codecs=allowed)
+    names = (A, B, C)
+    stages = tuple(Stage(name, 2 * at, 2 * at + 2, 1) for at, name in enumerate(names))
+    plan = Plan((Pipeline(stages, 0, 4),), (), 0)
+    peers = [Peer(), Peer(uplink_bytes_per_s=1_500_000), Peer()]
+    wire = wire_plan(spec, plan, snapshot(peers, workload_of(spec)))
+    assert wire.boundaries[A, B] == BoundaryCodecs("fp32", "fp16"), "its gradient leaves B"
+    assert wire.boundaries[B, C] == BoundaryCodecs("bf16", "fp32"), "its activation leaves B"

@@ -7,7 +7,7 @@ import torch
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.home import Home
 from p2p_dtfm.daemon.local_swarm import LocalSwarm
-from p2p_dtfm.daemon.run_spec_file import read_run_spec
+from p2p_dtfm.sim.files import read_run_spec
 from p2p_dtfm.train.batches import Batches
 from p2p_dtfm.train.checkpoint import read_manifest, save_layers
 from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest

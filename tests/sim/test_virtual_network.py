@@ -3,8 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_dtfm.sim.virtual_network import VirtualNetwork
-from p2p_dtfm.sim.virtual_time import VirtualTime
+from p2p_dtfm.core.virtual_network import VirtualNetwork
+from p2p_dtfm.core.virtual_time import VirtualTime
+from p2p_dtfm.sim.scenario_lines import lines_of
 from tests.sim.sim_support import equal_peers
 
 MS = 1_000_000
@@ -19,7 +20,7 @@ def arrivals(
 ) -> list[int]:
     """Send (time ms, origin, to, bytes) messages; when each arrives, in ns."""
     time = VirtualTime()
-    network = VirtualNetwork(time, equal_peers(6, limits=limits), overhead_ns=0)
+    network = VirtualNetwork(time, lines_of(equal_peers(6, limits=limits)), overhead_ns=0)
     arrived = [0] * len(messages)
 
     def note(number: int) -> None:

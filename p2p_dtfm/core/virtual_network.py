@@ -12,15 +12,24 @@ themselves first; what they leave is for the rest.
 """
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from p2p_dtfm.sim.scenario import Scenario
-from p2p_dtfm.sim.virtual_time import VirtualTime
+from p2p_dtfm.core.virtual_time import VirtualTime
 
 SECOND_NS = 1_000_000_000
 
 Delivered = Callable[[Any], None]
+
+
+class Lines(NamedTuple):
+    """What a network is made of; peers are numbers."""
+
+    link: Callable[[int, int], tuple[int, int]]
+    """(latency in ns, bytes/s) of the way from one peer to another; raises what it likes."""
+    uplinks: Sequence[int]
+    """Bytes/s that all links from a peer share; 0: not limited."""
+    downlinks: Sequence[int]
 
 
 class _Link:
@@ -61,18 +70,17 @@ class _Link:
 
 
 class VirtualNetwork:
-    """The links of a scenario; peers are numbers in the scenario's order."""
+    """Links that open when they are first used."""
 
-    def __init__(self, time: VirtualTime, scenario: Scenario, overhead_ns: int) -> None:
+    def __init__(self, time: VirtualTime, lines: Lines, overhead_ns: int) -> None:
         self._time = time
-        self._scenario = scenario
+        self._lines = lines
         self._overhead_ns = overhead_ns
-        self._names = [peer.name for peer in scenario.peers]
-        self._uplink = [peer.uplink_bytes_per_s for peer in scenario.peers]
-        self._downlink = [peer.downlink_bytes_per_s for peer in scenario.peers]
+        self._uplink = lines.uplinks
+        self._downlink = lines.downlinks
         self._links: dict[tuple[int, int], _Link] = {}
-        self._sending: list[dict[_Link, None]] = [{} for _ in self._names]
-        self._receiving: list[dict[_Link, None]] = [{} for _ in self._names]
+        self._sending: list[dict[_Link, None]] = [{} for _ in lines.uplinks]
+        self._receiving: list[dict[_Link, None]] = [{} for _ in lines.downlinks]
         self._stale: dict[_Link, None] = {}
         self._changed: set[tuple[bool, int]] = set()
 
@@ -107,17 +115,14 @@ class VirtualNetwork:
         if len(link.queue) == 1:
             self._begin(link)
 
-    def links(self) -> dict[tuple[str, str], tuple[int, int]]:
+    def links(self) -> dict[tuple[int, int], tuple[int, int]]:
         """(bytes sent, ns busy) of every link that was used."""
-        return {
-            (self._names[origin], self._names[to]): (link.sent_bytes, link.busy_ns)
-            for (origin, to), link in self._links.items()
-        }
+        return {ends: (link.sent_bytes, link.busy_ns) for ends, link in self._links.items()}
 
     def _open(self, origin: int, to: int) -> _Link:
-        stated = self._scenario.link(self._names[origin], self._names[to])
-        up, down = self._uplink[origin], self._downlink[to]
-        return _Link(origin, to, stated.latency_ns, stated.bytes_per_s, bool(up or down))
+        latency_ns, bytes_per_s = self._lines.link(origin, to)
+        limits = [limit for limit in (self._uplink[origin], self._downlink[to]) if limit]
+        return _Link(origin, to, latency_ns, min([bytes_per_s, *limits]), bool(limits))
 
     def _begin(self, link: _Link) -> None:
         size = link.queue[0][0]

@@ -2,13 +2,18 @@
 
 from collections.abc import Callable
 
-from p2p_dtfm.sim.shard_weights import divide
-from p2p_dtfm.sim.virtual_network import VirtualNetwork
+from p2p_dtfm.core.divide import divide
+from p2p_dtfm.core.virtual_network import VirtualNetwork
 
 CHUNK_BYTES = 1 << 20
 MOST_CHUNKS = 32
 
 Then = Callable[[int], None]
+
+
+def chunk_count(part_bytes: int) -> int:
+    """In how many chunks, each a message, a part travels."""
+    return max(1, min(MOST_CHUNKS, part_bytes // CHUNK_BYTES))
 
 
 class ShardedExchange:
@@ -32,7 +37,7 @@ class ShardedExchange:
         self._chunks: list[tuple[int, int]] = []
         """(owner, bytes), chunk by chunk across owners: the order in which a holder sends."""
         parts = divide(size, weights)
-        cut = [divide(p, (1,) * max(1, min(MOST_CHUNKS, p // CHUNK_BYTES))) for p in parts]
+        cut = [divide(part, (1,) * chunk_count(part)) for part in parts]
         for number in range(max(map(len, cut))):
             for owner, chunks in zip(holders, cut, strict=True):
                 if number < len(chunks) and chunks[number]:

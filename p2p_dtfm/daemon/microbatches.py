@@ -95,8 +95,9 @@ class Microbatches:
             del not_final[layer]
             on_final(layer)
 
-        self._say(step)
+        self._on_progress(step, work.progress)
         await self._send_kept(step, redo)
+        work.drop_if_too_large()
         inputs: dict[int, Tensor] = {}
         gradients: dict[int, Tensor] = {}
         while not order.done:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.daemon.mailbox import STEPS_AHEAD_LIMIT, FrameKey, Mailbox, held_out_indices
 from p2p_dtfm.net.frames import FrameHeader, FrameKind
@@ -211,7 +212,7 @@ frames = st.builds(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(frames, max_size=60), st.booleans())
 def test_whatever_comes_it_holds_at_most_what_two_steps_need(sent: list, begun: bool) -> None:
     box = mailbox(step=5 if begun else None)
@@ -245,3 +246,24 @@ def test_who_has_the_embedding_is_due_no_activation(
     for sender in "abcd":
         with pytest.raises(PeerFault, match="not due"):
             box.put(sender, own(header()), bytearray())
+
+
+def test_of_a_step_that_goes_on_only_what_is_missing_comes() -> None:
+    """b has forwarded 0 and 3, and has the gradient of 0; 3 is another pipeline's in the plan."""
+    box = mailbox()
+    box.redo(5, StageRedo((0, 3, 1), forwards=2, backwards=1))
+    box.put("a", header(index=1), bytearray(1))
+    box.put("c", header(GRADIENT, layer=4, index=3), bytearray(1))
+    box.put("a", header(index=4), bytearray(1))
+    refused = [
+        ("a", header(index=0)),
+        ("a", header(index=3)),
+        ("a", header(index=2)),
+        ("c", header(GRADIENT, layer=4, index=0)),
+    ]
+    for sender, frame in refused:
+        with pytest.raises(PeerFault, match="not due"):
+            box.put(sender, frame, bytearray(1))
+    box.put("a", header(index=2, step=6), bytearray(1))
+    with pytest.raises(PeerFault, match="not due"):
+        box.put("a", header(index=3, step=6), bytearray(1))

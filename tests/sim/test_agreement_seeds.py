@@ -14,7 +14,7 @@ from p2p_dtfm.core.recovery import Target
 from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.step import Prepared, StepOutcome, StepTransaction
-from p2p_dtfm.sim.agreement_seeds import Result, run_seed
+from p2p_dtfm.sim.agreement_seeds import Result, SeededRun, run_seed
 from p2p_dtfm.sim.faults import KINDS
 from p2p_dtfm.sim.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.simulated_process import Key
@@ -66,11 +66,17 @@ def test_what_was_broken_once_stays_mended(seed: int) -> None:
 
 
 def first_seed_that_fails(
-    peer_type: type[SimulatedPeer] = SimulatedPeer, says: tuple[str, ...] = ("",)
+    peer_type: type[SimulatedPeer] = SimulatedPeer,
+    says: tuple[str, ...] = ("",),
+    loss: float | None = None,
 ) -> tuple[int, str]:
-    """With one of these words in what is violated."""
+    """With one of these words in what is violated. `loss`: so many messages get lost, until the
+    faults are over."""
     for seed in range(FOUND_WITHIN):
-        violation = run_seed(seed, peer_type).violation
+        run = SeededRun(seed, peer_type)
+        if loss is not None:
+            run.world.network.loss = loss
+        violation = run.run().violation
         if violation and any(word in violation for word in says):
             return seed, violation
     pytest.fail(f"no seed below {FOUND_WITHIN} finds the planted bug")
@@ -116,7 +122,7 @@ def test_a_holder_that_does_not_wait_for_its_guardian_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Receipts, "waits_for", lambda self, step: ())
-    _, violation = first_seed_that_fails()
+    _, violation = first_seed_that_fails(says=("loses",), loss=0.15)
     assert "loses" in violation
 
 

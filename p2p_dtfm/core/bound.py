@@ -9,8 +9,8 @@ backward is through it, so besides one block's, what takes longer than the backw
 blocks below comes after computing; where backwards are split, one block's is all that must. So a
 peer with x blocks that sends (and receives) at most R_i bytes per second computes for at most
 T - l_i - (x - 1) e_i, with l_i = g / R_i, less the embedding's backward, and e_i = g / R_i - b_i or
-0. Unless it holds the whole model, each of its microbatches sends an activation or its gradient over
-one link of at most r_i bytes per second. With u_i the work it does, in blocks of a microbatch:
+0. Unless it holds the whole model, each of its microbatches sends an activation or its gradient
+over one link of at most r_i bytes per second. With u_i its work, in blocks of a microbatch:
 
     u_i = max over 1 <= x <= what fits of  min((T - l_i - (x - 1) e_i) / c_i,  x T r_i / a)
 

@@ -4,13 +4,15 @@
 blocks, c_i the time of a block on peer i, g a block's gradient and a an activation in bytes. Either
 there is one pipeline; it has at most as many stages as layers, so only the fastest so many peers
 count. Or every layer has h >= 2 holders. One that owns the part w of the sums sends (1 - w) of its
-gradient and (h - 1) w of sums, no less than its gradient in all, and only after its last backward.
-So a peer with x blocks that sends (and receives) at most R_i bytes per second computes for at most
-T - x g / R_i. Unless it holds the whole model, each of its microbatches sends an activation or its
-gradient over one link of at most r_i bytes per second. With u_i the work it does, in blocks of a
-microbatch:
+gradient and (h - 1) w of sums, no less than its gradient in all. A block's sets out when the last
+backward is through it, so besides one block's, what takes longer than the backwards b_i of the
+blocks below comes after computing; where backwards are split, one block's is all that must. So a
+peer with x blocks that sends (and receives) at most R_i bytes per second computes for at most
+T - l_i - (x - 1) e_i, with l_i = g / R_i, less the embedding's backward, and e_i = g / R_i - b_i or
+0. Unless it holds the whole model, each of its microbatches sends an activation or its gradient
+over one link of at most r_i bytes per second. With u_i its work, in blocks of a microbatch:
 
-    u_i = max over 1 <= x <= what fits of  min((T - x g / R_i) / c_i,  x T r_i / a)
+    u_i = max over 1 <= x <= what fits of  min((T - l_i - (x - 1) e_i) / c_i,  x T r_i / a)
 
 and T is the least for which the sum of u_i is m B.
 
@@ -19,9 +21,11 @@ will, on any peers, all taken to be as fast as the fastest. With n = m / P micro
 (time is concave in them, so unequal shares do not help), x_s blocks in stage s, X_s before it, f
 and b a block's forward and backward, d the shortest latency and transmission of any pair:
 
-    ended  >= X_s (f + b) + 2 s d + n x_s (f + b)        for each s: fill, work, drain
+    ended  >= X_s (f + b) + 2 s d + n x_s (f + b)        for each s: fill, work, drain; where
+                                                         backwards are split, without their rest
     ended_s >= X_s f + s d + n x_s (f + b)               when stage s itself has ended
-    reduced >= ended + reduction(x_0),  ended_s + reduction(x_s)
+    reduced >= ended + late(x_0),  ended_s + late(x_s)   of each reduction what computing cannot
+                                                         hide, as above
     step   >= reduced + the least latency to the farthest of the others (Prepared)
 
 Reduction of G bytes among P holders: the link a -> b carries w_b of a's gradient after a has ended
@@ -31,7 +35,8 @@ only over pairs no faster than r, of which each holder has all but k, at least
 2 (P - 1 - k) G / (P (P - 1) r).
 """
 
-from p2p_dtfm.core.problem import Problem, duration_ns
+from p2p_dtfm.core.problem import LayerNs, Problem, duration_ns
+from p2p_dtfm.core.split_backward import weight_part_ns
 
 _RATE_SCALE = 1 << 80
 
@@ -72,7 +77,11 @@ class _Reach:
         limit = min(problem.uplink_bytes_per_s[peer], problem.downlink_bytes_per_s[peer])
         everything = max(1, min(limit, sum(out), sum(back)))
         self.block_ns = problem.layer_ns[peer].block_ns
-        self.gradient_ns = duration_ns(problem.block.gradient_bytes, everything)
+        times = problem.layer_ns[peer]
+        gradient_ns = duration_ns(problem.block.gradient_bytes, everything)
+        self.more_ns = _unhidden_ns(problem, gradient_ns, times)
+        """For each block, that its gradient takes after computing."""
+        self.once_ns = max(0, gradient_ns - self.more_ns - times.embedding_backward_ns)
         self.activation_ns = duration_ns(
             problem.boundary_bytes, max(1, min(limit, max([*out, *back], default=1)))
         )
@@ -88,8 +97,8 @@ class _Reach:
         """
         if self.most_blocks == 0:
             return 0
-        computed = (time_ns << 20) // self.block_ns
-        lost = (self.gradient_ns << 20) // self.block_ns
+        computed = (max(0, time_ns - self.once_ns) << 20) // self.block_ns
+        lost = (self.more_ns << 20) // self.block_ns
         carried = (time_ns << 20) // self.activation_ns + 1
         crossing = computed // (lost + carried)
         best = 0
@@ -99,6 +108,11 @@ class _Reach:
         if self.whole:
             best = max(best, computed - self.most_blocks * lost + 1)
         return max(0, best)
+
+
+def _unhidden_ns(problem: Problem, reduction_ns: int, times: LayerNs) -> int:
+    """Of a block's reduction, what outlasts the backward of the block below it."""
+    return 0 if problem.splits_backwards else max(0, reduction_ns - times.block_backward_ns)
 
 
 def grid_lower_bound_ns(problem: Problem) -> int | None:
@@ -120,6 +134,10 @@ class _Grid:
         self.pipelines = problem.peer_count // stages
         fastest = min(problem.layer_ns, key=lambda times: times.block_ns)
         self.forward_ns, self.block_ns = fastest.block_forward_ns, fastest.block_ns
+        self.return_ns = self.block_ns
+        """A microbatch through a block and back, as far as others wait for it."""
+        if problem.splits_backwards:
+            self.return_ns -= weight_part_ns(fastest.block_forward_ns, fastest.block_backward_ns)
         block = problem.block.state_bytes + problem.block.saved_bytes
         self.most_blocks = max(problem.memory_bytes) // max(1, block)
         everyone = range(problem.peer_count)
@@ -135,6 +153,8 @@ class _Grid:
         )
         self.commit_ns = min(farthest, default=0)
         self.reduction_ns = self._reduction_ns(problem.block.gradient_bytes)
+        self.more_ns = _unhidden_ns(problem, self.reduction_ns, fastest)
+        self.once_ns = max(0, self.reduction_ns - self.more_ns - fastest.embedding_backward_ns)
 
     def step_ns(self) -> int | None:
         problem = self.problem
@@ -164,16 +184,17 @@ class _Grid:
 
     def _covers(self, first: int, time_ns: int) -> bool:
         """Whether the other stages can hold the rest; each takes as many blocks as it may."""
-        ended_ns = time_ns - first * self.reduction_ns
+        ended_ns = time_ns - self.once_ns - first * self.more_ns
         before = 0
         for stage in range(self.stages):
             most = self._blocks_within(
-                ended_ns - before * self.block_ns - 2 * stage * self.hop_ns, 0
+                ended_ns - before * self.return_ns - 2 * stage * self.hop_ns, 0
             )
             most = min(
                 most,
                 self._blocks_within(
-                    time_ns - before * self.forward_ns - stage * self.hop_ns, self.reduction_ns
+                    time_ns - self.once_ns - before * self.forward_ns - stage * self.hop_ns,
+                    self.more_ns,
                 ),
                 self.most_blocks,
             )

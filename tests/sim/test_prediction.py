@@ -1,5 +1,7 @@
 """What the planner predicts, what the simulator measures, and what no plan can beat."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.random_swarms import mixed_swarm
@@ -24,6 +26,34 @@ def test_predictions_and_bounds_of_mixed_swarms(seed: int) -> None:
     step_ns = simulate_step(plan, scenario, workload_in(scenario, spec, OURS), OURS).total_ns
     assert 0.95 < plan.predicted_step_ns / step_ns < 1.05
     assert step_lower_bound_ns(problem_of(snapshot)) <= step_ns
+
+
+@pytest.mark.parametrize("seed", [21])
+def test_split_backwards_and_gradients_by_layer_are_predicted(seed: int) -> None:
+    """Without recomputation, where both tell; what they gain, the planner knew."""
+    whole = replace(OURS, recompute=False)
+    scenario, spec = mixed_swarm(seed), read_run_spec("gpt3-xl", 12, 128)
+    plan = compute_plan(scenario_snapshot(scenario, spec, whole))
+    assert isinstance(plan, Plan)
+    workload = workload_in(scenario, spec, whole)
+    step_ns = simulate_step(plan, scenario, workload, whole).total_ns
+    assert 0.99 < plan.predicted_step_ns / step_ns < 1.01
+    plainer = replace(whole, overlap="stage", split_backward=False)
+    assert step_ns < 0.99 * simulate_step(plan, scenario, workload, plainer).total_ns
+
+
+def test_splitting_shortens_a_short_step() -> None:
+    """Four stages and eight microbatches: the drain is a fifth of the step."""
+    scenario = equal_peers(4, latency_ms=0.1)
+    spec = small_spec(layers=14, global_batch=8, width=512)
+    split = replace(OURS, recompute=False)
+    workload = workload_in(scenario, spec, split)
+    plan = grid_plan(region_order(scenario), workload, 4)
+    took = [
+        simulate_step(plan, scenario, workload, how).total_ns
+        for how in (split, replace(split, split_backward=False))
+    ]
+    assert 0.8 < took[0] / took[1] < 0.95
 
 
 @pytest.mark.parametrize("latency_ms", [1.0, 40.0, 150.0])

@@ -126,9 +126,8 @@ def _demo(page: Page, directory: Path, home: Path, cloned_s: float) -> None:
     installed_s = demo.wait_for(r"dashboard|step \d+/", INSTALL_S)
     trained_s = demo.wait_for(r"step [1-9]\d*/", INSTALL_S)
     said = (
-        f"The clone took {cloned_s:.0f} s, the installation {installed_s:.0f} s, of which nothing "
-        f"is seen but\nthe commands; the first steps were committed {trained_s - installed_s:.0f} s "
-        "later."
+        f"The clone took {cloned_s:.0f} s, the installation {installed_s:.0f} s; the first steps "
+        f"were committed\n{trained_s - installed_s:.0f} s later."
     )
     page.add("Install, and see it train", "make demo", said, demo.text())
     ended_s = demo.wait_for_end(DEMO_S)

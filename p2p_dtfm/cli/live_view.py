@@ -98,10 +98,11 @@ def _progress(state: DashboardState) -> list[Text]:
     live, run = state.live, state.run
     rows = []
     if live.work_share is not None:
-        rows.append(_bar(live.work_share, live.work, live.work_left_s, "cyan"))
+        what = "" if live.reason.startswith(live.work) else f"{live.work} "
+        rows.append(_bar(live.work_share, what, live.work_left_s, "cyan"))
     if run is not None and live.step:
         share = min(1.0, live.step / run.total_steps)
-        what = f"step {live.step:,} of {run.total_steps:,}"
+        what = f"step {live.step:,} of {run.total_steps:,} "
         rows.append(_bar(share, what, live.eta_s, "green"))
     return rows
 
@@ -112,7 +113,7 @@ def _bar(share: float, what: str, left_s: float | None, colour: str) -> Text:
     return Text.assemble(
         ("━" * done, colour),
         ("━" * (BAR_WIDTH - done), "bright_black"),
-        f"  {what} ({share:.0%}){left}",
+        f"  {what}({share:.0%}){left}",
     )
 
 

@@ -177,7 +177,8 @@ function bytesOf(flow) {
 
 function peers(view, nodes) {
   const few = nodes.length <= MANY_PEERS;
-  return nodes.map((node) => {
+  const meLast = [...nodes].sort((a, b) => (a.number === view.me) - (b.number === view.me));
+  return meLast.map((node) => {
     const { peer, number } = node;
     const me = number === view.me;
     const group = drawing("g", {

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from p2p_dtfm.core.pieces import pieces_of
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
 from p2p_dtfm.core.pipeline_timing import stage_ends_ns
 from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem
@@ -19,6 +20,7 @@ from p2p_dtfm.core.reduction_cost import ReductionModel, SegmentCost
 from p2p_dtfm.core.reduction_timing import Reduction, reduced_ns
 from p2p_dtfm.core.segment_weights import segment_weights
 from p2p_dtfm.core.step_timing import TimedPipeline, event_count, step_ends
+from p2p_dtfm.core.workload import FLOAT_BYTES
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
 
@@ -211,7 +213,10 @@ class StepModel:
             (tuple(sorted(holders)), self.reductions.segment_bytes(first, end))
             for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines))
         ]
-        if sum(len(holders) ** 2 for holders, _ in divided) > MOST_PAIRS:
+        pieces = self._pieces(cost)
+        if sum(
+            len(each) * len(pair[0]) ** 2 for each, pair in zip(pieces, divided, strict=True)
+        ) > (MOST_PAIRS):
             return None
         rates = self.problem.pair_bytes_per_s
         weights = segment_weights(
@@ -221,9 +226,35 @@ class StepModel:
             lambda holders, alone: self.reductions.group(holders, alone).weights,
         )
         return [
-            Reduction(holders, parts, size)
-            for (holders, size), parts in zip(divided, weights, strict=True)
+            Reduction(holders, parts, *piece)
+            for (holders, _), parts, each in zip(divided, weights, pieces, strict=True)
+            for piece in each
         ]
+
+    def _pieces(self, cost: PlacementCost) -> list[list[tuple[int, tuple[int, ...]]]]:
+        """What each segment is reduced in: (bytes, `below_ns` of its sorted holders)."""
+        found = []
+        place = {
+            peer: (position, pipeline.cuts[position])
+            for peers, pipeline in zip(cost.placement, cost.pipelines, strict=True)
+            for position, peer in enumerate(peers)
+        }
+        size, last_part = self.reductions.segment_bytes, self.pipelines.last_part_ns
+        for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines)):
+            elements = [size(layer, layer + 1) // FLOAT_BYTES for layer in range(first, end)]
+            found.append(
+                [
+                    (
+                        size(first + piece.start, first + piece.stop),
+                        tuple(
+                            last_part(peer, place[peer][1], first + piece.start, place[peer][0])
+                            for peer in sorted(holders)
+                        ),
+                    )
+                    for piece in pieces_of(elements, len(holders))
+                ]
+            )
+        return found
 
     def _reduced_ns(
         self, placement: Placement, costs: list[PipelineCost], ends: list[tuple[int, ...]]

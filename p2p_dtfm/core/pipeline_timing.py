@@ -26,14 +26,16 @@ class StageTiming:
     uplink_ns: int = 0
     """For which one tensor takes the peer's shared uplink; 0: not limited."""
     downlink_ns: int = 0
+    weight_ns: int = 0
+    """What of the backward is left for when nothing else can run; 0: nothing."""
 
 
 def stage_ends_ns(stages: tuple[StageTiming, ...], microbatches: int) -> tuple[int, ...]:
-    """When each stage has done its last backward, counted from the start of the step."""
+    """When each stage has done all its backwards, counted from the start of the step."""
     return _Run(stages, microbatches).ends_ns()
 
 
-_RAN, _INPUT, _GRADIENT = range(3)
+_RAN, _INPUT, _GRADIENT, _WEIGHT = range(4)
 
 
 class _Stage:
@@ -51,6 +53,7 @@ class _Stage:
         "link_back_ns",
         "link_out_ns",
         "up_ns",
+        "weights_done",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -58,7 +61,7 @@ class _Stage:
         """Whose input, or output's gradient, is here and which did not run yet."""
         self.held = 0
         """Between the start of their forward and the end of their backward."""
-        self.backwards_done = 0
+        self.backwards_done = self.weights_done = 0
         self.backward_was_last = False
         self.busy = False
         self.link_out_ns = self.link_back_ns = 0
@@ -89,10 +92,15 @@ class _Run:
                 stage.forwards += 1
             elif what == _GRADIENT:
                 stage.backwards += 1
+            elif what == _WEIGHT:
+                stage.busy = False
+                stage.held -= 1
+                stage.weights_done += 1
+                stage.end_ns = now
             else:
                 stage.busy = False
                 if stage.backward_was_last:
-                    stage.held -= 1
+                    stage.held -= 0 if self.timings[at].weight_ns else 1
                     stage.backwards_done += 1
                     stage.end_ns = now
                     if at:
@@ -113,12 +121,16 @@ class _Run:
         if stage.backwards and not (forward and stage.backward_was_last):
             stage.backwards -= 1
             stage.backward_was_last = True
-            duration = timing.backward_ns
+            duration = timing.backward_ns - timing.weight_ns
         elif forward:
             stage.forwards -= 1
             stage.held += 1
             stage.backward_was_last = False
             duration = timing.forward_ns
+        elif timing.weight_ns and stage.weights_done < stage.backwards_done:
+            stage.busy = True
+            self._at(now + timing.weight_ns, _WEIGHT, at)
+            return
         else:
             return
         stage.busy = True

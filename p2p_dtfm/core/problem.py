@@ -80,6 +80,8 @@ class Problem:
     """Of `boundary_bytes`, and the handling of one message."""
     pair_bytes_per_s: Matrix
     """Of the link itself, the slower direction; symmetric."""
+    splits_backwards: bool = False
+    """Whether stages after the first leave the gradients of matrices for later."""
 
     @property
     def peer_count(self) -> int:
@@ -130,6 +132,7 @@ def problem_of(snapshot: Snapshot) -> Problem:
         bytes_per_s=rate,
         transmit_ns=transmit_table(rate, workload),
         pair_bytes_per_s=pair,
+        splits_backwards=workload.recompute != "included",
     )
 
 

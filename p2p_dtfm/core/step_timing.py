@@ -38,7 +38,11 @@ class StepEnds:
 
 def event_count(pipelines: Sequence[TimedPipeline], segments: Sequence[Reduction]) -> int:
     """About how many events a step has."""
-    tasklets = sum(4 * len(each.peers) * each.microbatches for each in pipelines)
+    tasklets = sum(
+        (4 + (stage.weight_ns > 0)) * each.microbatches
+        for each in pipelines
+        for stage in each.stages
+    )
     messages = sum(
         2 * (len(each.holders) - 1) * sum(map(chunk_count, each.part_bytes())) for each in segments
     )
@@ -54,7 +58,7 @@ def step_ends(
 
 class _Stage:
     __slots__ = ("backward_was_last", "backwards", "busy", "forwards", "held", "left", "next",
-                 "peer", "previous", "timing")  # fmt: skip
+                 "owed", "peer", "previous", "timing")  # fmt: skip
 
     def __init__(self, peer: int, timing: StageTiming, microbatches: int) -> None:
         self.peer = peer
@@ -64,6 +68,8 @@ class _Stage:
         self.held = 0
         self.left = microbatches
         """Backwards to do."""
+        self.owed = 0
+        """Backwards of which the rest is left to do."""
         self.busy = self.backward_was_last = False
         self.previous: _Stage | None = None
         self.next: _Stage | None = None
@@ -79,13 +85,15 @@ class _Step:
         self.problem = problem
         self.time = VirtualTime()
         self.network = VirtualNetwork(self.time, _lines_of(problem), MESSAGE_NS)
-        self.exchanges: dict[int, list[ShardedExchange]] = {}
+        self.exchanges: dict[int, list[tuple[int, ShardedExchange]]] = {}
+        """Of each peer, with how long before its end each can begin."""
         for segment in segments:
             exchange = ShardedExchange(
                 self.network, segment.holders, segment.weights, segment.size_bytes, self._has_sum
             )
-            for peer in segment.holders:
-                self.exchanges.setdefault(peer, []).append(exchange)
+            below = segment.below_ns or (0,) * len(segment.holders)
+            for peer, below_ns in zip(segment.holders, below, strict=True):
+                self.exchanges.setdefault(peer, []).append((below_ns, exchange))
         self.computed_ns = 0
         self.reduced_ns: dict[int, int] = {}
         self.firsts = [self._chained(pipeline) for pipeline in pipelines]
@@ -117,24 +125,56 @@ class _Step:
         forward = stage.forwards > 0 and stage.held < stage.timing.in_flight
         if stage.backwards and not (forward and stage.backward_was_last):
             stage.backwards -= 1
-            stage.backward_was_last, duration = True, stage.timing.backward_ns
+            stage.backward_was_last = True
+            duration = stage.timing.backward_ns - stage.timing.weight_ns
+            if stage.left == 1 and not stage.timing.weight_ns:
+                self._layers_end(stage, duration, 1)
         elif forward:
             stage.forwards -= 1
             stage.held += 1
             stage.backward_was_last, duration = False, stage.timing.forward_ns
+        elif stage.owed:
+            self._settle(stage)
+            return
         else:
             return
         stage.busy = True
         self.time.at(self.time.now_ns + duration, self._ran, stage)
 
+    def _settle(self, stage: _Stage) -> None:
+        """What a backward has left; in the end all that is left, layer by layer."""
+        count = 1 if stage.left else stage.owed
+        stage.busy = True
+        stage.owed -= count
+        stage.held -= count - 1
+        duration = count * stage.timing.weight_ns
+        if not stage.left:
+            self._layers_end(stage, duration, count)
+        self.time.at(self.time.now_ns + duration, self._settled, stage)
+
+    def _settled(self, stage: _Stage) -> None:
+        stage.busy = False
+        stage.held -= 1
+        if not stage.left and not stage.owed:
+            self._done(stage.peer)
+        self._pick(stage)
+
+    def _layers_end(self, stage: _Stage, duration: int, count: int) -> None:
+        """The last part of the last `count` microbatches begins: layers are final on the way."""
+        end = self.time.now_ns + duration
+        for below_ns, exchange in self.exchanges.get(stage.peer, ()):
+            self.time.at(end - count * below_ns, exchange.contribute, stage.peer)
+
     def _ran(self, stage: _Stage) -> None:
         stage.busy = False
         if stage.backward_was_last:
-            stage.held -= 1
+            splits = stage.timing.weight_ns > 0
+            stage.held -= 0 if splits else 1
+            stage.owed += 1 if splits else 0
             stage.left -= 1
             if stage.previous is not None:
                 self._send(stage, stage.previous, self._gradient_arrived)
-            if not stage.left:
+            if not stage.left and not splits:
                 self._done(stage.peer)
         elif stage.next is None:
             stage.backwards += 1
@@ -158,9 +198,8 @@ class _Step:
 
     def _done(self, peer: int) -> None:
         """Its gradients are whole."""
-        self.computed_ns = self.reduced_ns[peer] = self.time.now_ns
-        for exchange in self.exchanges.get(peer, ()):
-            exchange.contribute(peer)
+        self.computed_ns = self.time.now_ns
+        self.reduced_ns[peer] = max(self.reduced_ns.get(peer, 0), self.time.now_ns)
 
     def _has_sum(self, peer: int) -> None:
         self.reduced_ns[peer] = self.time.now_ns

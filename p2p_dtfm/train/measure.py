@@ -19,6 +19,7 @@ from p2p_dtfm.core.records import Device, LayerTiming
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.train.emulated import emulated_device, emulated_flops_per_s
 from p2p_dtfm.train.model import build_layer, layer_count, token_loss_sum
+from p2p_dtfm.train.precision import autocast
 
 TorchDevice = torch.device
 
@@ -228,7 +229,8 @@ def _time_once(
     run = _trial(spec, layer, module, shape, device)
     _finish(device)
     started_ns = time.perf_counter_ns()
-    result = run()
+    with autocast(spec, device):
+        result = run()
     _finish(device)
     between_ns = time.perf_counter_ns()
     torch.autograd.backward(result, torch.ones_like(result))
@@ -248,7 +250,7 @@ def _trial(
     stream = scale.view(shape.sequences, shape.tokens, width).requires_grad_()
     if layer <= spec.model.layers:
         return lambda: module(stream)
-    return lambda: token_loss_sum(module(stream), tokens)
+    return lambda: token_loss_sum(module(stream).float(), tokens)
 
 
 def _finish(device: torch.device) -> None:

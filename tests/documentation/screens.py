@@ -17,7 +17,7 @@ _DIFFERS = (
     (re.compile(r"\b12D3KooW[1-9A-HJ-NP-Za-km-z]{44}\b"), "PEER"),
     (re.compile(r"/tcp/\d+"), "/tcp/PORT"),
     (re.compile(r"\b\d\d:\d\d:\d\d\b"), "12:00:00"),
-    (re.compile(r"\b[0-9a-f]{12,64}\b"), "DIGEST"),
+    (re.compile(r"\b(?=\d*[a-f])[0-9a-f]{12,64}\b"), "DIGEST"),
     (re.compile(r"\bview \d+\b"), "view NUMBER"),
 )
 

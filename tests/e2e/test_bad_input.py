@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -508,7 +509,8 @@ def test_a_shard_that_nobody_has_is_waited_for_in_plain_words(live: Live, tmp_pa
     reason = state_of(live.founder)[1]
     assert any(path.name[:16] in reason for path in moved)
     assert "missing" in reason and "start again" in reason
-    check_screen("A shard that nobody has", f"waiting: {reason}", tmp_path)
+    shown = re.sub(r"\(.*\); it is taken", "(CAUSE); it is taken", reason)
+    check_screen("A shard that nobody has", f"waiting: {shown}", tmp_path)
     for path in moved:
         (tmp_path / path.name).rename(path)
     wait_until(lambda: state_of(live.founder)[0] == "training", "it goes on by itself")

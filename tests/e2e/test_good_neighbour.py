@@ -126,7 +126,7 @@ def test_limits_hold_and_a_pause_frees_memory_while_the_others_train_on(
         assert both and founder.running, "with the same losses"
 
 
-RESIDENT_GIB = 0.62
+RESIDENT_GIB = 0.9
 
 
 def test_the_whole_process_stays_under_its_memory_limit(
@@ -169,8 +169,8 @@ def test_too_little_memory_for_the_program_itself_is_said_at_once(tmp_path: Path
         "--home", tmp_path, "--listen", "/ip4/127.0.0.1/tcp/0", "--resident-gib", "0.1"
     )
     assert done.returncode == 2
-    shown = re.sub(r"\d+\.\d+ GiB", "0.34 GiB", errors_of(done))
-    shown = re.sub(r"allow \d+\.\d+", "allow 0.8", shown)
+    shown = re.sub(r"\d+\.\d+ GiB", "NUMBER GiB", errors_of(done))
+    shown = re.sub(r"allow \d+\.\d+", "allow NUMBER", shown)
     check_screen(
         "A memory limit below what the program takes", shown, tmp_path, ["--resident-gib", "0.1"]
     )

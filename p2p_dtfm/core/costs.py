@@ -18,7 +18,8 @@ from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem
 from p2p_dtfm.core.reduction_cost import ReductionModel, SegmentCost
 from p2p_dtfm.core.reduction_timing import Reduction, reduced_ns
 from p2p_dtfm.core.segment_weights import segment_weights
-from p2p_dtfm.core.step_timing import TimedPipeline, event_count, step_ends
+from p2p_dtfm.core.step_timing import Piece, TimedPipeline, event_count, step_ends
+from p2p_dtfm.core.wire_plan import pieces_of
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
 
@@ -139,9 +140,7 @@ class StepModel:
 
     def simulated(self, cost: PlacementCost) -> PlacementCost:
         """The same, timed message by message (`step_timing`); `events` says how much work it is."""
-        segments = self._divided(cost)
-        assert segments is not None, "a step of so many pairs is not simulated"
-        ends = step_ends(self.problem, self._timed(cost), segments)
+        ends = step_ends(self.problem, self._timed(cost), self._pieces(cost))
         return replace(
             cost,
             compute_ns=ends.computed_ns,
@@ -151,12 +150,11 @@ class StepModel:
 
     def events(self, cost: PlacementCost) -> int:
         """To simulate a step; one on a shared uplink counts as several."""
-        segments = self._divided(cost)
-        if segments is None:
+        if self._divided(cost) is None:
             return 1 << 40
         limits = min(*self.problem.uplink_bytes_per_s, *self.problem.downlink_bytes_per_s)
         dear = 1 if limits >= UNLIMITED_BYTES_PER_S else 3
-        return dear * event_count(self._timed(cost), segments)
+        return dear * event_count(self._timed(cost), self._pieces(cost))
 
     def judged(self, cost: PlacementCost) -> PlacementCost:
         """Timed as well as can be afforded once."""
@@ -166,9 +164,25 @@ class StepModel:
     def _timed(self, cost: PlacementCost) -> list[TimedPipeline]:
         counted = zip(cost.placement, cost.pipelines, cost.microbatches, strict=True)
         return [
-            TimedPipeline(peers, self.pipelines.stage_timings(peers, pipeline), count)
+            TimedPipeline(
+                peers, pipeline.cuts, self.pipelines.stage_timings(peers, pipeline), count
+            )
             for peers, pipeline, count in counted
         ]
+
+    def _pieces(self, cost: PlacementCost) -> list[Piece]:
+        """Segments as they travel, layer by layer."""
+        segments = self._divided(cost)
+        assert segments is not None, "a step of so many pairs is not simulated"
+        pieces = []
+        for segment in segments:
+            first, end = segment.layers
+            lengths = self.problem.parameter_counts(first, end)
+            for piece in pieces_of(lengths, len(segment.holders)):
+                start = first + piece.start
+                size = self.reductions.segment_bytes(start, first + piece.stop)
+                pieces.append(Piece(start, replace(segment, size_bytes=size)))
+        return pieces
 
     def _stage_ends(self, cost: PlacementCost) -> list[tuple[int, ...]]:
         """When each stage of each pipeline has done its last backward."""
@@ -207,9 +221,12 @@ class StepModel:
         return self._segments_of[key]
 
     def _divide(self, cost: PlacementCost) -> list[Reduction] | None:
-        divided = [
-            (tuple(sorted(holders)), self.reductions.segment_bytes(first, end))
+        found = [
+            (first, end, tuple(sorted(holders)))
             for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines))
+        ]
+        divided = [
+            (holders, self.reductions.segment_bytes(first, end)) for first, end, holders in found
         ]
         if sum(len(holders) ** 2 for holders, _ in divided) > MOST_PAIRS:
             return None
@@ -221,8 +238,8 @@ class StepModel:
             lambda holders, alone: self.reductions.group(holders, alone).weights,
         )
         return [
-            Reduction(holders, parts, size)
-            for (holders, size), parts in zip(divided, weights, strict=True)
+            Reduction(holders, parts, size, (first, end))
+            for (first, end, _), (holders, size), parts in zip(found, divided, weights, strict=True)
         ]
 
     def _reduced_ns(

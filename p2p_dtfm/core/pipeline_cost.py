@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from p2p_dtfm.core.pipeline_timing import StageTiming
 from p2p_dtfm.core.problem import UNLIMITED_BYTES_PER_S, Problem, duration_ns
+from p2p_dtfm.core.split_backward import weight_part_ns
 
 IN_FLIGHT_LIMIT = 4096
 
@@ -147,13 +148,18 @@ class PipelineModel:
                     problem.transmit_ns[there][here],
                     problem.latency_ns[there][here],
                 )
+            weight = 0
+            if stage and problem.splits_backward:
+                weight = weight_part_ns(forward[stage], backward[stage])
             limits = (problem.uplink_bytes_per_s[here], problem.downlink_bytes_per_s[here])
             if 0 < stage < len(peers) - 1:  # others send and receive one thing at a time
                 shared = [self._limited_ns(limit) for limit in limits]
             else:
                 shared = [0, 0]
             timings.append(
-                StageTiming(forward[stage], backward[stage], cost.in_flight[stage], *hop, *shared)
+                StageTiming(
+                    forward[stage], backward[stage], cost.in_flight[stage], weight, *hop, *shared
+                )
             )
         return tuple(timings)
 

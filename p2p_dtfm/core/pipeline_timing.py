@@ -17,6 +17,8 @@ class StageTiming:
     forward_ns: int
     backward_ns: int
     in_flight: int
+    weight_ns: int
+    """What of the backward is left for when the stage would wait; 0 if nothing is."""
     out_ns: int
     """Transmission of the activation, and the handling of a message."""
     out_latency_ns: int
@@ -34,6 +36,8 @@ def stage_ends_ns(stages: tuple[StageTiming, ...], microbatches: int) -> tuple[i
 
 
 _RAN, _INPUT, _GRADIENT = range(3)
+_FORWARD, _BACKWARD = 0, -1
+"""What a stage runs; a positive number is how many times what was owed."""
 
 
 class _Stage:
@@ -42,23 +46,29 @@ class _Stage:
     __slots__ = (
         "backward_was_last",
         "backwards",
-        "backwards_done",
         "busy",
         "down_ns",
         "end_ns",
         "forwards",
         "held",
+        "left",
         "link_back_ns",
         "link_out_ns",
+        "owed",
+        "running",
         "up_ns",
-    )  # fmt: skip
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, microbatches: int) -> None:
         self.forwards = self.backwards = 0
         """Whose input, or output's gradient, is here and which did not run yet."""
         self.held = 0
-        """Between the start of their forward and the end of their backward."""
-        self.backwards_done = 0
+        """Between the start of their forward and the end of all of their backward."""
+        self.left = microbatches
+        """Backwards to do."""
+        self.owed = 0
+        """Microbatches whose backward left something for later."""
+        self.running = _FORWARD
         self.backward_was_last = False
         self.busy = False
         self.link_out_ns = self.link_back_ns = 0
@@ -72,9 +82,8 @@ class _Run:
 
     def __init__(self, stages: tuple[StageTiming, ...], microbatches: int) -> None:
         self.timings = stages
-        self.stages = [_Stage() for _ in stages]
+        self.stages = [_Stage(microbatches) for _ in stages]
         self.stages[0].forwards = microbatches
-        self.microbatches = microbatches
         self.queue: list[tuple[int, int, int, int]] = []
         """(time, number of the event, what, stage)"""
         self.number = 0
@@ -91,10 +100,15 @@ class _Run:
                 stage.backwards += 1
             else:
                 stage.busy = False
-                if stage.backward_was_last:
-                    stage.held -= 1
-                    stage.backwards_done += 1
-                    stage.end_ns = now
+                stage.end_ns = now
+                if stage.running > 0:
+                    stage.held -= stage.running
+                elif stage.running == _BACKWARD:
+                    stage.left -= 1
+                    if self.timings[at].weight_ns:
+                        stage.owed += 1
+                    else:
+                        stage.held -= 1
                     if at:
                         self._send(now, at, at - 1)
                 elif at == last:
@@ -103,7 +117,7 @@ class _Run:
                     self._send(now, at, at + 1)
             if not stage.busy:
                 self._pick(now, at)
-        assert all(stage.backwards_done == self.microbatches for stage in stages)
+        assert not any(stage.left or stage.held for stage in stages)
         return tuple(stage.end_ns for stage in stages)
 
     def _pick(self, now: int, at: int) -> None:
@@ -112,13 +126,17 @@ class _Run:
         forward = stage.forwards > 0 and stage.held < timing.in_flight
         if stage.backwards and not (forward and stage.backward_was_last):
             stage.backwards -= 1
-            stage.backward_was_last = True
-            duration = timing.backward_ns
+            stage.backward_was_last, stage.running = True, _BACKWARD
+            duration = timing.backward_ns - timing.weight_ns
         elif forward:
             stage.forwards -= 1
             stage.held += 1
-            stage.backward_was_last = False
+            stage.backward_was_last, stage.running = False, _FORWARD
             duration = timing.forward_ns
+        elif stage.owed:
+            stage.running = 1 if stage.left else stage.owed
+            stage.owed -= stage.running
+            duration = stage.running * timing.weight_ns
         else:
             return
         stage.busy = True

@@ -25,6 +25,8 @@ class Reduction:
     holders: tuple[int, ...]
     weights: tuple[int, ...]
     size_bytes: int
+    layers: tuple[int, int] = (0, 1)
+    """The first one, and the end."""
 
     def part_bytes(self) -> list[int]:
         total = sum(self.weights)

@@ -59,6 +59,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """1024 values of a parameter gradient, as they are reduced."""
     recompute: str = "never"
     """As the run spec says it; "never" where it is in the layers' costs already."""
+    splits_backward: bool = True
+    """Whether stages that do not recompute leave what can wait of a backward for idle times."""
 
     @property
     def boundary_wire_bytes(self) -> int:

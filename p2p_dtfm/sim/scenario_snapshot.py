@@ -27,7 +27,9 @@ def workload_in(scenario: Scenario, spec: RunSpec, execution: Execution) -> Work
     microbatch in flight. Where the scenario or the execution has no language-model head, the last
     layer is a norm and a narrow projection, as in the paper's runs.
     """
-    workload = msgspec.structs.replace(workload_of(spec), recompute="never")
+    workload = msgspec.structs.replace(
+        workload_of(spec), recompute="never", splits_backward=execution.splits
+    )
     tokens = spec.batch.microbatch * spec.model.context
     if not (scenario.head and execution.language_model_head):
         narrow = LayerCost(

@@ -2,7 +2,7 @@
 
     python -m benchmarks.placement_scale [--quick] [--json]
 
-`over_bound` is the predicted step over a lower bound (`core/bound.py`). `simulated_in_s` is how long
+`over_bound` is the predicted step over a lower bound (`core/bound.py`). `simulated_in_s`: how long
 the simulator takes for one step of the plan, and of the paper's case 5 in region order with 8,192
 microbatches.
 """

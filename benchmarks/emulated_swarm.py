@@ -21,6 +21,7 @@ from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.run_spec import (
     BatchSpec,
     CheckpointSpec,
+    ComputeSpec,
     DataSpec,
     EvaluationSpec,
     ModelSpec,
@@ -90,6 +91,7 @@ def emulated_spec(blocks: int = 16, microbatches: int = 24) -> RunSpec:
         data=DataSpec(source="data"),
         evaluation=EvaluationSpec(every_steps=NEVER, sequences=4),
         checkpoint=CheckpointSpec(every_steps=NEVER),
+        compute=ComputeSpec(recompute="never"),  # as the simulator: everywhere or nowhere
     )
 
 

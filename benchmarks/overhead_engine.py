@@ -67,7 +67,7 @@ class _Stage:
 
     def _apply(self, number: int, norm: float) -> None:
         for state in self.states.values():
-            state.apply(state.gradient_vector(), *update_of(self.work.spec, number, norm))
+            state.apply(self.engine.reduced[state.layer], *update_of(self.work.spec, number, norm))
 
 
 async def _peer(number: int, folder: Path, arguments: list[str]) -> None:

@@ -6,8 +6,8 @@ Every peer is a process with a p2pd of its own. Ours runs as in a step: `train.s
 over `daemon.segment_exchange` and `net.bulk`. Theirs is `hivemind.averaging.DecentralizedAverager`
 with fp32, its group formed before the clock starts (a round is what follows the trigger). Rounds of
 the two take turns, so that a busy machine slows both; a round lasts until the slowest peer has its
-result. Lower bound beside it: the bytes that must pass through p2pd, at the rate at which one
-stream passes on this machine.
+result. Lower bound beside it, in the same rounds: the same bytes between four bare peers, which
+only write them to p2pd and read them from it (`benchmarks.raw_peer`).
 """
 
 import argparse
@@ -73,8 +73,8 @@ class _Peers:
                 process.wait()
 
 
-def _start_ours(folder: Path) -> _Peers:
-    peers = _Peers("reduction_peer", folder)
+def _start_ours(folder: Path, module: str = "reduction_peer") -> _Peers:
+    peers = _Peers(module, folder)
     addresses = [heard["address"] for heard in peers.hear_all()]
     peers.tell(json.dumps(addresses))
     return peers
@@ -122,12 +122,17 @@ def measure(rounds: int) -> dict[str, list[dict[str, Any]]]:
     """Rounds of both in turn; the first of each warms up and is left out."""
     with tempfile.TemporaryDirectory(prefix="p2p-dtfm-reduction-") as name:
         ours, theirs = _start_ours(Path(name)), _start_theirs(Path(name))
+        bare = _start_ours(Path(name), "raw_peer")
         try:
-            pairs = [(_our_round(ours), _their_round(theirs)) for _ in range(rounds + 1)][1:]
+            found = [
+                (_our_round(ours), _their_round(theirs), _our_round(bare))
+                for _ in range(rounds + 1)
+            ][1:]
         finally:
-            ours.close()
-            theirs.close()
-    return {"ours": [a for a, _ in pairs], "hivemind": [b for _, b in pairs]}
+            for peers in (ours, theirs, bare):
+                peers.close()
+    kinds = ("ours", "hivemind", "bare p2pd")
+    return dict(zip(kinds, map(list, zip(*found, strict=True)), strict=True))
 
 
 def report(rows: dict[str, list[dict[str, Any]]], as_json: bool) -> int:
@@ -146,6 +151,8 @@ def report(rows: dict[str, list[dict[str, Any]]], as_json: bool) -> int:
             "median_computed_s": computed,
             "different_results": results,
             "ratio": round(ratio, 2),
+            "bound_share": round(median["bare p2pd"] / median["ours"], 2),
+            "most_ratio": round(median["hivemind"] / median["bare p2pd"], 2),
             "target": TARGET,
             "met": met,
         }
@@ -156,6 +163,10 @@ def report(rows: dict[str, list[dict[str, Any]]], as_json: bool) -> int:
     for kind, found in rows.items():
         times = " ".join(f"{row['slowest_s']:.2f}" for row in found)
         print(f"{kind:10s} {median[kind]:9.2f} {computed[kind]:6.2f} {times:42s} {results[kind]}")
+    bare, ours, theirs = median["bare p2pd"], median["ours"], median["hivemind"]
+    print(
+        f"bare p2pd takes {bare / ours:.0%} of our time; it is {theirs / bare:.2f} times hivemind's"
+    )
     print(f"{ratio:.2f} times hivemind's averager, target {TARGET:g}: {'met' if met else 'MISSED'}")
     return 0 if met else 1
 

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+import torch
+
 from benchmarks.reduction_values import ELEMENTS, digest_of, processor_s, say, values_of
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.run_spec import CodecSpec, parse_run_spec
@@ -83,6 +85,7 @@ async def _our_peer(number: int, folder: Path) -> None:
             await host.connect(peer_id, [address], 10.0)
     chunks = cut_into_chunks(ELEMENTS, tuple(holders), (1,) * len(holders))
     codec = codec_of("fp32", CodecSpec())
+    room = torch.zeros(ELEMENTS)
     while True:
         values = values_of(number)
         say(ready=True)
@@ -90,7 +93,7 @@ async def _our_peer(number: int, folder: Path) -> None:
             break
         began_s, computed_s = time.monotonic(), processor_s()
         reduction = SegmentReduction(
-            SPEC, codec, frames.step, 0, chunks.bounds, [values.numel()], None
+            SPEC, codec, frames.step, 0, chunks.bounds, [values.numel()], None, room
         )
         await compute.run(reduction.fill, 0, values)
         await exchange(reduction, host.peer_id, holders, chunks.owners, frames, compute, _at_once)

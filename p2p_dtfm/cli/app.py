@@ -40,6 +40,9 @@ def run(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads to compute with.")] = None,
     memory_gib: Annotated[float | None, typer.Option(help="Memory to use, in GiB.")] = None,
+    resident_gib: Annotated[
+        float | None, typer.Option(help="Most memory of the whole process, in GiB.")
+    ] = None,
     uplink_mbps: Annotated[float | None, typer.Option(help="Most to send, in Mbit/s.")] = None,
     downlink_mbps: Annotated[float | None, typer.Option(help="Most to receive, in Mbit/s.")] = None,
     disk_gib: Annotated[
@@ -102,6 +105,7 @@ def run(
             "shape": shape,
             "threads": threads,
             "memory_gib": memory_gib,
+            "resident_gib": resident_gib,
             "uplink_mbps": uplink_mbps,
             "downlink_mbps": downlink_mbps,
             "disk_gib": disk_gib,

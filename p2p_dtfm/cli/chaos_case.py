@@ -84,10 +84,9 @@ def chaos_case(
 def _of_scenario(fault: ScenarioFault) -> ChaosFault:
     whom = (fault.peer, fault.other) if fault.other else (fault.peer,)
     kind = "partition" if fault.kind == "cut" and not fault.other else fault.kind
-    if kind in AT_ONCE:
-        lasts_s: float | None = 0.0
-    else:
-        lasts_s = fault.steps * STEP_LIMIT_S if fault.steps else None
+    lasts_s: float | None = fault.seconds or fault.steps * STEP_LIMIT_S
+    if not lasts_s and kind not in AT_ONCE:
+        lasts_s = None
     return ChaosFault(fault.at_step, kind, whom, lasts_s, fault.steps, fault.factor)
 
 

@@ -58,6 +58,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         ("view", f"{facts['view']}, {len(facts['members'])} members"),
         ("layers held here", ", ".join(map(str, facts["layers"])) or "none"),
         ("checkpoints", facts["checkpoints"]),
+        *(("others join with", f"--initial-peers {each}") for each in facts["addresses"]),
         ("dashboard", f"{facts['dashboard'] or 'off'}"),
     ]
     for name, value in rows:

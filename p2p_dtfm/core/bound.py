@@ -79,7 +79,7 @@ class _Reach:
         everything = max(1, min(limit, sum(out), sum(back)))
         times = problem.layer_ns[peer]
         self.block_ns = times.block_ns
-        self.backward_ns = None if problem.splits_backward else times.block_backward_ns
+        self.backward_ns = None if problem.splits_backwards else times.block_backward_ns
         self.gradient_ns = duration_ns(problem.block.gradient_bytes, everything)
         self.activation_ns = duration_ns(
             problem.boundary_bytes, max(1, min(limit, max([*out, *back], default=1)))
@@ -131,7 +131,7 @@ class _Grid:
         self.forward_ns, self.block_ns = fastest.block_forward_ns, fastest.block_ns
         self.backward_ns: int | None = fastest.block_backward_ns
         self.round_ns = self.block_ns
-        if problem.splits_backward:
+        if problem.splits_backwards:
             self.backward_ns = None
             self.round_ns -= weight_part_ns(fastest.block_forward_ns, fastest.block_backward_ns)
         block = problem.block.state_bytes + problem.block.saved_bytes

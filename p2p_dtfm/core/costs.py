@@ -12,14 +12,15 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from p2p_dtfm.core.pieces import pieces_of
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
 from p2p_dtfm.core.pipeline_timing import stage_ends_ns
 from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem
 from p2p_dtfm.core.reduction_cost import ReductionModel, SegmentCost
 from p2p_dtfm.core.reduction_timing import Reduction, reduced_ns
 from p2p_dtfm.core.segment_weights import segment_weights
-from p2p_dtfm.core.step_timing import Piece, TimedPipeline, event_count, step_ends
-from p2p_dtfm.core.wire_plan import pieces_of
+from p2p_dtfm.core.step_timing import TimedPipeline, event_count, step_ends
+from p2p_dtfm.core.workload import FLOAT_BYTES
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
 
@@ -140,7 +141,9 @@ class StepModel:
 
     def simulated(self, cost: PlacementCost) -> PlacementCost:
         """The same, timed message by message (`step_timing`); `events` says how much work it is."""
-        ends = step_ends(self.problem, self._timed(cost), self._pieces(cost))
+        segments = self._divided(cost)
+        assert segments is not None, "a step of so many pairs is not simulated"
+        ends = step_ends(self.problem, self._timed(cost), segments)
         return replace(
             cost,
             compute_ns=ends.computed_ns,
@@ -150,11 +153,12 @@ class StepModel:
 
     def events(self, cost: PlacementCost) -> int:
         """To simulate a step; one on a shared uplink counts as several."""
-        if self._divided(cost) is None:
+        segments = self._divided(cost)
+        if segments is None:
             return 1 << 40
         limits = min(*self.problem.uplink_bytes_per_s, *self.problem.downlink_bytes_per_s)
         dear = 1 if limits >= UNLIMITED_BYTES_PER_S else 3
-        return dear * event_count(self._timed(cost), self._pieces(cost))
+        return dear * event_count(self._timed(cost), segments)
 
     def judged(self, cost: PlacementCost) -> PlacementCost:
         """Timed as well as can be afforded once."""
@@ -164,25 +168,9 @@ class StepModel:
     def _timed(self, cost: PlacementCost) -> list[TimedPipeline]:
         counted = zip(cost.placement, cost.pipelines, cost.microbatches, strict=True)
         return [
-            TimedPipeline(
-                peers, pipeline.cuts, self.pipelines.stage_timings(peers, pipeline), count
-            )
+            TimedPipeline(peers, self.pipelines.stage_timings(peers, pipeline), count)
             for peers, pipeline, count in counted
         ]
-
-    def _pieces(self, cost: PlacementCost) -> list[Piece]:
-        """Segments as they travel, layer by layer."""
-        segments = self._divided(cost)
-        assert segments is not None, "a step of so many pairs is not simulated"
-        pieces = []
-        for segment in segments:
-            first, end = segment.layers
-            lengths = self.problem.parameter_counts(first, end)
-            for piece in pieces_of(lengths, len(segment.holders)):
-                start = first + piece.start
-                size = self.reductions.segment_bytes(start, first + piece.stop)
-                pieces.append(Piece(start, replace(segment, size_bytes=size)))
-        return pieces
 
     def _stage_ends(self, cost: PlacementCost) -> list[tuple[int, ...]]:
         """When each stage of each pipeline has done its last backward."""
@@ -221,14 +209,14 @@ class StepModel:
         return self._segments_of[key]
 
     def _divide(self, cost: PlacementCost) -> list[Reduction] | None:
-        found = [
-            (first, end, tuple(sorted(holders)))
+        divided = [
+            (tuple(sorted(holders)), self.reductions.segment_bytes(first, end))
             for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines))
         ]
-        divided = [
-            (holders, self.reductions.segment_bytes(first, end)) for first, end, holders in found
-        ]
-        if sum(len(holders) ** 2 for holders, _ in divided) > MOST_PAIRS:
+        pieces = self._pieces(cost)
+        if sum(
+            len(each) * len(pair[0]) ** 2 for each, pair in zip(pieces, divided, strict=True)
+        ) > (MOST_PAIRS):
             return None
         rates = self.problem.pair_bytes_per_s
         weights = segment_weights(
@@ -238,9 +226,35 @@ class StepModel:
             lambda holders, alone: self.reductions.group(holders, alone).weights,
         )
         return [
-            Reduction(holders, parts, size, (first, end))
-            for (first, end, _), (holders, size), parts in zip(found, divided, weights, strict=True)
+            Reduction(holders, parts, *piece)
+            for (holders, _), parts, each in zip(divided, weights, pieces, strict=True)
+            for piece in each
         ]
+
+    def _pieces(self, cost: PlacementCost) -> list[list[tuple[int, tuple[int, ...]]]]:
+        """What each segment is reduced in: (bytes, `below_ns` of its sorted holders)."""
+        found = []
+        place = {
+            peer: (position, pipeline.cuts[position])
+            for peers, pipeline in zip(cost.placement, cost.pipelines, strict=True)
+            for position, peer in enumerate(peers)
+        }
+        size, last_part = self.reductions.segment_bytes, self.pipelines.last_part_ns
+        for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines)):
+            elements = [size(layer, layer + 1) // FLOAT_BYTES for layer in range(first, end)]
+            found.append(
+                [
+                    (
+                        size(first + piece.start, first + piece.stop),
+                        tuple(
+                            last_part(peer, place[peer][1], first + piece.start, place[peer][0])
+                            for peer in sorted(holders)
+                        ),
+                    )
+                    for piece in pieces_of(elements, len(holders))
+                ]
+            )
+        return found
 
     def _reduced_ns(
         self, placement: Placement, costs: list[PipelineCost], ends: list[tuple[int, ...]]

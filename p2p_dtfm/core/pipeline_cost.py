@@ -148,17 +148,21 @@ class PipelineModel:
                     problem.transmit_ns[there][here],
                     problem.latency_ns[there][here],
                 )
-            weight = 0
-            if stage and problem.splits_backward:
-                weight = weight_part_ns(forward[stage], backward[stage])
-            limits = (problem.uplink_bytes_per_s[here], problem.downlink_bytes_per_s[here])
+            shared = (0, 0)
             if 0 < stage < len(peers) - 1:  # others send and receive one thing at a time
-                shared = [self._limited_ns(limit) for limit in limits]
-            else:
-                shared = [0, 0]
+                shared = (
+                    self._limited_ns(problem.uplink_bytes_per_s[here]),
+                    self._limited_ns(problem.downlink_bytes_per_s[here]),
+                )
+            weight = self.last_part_ns(here, cost.cuts[stage], cost.cuts[stage + 1], stage)
             timings.append(
                 StageTiming(
-                    forward[stage], backward[stage], cost.in_flight[stage], weight, *hop, *shared
+                    forward[stage],
+                    backward[stage],
+                    cost.in_flight[stage],
+                    *hop,
+                    *shared,
+                    weight_ns=weight if self.splits(stage) else 0,
                 )
             )
         return tuple(timings)
@@ -192,6 +196,24 @@ class PipelineModel:
             for peer in peers[1:-1]
         )
         return -(-2 * problem.boundary_bytes * 1_000_000_000 // slowest)
+
+    def splits(self, stage: int) -> bool:
+        """Whether the stage at this position leaves a part of its backwards for later."""
+        return self.problem.splits_backwards and stage > 0
+
+    def last_part_ns(self, peer: int, first: int, end: int, stage: int) -> int:
+        """Of the layers `first .. end - 1`: the last part of a microbatch, in which their gradients
+        become final. That is what a split leaves of the backward, else all of it."""
+        times, end_of_blocks = self.problem.layer_ns[peer], self.problem.block_count + 1
+        blocks = max(0, min(end, end_of_blocks) - max(first, 1))
+        kinds = [(blocks, times.block_forward_ns, times.block_backward_ns)]
+        if first == 0 < end:
+            kinds.append((1, times.embedding_forward_ns, times.embedding_backward_ns))
+        if end > end_of_blocks > first or end > first >= end_of_blocks:
+            kinds.append((1, times.head_forward_ns, times.head_backward_ns))
+        if not self.splits(stage):
+            return sum(count * back for count, _, back in kinds)
+        return sum(count * weight_part_ns(there, back) for count, there, back in kinds)
 
     def _limited_ns(self, bytes_per_s: int) -> int:
         """Of one boundary tensor through a shared limit; 0 if there is none."""

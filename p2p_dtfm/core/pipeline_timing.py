@@ -17,8 +17,6 @@ class StageTiming:
     forward_ns: int
     backward_ns: int
     in_flight: int
-    weight_ns: int
-    """What of the backward is left for when the stage would wait; 0 if nothing is."""
     out_ns: int
     """Transmission of the activation, and the handling of a message."""
     out_latency_ns: int
@@ -28,16 +26,16 @@ class StageTiming:
     uplink_ns: int = 0
     """For which one tensor takes the peer's shared uplink; 0: not limited."""
     downlink_ns: int = 0
+    weight_ns: int = 0
+    """What of the backward is left for when nothing else can run; 0: nothing."""
 
 
 def stage_ends_ns(stages: tuple[StageTiming, ...], microbatches: int) -> tuple[int, ...]:
-    """When each stage has done its last backward, counted from the start of the step."""
+    """When each stage has done all its backwards, counted from the start of the step."""
     return _Run(stages, microbatches).ends_ns()
 
 
-_RAN, _INPUT, _GRADIENT = range(3)
-_FORWARD, _BACKWARD = 0, -1
-"""What a stage runs; a positive number is how many times what was owed."""
+_RAN, _INPUT, _GRADIENT, _WEIGHT = range(4)
 
 
 class _Stage:
@@ -46,29 +44,24 @@ class _Stage:
     __slots__ = (
         "backward_was_last",
         "backwards",
+        "backwards_done",
         "busy",
         "down_ns",
         "end_ns",
         "forwards",
         "held",
-        "left",
         "link_back_ns",
         "link_out_ns",
-        "owed",
-        "running",
         "up_ns",
-    )
+        "weights_done",
+    )  # fmt: skip
 
-    def __init__(self, microbatches: int) -> None:
+    def __init__(self) -> None:
         self.forwards = self.backwards = 0
         """Whose input, or output's gradient, is here and which did not run yet."""
         self.held = 0
-        """Between the start of their forward and the end of all of their backward."""
-        self.left = microbatches
-        """Backwards to do."""
-        self.owed = 0
-        """Microbatches whose backward left something for later."""
-        self.running = _FORWARD
+        """Between the start of their forward and the end of their backward."""
+        self.backwards_done = self.weights_done = 0
         self.backward_was_last = False
         self.busy = False
         self.link_out_ns = self.link_back_ns = 0
@@ -82,8 +75,9 @@ class _Run:
 
     def __init__(self, stages: tuple[StageTiming, ...], microbatches: int) -> None:
         self.timings = stages
-        self.stages = [_Stage(microbatches) for _ in stages]
+        self.stages = [_Stage() for _ in stages]
         self.stages[0].forwards = microbatches
+        self.microbatches = microbatches
         self.queue: list[tuple[int, int, int, int]] = []
         """(time, number of the event, what, stage)"""
         self.number = 0
@@ -98,17 +92,17 @@ class _Run:
                 stage.forwards += 1
             elif what == _GRADIENT:
                 stage.backwards += 1
+            elif what == _WEIGHT:
+                stage.busy = False
+                stage.held -= 1
+                stage.weights_done += 1
+                stage.end_ns = now
             else:
                 stage.busy = False
-                stage.end_ns = now
-                if stage.running > 0:
-                    stage.held -= stage.running
-                elif stage.running == _BACKWARD:
-                    stage.left -= 1
-                    if self.timings[at].weight_ns:
-                        stage.owed += 1
-                    else:
-                        stage.held -= 1
+                if stage.backward_was_last:
+                    stage.held -= 0 if self.timings[at].weight_ns else 1
+                    stage.backwards_done += 1
+                    stage.end_ns = now
                     if at:
                         self._send(now, at, at - 1)
                 elif at == last:
@@ -117,7 +111,7 @@ class _Run:
                     self._send(now, at, at + 1)
             if not stage.busy:
                 self._pick(now, at)
-        assert not any(stage.left or stage.held for stage in stages)
+        assert all(stage.backwards_done == self.microbatches for stage in stages)
         return tuple(stage.end_ns for stage in stages)
 
     def _pick(self, now: int, at: int) -> None:
@@ -126,17 +120,17 @@ class _Run:
         forward = stage.forwards > 0 and stage.held < timing.in_flight
         if stage.backwards and not (forward and stage.backward_was_last):
             stage.backwards -= 1
-            stage.backward_was_last, stage.running = True, _BACKWARD
+            stage.backward_was_last = True
             duration = timing.backward_ns - timing.weight_ns
         elif forward:
             stage.forwards -= 1
             stage.held += 1
-            stage.backward_was_last, stage.running = False, _FORWARD
+            stage.backward_was_last = False
             duration = timing.forward_ns
-        elif stage.owed:
-            stage.running = 1 if stage.left else stage.owed
-            stage.owed -= stage.running
-            duration = stage.running * timing.weight_ns
+        elif timing.weight_ns and stage.weights_done < stage.backwards_done:
+            stage.busy = True
+            self._at(now + timing.weight_ns, _WEIGHT, at)
+            return
         else:
             return
         stage.busy = True

@@ -33,7 +33,7 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
     if snapshot.workload.recompute == "always":
         return _plan(snapshot, again)[0]
     plain, has_room = _plan(snapshot, problem)
-    if has_room or snapshot.workload.recompute == "never":
+    if has_room or snapshot.workload.recompute != "auto":
         return plain
     other, _ = _plan(snapshot, again)
     if isinstance(other, NoPlan) or isinstance(plain, NoPlan):

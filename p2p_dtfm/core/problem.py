@@ -5,7 +5,7 @@ from itertools import repeat
 
 from p2p_dtfm.core.records import Device, Intent, Link, PeerRecord, Reachability
 from p2p_dtfm.core.snapshot import Snapshot
-from p2p_dtfm.core.workload import FLOAT_BYTES, STATE_COPIES, LayerCost, Workload
+from p2p_dtfm.core.workload import LayerCost, Workload
 
 UNKNOWN_ROUND_TRIP_NS = 300_000_000
 """Of a link that neither end has measured: halfway around the world."""
@@ -80,8 +80,8 @@ class Problem:
     """Of `boundary_bytes`, and the handling of one message."""
     pair_bytes_per_s: Matrix
     """Of the link itself, the slower direction; symmetric."""
-    splits_backward: bool = True
-    """Whether all stages but a pipeline's first leave what can wait of a backward for later."""
+    splits_backwards: bool = False
+    """Whether stages after the first leave the gradients of matrices for later."""
 
     @property
     def peer_count(self) -> int:
@@ -90,11 +90,6 @@ class Problem:
     @property
     def layer_count(self) -> int:
         return self.block_count + 2
-
-    def parameter_counts(self, first_layer: int, end_layer: int) -> list[int]:
-        """Of each layer."""
-        layers = range(first_layer, end_layer)
-        return [self.layer_bytes(x).state_bytes // (FLOAT_BYTES * STATE_COPIES) for x in layers]
 
     def layer_bytes(self, layer: int) -> LayerBytes:
         if layer == 0:
@@ -137,7 +132,7 @@ def problem_of(snapshot: Snapshot) -> Problem:
         bytes_per_s=rate,
         transmit_ns=transmit_table(rate, workload),
         pair_bytes_per_s=pair,
-        splits_backward=workload.splits_backward,
+        splits_backwards=workload.recompute != "included",
     )
 
 

@@ -44,7 +44,7 @@ def recomputing(problem: Problem, workload: Workload) -> Problem:
             head.gradient_bytes,
         ),
         layer_ns=tuple(map(_forward_again, problem.layer_ns)),
-        splits_backward=False,
+        splits_backwards=False,
         memory_bytes=tuple(max(0, memory - once) for memory in problem.memory_bytes),
     )
 

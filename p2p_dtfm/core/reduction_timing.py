@@ -20,13 +20,14 @@ from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem, du
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A segment: who holds it, how much of it each holder owns, and its bytes."""
+    """A segment, or a piece of one: who holds it, how much of it each holder owns, its bytes."""
 
     holders: tuple[int, ...]
     weights: tuple[int, ...]
     size_bytes: int
-    layers: tuple[int, int] = (0, 1)
-    """The first one, and the end."""
+    below_ns: tuple[int, ...] = ()
+    """How long before the end of its last part (`PipelineModel.last_part_ns`) each holder can send
+    its gradient; none: not before the end."""
 
     def part_bytes(self) -> list[int]:
         total = sum(self.weights)
@@ -56,14 +57,22 @@ class _Timing:
         self._known_ns: dict[tuple[int, int], int] = {}
 
     def last_ready_ns(self, segment: Reduction) -> int:
-        return max(self.ready_ns[peer] for peer in segment.holders)
+        return max(self._ready_of(segment).values())
+
+    def _ready_of(self, segment: Reduction) -> dict[int, int]:
+        below = segment.below_ns or (0,) * len(segment.holders)
+        return {
+            peer: self.ready_ns[peer] - early
+            for peer, early in zip(segment.holders, below, strict=True)
+        }
 
     def gradients(self, segment: Reduction) -> None:
         problem, parts = self.problem, segment.part_bytes()
         everything = sum(parts)
         pairs = list(zip(segment.holders, parts, strict=True))
-        for a, own in sorted(pairs, key=lambda pair: self.ready_ns[pair[0]]):
-            start = self.ready_ns[a]
+        ready = self._ready_of(segment)
+        for a, own in sorted(pairs, key=lambda pair: ready[pair[0]]):
+            start = ready[a]
             rates = problem.bytes_per_s[a]
             self._carry(self.uplinks, problem.uplink_bytes_per_s, a, everything - own, start)
             for b, part in pairs:

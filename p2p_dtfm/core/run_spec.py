@@ -129,6 +129,10 @@ class ComputeSpec(_Section):
         description="run forwards again for their backwards, which saves memory: where memory "
         "would otherwise leave too few microbatches in flight, everywhere, or nowhere",
     )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto",
+        description="of matrix products; auto: bf16 on devices that have units for it, else fp32",
+    )
 
 
 class LimitsSpec(_Section):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from p2p_dtfm.core.pieces import pieces_of
 from p2p_dtfm.core.plan import Pipeline, Plan, Segment
 from p2p_dtfm.core.problem import Problem, duration_ns, problem_of
 from p2p_dtfm.core.run_spec import RunSpec
@@ -16,9 +17,6 @@ from p2p_dtfm.core.workload import FLOAT_BYTES, workload_of
 
 CHUNK_ELEMENTS = 1 << 20
 """4 MiB of fp32: large enough for a fast link, small enough to overlap sending with summing."""
-
-PIECE_ELEMENTS_EACH = 1 << 17
-"""Of a piece of a segment, for each holder: less is not worth a message of its own."""
 
 CODEC_PERCENT = {"fp32": 100, "fp16": 50, "bf16": 50, "int8": 26}
 """Bytes of a boundary tensor in a codec, against fp32."""
@@ -62,22 +60,6 @@ def wire_plan(spec: RunSpec, plan: Plan, snapshot: Snapshot | None) -> WirePlan:
             edge = (before.peer_id, after.peer_id)
             boundaries[edge] = _boundary_codecs(spec, pipeline, edge, problem)
     return WirePlan(chunks, boundaries)
-
-
-def pieces_of(lengths: Sequence[int], holder_count: int) -> list[range]:
-    """A segment's layers (numbered from 0), in the groups in which they are reduced.
-
-    Last layers first, as a backward ends them first: then a piece travels while the layers below it
-    are computed. `lengths` are the layers' elements.
-    """
-    pieces: list[range] = []
-    end, length = len(lengths), 0
-    for layer in reversed(range(len(lengths))):
-        length += lengths[layer]
-        if length >= holder_count * PIECE_ELEMENTS_EACH or not layer:
-            pieces.append(range(layer, end))
-            end, length = layer, 0
-    return pieces
 
 
 def segment_chunks(

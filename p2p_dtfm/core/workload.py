@@ -57,10 +57,9 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """1024 values of an activation or its gradient, as they travel."""
     gradient_bytes_per_kibi: int = 4096
     """1024 values of a parameter gradient, as they are reduced."""
-    recompute: str = "never"
-    """As the run spec says it; "never" where it is in the layers' costs already."""
-    splits_backward: bool = True
-    """Whether stages that do not recompute leave what can wait of a backward for idle times."""
+    recompute: str = "included"
+    """As the run spec says it; "included" where all stages do it, or nothing is known of it: then
+    the layers' costs count, and no backward is taken to be split."""
 
     @property
     def boundary_wire_bytes(self) -> int:

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from p2p_dtfm.core.canonical import digest_bytes
 from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.records import Device
 from p2p_dtfm.daemon.discovery import ask_present, find_run
 from p2p_dtfm.daemon.initial_states import store_initial
 from p2p_dtfm.daemon.peer_state import PeerState
+from p2p_dtfm.daemon.resident_limit import planned_bytes
 from p2p_dtfm.daemon.run_source import Run, fetch_run, found_run, open_local_run
 from p2p_dtfm.daemon.self_record import SelfRecord
 from p2p_dtfm.daemon.status import State
@@ -18,7 +22,7 @@ from p2p_dtfm.net.addresses import parse_address
 from p2p_dtfm.sim.files import find_run_spec
 from p2p_dtfm.train.data import BlobStore, Progress
 from p2p_dtfm.train.emulated import EmulatedStageRunner, emulated_flops_per_s
-from p2p_dtfm.train.measure import measure_device, select_device
+from p2p_dtfm.train.measure import TorchDevice, cap_device_memory, measure_device, select_device
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -64,6 +68,22 @@ class Entrance(PeerState):
             )
 
         return tell
+
+    def _memory_limit_bytes(self, device: TorchDevice) -> int | None:
+        """For the plan. On an accelerator what torch takes there is capped as well."""
+        limit_bytes = int(self.settings.memory_gib * (1 << 30)) or None
+        if limit_bytes is not None:
+            cap_device_memory(device, limit_bytes)
+        return limit_bytes
+
+    def _within_resident_limit(self, measured: Device) -> Device:
+        """Told to others with as much memory as leaves the whole process under its limit. Asked
+        after measuring, when all that the program itself needs is loaded."""
+        limit_bytes = int(self.settings.resident_gib * (1 << 30))
+        if not limit_bytes or measured.kind != "cpu":
+            return measured
+        memory_bytes = min(measured.memory_bytes, planned_bytes(limit_bytes))
+        return msgspec.structs.replace(measured, memory_bytes=memory_bytes)
 
     def _progress_of_measuring(self) -> Callable[[int, int], None]:
         loop = asyncio.get_running_loop()
@@ -132,7 +152,7 @@ class Entrance(PeerState):
         settings = self.settings
         self.status.say(State.MEASURING, "times the layers on this device")
         device = select_device(settings.device)
-        limit = int(settings.memory_gib * (1 << 30)) or None
+        limit = self._memory_limit_bytes(device)
         emulated = emulated_flops_per_s(settings.device)
         measured = await self.compute.run(
             measure_device,
@@ -143,6 +163,7 @@ class Entrance(PeerState):
             emulated,
             self._progress_of_measuring(),
         )
+        measured = self._within_resident_limit(measured)
         if emulated is not None:
             self.compute.stage_runner = partial(EmulatedStageRunner, measured)
         self._self_record = SelfRecord(

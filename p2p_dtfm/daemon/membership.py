@@ -144,12 +144,10 @@ class Membership(PeerState):
         self.observer.view_took_over(view, step)
         log.info("view %s from step %d on", view.id, step)
         if action.redo is not None:
-            log.info(
-                "of step %d, %d microbatches are kept at their stages, at least %d are redone",
-                step,
-                action.redo.kept_forwards,
-                action.redo.redone_forwards,
-            )
+            kept, redone = action.redo.kept_forwards, action.redo.redone_forwards
+            text = f"of step {step}, {kept} microbatches are kept at their stages, {redone} redone"
+            log.info("%s", text)
+            self.observer.note(text)
         if isinstance(view.plan, NoPlan):
             self.status.say(State.WAITING, view.plan.reason)
             log.info("waiting: %s", view.plan.reason)

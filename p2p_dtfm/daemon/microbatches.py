@@ -303,7 +303,10 @@ class Microbatches:
     def _outgoing(self, kind: FrameKind, tensor: Tensor) -> Outgoing:
         """Compute thread."""
         name = self._codec(kind)
-        return Outgoing(name, codec_of(name, self._spec.codecs).encode(tensor))
+        codec = codec_of(name, self._spec.codecs)
+        if codec.lossless:  # the others encode on the device, and their bytes are few
+            tensor = self._runner.copies.to_host(tensor).wait()
+        return Outgoing(name, codec.encode(tensor))
 
     def _again(self, kind: FrameKind, sent: Outgoing) -> Outgoing:
         """In the codec of the present view. Compute thread."""

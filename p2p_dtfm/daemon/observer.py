@@ -214,7 +214,7 @@ class Observer:
         elif agreement.attempting:
             found.append("the members are agreeing on a new view")
         step = self._status.facts.get("step") or 0
-        if step >= spec.total_steps or self._status.state is not State.TRAINING:
+        if step >= spec.total_steps or self._status.state not in (State.TRAINING, State.SPARE):
             return found
         due = {
             "a held-out evaluation": _multiple_after(step, spec.evaluation.every_steps),

@@ -9,6 +9,7 @@ import msgspec
 
 from p2p_dtfm import __version__
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.peer_state import PeerState
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.trace_collector import STEPS_LIMIT, peer_traces_json
@@ -39,10 +40,17 @@ class Readings(PeerState):
             "snapshot": view.id.snapshot if view else None,
             "plan": view.plan.digest() if view else None,
             "members": list(view.member_ids) if view else [],
+            "addresses": self._addresses_in(view),
             "layers": sorted(self._trainer.states) if self._trainer else [],
             "whole_checkpoint_step": self._checkpoints.whole_step if self._checkpoints else None,
             "checkpoints": str(self.home.checkpoints(self._run.digest)) if self._run else None,
         }
+
+    def _addresses_in(self, view: View | None) -> list[str]:
+        """Where others reach this peer, once it is a member: each is a way into the swarm."""
+        records = view.snapshot.records if view is not None else ()
+        mine = [record for record in records if record.peer_id == self._me.peer_id]
+        return [address for record in mine for address in record.addresses]
 
     def plan_json(self) -> dict[str, Any]:
         """The snapshot and plan in force, as plain data."""

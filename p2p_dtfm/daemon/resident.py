@@ -165,7 +165,8 @@ class Resident:
         )
 
     def _status_json(self, status: Status) -> dict[str, Any]:
-        nothing = {"view": None, "snapshot": None, "plan": None, "members": [], "layers": []}
+        nothing: dict[str, Any] = dict.fromkeys(("view", "snapshot", "plan"))
+        nothing |= {"members": [], "addresses": [], "layers": []}
         unknown = dict.fromkeys(("peer_id", "run", "run_digest", "data", "checkpoints"))
         here = {"dashboard": self._dashboard.address, **status.as_json()}
         return {"version": __version__, **unknown, **self._last, **nothing, **here}

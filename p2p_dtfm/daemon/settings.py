@@ -47,6 +47,11 @@ class Settings(BaseModel):
     memory_gib: float = Field(
         default=0.0, ge=0, description="memory to use; 0: four fifths of free"
     )
+    resident_gib: float = Field(
+        default=0.0,
+        ge=0,
+        description="most memory of the whole process and p2pd, on the processor; 0: no limit",
+    )
     uplink_mbps: float = Field(
         default=0.0, ge=0, le=1e6, description="most to send, in Mbit/s; 0: no limit"
     )

@@ -73,7 +73,8 @@ class StepEngine:
         self.frames = StepFrames(self.view, transport, on_trouble)
         self.work = work or StageWork(compute.stage_runner(spec, states, recompute))
         self.reduced: dict[int, Tensor] = {}
-        """By layer, once a step has run. The gradient buffers still hold this peer's own part."""
+        """By layer, once a step has run; the memory is used again two steps later. The gradient
+        buffers still hold this peer's own part."""
         self._runner = self.work.runner
         self._recompute = recompute
         self._pipeline = plan.pipelines[place[0]]
@@ -93,6 +94,7 @@ class StepEngine:
         self._held_out = held_out_indices(plan, spec, place[0])
         self._segments = segments_of(plan, me)
         self._memory = memory
+        self._rooms: dict[tuple[int, int], Tensor] = {}
         self._local_steps = LocalSteps(spec, states, memory.moments)
 
     # one step ---------------------------------------------------------------------------------
@@ -159,6 +161,7 @@ class StepEngine:
             self._compute,
             self._memory,
             self._recorder,
+            self._rooms,
         )
         try:
             if self._is_local:

@@ -14,6 +14,7 @@ from p2p_dtfm.daemon.step_frames import StepFrames
 from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.net.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.host_copies import host_room
 from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.replica_memory import ReplicaMemory
 from p2p_dtfm.train.segment_reduction import SegmentReduction
@@ -39,7 +40,11 @@ class StepReduction:
         compute: Compute,
         memory: ReplicaMemory,
         recorder: StepRecorder,
+        rooms: dict[tuple[int, int], Tensor],
     ) -> None:
+        """`rooms` belongs to the view: the reduced gradients of one step stay until the next one
+        commits, so two rooms for each segment take turns."""
+        self._rooms = rooms
         self._step = step
         self._states = states
         self._me = me
@@ -90,6 +95,10 @@ class StepReduction:
             await self._keep(segment, states, owed)
             return
         chunks = self._mailbox.wire.chunks[segment.first_layer]
+        place = (segment.first_layer, self._step % 2)
+        if place not in self._rooms:
+            elements = sum(state.parameter_count for state in states)
+            self._rooms[place] = host_room(elements, states[0].device)
         reduction = SegmentReduction(
             self._spec,
             self._codec,
@@ -98,6 +107,7 @@ class StepReduction:
             chunks.bounds,
             [state.parameter_count for state in states],
             owed,
+            self._rooms[place],
         )
         self._of_layer |= dict.fromkeys(segment.layers, reduction)
         courses = _Courses(

@@ -9,6 +9,7 @@ from p2p_dtfm.daemon.mailbox import held_out_indices
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.trainer_state import Outlet, Tools, TrainerState
 from p2p_dtfm.net.blobs import BlobUnavailable
+from p2p_dtfm.net.errors import in_plain_words
 from p2p_dtfm.train.data import ShardDamaged, ShardMissing
 
 log = logging.getLogger("p2p_dtfm")
@@ -57,7 +58,7 @@ async def have_shards(
 
 def _say_missing(tools: Tools, error: BlobUnavailable) -> None:
     """Waiting, until a peer turns up that has it or somebody puts the file back."""
-    causes = "; ".join(f"{peer}: {cause}" for peer, cause in error.causes.items())
+    causes = "; ".join(f"{peer}: {in_plain_words(cause)}" for peer, cause in error.causes.items())
     tools.status.say(
         State.WAITING,
         f"data shard {error.digest[:16]} is missing here, and no peer gives it "

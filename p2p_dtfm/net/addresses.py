@@ -110,7 +110,7 @@ def _check_part(text: str, name: str, value: str) -> None:
 
 def _malformed(text: str, cause: str, fix: str = f"the right form is {EXAMPLE}") -> UserError:
     fixes = [fix] if EXAMPLE in fix else [fix, f"the right form is {EXAMPLE}"]
-    fixes.append("the other daemon prints its address when it starts, and in `p2p-dtfm id`")
+    fixes.append("on the other machine, p2p-dtfm status shows the whole address")
     return UserError(f"malformed address {text!r}: {cause}", tuple(fixes))
 
 

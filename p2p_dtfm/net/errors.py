@@ -1,5 +1,7 @@
 """What can go wrong between two peers that is nobody's bug: silence, and refusal."""
 
+import re
+
 from p2p_dtfm.core.errors import PeerFault
 
 
@@ -20,3 +22,12 @@ def one_line(text: str, limit: int = 300) -> str:
     """Text that a stranger chose, made safe for a log line: printable and short."""
     cleaned = "".join(char if char.isprintable() else " " for char in text)
     return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
+
+
+def in_plain_words(cause: str) -> str:
+    """Why each address of a peer could not be dialled, without p2pd's words around it."""
+    reasons = dict.fromkeys(_DIALLED.findall(cause))
+    return "; ".join(reason.strip() for reason in reasons) or cause
+
+
+_DIALLED = re.compile(r"\[/[^\]]+\] [^*]*?([^:*]+)(?=\*|$)")

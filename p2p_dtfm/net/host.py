@@ -16,7 +16,7 @@ from p2p_dtfm.net.addresses import (
     parse_address,
     usable_addresses,
 )
-from p2p_dtfm.net.errors import Unreachable, one_line
+from p2p_dtfm.net.errors import Unreachable, in_plain_words, one_line
 from p2p_dtfm.net.identity import Identity, is_peer_id
 from p2p_dtfm.net.libp2p import (
     P2P,
@@ -126,7 +126,7 @@ class Host:
         causes = []
         for (peer_id, address), result in zip(others, results, strict=True):
             if isinstance(result, Unreachable):
-                causes.append(f"{address}/p2p/{peer_id} ({result.cause})")
+                causes.append(f"{address}/p2p/{peer_id} ({in_plain_words(result.cause)})")
             elif isinstance(result, BaseException):
                 raise result
         for cause in causes:

@@ -85,13 +85,16 @@ class Lane:
 
     async def open(self) -> "Lane":
         """Open the first stream. Raises `Refused` or `Unreachable`."""
+        began_s = time.monotonic()
         reader, writer = await self._open_stripe(0)
         self.stripes.append(Stripe(self, reader, writer))
+        # no frame is acknowledged faster than this where large ones queue in libp2p's buffers
+        self.stripes[0].round_trip_s = time.monotonic() - began_s
         return self
 
     @property
     def round_trip_s(self) -> float:
-        """The shortest time from the end of a write to its acknowledgement; 0: none yet."""
+        """The shortest time from the end of a write to its acknowledgement, a hello included."""
         times = [s.round_trip_s for s in self.stripes if s.round_trip_s]
         return min(times, default=0.0)
 

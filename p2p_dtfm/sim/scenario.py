@@ -56,6 +56,7 @@ class ScenarioFault:
     other: str
     factor: float
     steps: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,13 @@ class _Builder:
             if name and name not in self.peers:
                 self._refuse(("fault", number, key), f"no peer is called {name!r}")
         return ScenarioFault(
-            table.at_step, table.kind, table.peer, table.other, table.factor, table.steps
+            table.at_step,
+            table.kind,
+            table.peer,
+            table.other,
+            table.factor,
+            table.steps,
+            table.seconds,
         )
 
     def _refuse(self, path: tuple[str | int, ...], cause: str) -> None:

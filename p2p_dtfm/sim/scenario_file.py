@@ -78,7 +78,8 @@ class FaultTable(_Table):
     factor: float = Field(default=1.0, gt=0, le=1e6)
     """Times slower, for `slow` and `degrade`."""
     steps: int = Field(default=0, ge=0)
-    """How many steps it lasts; 0: for good."""
+    """How many steps it lasts; 0, without `seconds` too: for good."""
+    seconds: float = Field(default=0, ge=0, le=86_400)
 
 
 class WorkloadTable(_Table):

@@ -28,7 +28,7 @@ def workload_in(scenario: Scenario, spec: RunSpec, execution: Execution) -> Work
     layer is a norm and a narrow projection, as in the paper's runs.
     """
     workload = msgspec.structs.replace(
-        workload_of(spec), recompute="never", splits_backward=execution.splits
+        workload_of(spec), recompute="never" if execution.splits else "included"
     )
     tokens = spec.batch.microbatch * spec.model.context
     if not (scenario.head and execution.language_model_head):

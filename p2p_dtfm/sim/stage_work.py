@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from p2p_dtfm.core.pieces import pieces_of
 from p2p_dtfm.core.plan import Plan, Segment
 from p2p_dtfm.core.split_backward import weight_part_ns
-from p2p_dtfm.core.wire_plan import pieces_of
 from p2p_dtfm.core.workload import Workload
 from p2p_dtfm.sim.execution import Execution, wire_bytes
 from p2p_dtfm.sim.scenario import Scenario

@@ -19,6 +19,9 @@ from p2p_dtfm.core.records import Device, LayerTiming
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.train.emulated import emulated_device, emulated_flops_per_s
 from p2p_dtfm.train.model import build_layer, layer_count, token_loss_sum
+from p2p_dtfm.train.precision import autocast
+
+TorchDevice = torch.device
 
 _REPETITIONS = 5
 _FEWEST_REPETITIONS = 3
@@ -57,6 +60,14 @@ def select_device(text: str) -> torch.device:
             f'use "cuda:0" to "cuda:{device_count - 1}"',
         )
     return torch.device("cuda", int(number or 0))
+
+
+def cap_device_memory(device: torch.device, limit_bytes: int) -> None:
+    """Let torch take no more of an accelerator's memory than that, whatever is asked of it; it
+    gives back unused blocks before it refuses. The processor's memory has no such cap."""
+    if device.type == "cuda":
+        total_bytes = torch.cuda.mem_get_info(device)[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
 
 
 def exclusive_name(device: torch.device) -> str | None:
@@ -218,7 +229,8 @@ def _time_once(
     run = _trial(spec, layer, module, shape, device)
     _finish(device)
     started_ns = time.perf_counter_ns()
-    result = run()
+    with autocast(spec, device):
+        result = run()
     _finish(device)
     between_ns = time.perf_counter_ns()
     torch.autograd.backward(result, torch.ones_like(result))
@@ -238,7 +250,7 @@ def _trial(
     stream = scale.view(shape.sequences, shape.tokens, width).requires_grad_()
     if layer <= spec.model.layers:
         return lambda: module(stream)
-    return lambda: token_loss_sum(module(stream), tokens)
+    return lambda: token_loss_sum(module(stream).float(), tokens)
 
 
 def _finish(device: torch.device) -> None:

@@ -49,12 +49,15 @@ class SegmentReduction:
         bounds: Sequence[tuple[int, int]],
         lengths: Sequence[int],
         owed: Tensor | None,
+        room: Tensor | None = None,
     ) -> None:
         """`lengths` are the elements of each layer. `owed` is of the last committed step, fp32 on
-        the CPU, one layer after the other; None: nothing."""
+        the CPU, one layer after the other; None: nothing. `room` is used for `reduced`, whatever
+        is in it: memory that was touched before costs a copy half as much."""
         ends = list(accumulate(lengths))
         assert bounds[-1][1] == ends[-1]
-        self.reduced = torch.empty(ends[-1])
+        self.reduced = torch.empty(ends[-1]) if room is None else room
+        assert self.reduced.shape == (ends[-1],)
         self.owed: Tensor | None = None if codec.lossless else torch.zeros(ends[-1])
         self._owed_before = owed
         self._codec = codec

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.train.host_copies import HostCopies
 from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.model import layer_count, token_loss_sum
+from p2p_dtfm.train.precision import autocast
 from p2p_dtfm.train.split_backward import WeightGradients, leave_weight_gradients
 
 
@@ -49,6 +51,7 @@ class StageRunner:
         self.has_embedding = layers[0] == 0
         self.has_head = layers[-1] == layer_count(spec) - 1
         self.device = layer_states[layers[0]].device
+        self.copies = HostCopies(self.device)
         self._in_flight: dict[int, _InFlight] = {}
         self._owed: dict[int, dict[int, WeightGradients]] = {}
         self._weight_gradients = WeightGradients()
@@ -156,7 +159,7 @@ class StageRunner:
             assert gradient is None, "no stage follows the head"
             gradient = torch.full_like(result, 1.0 / self.spec.tokens_per_step)
         assert gradient is not None and gradient.shape == result.shape
-        torch.autograd.backward(result, gradient.to(self.device))
+        torch.autograd.backward(result, self.copies.to_device(gradient))
         if not entry.is_floating_point():
             return None
         assert entry.grad is not None
@@ -194,15 +197,16 @@ class StageRunner:
             assert entry.shape[2] == self.spec.model.width, entry.shape
         if targets is not None:
             assert targets.shape == entry.shape[:2], (targets.shape, entry.shape)
-            targets = targets.to(self.device)
-        return entry.to(self.device), targets
+            targets = self.copies.to_device(targets)
+        return self.copies.to_device(entry), targets
 
     def _run(self, layer: int, entry: Tensor, targets: Tensor | None) -> Tensor:
         """One layer; with the head, the loss."""
-        result: Tensor = self.layer_states[layer].module(entry)
-        if layer == layer_count(self.spec) - 1:
-            assert targets is not None
-            result = token_loss_sum(result, targets)
+        with autocast(self.spec, self.device):
+            result: Tensor = self.layer_states[layer].module(entry).float()
+            if layer == layer_count(self.spec) - 1:
+                assert targets is not None
+                result = token_loss_sum(result, targets)
         return result
 
     def _outward(self, result: Tensor) -> Tensor | float:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.net.addresses import WireAddress, check_listen_address, is_loopback, parse_address
+from p2p_dtfm.net.errors import in_plain_words
 
 PEER = "12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X"
 
@@ -69,3 +70,13 @@ def test_listen_addresses_and_loopback() -> None:
         check_listen_address(f"/ip4/0.0.0.0/tcp/0/p2p/{PEER}")
     assert is_loopback("/ip4/127.0.0.1/tcp/1") and is_loopback("/ip6/::1/tcp/1")
     assert not is_loopback("/ip4/10.0.0.1/tcp/1") and not is_loopback("/dns/a/tcp/1")
+
+
+def test_why_an_address_was_not_reached_is_said_in_few_words() -> None:
+    said = (
+        "Connect failed. msg=failed to dial: failed to dial Qm: all dials failed   "
+        "* [/ip4/10.0.0.1/tcp/1] dial tcp4 10.0.0.1:1: connect: connection refused   "
+        "* [/ip4/10.0.0.2/tcp/1] dial tcp4 10.0.0.2:1: i/o timeout"
+    )
+    assert in_plain_words(said) == "connection refused; i/o timeout"
+    assert in_plain_words("no answer within 10 s") == "no answer within 10 s"

@@ -138,8 +138,9 @@ def test_more_peers_than_layers_or_microbatches() -> None:
 
 def test_latency_is_bridged_by_microbatches_in_flight() -> None:
     """A forced pipeline over a 100 ms round trip keeps more in flight than its depth."""
-    half = Peer(memory_bytes=7 * 24 * MEBIBYTE + 7 * 8 * 40 * MEBIBYTE)
-    found = plan(snapshot([half, half], link=Link(100_000_000, 1_000_000_000)))
+    half = Peer(memory_bytes=7 * 512 * MEBIBYTE + 7 * 8 * 40 * MEBIBYTE)
+    large = workload(block_parameters=32 * MEBIBYTE)
+    found = plan(snapshot([half, half], large, link=Link(100_000_000, 1_000_000_000)))
     (pipeline,) = found.pipelines
     assert pipeline.stages[0].in_flight > 4
     assert pipeline.stages[-1].in_flight == 1

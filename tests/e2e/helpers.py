@@ -71,6 +71,11 @@ def run_program(
     return done
 
 
+def errors_of(done: subprocess.CompletedProcess[str]) -> str:
+    """The error and its fixes, without the log before it."""
+    return done.stderr[done.stderr.index("error: ") :]
+
+
 def processes_of(directory: Path) -> list[list[str]]:
     """Command lines of living processes that name this directory."""
     return [

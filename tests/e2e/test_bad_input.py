@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -25,8 +26,10 @@ from p2p_dtfm.net.errors import Refused
 from p2p_dtfm.net.frames import FrameHeader, FrameKind, FrameLimits
 from p2p_dtfm.net.host import Host
 from tests.core.builders import record
+from tests.documentation.screens import check_screen
 from tests.e2e.helpers import (
     DEADLINE_S,
+    errors_of,
     logged,
     processes_of,
     run_program,
@@ -52,6 +55,9 @@ def test_a_malformed_address_is_named_with_what_one_looks_like(
     done = run_program("--home", tmp_path, "--initial-peers", address)
     assert done.returncode == 2
     assert address in done.stderr and "fix" in done.stderr
+    if address == "nonsense":
+        typed = ["--initial-peers", address]
+        check_screen("A malformed address", done.stderr, tmp_path, typed)
 
 
 def test_an_unreachable_address_is_named_with_what_to_look_at(tmp_path: Path) -> None:
@@ -60,6 +66,8 @@ def test_an_unreachable_address_is_named_with_what_to_look_at(tmp_path: Path) ->
     assert done.returncode == 6
     assert address in done.stderr and "fix 1" in done.stderr
     assert not processes_of(tmp_path)
+    typed = ["--initial-peers", address]
+    check_screen("An address that nobody answers at", errors_of(done), tmp_path, typed)
 
 
 def test_an_unknown_key_in_a_run_spec_is_refused_with_a_suggestion(tmp_path: Path) -> None:
@@ -69,6 +77,8 @@ def test_an_unknown_key_in_a_run_spec_is_refused_with_a_suggestion(tmp_path: Pat
     assert done.returncode == 2
     assert "batch.globalbatch" in done.stderr and "did you mean 'global_batch'" in done.stderr
     assert str(spec) in done.stderr
+    typed = ["--run", spec]
+    check_screen("A run spec with a key that there is not", errors_of(done), tmp_path, typed)
 
 
 def test_an_unknown_setting_in_a_file_is_refused_with_a_suggestion(tmp_path: Path) -> None:
@@ -77,6 +87,7 @@ def test_an_unknown_setting_in_a_file_is_refused_with_a_suggestion(tmp_path: Pat
     done = run_program("--home", tmp_path, "--config", config)
     assert done.returncode == 2
     assert "'theads'" in done.stderr and "'threads'" in done.stderr and str(config) in done.stderr
+    check_screen("A setting that there is not", done.stderr, tmp_path, ["--config", config])
 
 
 def test_an_unknown_setting_in_the_environment_is_refused_with_a_suggestion(tmp_path: Path) -> None:
@@ -92,6 +103,9 @@ def test_a_wrong_setting_names_its_origin(text: str, tmp_path: Path) -> None:
     done = run_program("--home", tmp_path, "--config", config)
     assert done.returncode == 2
     assert str(config) in done.stderr and "fix" in done.stderr
+    if "many" in text:
+        heading = "A setting with a value that it cannot have"
+        check_screen(heading, done.stderr, tmp_path, ["--config", config])
 
 
 def test_a_founder_with_damaged_data_is_told_before_anyone_joins(
@@ -105,6 +119,14 @@ def test_a_founder_with_damaged_data_is_told_before_anyone_joins(
     done = run_program("--home", tmp_path / "home", "--listen", LOOPBACK[0], "--run", spec)
     assert done.returncode == 2
     assert str(shard) in done.stderr and "damaged" in done.stderr and "prepare" in done.stderr
+    typed = ["--run", spec]
+    check_screen("A damaged shard at the founder's", errors_of(done), tmp_path, typed)
+
+
+def log_line(child: Child, text: str) -> str:
+    """The first line of its log with that text, as its terminal shows it."""
+    lines = (child.home / "stderr").read_text(errors="replace").splitlines()
+    return next(line for line in lines if text in line)
 
 
 def largest(directory: Path) -> Path:
@@ -136,6 +158,7 @@ def test_short_memory_is_named_and_ends_when_a_peer_joins_whose_damaged_shards_a
         wait_until(lambda: state_of(founder)[0] == "waiting", "the founder waits")
         reason = state_of(founder)[1]
         assert "1 peer offers" in reason and "more memory is needed" in reason and "MiB" in reason
+        check_screen("A model that does not fit into memory", f"waiting: {reason}", tmp_path)
 
         blobs = next(founder.home.glob("runs/*/blobs"))
         seeded = tmp_path / "peer-1" / blobs.relative_to(founder.home)
@@ -147,7 +170,7 @@ def test_short_memory_is_named_and_ends_when_a_peer_joins_whose_damaged_shards_a
             corrupt(seeded / shard.name)
         joiner = swarm.join(address, half)
         wait_until(lambda: step_of(founder) >= 5 and step_of(joiner) >= 5, "both train")
-        assert logged(joiner, "data shard")
+        check_screen("A damaged shard at another peer", log_line(joiner, "data shard"), tmp_path)
         mended = [path.name for path in (seeded / "quarantine").iterdir()]
         assert mended
         for name in mended:
@@ -274,6 +297,13 @@ async def send_raw(one: Stranger, run_digest: str, header: FrameHeader) -> str:
     return reason
 
 
+SCREENS = {
+    "more than the limit": "A tensor frame that claims 2^40 bytes",
+    "tensor of shape": "A tensor frame of a wrong shape",
+    "unknown codec": "A tensor frame with an unknown codec",
+}
+
+
 @pytest.mark.parametrize(
     "changes, cause",
     [
@@ -295,6 +325,9 @@ def test_a_frame_with_a_false_header_costs_its_sender_the_stream(
         assert cause in await send_raw(one, live.facts["run_digest"], header)
 
     sender = with_stranger(live, tmp_path, scenario)
+    if cause in SCREENS:
+        line = log_line(live.founder, f"disconnected {sender}")
+        check_screen(SCREENS[cause], line, tmp_path)
     assert logged(live.founder, f"disconnected {sender}")
     assert resident_bytes(live.founder) < memory_bytes + (256 << 20)
     live.assert_trains_on()
@@ -329,6 +362,9 @@ def test_a_tensor_of_another_view_or_peer_is_never_taken(
 
     sender = with_stranger(live, tmp_path, scenario)
     assert logged(live.founder, f"disconnected {sender}")
+    if changes == {"view_number": 99}:
+        line = log_line(live.founder, f"disconnected {sender}")
+        check_screen("A tensor frame of another view", line, tmp_path)
     live.assert_trains_on()
 
 
@@ -355,6 +391,8 @@ def test_a_wrong_run_digest_names_both_runs(live: Live, tmp_path: Path) -> None:
     assert done.returncode == 5
     assert OTHER_RUN[:16] in done.stderr and live.facts["run_digest"][:16] in done.stderr
     assert "fix 1" in done.stderr
+    typed = ["--initial-peers", live.address, "--run-digest", OTHER_RUN]
+    check_screen("The digest of another run", errors_of(done), tmp_path, typed)
     live.assert_trains_on()
 
 
@@ -384,7 +422,8 @@ def test_a_forged_record_is_refused_by_name(live: Live, tmp_path: Path) -> None:
             await one.call(JoinRequest(sign_record(other_run, one.host.identity.sign)))
 
     sender = with_stranger(live, tmp_path, scenario)
-    assert logged(live.founder, f"refused a JoinRequest of {sender}: forged signature")
+    line = log_line(live.founder, f"refused a JoinRequest of {sender}: forged signature")
+    check_screen("A record with a forged signature", line, tmp_path)
     live.assert_trains_on()
 
 
@@ -470,6 +509,8 @@ def test_a_shard_that_nobody_has_is_waited_for_in_plain_words(live: Live, tmp_pa
     reason = state_of(live.founder)[1]
     assert any(path.name[:16] in reason for path in moved)
     assert "missing" in reason and "start again" in reason
+    shown = re.sub(r"\(.*\); it is taken", "(CAUSE); it is taken", reason)
+    check_screen("A shard that nobody has", f"waiting: {shown}", tmp_path)
     for path in moved:
         (tmp_path / path.name).rename(path)
     wait_until(lambda: state_of(live.founder)[0] == "training", "it goes on by itself")

@@ -58,7 +58,7 @@ peer = "far-1"
 at_step = 8
 kind = "cut"
 peer = "far-1"
-steps = 12
+seconds = 9
 
 [[fault]]
 at_step = 12
@@ -96,8 +96,9 @@ def test_the_case_of_a_scenario(tmp_path: Path) -> None:
     case = case_of(tmp_path, PLAYED)
     assert case.peers == ("near-1", "near-2", "near-3") and case.newcomers == ("far-1",)
     assert [fault.kind for fault in case.schedule] == ["join", "partition", "degrade"]
-    assert case.schedule[1].lasts_steps == 12 and case.schedule[2].factor == 4.0
-    for_good = case_of(tmp_path, PLAYED.replace("steps = 12", "")).schedule[1]
+    assert case.schedule[1].lasts_s == 9 and case.schedule[2].lasts_steps == 4
+    assert case.schedule[2].factor == 4.0
+    for_good = case_of(tmp_path, PLAYED.replace("seconds = 9", "")).schedule[1]
     assert for_good.lasts_s is None
     by_chance = case_of(tmp_path, PLAYED, faults=40)
     assert len(by_chance.schedule) == 40 and len(by_chance.peers) == 4

@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +21,17 @@ from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
 from p2p_dtfm.daemon.resident import Resident
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.web.guard import TOKEN_HEADER
-from tests.e2e.helpers import DEADLINE_S, losses, state_of, step_of, wait_until, write_spec
+from tests.documentation.screens import check_screen
+from tests.e2e.helpers import (
+    DEADLINE_S,
+    errors_of,
+    losses,
+    run_program,
+    state_of,
+    step_of,
+    wait_until,
+    write_spec,
+)
 
 MIB = 1 << 20
 
@@ -113,6 +124,56 @@ def test_limits_hold_and_a_pause_frees_memory_while_the_others_train_on(
         assert any("paused" in event["text"] for event in page.state()["events"])
         both = losses(founder).items() & losses(joiner).items()
         assert both and founder.running, "with the same losses"
+
+
+RESIDENT_GIB = 0.9
+
+
+def test_the_whole_process_stays_under_its_memory_limit(
+    prepared_data: Path, tmp_path: Path
+) -> None:
+    """Each of two peers may hold too little for the whole model, so each also guards the other's
+    half; checkpoints copy what they save. Peaks are the kernel's own figures."""
+    spec = write_spec(
+        tmp_path,
+        total_steps=1_000_000,
+        model={"layers": 6, "width": 256, "heads": 4, "context": 32, "vocabulary": 256},
+        checkpoint={"every_steps": 3},
+        evaluation={"every_steps": 10_000, "sequences": 4},
+        data={"source": str(prepared_data)},
+    )
+    limits = ["--threads", "1", "--resident-gib", str(RESIDENT_GIB)]
+    with LocalSwarm(tmp_path) as swarm:
+        founder, address = swarm.found(["--run", str(spec), *limits])
+        wait_until(lambda: state_of(founder)[0] == "waiting", "one alone has too little")
+        assert "more memory is needed" in state_of(founder)[1]
+        before_bytes = peak_bytes(founder)
+        joiner = swarm.join(address, limits)
+        wait_until(lambda: step_of(joiner) >= 7, "both train and save")
+        for child in (founder, joiner):
+            assert peak_bytes(child) < RESIDENT_GIB * (1 << 30)
+        assert peak_bytes(founder) > before_bytes + 60 * MIB, "what is held is seen at all"
+
+
+def peak_bytes(child: Child) -> int:
+    """The highest resident sets ever of the daemon and of its p2pd, added up."""
+    family = [psutil.Process(child.process.pid)]
+    family += family[0].children(recursive=True)
+    statuses = [Path(f"/proc/{member.pid}/status").read_text() for member in family]
+    found = [re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE) for status in statuses]
+    return sum(int(match[1]) << 10 for match in found if match)
+
+
+def test_too_little_memory_for_the_program_itself_is_said_at_once(tmp_path: Path) -> None:
+    done = run_program(
+        "--home", tmp_path, "--listen", "/ip4/127.0.0.1/tcp/0", "--resident-gib", "0.1"
+    )
+    assert done.returncode == 2
+    shown = re.sub(r"\d+\.\d+ GiB", "NUMBER GiB", errors_of(done))
+    shown = re.sub(r"allow \d+\.\d+", "allow NUMBER", shown)
+    check_screen(
+        "A memory limit below what the program takes", shown, tmp_path, ["--resident-gib", "0.1"]
+    )
 
 
 class Clock:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from p2p_dtfm.core import wire_plan
+from p2p_dtfm.core import pieces
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.net.frames import FrameKind
 from tests.core.builders import run_spec
@@ -57,7 +57,7 @@ def test_parts_are_sent_before_the_last_gradient_is_final(
     stage_counts: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(wire_plan, "PIECE_ELEMENTS_EACH", 16)
+    monkeypatch.setattr(pieces, "PIECE_ELEMENTS_EACH", 16)
     spec = run_spec()
     spec = spec.model_copy(update={"model": spec.model.model_copy(update={"layers": 12})})
 

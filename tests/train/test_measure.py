@@ -7,7 +7,7 @@ import torch
 
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
-from p2p_dtfm.train.measure import measure_device, select_device
+from p2p_dtfm.train.measure import cap_device_memory, measure_device, select_device
 
 
 def test_measured_record_is_sane(spec: RunSpec) -> None:
@@ -46,6 +46,17 @@ def test_a_device_that_is_not_there_says_what_to_do(name: str) -> None:
     with pytest.raises(UserError) as caught:
         select_device(name)
     assert caught.value.fixes
+
+
+def test_an_accelerators_memory_is_capped_for_torch() -> None:
+    cap_device_memory(torch.device("cpu"), 1)  # nothing to cap
+    if not torch.cuda.is_available():
+        return
+    limit_bytes = 256 << 20
+    cap_device_memory(torch.device("cuda", 0), limit_bytes)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(2 * limit_bytes, dtype=torch.uint8, device="cuda:0")
+    torch.cuda.set_per_process_memory_fraction(1.0, 0)
 
 
 def test_no_cuda_says_so() -> None:

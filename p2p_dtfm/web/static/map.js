@@ -45,7 +45,7 @@ function draw() {
   const room = byId("map");
   room.classList.toggle("small", view.peers.length <= FEW_PEERS);
   if (!view.peers.length) {
-    room.replaceChildren(element("p", { className: "quiet" }, "There is no view yet: nobody to show."));
+    room.replaceChildren(element("p", { className: "quiet" }, state.live?.state === "paused" ? "Nobody: a paused peer is in no view." : "There is no view yet: nobody to show."));
     byId("map-legend").replaceChildren();
     drawFacts();
     return;

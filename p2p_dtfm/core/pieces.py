@@ -1,0 +1,22 @@
+"""In which pieces a segment is reduced: what engine, planner and simulator agree on."""
+
+from collections.abc import Sequence
+
+PIECE_ELEMENTS_EACH = 1 << 17
+"""Of a piece of a segment, for each holder: less is not worth a message of its own."""
+
+
+def pieces_of(lengths: Sequence[int], holder_count: int) -> list[range]:
+    """A segment's layers (numbered from 0), in the groups in which they are reduced.
+
+    Last layers first, as a backward ends them first: then a piece travels while the layers below it
+    are computed. `lengths` are the layers' elements.
+    """
+    pieces: list[range] = []
+    end, length = len(lengths), 0
+    for layer in reversed(range(len(lengths))):
+        length += lengths[layer]
+        if length >= holder_count * PIECE_ELEMENTS_EACH or not layer:
+            pieces.append(range(layer, end))
+            end, length = layer, 0
+    return pieces

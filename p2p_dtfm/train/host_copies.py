@@ -1,0 +1,64 @@
+"""Boundary tensors between an accelerator and the host, copied while it computes.
+
+Copies go over a stream of their own, into and out of memory that the accelerator reaches directly
+(pinned). Where tensors are the host's anyway nothing is copied.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A tensor on its way to the host."""
+
+    on_host: Tensor
+    copied: Any = None
+    """A CUDA event, or None."""
+
+    def wait(self) -> Tensor:
+        """The tensor, once it is there. Blocks its thread, not the accelerator."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.on_host
+
+
+class HostCopies:
+    """Copies of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def to_host(self, tensor: Tensor) -> Leaving:
+        """Begin after all that this thread has given to the accelerator until now."""
+        if self._stream is None:
+            return Leaving(tensor)
+        computing = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(computing)
+        on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        with torch.cuda.stream(self._stream):
+            on_host.copy_(tensor, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record(self._stream)
+        tensor.record_stream(self._stream)
+        return Leaving(on_host, copied)
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """What this thread computes from now on sees the whole tensor."""
+        if self._stream is None or tensor.device == self.device:
+            return tensor.to(self.device)
+        with torch.cuda.stream(self._stream):
+            here = tensor.pin_memory().to(self.device, non_blocking=True)
+        computing = torch.cuda.current_stream(self.device)
+        computing.wait_stream(self._stream)
+        here.record_stream(computing)
+        return here
+
+
+def host_room(elements: int, device: torch.device) -> Tensor:
+    """Flat fp32 on the host, of any values, which `device` copies into at its full rate."""
+    return torch.empty(elements, pin_memory=device.type == "cuda")

@@ -1,0 +1,87 @@
+"""What the benchmarks with real daemons work out from what they measured."""
+
+import pytest
+
+from benchmarks.bubbles import busy_s
+from benchmarks.daemon_with_plan import execute_as_dtfm
+from benchmarks.emulated_swarm import (
+    EXECUTION,
+    Span,
+    emulated_spec,
+    renamed,
+    scenario_file,
+)
+from benchmarks.memory import at, must_hold_bytes
+from benchmarks.placement_daemons import flushed, plan_named, simulated_ns
+from benchmarks.prediction import SCENARIO_NAMES
+from p2p_dtfm.core import wire_plan
+from p2p_dtfm.core.pipeline_order import StageOrder
+from p2p_dtfm.core.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.planner import compute_plan
+from p2p_dtfm.core.workload import workload_of
+from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot
+
+PLAN = Plan((Pipeline((Stage("a", 0, 2, 3), Stage("b", 2, 4, 2)), 0, 4),), ("c",), 7)
+
+
+def test_every_scenario_has_a_plan_for_eight_peers() -> None:
+    for name in SCENARIO_NAMES:
+        scenario = scenario_file(name)
+        assert len(scenario.peers) == 8
+        plan = compute_plan(scenario_snapshot(scenario, emulated_spec(), EXECUTION))
+        assert isinstance(plan, Plan), f"{name}: {plan.reason}"
+        assert max(len(pipeline.stages) for pipeline in plan.pipelines) > 1, name
+
+
+def test_spans_that_overlap_count_once() -> None:
+    second = 1_000_000_000
+    spans = [
+        Span("reduce", 0, 0, 2 * second),
+        Span("reduce", 1, second, 3 * second),
+        Span("wait", 0, 3 * second, 9 * second),
+        Span("reduce", 2, 5 * second, 6 * second),
+    ]
+    assert busy_s(spans, "reduce") == pytest.approx(4.0)
+
+
+def test_a_plan_keeps_its_shape_under_other_names() -> None:
+    names = {"a": "x", "b": "y", "c": "z"}
+    back = {new: old for old, new in names.items()}
+    assert renamed(renamed(PLAN, names), back) == PLAN
+    assert renamed(PLAN, names).spares == ("z",)
+
+
+def test_a_guardian_must_hold_more() -> None:
+    spec = emulated_spec(blocks=2)
+    workload = workload_of(spec)
+    alone, same = must_hold_bytes(spec, PLAN, "a", [0, 1])
+    _, with_guard = must_hold_bytes(spec, PLAN, "a", [0, 1, 2])
+    own = workload.embedding.parameter_count + workload.block.parameter_count
+    assert same - alone == 4 * own
+    assert with_guard - same == 20 * workload.block.parameter_count
+    assert at({1: 10, 5: 50, 9: 90}, 7) == 50
+
+
+def test_dtfm_flushes_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_forward_can_run", "_backward_can_run"):
+        monkeypatch.setattr(StageOrder, name, getattr(StageOrder, name))
+    monkeypatch.setattr(wire_plan, "_weights", wire_plan._weights)
+    execute_as_dtfm()
+    depth = flushed(PLAN).pipelines[0].stages[0].in_flight
+    order = StageOrder(range(5), depth, makes_inputs=True, makes_losses=True)
+    done = []
+    while not order.done:
+        tasklet = order.next()
+        assert tasklet is not None
+        done.append(f"{tasklet.kind.value[0]}{tasklet.microbatch}")
+    assert done == ["f0", "f1", "b0", "b1", "f2", "f3", "b2", "b3", "f4", "b4"]
+
+
+def test_the_grids_to_compare_with_are_simulated() -> None:
+    scenario, spec = scenario_file("straggler"), emulated_spec()
+    seconds = {
+        kind: simulated_ns(plan_named(kind, scenario, spec), scenario, spec, kind)
+        for kind in ("ours", "region", "dtfm")
+    }
+    assert seconds["region"] > 2 * seconds["ours"]
+    assert seconds["dtfm"] > 2 * seconds["ours"]

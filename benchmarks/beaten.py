@@ -130,6 +130,9 @@ def in_flight_sweep() -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("beaten.json"))
+    parser.add_argument(
+        "--only", choices=["recompute", "card", "plain"], help="one of the table's parts"
+    )
     options = parser.parse_args()
     measured = {
         (row.case, row.layers, row.batch): row.measured_s
@@ -141,9 +144,10 @@ def main() -> None:
         "case row          recompute card   DT-FM  bound   grid   ours (region order)  x bound"
         "  x grid  target"
     )
-    for case in SCENARIOS:
-        for shared_card in (False, True):
-            for recompute in (True, False):
+    parts = {"recompute": (False, True), "card": (True, True), "plain": (False, False)}
+    for part, (shared_card, recompute) in parts.items():
+        if options.only in (None, part):
+            for case in SCENARIOS:
                 for layers, batch in ROWS:
                     line = compare(case, layers, batch, recompute, shared_card)
                     line["dtfm_measured_s"] = measured.get((case, layers, batch))

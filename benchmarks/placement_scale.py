@@ -2,8 +2,9 @@
 
     python -m benchmarks.placement_scale [--quick] [--json]
 
-`over_bound` is the predicted step over a lower bound (`core/bound.py`): what computing alone
-takes on those peers that can send one layer's gradients within the step.
+`over_bound` is the predicted step over a lower bound (`core/bound.py`). `simulated_in_s`: how long
+the simulator takes for one step of the plan, and of the paper's case 5 in region order with 8,192
+microbatches.
 """
 
 import argparse
@@ -16,8 +17,11 @@ from p2p_dtfm.core.bound import step_lower_bound_ns
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.planner import compute_plan
 from p2p_dtfm.core.problem import problem_of
-from p2p_dtfm.sim.files import read_run_spec
-from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot
+from p2p_dtfm.sim.execution import OURS
+from p2p_dtfm.sim.files import read_run_spec, read_scenario
+from p2p_dtfm.sim.named_plans import grid_plan, region_order
+from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot, workload_in
+from p2p_dtfm.sim.step_time import simulate_step
 
 LIMITS_S = {64: 10.0, 256: 10.0, 1024: 60.0}
 MEMORY_LIMIT_BYTES = 1 << 30
@@ -25,12 +29,16 @@ MEMORY_LIMIT_BYTES = 1 << 30
 
 def measured(count: int, batch: int) -> dict[str, object]:
     """Plan for `count` peers; seconds of this process, and its highest memory so far."""
-    snapshot = scenario_snapshot(large_swarm(count), read_run_spec("gpt3-xl", 24, batch))
+    scenario, spec = large_swarm(count), read_run_spec("gpt3-xl", 24, batch)
+    snapshot = scenario_snapshot(scenario, spec)
     began = time.process_time()
     plan = compute_plan(snapshot)
     elapsed = time.process_time() - began
     assert isinstance(plan, Plan)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    began = time.process_time()
+    simulate_step(plan, scenario, workload_in(scenario, spec, OURS), OURS)
+    simulated = time.process_time() - began
     return {
         "peers": count,
         "planned_s": round(elapsed, 2),
@@ -39,8 +47,19 @@ def measured(count: int, batch: int) -> dict[str, object]:
         "over_bound": plan.predicted_step_ns / step_lower_bound_ns(problem_of(snapshot)),
         "pipelines": len(plan.pipelines),
         "spares": len(plan.spares),
+        "simulated_in_s": round(simulated, 2),
         "ok": elapsed <= LIMITS_S[count] and memory <= MEMORY_LIMIT_BYTES,
     }
+
+
+def paper_case_simulated_in_s() -> float:
+    """Seconds for 64 peers, 8 stages, and 128 microbatches for each peer."""
+    scenario, spec = read_scenario("paper-5-world-wide-as-run"), read_run_spec("gpt3-xl", 24, 8192)
+    workload = workload_in(scenario, spec, OURS)
+    plan = grid_plan(region_order(scenario), workload, 8)
+    began = time.process_time()
+    simulate_step(plan, scenario, workload, OURS)
+    return round(time.process_time() - began, 2)
 
 
 def main() -> None:
@@ -53,6 +72,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(rows))
         return
+    print(f"64 peers, 8,192 microbatches simulated in {paper_case_simulated_in_s()} s")
     print("  ".join(f"{key:>12}" for key in rows[0]))
     for row in rows:
         shown = (f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values())

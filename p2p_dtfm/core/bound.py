@@ -4,15 +4,15 @@
 blocks, c_i the time of a block on peer i, g a block's gradient and a an activation in bytes. Either
 there is one pipeline; it has at most as many stages as layers, so only the fastest so many peers
 count. Or every layer has h >= 2 holders. One that owns the part w of the sums sends (1 - w) of its
-gradient and (h - 1) w of sums, no less than its gradient in all. A block's sets out when the last
-backward is through it, so besides one block's, what takes longer than the backwards b_i of the
-blocks below comes after computing; where backwards are split, one block's is all that must. So a
-peer with x blocks that sends (and receives) at most R_i bytes per second computes for at most
-T - l_i - (x - 1) e_i, with l_i = g / R_i, less the embedding's backward, and e_i = g / R_i - b_i or
-0. Unless it holds the whole model, each of its microbatches sends an activation or its gradient
-over one link of at most r_i bytes per second. With u_i its work, in blocks of a microbatch:
+gradient and (h - 1) w of sums, no less than its gradient in all. What belongs to its lowest k
+blocks it sends after its last backward has come down to them, (k - 1) b before the end, b being a
+block's backward. So a peer with x blocks that sends (and receives) at most R_i bytes per second has
+done with computing at least z_i = max(g / R_i, x g / R_i - (x - 1) b_i) before T; where stages
+leave a part of their backwards for last, only g / R_i is sure. Unless it holds the whole model,
+each of its microbatches sends an activation or its gradient over one link of at most r_i bytes per
+second. With u_i the work it does, in blocks of a microbatch:
 
-    u_i = max over 1 <= x <= what fits of  min((T - l_i - (x - 1) e_i) / c_i,  x T r_i / a)
+    u_i = max over 1 <= x <= what fits of  min((T - z_i) / c_i,  x T r_i / a)
 
 and T is the least for which the sum of u_i is m B.
 
@@ -21,12 +21,13 @@ will, on any peers, all taken to be as fast as the fastest. With n = m / P micro
 (time is concave in them, so unequal shares do not help), x_s blocks in stage s, X_s before it, f
 and b a block's forward and backward, d the shortest latency and transmission of any pair:
 
-    ended  >= X_s (f + b) + 2 s d + n x_s (f + b)        for each s: fill, work, drain; where
-                                                         backwards are split, without their rest
+    ended  >= X_s (f + b') + 2 s d + n x_s (f + b)       for each s: fill, work, drain
     ended_s >= X_s f + s d + n x_s (f + b)               when stage s itself has ended
-    reduced >= ended + late(x_0),  ended_s + late(x_s)   of each reduction what computing cannot
-                                                         hide, as above
+    reduced >= ended + reduction(x_0),  ended_s + reduction(x_s)
     step   >= reduced + the least latency to the farthest of the others (Prepared)
+
+b' is what of a backward its predecessor waits for: all of it, or where stages split backwards only
+the input's gradient. reduction(x) is z as above with what follows for x g / R.
 
 Reduction of G bytes among P holders: the link a -> b carries w_b of a's gradient after a has ended
 and w_a of sums, so (w_a + w_b) G <= r_ab (T - ended_a). Added up over all pairs, with R the fastest
@@ -35,7 +36,7 @@ only over pairs no faster than r, of which each holder has all but k, at least
 2 (P - 1 - k) G / (P (P - 1) r).
 """
 
-from p2p_dtfm.core.problem import LayerNs, Problem, duration_ns
+from p2p_dtfm.core.problem import Problem, duration_ns
 from p2p_dtfm.core.split_backward import weight_part_ns
 
 _RATE_SCALE = 1 << 80
@@ -76,12 +77,10 @@ class _Reach:
         back = [row[peer] for other, row in enumerate(problem.bytes_per_s) if other != peer]
         limit = min(problem.uplink_bytes_per_s[peer], problem.downlink_bytes_per_s[peer])
         everything = max(1, min(limit, sum(out), sum(back)))
-        self.block_ns = problem.layer_ns[peer].block_ns
         times = problem.layer_ns[peer]
-        gradient_ns = duration_ns(problem.block.gradient_bytes, everything)
-        self.more_ns = _unhidden_ns(problem, gradient_ns, times)
-        """For each block, that its gradient takes after computing."""
-        self.once_ns = max(0, gradient_ns - self.more_ns - times.embedding_backward_ns)
+        self.block_ns = times.block_ns
+        self.backward_ns = None if problem.splits_backwards else times.block_backward_ns
+        self.gradient_ns = duration_ns(problem.block.gradient_bytes, everything)
         self.activation_ns = duration_ns(
             problem.boundary_bytes, max(1, min(limit, max([*out, *back], default=1)))
         )
@@ -91,28 +90,24 @@ class _Reach:
         self.most_blocks = min(fitting, problem.block_count)
 
     def work_q20(self, time_ns: int) -> int:
-        """Blocks of a microbatch, times 2^20.
-
-        The first limit falls with x, the second grows: the best x lies where they cross.
-        """
-        if self.most_blocks == 0:
-            return 0
-        computed = (max(0, time_ns - self.once_ns) << 20) // self.block_ns
-        lost = (self.more_ns << 20) // self.block_ns
-        carried = (time_ns << 20) // self.activation_ns + 1
-        crossing = computed // (lost + carried)
+        """Blocks of a microbatch, times 2^20."""
         best = 0
-        for blocks in (crossing, crossing + 1):
-            x = max(1, min(self.most_blocks, blocks))
-            best = max(best, min(computed - x * lost, x * carried) + 1)
-        if self.whole:
-            best = max(best, computed - self.most_blocks * lost + 1)
-        return max(0, best)
+        carried = (time_ns << 20) // self.activation_ns + 1
+        for blocks in range(1, self.most_blocks + 1):
+            left_ns = time_ns - _after_ns(blocks, self.gradient_ns, self.backward_ns)
+            if left_ns <= 0:
+                break
+            computed = (left_ns << 20) // self.block_ns + 1
+            whole = self.whole and blocks == self.most_blocks
+            best = max(best, computed if whole else min(computed, blocks * carried))
+        return best
 
 
-def _unhidden_ns(problem: Problem, reduction_ns: int, times: LayerNs) -> int:
-    """Of a block's reduction, what outlasts the backward of the block below it."""
-    return 0 if problem.splits_backwards else max(0, reduction_ns - times.block_backward_ns)
+def _after_ns(blocks: int, each_ns: int, backward_ns: int | None) -> int:
+    """What is left to send when a stage ends, its blocks' gradients taking so long each."""
+    if backward_ns is None:
+        return each_ns
+    return max(each_ns, blocks * each_ns - (blocks - 1) * backward_ns)
 
 
 def grid_lower_bound_ns(problem: Problem) -> int | None:
@@ -134,10 +129,11 @@ class _Grid:
         self.pipelines = problem.peer_count // stages
         fastest = min(problem.layer_ns, key=lambda times: times.block_ns)
         self.forward_ns, self.block_ns = fastest.block_forward_ns, fastest.block_ns
-        self.return_ns = self.block_ns
-        """A microbatch through a block and back, as far as others wait for it."""
+        self.backward_ns: int | None = fastest.block_backward_ns
+        self.round_ns = self.block_ns
         if problem.splits_backwards:
-            self.return_ns -= weight_part_ns(fastest.block_forward_ns, fastest.block_backward_ns)
+            self.backward_ns = None
+            self.round_ns -= weight_part_ns(fastest.block_forward_ns, fastest.block_backward_ns)
         block = problem.block.state_bytes + problem.block.saved_bytes
         self.most_blocks = max(problem.memory_bytes) // max(1, block)
         everyone = range(problem.peer_count)
@@ -153,8 +149,6 @@ class _Grid:
         )
         self.commit_ns = min(farthest, default=0)
         self.reduction_ns = self._reduction_ns(problem.block.gradient_bytes)
-        self.more_ns = _unhidden_ns(problem, self.reduction_ns, fastest)
-        self.once_ns = max(0, self.reduction_ns - self.more_ns - fastest.embedding_backward_ns)
 
     def step_ns(self) -> int | None:
         problem = self.problem
@@ -184,20 +178,19 @@ class _Grid:
 
     def _covers(self, first: int, time_ns: int) -> bool:
         """Whether the other stages can hold the rest; each takes as many blocks as it may."""
-        ended_ns = time_ns - self.once_ns - first * self.more_ns
+        ended_ns = time_ns - _after_ns(first, self.reduction_ns, self.backward_ns)
         before = 0
         for stage in range(self.stages):
-            most = self._blocks_within(
-                ended_ns - before * self.return_ns - 2 * stage * self.hop_ns, 0
-            )
+            left_ns = ended_ns - before * self.round_ns - 2 * stage * self.hop_ns
+            own_ns = time_ns - before * self.forward_ns - stage * self.hop_ns
             most = min(
-                most,
-                self._blocks_within(
-                    time_ns - self.once_ns - before * self.forward_ns - stage * self.hop_ns,
-                    self.more_ns,
-                ),
+                self._blocks_within(left_ns, 0),
+                self._blocks_within(own_ns - self.reduction_ns, 0),
                 self.most_blocks,
             )
+            if self.backward_ns is not None and self.reduction_ns > self.backward_ns:
+                slower_ns = self.reduction_ns - self.backward_ns
+                most = min(most, self._blocks_within(own_ns - self.backward_ns, slower_ns))
             if most < 1 or (stage == 0 and most < first):
                 return False
             before += first if stage == 0 else most

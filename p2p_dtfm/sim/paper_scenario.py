@@ -8,7 +8,11 @@ from p2p_dtfm.sim.scenario import Scenario
 def paper_problem_of(
     scenario: Scenario, stages: int, replicas: int, order: tuple[int, ...] | None = None
 ) -> PaperProblem:
-    """Peers in file order (or in `order`). Raises `UserError` unless stages * replicas fits."""
+    """Peers in file order (or in `order`). Raises `UserError` unless stages * replicas fits.
+
+    The paper's rates are those of pairs: an uplink or downlink bounds each link of its peer, as a
+    `link_cap_mbps` does, and is not shared.
+    """
     count = len(scenario.peers)
     if stages < 1 or replicas < 1 or stages * replicas != count:
         even = [s for s in range(1, count + 1) if count % s == 0]
@@ -22,6 +26,7 @@ def paper_problem_of(
 
     def link(a: int, b: int) -> tuple[int, int]:
         found = scenario.link(peers[a].name, peers[b].name)
-        return found.latency_ns, found.bytes_per_s
+        limits = (peers[a].uplink_bytes_per_s, peers[b].downlink_bytes_per_s)
+        return found.latency_ns, min([found.bytes_per_s, *(limit for limit in limits if limit)])
 
     return paper_problem(tuple(peer.name for peer in peers), stages, link)

@@ -48,8 +48,8 @@ class _Flow:
 
 def plan_svg(plan: Plan, scenario: Scenario, workload: Workload) -> str:
     """An SVG image. Hovering over a pipeline singles it out where the viewer knows CSS."""
-    layout = lay_out(scenario, WIDTH, HEIGHT, MARGIN)
     height = max(HEIGHT, _TOP + 26 * len(plan.pipelines) + 60)
+    layout = lay_out(scenario, WIDTH, min(height, WIDTH), MARGIN)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + PANEL} {height}" '
         f'width="{WIDTH + PANEL}" height="{height}" role="img">',

@@ -13,6 +13,7 @@ from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.net.addresses import (
     check_listen_address,
     is_loopback,
+    is_relayed,
     parse_address,
     usable_addresses,
 )
@@ -69,6 +70,8 @@ class Host:
         """Set when p2pd has died by itself: nothing works any more, start a new Host."""
         self.shaper: Shaper | None = None
         """Set before streams are opened or served, to live through a scenario's links."""
+        self.relayed_addresses: tuple[str, ...] = ()
+        """Where relays pass others on to this peer, full multiaddrs; told to others first."""
         self._p2pd = p2pd
         self._listens_on_loopback = listens_on_loopback
         self._closing = False
@@ -155,7 +158,12 @@ class Host:
         texts = [str(address) for address in visible]
         if not self._listens_on_loopback:
             texts = [text for text in texts if not is_loopback(text)] or texts
-        return tuple(texts[:ADDRESSES_LIMIT])
+        return (*self.relayed_addresses, *texts)[:ADDRESSES_LIMIT]
+
+    @property
+    def is_only_local(self) -> bool:
+        """Told to listen on loopback: no router is between this peer and those that it meets."""
+        return self._listens_on_loopback
 
     async def connect(self, peer_id: str, addresses: Sequence[str], deadline_s: float) -> None:
         """Connect to a peer at any of its addresses. Raises `Unreachable`."""
@@ -182,8 +190,20 @@ class Host:
 
     async def connected_peers(self) -> tuple[str, ...]:
         """Ids of the peers to which p2pd has a connection."""
-        peers = await self._ask(self.p2p.list_peers(), CLOSE_DEADLINE_S)
-        return tuple(sorted({info.peer_id.to_base58() for info in peers}))
+        return tuple(sorted(await self.remote_addresses()))
+
+    async def remote_addresses(self) -> dict[str, tuple[str, ...]]:
+        """Of each connected peer, the far ends of its connections, direct ones first."""
+        found: dict[str, list[str]] = {}
+        for info in await self._ask(self.p2p.list_peers(), CLOSE_DEADLINE_S):
+            ends = found.setdefault(info.peer_id.to_base58(), [])
+            ends.extend(str(address) for address in info.addrs)
+        return {peer: tuple(sorted(ends, key=is_relayed)) for peer, ends in found.items()}
+
+    async def direct_address(self, peer_id: str) -> str | None:
+        """The far end of a direct connection to a peer; None: it is relayed, or there is none."""
+        ends = (await self.remote_addresses()).get(peer_id, ())
+        return ends[0] if ends and not is_relayed(ends[0]) else None
 
     async def open_stream(
         self, peer_id: str, name: str, deadline_s: float

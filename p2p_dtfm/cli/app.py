@@ -50,6 +50,12 @@ def run(
     ] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell others.")] = None,
+    relay: Annotated[
+        bool | None,
+        typer.Option(
+            "--relay/--no-relay", help="Whether to pass bytes on between peers behind routers."
+        ),
+    ] = None,
     expect_peers: Annotated[
         int | None, typer.Option(help="A founder waits for this many peers before it starts.")
     ] = None,
@@ -102,6 +108,7 @@ def run(
             "hours": hours,
             "listen": tuple(listen or ()),
             "announce": tuple(announce or ()),
+            "relay": relay,
             "expect_peers": expect_peers,
             "expect_wait_s": expect_wait_s,
             "exit_when_done": exit_when_done,

@@ -52,6 +52,10 @@ class PeerState:
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._liveness = Liveness(LAN_LIVENESS)
+        self._moved = asyncio.Event()
+        """This peer's addresses are others than those in its presence."""
+        self._straight: dict[str, bool] = {}
+        """Of each connected peer, whether the way to it is direct; empty on loopback."""
         self._troubled: set[str] = set()
         """Peers with whom a tensor was lost since the last commit."""
         self._learnt: dict[str, Signed] = {}

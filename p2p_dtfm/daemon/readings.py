@@ -28,6 +28,7 @@ class Readings(PeerState):
             "version": __version__,
             "dashboard": self._dashboard.address,
             "peer_id": self._me.peer_id,
+            "way_in": {**self._way_in.standing.as_json(), "relays": list(self._way_in.relays)},
             "life": self._life,
             "shaped_links": self._host.shaper.label if self._host.shaper else None,
             "emulated_device": emulated_flops_per_s(self.settings.device) is not None,
@@ -68,6 +69,7 @@ class Readings(PeerState):
                 "heard_s_ago": round(now_s - heard[record.peer_id], 1)
                 if record.peer_id in heard
                 else None,
+                "way": way_words(self._straight.get(record.peer_id)),
                 "layers": list(view.layers_of(record.peer_id)) if view else [],
             }
             for record in records
@@ -93,6 +95,11 @@ class Readings(PeerState):
             "losses": list(trainer.losses) if trainer else [],
             "held_out_losses": list(trainer.held_out) if trainer else [],
         }
+
+
+def way_words(is_straight: bool | None) -> str | None:
+    """How bytes travel to a peer; None where that is not known."""
+    return None if is_straight is None else ("direct" if is_straight else "relayed")
 
 
 def laboratory_marks(settings: Settings, host: Host) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """Direct connections between two peers behind routers, agreed on over a relay.
 
-Both send their first packet at once, each to where the other one's router shows it to the world. On
-the way out it makes the own router expect an answer, so the other's packet, which looks like one, is
-let in: a TCP connection that both ends opened. libp2p wants one end to have called and the other
-to have listened; so the called one opens its end itself and joins it to its own p2pd. p2pd's own
-way to do this (DCUtR) begins only when four machines elsewhere have seen a peer (decision 14).
+Both send their first packet at once, each to where the other one's router shows it to the world.
+On the way out it makes the own router expect an answer, so the other's packet, which looks like
+one, is let in: a TCP connection that both ends opened. libp2p wants one end to have called and the
+other to have listened; so the called one opens its end itself and joins it to its own p2pd. p2pd's
+own way to do this (DCUtR) begins only when four machines elsewhere have seen a peer (decision 14).
 """
 
 import asyncio

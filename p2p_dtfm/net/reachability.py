@@ -1,8 +1,8 @@
 """Whether others can call this peer: one that it called itself tries to call back.
 
 The connection that asked is no proof: a router lets answers in, and nothing else. So the asked peer
-opens a connection anew, from another port, to where the question came from, and nowhere else: nobody
-can make it knock at a stranger's door.
+opens a connection anew, from another port, to where the question came from, and nowhere else:
+nobody can make it knock at a stranger's door.
 """
 
 import asyncio
@@ -81,6 +81,7 @@ class CallBacks:
         return encode(Seen(name, port, answering))
 
     async def close(self) -> None:
+        """Stop the calls that are under way."""
         await self._control.close()
 
 

@@ -5,8 +5,6 @@ ends, in whatever way, the holders end and the namespaces, with all that is in t
 routers are Linux's own: nftables masquerades what leaves a home, and drops what was not asked for.
 """
 
-import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -53,9 +51,16 @@ def missing() -> str:
     if absent:
         return f"needs the commands {', '.join(absent)}"
     tried = subprocess.run(
-        ["unshare", "--net", "nft", "add table ip probe; add chain ip probe nat "
-         "{ type nat hook postrouting priority srcnat; }"],
-        capture_output=True, text=True, env=_environment(),
+        [
+            "unshare",
+            "--net",
+            "nft",
+            "add table ip probe; add chain ip probe nat "
+            "{ type nat hook postrouting priority srcnat; }",
+        ],
+        capture_output=True,
+        text=True,
+        env=_environment(),
     )
     if tried.returncode:
         return f"network namespaces with address translation cannot be made: {tried.stderr[:200]}"
@@ -68,7 +73,9 @@ class Namespace:
     def __init__(self) -> None:
         self._holder = subprocess.Popen(
             ["unshare", "--net", "cat"],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env=_environment(),
         )
         self.pid = self._holder.pid
         while os.readlink(f"/proc/{self.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
@@ -82,7 +89,10 @@ class Namespace:
     def run(self, *command: str, given: str | None = None) -> str:
         done = subprocess.run(
             [*self.enter, *command],
-            input=given, capture_output=True, text=True, env=_environment(),
+            input=given,
+            capture_output=True,
+            text=True,
+            env=_environment(),
         )
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout

@@ -46,6 +46,7 @@ async def main() -> None:
         async def look(peer_id: str) -> Seen:
             seen.append(await callbacks.ask(peer_id, (port,)))
             return seen[-1]
+
         print(json.dumps([host.peer_id, await host.addresses()]), flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             name, *arguments = json.loads(line)

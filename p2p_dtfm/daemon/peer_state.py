@@ -54,8 +54,8 @@ class PeerState:
         self._liveness = Liveness(LAN_LIVENESS)
         self._moved = asyncio.Event()
         """This peer's addresses are others than those in its presence."""
-        self._straight: dict[str, bool] = {}
-        """Of each connected peer, whether the way to it is direct; empty on loopback."""
+        self._far_ends: dict[str, str] = {}
+        """Of each connected peer, the address of its end; empty on loopback."""
         self._troubled: set[str] = set()
         """Peers with whom a tensor was lost since the last commit."""
         self._learnt: dict[str, Signed] = {}

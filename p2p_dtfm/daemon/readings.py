@@ -12,6 +12,8 @@ from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.daemon.peer_state import PeerState
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.trace_collector import STEPS_LIMIT, peer_traces_json
+from p2p_dtfm.daemon.way_in import relay_of
+from p2p_dtfm.net.addresses import is_relayed
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.train.emulated import emulated_flops_per_s
 
@@ -69,7 +71,7 @@ class Readings(PeerState):
                 "heard_s_ago": round(now_s - heard[record.peer_id], 1)
                 if record.peer_id in heard
                 else None,
-                "way": way_words(self._straight.get(record.peer_id)),
+                "way": way_words(self._far_ends.get(record.peer_id)),
                 "layers": list(view.layers_of(record.peer_id)) if view else [],
             }
             for record in records
@@ -97,9 +99,11 @@ class Readings(PeerState):
         }
 
 
-def way_words(is_straight: bool | None) -> str | None:
+def way_words(far_end: str | None) -> str | None:
     """How bytes travel to a peer; None where that is not known."""
-    return None if is_straight is None else ("direct" if is_straight else "relayed")
+    if far_end is None:
+        return None
+    return f"relayed by {relay_of(far_end)}" if is_relayed(far_end) else "direct"
 
 
 def laboratory_marks(settings: Settings, host: Host) -> tuple[str, ...]:

@@ -104,8 +104,9 @@ class Upkeep(Reception):
             except Unreachable as error:
                 log.debug("%s", error)
                 continue
-            self._straight = {peer: not is_relayed(end) for peer, (end, *_) in ends.items()}
-            self._self_record.forget_where_changed(self._straight)
+            self._far_ends = {peer: end for peer, (end, *_) in ends.items()}
+            straight = {peer: not is_relayed(end) for peer, end in self._far_ends.items()}
+            self._self_record.forget_where_changed(straight)
 
     async def _record_loop(self) -> None:
         """Keep the record up to date: links to peers that turned up later, and live traffic.

@@ -192,7 +192,7 @@ class WayIn:
             try:
                 granted_s = await reserve(self._host, relay)
             except (Unreachable, Refused) as error:
-                log.debug("no relay: %s", error)
+                log.info("no relay: %s", error)
                 self._unwilling[relay] = now_s + ASK_AGAIN_S
                 self._reservations.pop(relay, None)
                 continue
@@ -230,7 +230,11 @@ class WayIn:
         if self._host.is_only_local or not known:
             return
         now_s = time.monotonic()
-        if now_s - self._punched_s.get(peer_id, -PUNCH_AGAIN_S) < PUNCH_AGAIN_S:
+        tried_s = max(
+            self._punched_s.get(peer_id, -PUNCH_AGAIN_S),
+            self._punching.asked_s.get(peer_id, -PUNCH_AGAIN_S),
+        )
+        if now_s - tried_s < PUNCH_AGAIN_S:
             return
         with contextlib.suppress(Unreachable):
             if await self._host.direct_address(peer_id) is not None:
@@ -263,11 +267,21 @@ def meeting_points(addresses: Sequence[str]) -> list[tuple[str, str]]:
     return list(found.items())
 
 
-def forwarding_fix(public_host: str, addresses: Sequence[str], listen: Sequence[str]) -> str:
+def relay_of(far_end: str) -> str:
+    """The peer id of the relay in the far end of a relayed connection."""
+    return far_end.split("/p2p/", 1)[1].split("/", 1)[0]
+
+
+def opening_fix(public_host: str, addresses: Sequence[str], listen: Sequence[str]) -> str:
     """What opens the way in, with this machine's own addresses and port."""
-    hosts = [host for host, _ in map(host_and_port, addresses) if not is_public(host)]
+    own = [host for host, _ in map(host_and_port, addresses)]
     port = next((port for _, port in map(host_and_port, listen) if port), 31330)
-    inward = hosts[0] if hosts else "this machine"
+    if public_host in own:
+        return (
+            f"open TCP port {port} of {public_host} in the firewall (sudo ufw allow {port}/tcp), "
+            f"and start with --listen /ip4/0.0.0.0/tcp/{port}"
+        )
+    inward = next((host for host in own if not is_public(host)), "this machine")
     return (
         f"on the router at {public_host}, forward TCP port {port} to {inward}, and start with "
         f"--listen /ip4/0.0.0.0/tcp/{port}"

@@ -404,6 +404,7 @@ def _flags(
         "-dhtServer=1",  # p2pd's own DHT, by which it finds the addresses of a peer id
         "-connManager=1",
         "-relay=1",
+        "-relayService=0",  # it would push `net.relay` aside once p2pd believes itself public
         f"-autonat={beyond}",
         f"-natPortMap={beyond}",
         f"-autoRelay={int(bool(relays))}",

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -27,6 +28,7 @@ ASK_DEADLINE_S = 5.0
 OPEN_DEADLINE_S = 6.0
 """p2pd gives up a call after five seconds."""
 BRIDGES_LIMIT = 64
+PEERS_REMEMBERED = 1024
 _REQUEST_LIMIT_BYTES = 256
 _READ_BYTES = 1 << 18
 
@@ -70,6 +72,8 @@ class Punching:
         self._listen_port = listen_port
         self._control = ControlPlane(host, self._answer, name="punching")
         self._under_way: set[str] = set()
+        self.asked_s: dict[str, float] = {}
+        """When a peer last asked for a direct connection: then it need not be asked."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """What is under way for each peer that asked: one at a time."""
 
@@ -120,6 +124,9 @@ class Punching:
             raise PeerFault("this peer is about to do the same", sender)
         if sender in self._tasks or len(self._tasks) >= BRIDGES_LIMIT:
             raise PeerFault("busy", sender)
+        if len(self.asked_s) >= PEERS_REMEMBERED:
+            self.asked_s.clear()
+        self.asked_s[sender] = time.monotonic()
         if request.is_open:
             self._spawn(sender, self._call_back(sender, request))
             return encode(CalledAt("", 0))

@@ -70,7 +70,7 @@ class Relay:
         return self._circuits.total() // 2
 
     async def _serve(self, sender: str, reader: asyncio.StreamReader, writer: Writer) -> None:
-        with contextlib.suppress(TimeoutError, *CONNECTION_ERRORS):
+        with contextlib.suppress(TimeoutError, Unreachable, *CONNECTION_ERRORS):
             try:
                 async with asyncio.timeout(DEADLINE_S):
                     message = await read_hop(reader)
@@ -89,9 +89,9 @@ class Relay:
             await _answer(reader, writer, RelayStatus.PERMISSION_DENIED)
             return
         now_s = time.monotonic()
-        for peer_id in [peer for peer, until in self._reserved_until_s.items() if until < now_s]:
-            del self._reserved_until_s[peer_id]
         held = self._reserved_until_s
+        if sender not in held and len(held) >= RESERVATIONS_LIMIT:
+            self._forget_absent(await self._host.connected_peers())
         if sender not in held and len(held) >= RESERVATIONS_LIMIT:
             await _answer(reader, writer, RelayStatus.RESERVATION_REFUSED)
             return
@@ -99,6 +99,11 @@ class Relay:
             log.info("relays for %s", sender)
         held[sender] = now_s + RESERVATION_S
         await _answer(reader, writer, RelayStatus.OK, int(time.time() + RESERVATION_S))
+
+    def _forget_absent(self, connected: tuple[str, ...]) -> None:
+        held, now_s = self._reserved_until_s, time.monotonic()
+        for peer_id in [p for p, until_s in held.items() if p not in connected or until_s < now_s]:
+            del held[peer_id]
 
     async def _connect(
         self, caller: str, raw: bytes, reader: asyncio.StreamReader, writer: Writer

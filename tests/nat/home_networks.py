@@ -131,6 +131,11 @@ class Network:
         namespace = self._namespace()
         return namespace, self._plug(namespace)
 
+    def limit(self, namespace: Namespace, mbps: int) -> None:
+        """How fast a machine with a public address may send."""
+        limits = f"rate {mbps}mbit burst 64kb latency 100ms"
+        namespace.run("tc", "qdisc", "add", "dev", "wan", "root", "tbf", *limits.split())
+
     def _plug(self, namespace: Namespace) -> str:
         self._count += 1
         address, port = PUBLIC.format(self._count), f"port{self._count}"

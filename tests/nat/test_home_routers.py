@@ -1,20 +1,21 @@
 """Peers behind home routers take part: through a relay, and directly where the routers allow it."""
 
-import itertools
-import json
+import signal
 from pathlib import Path
 
 import pytest
 
 from p2p_dtfm.daemon.local_client import ask_daemon
 from p2p_dtfm.daemon.local_swarm import Child
-from tests.e2e.helpers import processes_of, step_of, wait_until, write_spec
+from tests.e2e.helpers import logged, processes_of, step_of, wait_until, write_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
 from tests.nat.home_networks import Network, missing
 from tests.nat.swarm import HomeSwarm
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
-STEPS = 40
+STEPS = 150
+RELAY_MBPS = 40
+THIRD_OF_THE_MODEL_GIB = "0.003"
 
 
 @pytest.fixture(autouse=True)
@@ -23,56 +24,72 @@ def no_daemon_is_left(tmp_path: Path):
     assert not processes_of(tmp_path)
 
 
-def way_in(child: Child) -> dict:
-    return (child.status() or {}).get("way_in", {})
+def status_of(child: Child) -> dict:
+    return child.status() or {"way_in": {}}
 
 
-def peers_of(child: Child) -> list[dict]:
-    return ask_daemon(child.home, "peers") or []
+def links_of(child: Child) -> dict[str, dict]:
+    """What a peer has measured of its links, in the view in force."""
+    me = status_of(child).get("peer_id")
+    records = ask_daemon(child.home, "peers") or []
+    return next((record["links"] for record in records if record["peer_id"] == me), {})
 
 
-def peer_id_of(child: Child) -> str:
-    status = child.status()
-    assert status is not None, child.log_tail()
-    return status["peer_id"]
-
-
-def ways(child: Child) -> dict[str, str]:
+def ways_of(child: Child) -> dict[str, str]:
     """Of each other member, how bytes travel to it."""
-    return {peer["peer_id"]: peer["way"] for peer in peers_of(child) if peer["way"]}
+    records = ask_daemon(child.home, "peers") or []
+    return {record["peer_id"]: record["way"] for record in records if record["way"]}
 
 
-def digest_of(child: Child) -> str:
-    status = child.status()
-    return (status or {}).get("run_digest") or ""
-
-
-def test_peers_behind_routers_train_together(tmp_path: Path) -> None:
-    """A public bootstrap node; two homes whose routers can be punched, one whose cannot."""
+def test_peers_behind_routers_train_and_outlive_a_relay(tmp_path: Path) -> None:
+    """Two relays; two homes whose routers can be punched, and one whose router cannot."""
     spec = write_spec(
         tmp_path,
         total_steps=STEPS,
+        model={"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256},
         evaluation={"every_steps": 1000, "sequences": 4},
         optimizer={"peak_learning_rate": 2e-4, "warmup_steps": 20},
     )
     with Network() as network, HomeSwarm(tmp_path / "swarm") as swarm:
-        node, address = swarm.bootstrap(*network.public())
-        homes = [network.home()[0], network.home()[0], network.home(symmetric=True)[0]]
-        own = ["--initial-peers", address, "--exit-when-done"]
-        founder = swarm.daemon(homes[0], [*own, "--run", str(spec), "--expect-peers", "3"])
-        wait_until(lambda: digest_of(founder), "the founder has a run", 60)
-        others = [swarm.daemon(h, [*own, "--run-digest", digest_of(founder)]) for h in homes[1:]]
+        places = [network.public(), network.public()]
+        for place, _ in places:
+            network.limit(place, RELAY_MBPS)
+        nodes = [swarm.bootstrap(*place) for place in places]
+        own = ["--exit-when-done", "--memory-gib", THIRD_OF_THE_MODEL_GIB]
+        for _, address in nodes:
+            own += ["--initial-peers", address]
+        homes = [network.home(), network.home(), network.home(symmetric=True)]
+        founder = swarm.daemon(homes[0][0], [*own, "--run", str(spec), "--expect-peers", "3"])
+        wait_until(lambda: status_of(founder).get("run_digest"), "the founder has a run", 90)
+        digest = status_of(founder)["run_digest"]
+        others = [swarm.daemon(home, [*own, "--run-digest", digest]) for home, _ in homes[1:]]
         everyone = [founder, *others]
+        for child, (_, router) in zip(everyone, homes, strict=True):
+            wait_until(lambda c=child: len(status_of(c)["way_in"].get("relays", ())) == 2, "relays")
+            assert status_of(child)["way_in"]["reachability"] == "relayed"
+            assert status_of(child)["way_in"]["public_host"] == router
+
+        wait_until(lambda: step_of(founder) >= 5, "they train")
+        straight, crooked = (status_of(child)["peer_id"] for child in others)
+        assert status_of(others[1])["layers"], "the peer that only relays reach has a stage"
+        wait_until(lambda: ways_of(founder).get(straight) == "direct", "a direct connection")
+        way = ways_of(founder)[crooked]
+        assert way.startswith("relayed by ") and ways_of(others[0])[crooked].startswith("relayed")
+        links = links_of(founder)
+        print(links, way)
+        assert links[crooked]["bytes_per_s"] < RELAY_MBPS * 1e6 / 8 * 1.2, "as the relay carries it"
+        assert links[straight]["bytes_per_s"] > links[crooked]["bytes_per_s"]
+
+        first_view = len(status_of(founder)["members"])
+        node = next(node for node, address in nodes if address.endswith(way.split()[-1]))
+        node.process.send_signal(signal.SIGKILL)
+        killed_at = step_of(founder)
+        assert killed_at < STEPS - 30
+        wait_until(lambda: logged(founder, "is gone: those that it passed on"), "it is noticed")
+        wait_until(lambda: step_of(founder) > killed_at + 20, "they train on without that relay")
+        print(status_of(founder), first_view)
         for child in everyone:
-            wait_until(lambda c=child: way_in(c).get("relays"), "a relay", 60)
-            assert way_in(child)["reachability"] == "relayed"
-        a, b, c = map(peer_id_of, everyone)
-        wait_until(lambda: all(len(ways(child)) == 2 for child in everyone), "a view of three", 60)
-        print([peers_of(child) for child in everyone])
-        wait_until(lambda: ways(founder)[b] == "direct", "a direct way", 30)
-        assert ways(founder)[c] == ways(others[0])[c] == "relayed"
-        for child in everyone:
-            assert child.process.wait(120) == 0, child.log_tail()
+            assert child.process.wait(240) == 0, child.log_tail()
     for child in everyone: print(child.name, (child.home/"stderr").read_text())
-    print((node.home/"stderr").read_text())
+    print((nodes[0][0].home/"stderr").read_text())
     assert_equals_the_plain_loop(founder, STEPS)

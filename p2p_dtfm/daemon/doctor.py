@@ -93,7 +93,7 @@ async def examine(what: Examination, tell: Callable[[Check], None]) -> list[Chec
     add(check_daemon(what.home, running))
     for listening in check_ports(what.listen, running is not None):
         add(listening)
-    await _examine_network(what, running, add)
+    await examine_network(what, running, add)
     return done
 
 
@@ -213,10 +213,13 @@ def _cannot_listen(host: str, port: int) -> str:
     return ""
 
 
-async def _examine_network(
+async def examine_network(
     what: Examination, daemon: Mapping[str, object] | None, add: Callable[[Check], None]
 ) -> None:
-    """With an identity for the occasion: the daemon's own may be in use at this moment."""
+    """Whom this machine reaches, and who reaches it; `daemon` is the status of one that runs.
+
+    With an identity for the occasion: the daemon's own may be in use at this moment.
+    """
     with tempfile.TemporaryDirectory(prefix="p2p-dtfm-doctor-") as scratch:
         try:
             host = await Host.start(Path(scratch) / "identity.key", _free_to_listen(what.listen))

@@ -102,6 +102,7 @@ class Host:
         relays = [parse_address(address) and address.strip() for address in trusted_relays]
         identity = Identity.load_or_create(identity_path)
         remove_stale_sockets()
+        _expect_broken_beginnings(asyncio.get_running_loop())
         flags = _flags(identity_path, listen, announce, relays)
         p2pd, p2p = await _start_p2pd(flags, listen)
         on_loopback = any(is_loopback(address) for address in (*listen, *announce))
@@ -380,6 +381,20 @@ class Host:
     async def _ask(self, request: Awaitable[Result], deadline_s: float) -> Result:
         """A request to our own p2pd."""
         return await self._reach(self.peer_id, request, deadline_s)
+
+
+def _expect_broken_beginnings(loop: asyncio.AbstractEventLoop) -> None:
+    """p2pd opens a stream to us and may lose it before it has said whose it is: no bug of ours."""
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        cut_off = isinstance(context.get("exception"), asyncio.IncompleteReadError)
+        if cut_off and "client_connected_cb" in context["message"]:
+            log.debug("a stream that came in broke before it began")
+        else:
+            loop.default_exception_handler(context)
+
+    if loop.get_exception_handler() is None:
+        loop.set_exception_handler(handle)
 
 
 class _PendingCalls(dict[Any, asyncio.Future[Any]]):

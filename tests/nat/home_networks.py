@@ -43,6 +43,15 @@ table ip firewall {{
   }}
 }}
 """
+_FIREWALL = """
+table ip firewall {
+  chain input {
+    type filter hook input priority filter; policy drop;
+    iifname "lo" accept
+    ct state established,related accept
+  }
+}
+"""
 
 
 def missing() -> str:
@@ -126,9 +135,14 @@ class Network:
         self._namespaces.append(namespace)
         return namespace
 
-    def public(self) -> tuple[Namespace, str]:
-        """A machine with a public address, and that address."""
+    def public(self, *, firewall: bool = False) -> tuple[Namespace, str]:
+        """A machine with a public address, and that address.
+
+        `firewall`: it drops what it has not asked for.
+        """
         namespace = self._namespace()
+        if firewall:
+            namespace.run("nft", "-f", "-", given=_FIREWALL)
         return namespace, self._plug(namespace)
 
     def limit(self, namespace: Namespace, mbps: int) -> None:

@@ -27,9 +27,9 @@ class HomeSwarm:
     def __enter__(self) -> Self:
         return self
 
-    def bootstrap(self, place: Namespace, public_host: str) -> tuple[Child, str]:
+    def bootstrap(self, place: Namespace, public_host: str, *more: str) -> tuple[Child, str]:
         """A bootstrap node, and its address."""
-        arguments = ["bootstrap", "--json", "--log", "human"]
+        arguments = ["bootstrap", "--json", "--log", "human", *more]
         child = self._start(place, [*arguments, "--listen", f"/ip4/{public_host}/tcp/{PORT}"])
         return child, json.loads(first_line(child))["addresses"][0]
 

@@ -59,7 +59,9 @@ def test_peers_behind_routers_train_and_outlive_a_relay(tmp_path: Path) -> None:
         for _, address in nodes:
             own += ["--initial-peers", address]
         homes = [network.home(), network.home(), network.home(symmetric=True)]
-        founder = swarm.daemon(homes[0][0], [*own, "--run", str(spec), "--expect-peers", "3"])
+        founder = swarm.daemon(
+            homes[0][0], [*own, "--run", str(spec), "--expect-peers", "3", "--expect-wait-s", "200"]
+        )
         wait_until(lambda: status_of(founder).get("run_digest"), "the founder has a run", 90)
         digest = status_of(founder)["run_digest"]
         others = [swarm.daemon(home, [*own, "--run-digest", digest]) for home, _ in homes[1:]]

@@ -35,19 +35,22 @@ class Peer:
         self.peer_id, self.addresses = "", []
 
     def begin(self) -> None:
-        self.peer_id, self.addresses = self._line()
+        self.peer_id, self.addresses = self.answer()
 
-    def _line(self) -> Any:
+    def say(self, *command: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the peer has ended"
         return json.loads(line)
 
     def do(self, *command: object) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-        return self._line()
+        self.say(*command)
+        return self.answer()
 
     def ok(self, *command: object) -> Any:
         answer = self.do(*command)
@@ -58,9 +61,10 @@ class Peer:
         return self.ok("list")[other.peer_id][0]
 
     def end(self) -> None:
-        assert self.process.stdin is not None
+        assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait(30)
+        self.process.stdout.close()
 
 
 class Homes:
@@ -106,8 +110,10 @@ def test_p2pds_own_relay_cuts_circuits_short(homes: Homes) -> None:
 
 
 def test_nobody_gets_through_a_router_uncalled(homes: Homes) -> None:
+    for peer in homes.peers:
+        peer.say("look", homes.relay.peer_id)
     for peer, router in zip(homes.peers, homes.routers, strict=True):
-        host, _, open_ports = peer.ok("look", homes.relay.peer_id)
+        host, _, open_ports = peer.answer()["ok"]
         assert (host, open_ports) == (router, [])
         assert peer.addresses[0].startswith(f"/ip4/{HOME}/tcp/")
 

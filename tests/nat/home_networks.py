@@ -16,7 +16,7 @@ PUBLIC = "5.9.0.{}"
 HOME = "192.168.1.2"
 """The same in every home, as it is."""
 ROUTER_WITHIN = "192.168.1.1"
-COMMANDS = ("ip", "nft", "unshare", "nsenter", "tc", "sysctl")
+COMMANDS = ("ip", "nft", "unshare", "nsenter", "tc", "sysctl", "setpriv")
 
 _RULES = """
 table ip translation {{

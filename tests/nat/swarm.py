@@ -15,6 +15,8 @@ from tests.nat.home_networks import Namespace
 START_DEADLINE_S = 120.0
 STOP_DEADLINE_S = 30.0
 PORT = 31331
+ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM")
+"""Even when this process is killed: a bootstrap node does not watch its standard input."""
 
 
 class HomeSwarm:
@@ -42,7 +44,16 @@ class HomeSwarm:
         home.mkdir(parents=True)
         files = [(home / stream).open("ab") for stream in ("stdout", "stderr")]
         process = subprocess.Popen(
-            [*place.enter, sys.executable, "-m", "p2p_dtfm", *arguments, "--home", str(home)],
+            [
+                *ENDS_WITH_US,
+                *place.enter,
+                sys.executable,
+                "-m",
+                "p2p_dtfm",
+                *arguments,
+                "--home",
+                str(home),
+            ],
             stdin=subprocess.PIPE,
             stdout=files[0],
             stderr=files[1],

@@ -1,5 +1,6 @@
 """Peers behind home routers take part: through a relay, and directly where the routers allow it."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from tests.e2e.parity import assert_equals_the_plain_loop
 from tests.nat.home_networks import Network, missing
 from tests.nat.swarm import HomeSwarm
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+pytestmark = [
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+    pytest.mark.skipif("NIGHTLY" not in os.environ, reason="three daemons: set NIGHTLY=1"),
+]
 STEPS = 60
 RELAY_MBPS = 40
 THIRD_OF_THE_MODEL_GIB = "0.003"

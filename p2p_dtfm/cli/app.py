@@ -56,6 +56,12 @@ def run(
     network: Annotated[
         str | None, typer.Option(help="How far the others are: auto, lan or wan.")
     ] = None,
+    relay: Annotated[
+        bool | None,
+        typer.Option(
+            "--relay/--no-relay", help="Whether to pass bytes on between peers behind routers."
+        ),
+    ] = None,
     expect_peers: Annotated[
         int | None, typer.Option(help="A founder waits for this many peers before it starts.")
     ] = None,
@@ -113,6 +119,7 @@ def run(
             "listen": tuple(listen or ()),
             "announce": tuple(announce or ()),
             "network": network,
+            "relay": relay,
             "expect_peers": expect_peers,
             "expect_wait_s": expect_wait_s,
             "exit_when_done": exit_when_done,

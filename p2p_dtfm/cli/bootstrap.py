@@ -19,6 +19,7 @@ def bootstrap(
         list[str] | None,
         typer.Option("--initial-peers", help="Another bootstrap node; may be repeated."),
     ] = None,
+    relay: Annotated[bool, typer.Option(help="Pass bytes on between peers behind routers.")] = True,
     log: Annotated[str, typer.Option(help="Log format: auto, human or json.")] = "auto",
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -34,5 +35,6 @@ def bootstrap(
         tuple(announce or ()),
         tuple(initial_peers or ()),
         as_json,
+        relay,
     )
     raise typer.Exit(asyncio.run(node.run()))

@@ -22,6 +22,7 @@ class Intent(StrEnum):
 class Reachability(StrEnum):
     DIRECT = "direct"
     RELAYED = "relayed"
+    UNREACHABLE = "unreachable"
     UNKNOWN = "unknown"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.daemon.home import Home
+from p2p_dtfm.daemon.way_in import WayIn
 from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.directory import Directory
 from p2p_dtfm.net.errors import Unreachable
@@ -36,7 +37,9 @@ class Bootstrap:
         announce: Sequence[str] = (),
         initial_peers: Sequence[str] = (),
         as_json: bool = False,
+        relays: bool = True,
     ) -> None:
+        self._relays = relays
         self._home = Home(home)
         self._listen = tuple(listen)
         self._announce = tuple(announce)
@@ -58,6 +61,8 @@ class Bootstrap:
             stack.push_async_callback(host.close)
             control = await ControlPlane(host, _refuse).ready()
             stack.push_async_callback(control.close)
+            way_in = await WayIn(host, self._relays).ready()
+            stack.push_async_callback(way_in.close)
             directory = await Directory.start(host, self._initial_peers)
             stack.push_async_callback(directory.close)
             self._print_addresses(await host.addresses())

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from p2p_dtfm.core.agreement_messages import Standing
@@ -47,7 +47,9 @@ class Courier:
         life: int,
         on_heard: Callable[[str], None] = lambda peer_id: None,
         on_failed: Callable[[str], None] = lambda peer_id: None,
+        straighten: Callable[[str, Sequence[str]], Awaitable[None]] | None = None,
     ) -> None:
+        self._straighten = straighten
         self._on_heard = on_heard
         self._on_failed = on_failed
         self._host = host
@@ -124,6 +126,14 @@ class Courier:
             return
         await self._host.connect(peer_id, self._addresses[peer_id], CONNECT_DEADLINE_S)
         self._connected.add(peer_id)
+        if self._straighten is not None:
+            await self._straighten(peer_id, self._addresses.get(peer_id, ()))
+
+    async def is_direct(self, peer_id: str) -> bool:
+        """Whether the connection to a peer, if there is one, does without a relay."""
+        if self._host.is_only_local:
+            return True
+        return await self._host.direct_address(peer_id) is not None
 
     async def _deliver(self, peer_id: str, queue: asyncio.Queue[Message]) -> None:
         turns = asyncio.Semaphore(UNDER_WAY_LIMIT)

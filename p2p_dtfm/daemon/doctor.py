@@ -11,7 +11,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -20,10 +20,12 @@ import psutil
 
 from p2p_dtfm import __version__
 from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.records import Reachability
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.home import Home
 from p2p_dtfm.daemon.local_client import ask_daemon
 from p2p_dtfm.daemon.peer_check import check_initial_peer
+from p2p_dtfm.daemon.way_in import Standing, WayIn, opening_fix
 from p2p_dtfm.net.addresses import check_listen_address, host_and_port, is_loopback, is_public
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.host import Host
@@ -91,7 +93,7 @@ async def examine(what: Examination, tell: Callable[[Check], None]) -> list[Chec
     add(check_daemon(what.home, running))
     for listening in check_ports(what.listen, running is not None):
         add(listening)
-    await _examine_network(what, add)
+    await examine_network(what, running, add)
     return done
 
 
@@ -211,25 +213,30 @@ def _cannot_listen(host: str, port: int) -> str:
     return ""
 
 
-async def _examine_network(what: Examination, add: Callable[[Check], None]) -> None:
-    """With an identity for the occasion: the daemon's own may be in use at this moment."""
+async def examine_network(
+    what: Examination, daemon: Mapping[str, object] | None, add: Callable[[Check], None]
+) -> None:
+    """Whom this machine reaches, and who reaches it; `daemon` is the status of one that runs.
+
+    With an identity for the occasion: the daemon's own may be in use at this moment.
+    """
     with tempfile.TemporaryDirectory(prefix="p2p-dtfm-doctor-") as scratch:
-        on_loopback = bool(what.listen) and all(map(is_loopback, what.listen))
-        listen = ["/ip4/127.0.0.1/tcp/0" if on_loopback else "/ip4/0.0.0.0/tcp/0"]
         try:
-            host = await Host.start(Path(scratch) / "identity.key", listen)
+            host = await Host.start(Path(scratch) / "identity.key", _free_to_listen(what.listen))
         except UserError as error:
             add(Check("libp2p", Verdict.FAILED, error.cause, error.fixes[0]))
             return
         try:
             add(Check("libp2p", Verdict.OK, "starts"))
-            add(check_reachability(await host.addresses(), what.listen, what.announce))
             if not what.initial_peers:
                 hint = "name one to see the way to it and its clock: --initial-peers ADDR"
                 add(Check("initial peer", Verdict.SKIPPED, "none is given", hint))
             for address in what.initial_peers:
                 for finding in await check_initial_peer(host, address):
                     add(Check(finding.name, Verdict(finding.verdict), *finding.rest))
+            addresses = await host.addresses()
+            standing = await _standing(host, what, daemon)
+            add(check_reachability(addresses, what.listen, what.announce, standing))
         except Unreachable as error:
             fix = "try again; if it stays so, reinstall hivemind"
             add(Check("libp2p", Verdict.FAILED, error.cause, fix))
@@ -237,10 +244,51 @@ async def _examine_network(what: Examination, add: Callable[[Check], None]) -> N
             await host.close()
 
 
+def _free_to_listen(listen: Sequence[str]) -> list[str]:
+    """The daemon's addresses, so that forwarded ports are tried; any port where one is taken."""
+    return [
+        address if not _cannot_listen(*host_and_port(address)) else _any_port(address)
+        for address in listen
+        if next(check_ports([address], True)).verdict is Verdict.OK
+    ]
+
+
+def _any_port(address: str) -> str:
+    parts = address.split("/")
+    parts[4] = "0"
+    return "/".join(parts)
+
+
+async def _standing(
+    host: Host, what: Examination, daemon: Mapping[str, object] | None
+) -> Standing | None:
+    """What peers elsewhere say; a daemon that runs has asked them. None: nobody was asked."""
+    if daemon is not None and isinstance(way_in := daemon.get("way_in"), dict):
+        return Standing(
+            Reachability(way_in["reachability"]), way_in["reason"], way_in["public_host"]
+        )
+    connected = await host.connected_peers()
+    reached = [
+        address
+        for address in what.initial_peers
+        if any(f"/p2p/{peer_id}" in address for peer_id in connected)
+    ]
+    way_in = await WayIn(host, relays=False).ready()
+    try:
+        return await way_in.find(reached) if reached else None
+    finally:
+        await way_in.close()
+
+
 def check_reachability(
-    addresses: Sequence[str], listen: Sequence[str], announce: Sequence[str]
+    addresses: Sequence[str],
+    listen: Sequence[str],
+    announce: Sequence[str],
+    standing: Standing | None = None,
 ) -> Check:
-    """As far as it can be told from here: what addresses this machine has."""
+    """What peers elsewhere found; where none was asked, what addresses this machine has."""
+    if standing is not None and standing.reachability is not Reachability.UNKNOWN:
+        return _as_others_found(addresses, listen, standing)
     if announce:
         return Check(
             "reachability", Verdict.OK, f"others are told {', '.join(announce)} (not tried)"
@@ -262,6 +310,21 @@ def check_reachability(
         f"ADDRESS/tcp/{port}"
     )
     return Check("reachability", Verdict.WARNING, found, fix, facts)
+
+
+def _as_others_found(addresses: Sequence[str], listen: Sequence[str], standing: Standing) -> Check:
+    found = f"{standing.reachability.value}: {standing.reason}"
+    facts: dict[str, object] = {
+        "reachability": standing.reachability.value,
+        "public_host": standing.public_host,
+    }
+    if standing.reachability is Reachability.DIRECT:
+        return Check("reachability", Verdict.OK, found, facts=facts)
+    relayed = standing.reachability is Reachability.RELAYED
+    fix = opening_fix(standing.public_host, addresses, listen)
+    if relayed:
+        fix = f"nothing must be done; for faster links: {fix}"
+    return Check("reachability", Verdict.WARNING if relayed else Verdict.FAILED, found, fix, facts)
 
 
 def _existing(path: Path) -> Path:

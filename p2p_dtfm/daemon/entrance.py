@@ -169,6 +169,9 @@ class Entrance(PeerState):
         self._self_record = SelfRecord(
             self._me, self._run.digest, measured, await self._host.addresses(), self._probes
         )
+        self._self_record.state_way_in(
+            await self._host.addresses(), self._way_in.standing.reachability
+        )
         if (shaper := self._host.shaper) is not None:
             self._self_record.state_line(shaper.uplink_bytes_per_s, shaper.downlink_bytes_per_s)
         await self._self_record.probe_all(

@@ -44,9 +44,9 @@ from p2p_dtfm.daemon.trace_collector import TraceCollector
 from p2p_dtfm.daemon.trainer import Trainer
 from p2p_dtfm.daemon.trainer_state import Tools
 from p2p_dtfm.daemon.upkeep import Upkeep
+from p2p_dtfm.daemon.way_in import WayIn
 from p2p_dtfm.net.addresses import parse_address
 from p2p_dtfm.net.blobs import BlobExchange
-from p2p_dtfm.net.broken_streams import expect_broken_streams
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.directory import Directory
@@ -82,9 +82,7 @@ class Daemon(Upkeep, Entrance, Readings):
             stack.callback(self.home.release)
             stack.callback(self.observer.close)
             stack.callback(self.compute.close)
-            loop = asyncio.get_running_loop()
-            expect_broken_streams(loop)
-            self._failed = loop.create_future()
+            self._failed = asyncio.get_running_loop().create_future()
             self._handle_signals()
             self._life = self.home.next_life()
             if not await self._unless_leaving(self._start(stack)):
@@ -178,8 +176,18 @@ class Daemon(Upkeep, Entrance, Readings):
         log.info("peer %s", self._host.peer_id)
         self._control = await ControlPlane(self._host, self._serve).ready()
         stack.push_async_callback(self._control.close)
+        self._way_in = await WayIn(self._host, settings.relay).ready()
+        stack.push_async_callback(self._way_in.close)
+        self.status.say(State.STARTING, "asks whether others can reach this machine")
+        await self._way_in.find(settings.initial_peers)
+        self._spawn(self._way_in.keep())
         self._courier = Courier(
-            self._host, self._control, self._life, self._on_heard, self._on_call_failed
+            self._host,
+            self._control,
+            self._life,
+            self._on_heard,
+            self._on_call_failed,
+            self._way_in.straighten,
         )
         stack.push_async_callback(self._courier.close)
         self._traces = TraceCollector(self._recorder, self._courier, self._host)
@@ -189,7 +197,9 @@ class Daemon(Upkeep, Entrance, Readings):
         for address in settings.initial_peers:
             peer_id, where = parse_address(address)
             self._courier.learn(peer_id, (where,))
-        self._directory = await Directory.start(self._host, settings.initial_peers)
+        self._directory = await Directory.start(
+            self._host, settings.initial_peers, serves=not self._way_in.is_behind_router
+        )
         stack.push_async_callback(self._directory.close)
         self._probes = await Probes(self._host).ready()
         self._blobs = await BlobExchange(
@@ -296,6 +306,7 @@ class Daemon(Upkeep, Entrance, Readings):
         assert self._run is not None and self._trainer is not None
         await self._resume_from_checkpoint()
         self._spawn(self._tick_loop())
+        self._spawn(self._way_in_loop())
         self._spawn(self._presence_loop())
         if self._disk_limit_bytes:
             directory = self.home.run_directory(self._run.digest)

@@ -58,6 +58,10 @@ class PeerState:
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._liveness = Liveness(LAN_LIVENESS if settings.is_near else WAN_LIVENESS)
+        self._moved = asyncio.Event()
+        """This peer's addresses are others than those in its presence."""
+        self._far_ends: dict[str, str] = {}
+        """Of each connected peer, the address of its end; empty on loopback."""
         self._troubled: set[str] = set()
         """Peers with whom a tensor was lost since the last commit."""
         self._learnt: dict[str, Signed] = {}

@@ -13,6 +13,8 @@ from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.peer_state import PeerState
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.trace_collector import STEPS_LIMIT, peer_traces_json
+from p2p_dtfm.daemon.way_in import relay_of
+from p2p_dtfm.net.addresses import is_relayed
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.train.emulated import emulated_flops_per_s
 
@@ -29,6 +31,7 @@ class Readings(PeerState):
             "version": __version__,
             "dashboard": self._dashboard.address,
             "peer_id": self._me.peer_id,
+            "way_in": {**self._way_in.standing.as_json(), "relays": list(self._way_in.relays)},
             "life": self._life,
             "shaped_links": self._host.shaper.label if self._host.shaper else None,
             "emulated_device": emulated_flops_per_s(self.settings.device) is not None,
@@ -76,6 +79,7 @@ class Readings(PeerState):
                 "heard_s_ago": round(now_s - heard[record.peer_id], 1)
                 if record.peer_id in heard
                 else None,
+                "way": way_words(self._far_ends.get(record.peer_id)),
                 "layers": list(view.layers_of(record.peer_id)) if view else [],
             }
             for record in records
@@ -101,6 +105,13 @@ class Readings(PeerState):
             "losses": list(trainer.history.losses) if trainer else [],
             "held_out_losses": list(trainer.history.held_out) if trainer else [],
         }
+
+
+def way_words(far_end: str | None) -> str | None:
+    """How bytes travel to a peer; None where that is not known."""
+    if far_end is None:
+        return None
+    return f"relayed by {relay_of(far_end)}" if is_relayed(far_end) else "direct"
 
 
 def laboratory_marks(settings: Settings, host: Host) -> tuple[str, ...]:

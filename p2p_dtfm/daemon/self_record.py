@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from p2p_dtfm.core.records import (
     PROTOCOL_VERSION,
@@ -53,11 +53,31 @@ class SelfRecord:
         self._sequence = 0
         self._uplink_bytes_per_s = 0
         self._downlink_bytes_per_s = 0
+        self._reachability = Reachability.UNKNOWN
+        self._straight: dict[str, bool] = {}
+        """Whether the link was direct when it was measured."""
 
     def state_line(self, uplink_bytes_per_s: int, downlink_bytes_per_s: int) -> None:
         """What all links of this peer share, as its owner would state it; 0: no limit."""
         self._uplink_bytes_per_s = uplink_bytes_per_s
         self._downlink_bytes_per_s = downlink_bytes_per_s
+
+    def state_way_in(self, addresses: tuple[str, ...], reachability: Reachability) -> None:
+        """Where others reach this peer, and how."""
+        self._addresses, self._reachability = addresses, reachability
+
+    def forget_where_changed(self, straight: Mapping[str, bool]) -> bool:
+        """Links that lead another way than when they were measured are to be measured anew."""
+        changed = [
+            peer
+            for peer, now in straight.items()
+            if peer in self._links and self._straight.get(peer, now) is not now
+        ]
+        for peer_id in changed:
+            log.info("link to %s leads another way now: it is measured anew", peer_id)
+            self._given_up.discard(peer_id)
+            del self._links[peer_id], self._straight[peer_id]
+        return bool(changed)
 
     async def probe_all(
         self, peers: Sequence[str], courier: Courier, progress: Callable[[int, int], None]
@@ -82,6 +102,7 @@ class SelfRecord:
     async def _probe(self, peer_id: str, courier: Courier) -> bool:
         try:
             await courier.connect(peer_id)
+            self._straight[peer_id] = await courier.is_direct(peer_id)
             round_trip_ns = await self._probes.probe_round_trip(peer_id)
             bytes_per_s = await self._probes.probe_bandwidth(peer_id)
         except (Unreachable, Refused) as error:
@@ -157,7 +178,7 @@ class SelfRecord:
             downlink_bytes_per_s=self._downlink_bytes_per_s,
             links=dict(self._links),
             addresses=self._addresses,
-            reachability=Reachability.DIRECT,
+            reachability=self._reachability,
             intent=self._intent,
         )
         return record, sign_record(record, signer)

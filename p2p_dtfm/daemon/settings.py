@@ -34,6 +34,9 @@ class Settings(BaseModel):
         default=("/ip4/0.0.0.0/tcp/0",), description="addresses to listen on"
     )
     announce: tuple[str, ...] = Field(default=(), description="addresses to tell others")
+    relay: bool = Field(
+        default=True, description="pass bytes on between peers behind routers, if others can call"
+    )
     device: str = Field(default="auto", description='"auto", "cpu", "cuda" or "cuda:N"')
     network: Literal["auto", "lan", "wan"] = Field(
         default="auto",

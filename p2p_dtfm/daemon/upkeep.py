@@ -1,6 +1,7 @@
 """What a daemon does all the time beside training: heartbeats, presence, measurements, data."""
 
 import asyncio
+import contextlib
 import logging
 import time
 
@@ -9,6 +10,7 @@ from p2p_dtfm.core.agreement_messages import Heartbeat
 from p2p_dtfm.daemon.membership import DATA_RETRY_S, TICK_S
 from p2p_dtfm.daemon.peer_state import REPLAN_INTERVAL_S
 from p2p_dtfm.daemon.reception import Reception
+from p2p_dtfm.net.addresses import is_relayed
 from p2p_dtfm.net.blobs import BlobUnavailable
 from p2p_dtfm.net.directory import Presence
 from p2p_dtfm.net.errors import Unreachable
@@ -17,6 +19,7 @@ log = logging.getLogger("p2p_dtfm")
 
 DATA_KEPT_LIMIT_BYTES = 2 << 30
 PRESENCE_REFRESH_S = 20.0
+WAY_REFRESH_S = 5.0
 RECORD_REFRESH_S = 1.0
 REPLAN_QUIET_S = 5.0
 """How long this peer's own facts must be unchanged before they are worth a new plan."""
@@ -64,22 +67,47 @@ class Upkeep(Reception):
 
     async def _presence_loop(self) -> None:
         assert self._run is not None
-        addresses = await self._host.addresses()
-        presence = Presence(
-            peer_id=self._me.peer_id,
-            life=self._life,
-            addresses=addresses,
-            run_digest=self._run.digest,
-        )
         while True:
             try:
+                presence = Presence(
+                    peer_id=self._me.peer_id,
+                    life=self._life,
+                    addresses=await self._host.addresses(),
+                    run_digest=self._run.digest,
+                )
                 await self._directory.publish_run(self._run.digest, self._run.signed_spec)
                 await self._directory.publish_presence(presence)
                 for peer in await self._directory.present_peers(self._run.digest):
                     self._courier.learn(peer.peer_id, peer.addresses)
             except Unreachable as error:
                 log.warning("directory: %s", error)
-            await asyncio.sleep(PRESENCE_REFRESH_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PRESENCE_REFRESH_S):
+                    await self._moved.wait()
+            self._moved.clear()
+
+    async def _way_in_loop(self) -> None:
+        """Tell others when this peer is reached another way, and notice links that lead another
+        way: those are measured anew."""
+        while not self._host.is_only_local:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WAY_REFRESH_S):
+                    await self._way_in.changed.wait()
+            try:
+                if self._way_in.changed.is_set():
+                    self._way_in.changed.clear()
+                    self._self_record.state_way_in(
+                        await self._host.addresses(), self._way_in.standing.reachability
+                    )
+                    self._set_record()
+                    self._moved.set()
+                ends = await self._host.remote_addresses()
+            except Unreachable as error:
+                log.debug("%s", error)
+                continue
+            self._far_ends = {peer: end for peer, (end, *_) in ends.items()}
+            straight = {peer: not is_relayed(end) for peer, end in self._far_ends.items()}
+            self._self_record.forget_where_changed(straight)
 
     async def _record_loop(self) -> None:
         """Keep the record up to date: links to peers that turned up later, and live traffic.

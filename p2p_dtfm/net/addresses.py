@@ -123,6 +123,11 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+def is_relayed(address: str) -> bool:
+    """Whether an address leads through a relay."""
+    return "/p2p-circuit" in address
+
+
 class WireAddress:
     """A multiaddr as p2pd wants its bytes.
 

@@ -18,4 +18,5 @@ def expect_broken_streams(loop: asyncio.AbstractEventLoop) -> None:
         else:
             loop.default_exception_handler(context)
 
-    loop.set_exception_handler(handle)
+    if loop.get_exception_handler() is None:
+        loop.set_exception_handler(handle)

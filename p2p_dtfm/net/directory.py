@@ -121,9 +121,12 @@ class Directory:
         self._runs: dict[str, Signed] = {}
 
     @classmethod
-    async def start(cls, host: Host, initial_peers: Sequence[str] = ()) -> "Directory":
+    async def start(
+        cls, host: Host, initial_peers: Sequence[str] = (), serves: bool = True
+    ) -> "Directory":
         """Join the DHT through peers to which the host is connected.
 
+        One that others cannot call asks and does not serve: `serves` is False.
         Raises `UserError` with exit code 6 when none of them answers as a DHT node.
         """
         others = [at for at in initial_peers if parse_address(at)[0] != host.peer_id]
@@ -133,6 +136,7 @@ class Directory:
                     p2p=host.p2p,
                     initial_peers=others,
                     record_validator=DirectoryValidator(),
+                    client_mode=not serves,
                     # a cache would answer with members that are gone
                     cache_locally=False,
                     cache_nearest=0,

@@ -13,9 +13,11 @@ from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.net.addresses import (
     check_listen_address,
     is_loopback,
+    is_relayed,
     parse_address,
     usable_addresses,
 )
+from p2p_dtfm.net.broken_streams import expect_broken_streams
 from p2p_dtfm.net.errors import Unreachable, in_plain_words, one_line
 from p2p_dtfm.net.identity import Identity, is_peer_id
 from p2p_dtfm.net.libp2p import (
@@ -69,6 +71,8 @@ class Host:
         """Set when p2pd has died by itself: nothing works any more, start a new Host."""
         self.shaper: Shaper | None = None
         """Set before streams are opened or served, to live through a scenario's links."""
+        self.relayed_addresses: tuple[str, ...] = ()
+        """Where relays pass others on to this peer, full multiaddrs; told to others first."""
         self._p2pd = p2pd
         self._listens_on_loopback = listens_on_loopback
         self._closing = False
@@ -99,6 +103,7 @@ class Host:
         relays = [parse_address(address) and address.strip() for address in trusted_relays]
         identity = Identity.load_or_create(identity_path)
         remove_stale_sockets()
+        expect_broken_streams(asyncio.get_running_loop())
         flags = _flags(identity_path, listen, announce, relays)
         p2pd, p2p = await _start_p2pd(flags, listen)
         on_loopback = any(is_loopback(address) for address in (*listen, *announce))
@@ -155,7 +160,12 @@ class Host:
         texts = [str(address) for address in visible]
         if not self._listens_on_loopback:
             texts = [text for text in texts if not is_loopback(text)] or texts
-        return tuple(texts[:ADDRESSES_LIMIT])
+        return (*self.relayed_addresses, *texts)[:ADDRESSES_LIMIT]
+
+    @property
+    def is_only_local(self) -> bool:
+        """Told to listen on loopback: no router is between this peer and those that it meets."""
+        return self._listens_on_loopback
 
     async def connect(self, peer_id: str, addresses: Sequence[str], deadline_s: float) -> None:
         """Connect to a peer at any of its addresses. Raises `Unreachable`."""
@@ -182,8 +192,20 @@ class Host:
 
     async def connected_peers(self) -> tuple[str, ...]:
         """Ids of the peers to which p2pd has a connection."""
-        peers = await self._ask(self.p2p.list_peers(), CLOSE_DEADLINE_S)
-        return tuple(sorted({info.peer_id.to_base58() for info in peers}))
+        return tuple(sorted(await self.remote_addresses()))
+
+    async def remote_addresses(self) -> dict[str, tuple[str, ...]]:
+        """Of each connected peer, the far ends of its connections, direct ones first."""
+        found: dict[str, list[str]] = {}
+        for info in await self._ask(self.p2p.list_peers(), CLOSE_DEADLINE_S):
+            ends = found.setdefault(info.peer_id.to_base58(), [])
+            ends.extend(str(address) for address in info.addrs)
+        return {peer: tuple(sorted(ends, key=is_relayed)) for peer, ends in found.items()}
+
+    async def direct_address(self, peer_id: str) -> str | None:
+        """The far end of a direct connection to a peer; None: it is relayed, or there is none."""
+        ends = (await self.remote_addresses()).get(peer_id, ())
+        return ends[0] if ends and not is_relayed(ends[0]) else None
 
     async def open_stream(
         self, peer_id: str, name: str, deadline_s: float
@@ -384,6 +406,7 @@ def _flags(
         "-dhtServer=1",  # p2pd's own DHT, by which it finds the addresses of a peer id
         "-connManager=1",
         "-relay=1",
+        "-relayService=0",  # it would push `net.relay` aside once p2pd believes itself public
         f"-autonat={beyond}",
         f"-natPortMap={beyond}",
         f"-autoRelay={int(bool(relays))}",

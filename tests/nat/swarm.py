@@ -1,0 +1,89 @@
+"""Daemons and bootstrap nodes in the namespaces of `home_networks`."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from p2p_dtfm.daemon.local_swarm import Child
+from tests.nat.home_networks import Namespace
+
+START_DEADLINE_S = 120.0
+STOP_DEADLINE_S = 30.0
+PORT = 31331
+ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM")
+"""Even when this process is killed: a bootstrap node does not watch its standard input."""
+
+
+class HomeSwarm:
+    """A context manager: at its end all children are gone."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.children: list[Child] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def bootstrap(self, place: Namespace, public_host: str, *more: str) -> tuple[Child, str]:
+        """A bootstrap node, and its address."""
+        arguments = ["bootstrap", "--json", "--log", "human", *more]
+        child = self._start(place, [*arguments, "--listen", f"/ip4/{public_host}/tcp/{PORT}"])
+        return child, json.loads(first_line(child))["addresses"][0]
+
+    def daemon(self, place: Namespace, arguments: Sequence[str]) -> Child:
+        own = ["--until-stdin-closes", "--log", "human", "--threads", "1", "--dashboard", "off"]
+        return self._start(place, [*own, *arguments])
+
+    def _start(self, place: Namespace, arguments: Sequence[str]) -> Child:
+        home = self._directory / f"peer-{len(self.children)}"
+        home.mkdir(parents=True)
+        files = [(home / stream).open("ab") for stream in ("stdout", "stderr")]
+        process = subprocess.Popen(
+            [
+                *ENDS_WITH_US,
+                *place.enter,
+                sys.executable,
+                "-m",
+                "p2p_dtfm",
+                *arguments,
+                "--home",
+                str(home),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=files[0],
+            stderr=files[1],
+            start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        child = Child(home.name, home, process, list(files))
+        self.children.append(child)
+        return child
+
+    def __exit__(self, *problem: object) -> None:
+        for child in self.children:
+            child.process.terminate()
+        end_s = time.monotonic() + STOP_DEADLINE_S
+        for child in self.children:
+            try:
+                child.process.wait(max(0.1, end_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+            assert child.process.stdin is not None
+            child.process.stdin.close()
+            for file in child.files:
+                file.close()
+
+
+def first_line(child: Child) -> str:
+    """What a child says first on its standard output."""
+    end_s = time.monotonic() + START_DEADLINE_S
+    while not (text := (child.home / "stdout").read_text()).endswith("\n"):
+        assert child.running and time.monotonic() < end_s, child.log_tail()
+        time.sleep(0.05)
+    return text.splitlines()[0]

@@ -66,7 +66,7 @@ class Upkeep(Reception):
         self._liveness.heard(peer_id, time.monotonic_ns())
 
     async def _presence_loop(self) -> None:
-        assert self._run is not None
+        assert self._run is not None and self._agreement is not None
         while True:
             try:
                 presence = Presence(
@@ -79,6 +79,7 @@ class Upkeep(Reception):
                 await self._directory.publish_presence(presence)
                 for peer in await self._directory.present_peers(self._run.digest):
                     self._courier.learn(peer.peer_id, peer.addresses)
+                    self._agreement.know(peer.peer_id)  # it may be in another view
             except Unreachable as error:
                 log.warning("directory: %s", error)
             with contextlib.suppress(TimeoutError):

@@ -96,6 +96,8 @@ class SimulatedPeer(SimulatedTraining):
 
     def _ask_to_join(self) -> None:
         agreement = self.agreement
+        for name in self.world.peers:  # the directory
+            agreement.know(name)
         if not self.world.rejoins or agreement.view or agreement.attempting:
             return
         if not self.left:

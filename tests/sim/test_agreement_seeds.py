@@ -28,6 +28,7 @@ REGRESSIONS = {
     175: "an attempt that had failed began again under its number, and never settled",
     416: "a leaver took the next view for one without it, and left with the last states",
     523: "a guardian had the gradient of the last step, but not its outcome, and the step was lost",
+    962: "views of peers that knew nobody of one another never met",
     1153: "a newcomer was asked for an answer under numbers that it had passed",
     2062: "a leaver took the only copy of a layer along while others were too few to train",
     2133: "an agreed view waited for a life that had ended",

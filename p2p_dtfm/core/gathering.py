@@ -191,7 +191,11 @@ class Gathering(Takeover):
             actions = []
             if (message.planned, message.base) != (attempt.planned, attempt.base):
                 return []
-        return actions + self._merge(attempt, message, contributions, now_ns)
+        actions += self._merge(attempt, message, contributions, now_ns)
+        sender = attempt.opened.get(message.sender)
+        if sender is not None and sender.present is not None:
+            self._view_heard_ns = now_ns  # its members are only slow to agree on the next
+        return actions
 
     def _merge(
         self,

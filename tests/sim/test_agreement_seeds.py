@@ -35,6 +35,7 @@ REGRESSIONS = {
     2200: "a newcomer reopened a failed attempt by itself, and began at the first step",
     2269: "a leaver stopped in the moment of the takeover, and was waited for and for ever",
     2451: "a crash just after a leaver was let go, before all had followed it to the end",
+    5063: "newcomers made a view of their own while members were slow to agree on theirs",
     7704: "a leaver that waited kept others from going back to what was left",
 }
 """Seeds that broke something when they were found, and what."""

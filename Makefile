@@ -1,4 +1,4 @@
-.PHONY: environment test lint demo clean
+.PHONY: environment test nightly lint demo clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,7 +19,11 @@ lint: environment
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+nightly: lint
+	NIGHTLY=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m p2p_dtfm.sim.agreement_seeds --seeds 0-9999
 
 demo: environment
 	$(BIN)/p2p-dtfm demo

@@ -39,10 +39,14 @@ SLOW_FIRST = ("test_chaos", "test_daemons", "e2e", "documentation", "models")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slowest files first, so that both workers end at about the same time."""
+    """Slowest files first, so that all workers end at about the same time."""
 
     def rank(item: pytest.Item) -> int:
         parts = {*item.path.parts, item.path.stem}
         return next((n for n, name in enumerate(SLOW_FIRST) if name in parts), len(SLOW_FIRST))
 
     items.sort(key=rank)  # stable: files stay whole and in order
+    if "NIGHTLY" not in os.environ:
+        for item in items:
+            if item.get_closest_marker("nightly"):
+                item.add_marker(pytest.mark.skip(reason="takes long: make nightly"))

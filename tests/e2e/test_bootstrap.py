@@ -73,6 +73,7 @@ def test_a_swarm_meets_at_a_bootstrap_node_and_outlives_it(tmp_path: Path) -> No
         wait_until(lambda: step_of(third) > before + 3, "and they train on")
 
 
+@pytest.mark.nightly
 def test_who_brings_a_run_that_is_trained_already_joins_it(tmp_path: Path) -> None:
     run = ["--run", str(write_spec(tmp_path))]
     with (

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from p2p_dtfm.cli.chaos_case import ChaosCase, chaos_case
 from p2p_dtfm.daemon.chaos_verdict import Inflicted, judge
 from p2p_dtfm.sim.chaos_schedule import KINDS, chaos_schedule
@@ -69,6 +71,7 @@ steps = 4
 """
 
 
+@pytest.mark.nightly
 def test_a_scenario_is_played_with_its_own_faults(tmp_path: Path) -> None:
     """A newcomer is cut off: alone it is too few, so it waits, and comes back when links heal."""
     scenario, kept = tmp_path / "lively.toml", tmp_path / "kept"

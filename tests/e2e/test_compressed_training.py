@@ -117,6 +117,7 @@ def test_local_steps_with_sparse_differences(tmp_path: Path) -> None:
     assert seen == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.nightly
 def test_daemons_train_compressed_and_locally_through_a_crash(tmp_path: Path) -> None:
     """int8 boundaries, sparse differences, local steps; one of three is killed in the middle."""
     steps = 60

@@ -129,6 +129,7 @@ def test_limits_hold_and_a_pause_frees_memory_while_the_others_train_on(
 RESIDENT_GIB = 0.9
 
 
+@pytest.mark.nightly
 def test_the_whole_process_stays_under_its_memory_limit(
     prepared_data: Path, tmp_path: Path
 ) -> None:
@@ -164,6 +165,7 @@ def peak_bytes(child: Child) -> int:
     return sum(int(match[1]) << 10 for match in found if match)
 
 
+@pytest.mark.nightly
 def test_too_little_memory_for_the_program_itself_is_said_at_once(tmp_path: Path) -> None:
     done = run_program(
         "--home", tmp_path, "--listen", "/ip4/127.0.0.1/tcp/0", "--resident-gib", "0.1"

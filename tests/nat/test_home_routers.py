@@ -1,6 +1,5 @@
 """Peers behind home routers take part: through a relay, and directly where the routers allow it."""
 
-import os
 import signal
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tests.nat.swarm import HomeSwarm
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing()),
-    pytest.mark.skipif("NIGHTLY" not in os.environ, reason="three daemons: set NIGHTLY=1"),
+    pytest.mark.nightly,
 ]
 STEPS = 60
 RELAY_MBPS = 40

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from p2p_dtfm.core.run_spec import RunSpec
@@ -53,6 +54,7 @@ def expected_losses(home: Path, initial: Path, steps: int) -> list[float]:
     return list(reference.losses(steps))
 
 
+@pytest.mark.nightly
 def test_two_peers_go_on_from_an_imported_model(tmp_path: Path) -> None:
     run = imported_run(tmp_path)
     half = ["--memory-gib", "0.0042"]

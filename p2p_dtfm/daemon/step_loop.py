@@ -110,7 +110,7 @@ class StepLoop:
             self._tools.donor.reduced(step, engine.reduced)
             self._keep_reduced(view, step, engine)
             with recorder.span("guard"):
-                await self._guarded(step)
+                await self._guarded(view, step)
         self._say_prepared(view, step, local)
         with recorder.span("commit"):
             outcome = await self._outcome(view)
@@ -126,24 +126,35 @@ class StepLoop:
         return mine or StageRedo(tuple(plan.pipelines[place[0]].microbatches))
 
     async def _compute(self, view: View, running: Coroutine[Any, Any, LocalResult]) -> LocalResult:
-        """The engine's part, while state is offered to those who wait for it to do theirs."""
+        """The engine's part, while state is offered to those who wait for it to do theirs.
+
+        A failure may have come while the step before was still applied, and the next view since:
+        whoever would then wait for what this view owes would wait for ever.
+        """
         state = self._state
+        if self._is_over(view):
+            running.close()
+            raise Stopped
         self._computing = asyncio.create_task(running)
         try:
-            while not self._computing.done():
+            while not self._computing.done() and not self._is_over(view):
                 waking = asyncio.create_task(state.wake.wait())
                 await asyncio.wait({self._computing, waking}, return_when=asyncio.FIRST_COMPLETED)
                 waking.cancel()
                 state.wake.clear()
                 if not self._computing.done():
                     await self._place.offer_states()
-            if state.stopped or self._computing.cancelled() or state.view is not view:
+            if self._is_over(view) or self._computing.cancelled():
                 raise Stopped
             return self._computing.result()
         finally:
             self._computing.cancel()
             self._computing = None
             state.wake.set()
+
+    def _is_over(self, view: View) -> bool:
+        """Whether no step will be ended in this view any more."""
+        return self._state.stopped or self._state.view is not view
 
     def _keep_reduced(self, view: View, step: int, engine: StepEngine) -> None:
         """Until a later step commits, the next view may have to roll this one forward."""
@@ -153,13 +164,13 @@ class StepLoop:
             kept[layer] = gradient.clone() if is_buffer else gradient
         self._outlet.reduced(step, set(engine.reduced))
 
-    async def _guarded(self, step: int) -> None:
+    async def _guarded(self, view: View, step: int) -> None:
         """Wait until the guardians of layers held here alone have the step's gradients."""
         state, receipts = self._state, self._followers.receipts
-        while not state.stopped and receipts is not None and receipts.waits_for(step):
+        while not self._is_over(view) and receipts is not None and receipts.waits_for(step):
             await state.wait()
             receipts = self._followers.receipts
-        if state.stopped:
+        if self._is_over(view):
             raise Stopped
 
     def _say_prepared(self, view: View, step: int, local: LocalResult) -> None:
@@ -174,7 +185,7 @@ class StepLoop:
             held_out_token_count=local.held_out_token_count,
             ready_for=self._outlet.ready_for(),
         )
-        if self._state.ledger is None or self._state.stopped:
+        if self._state.ledger is None or self._is_over(view):
             raise Stopped
         self._state.ledger.record(prepared)
         self._outlet.say_prepared(prepared, view)

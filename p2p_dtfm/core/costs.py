@@ -19,7 +19,7 @@ from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem
 from p2p_dtfm.core.reduction_cost import ReductionModel, SegmentCost
 from p2p_dtfm.core.reduction_timing import Reduction, reduced_ns
 from p2p_dtfm.core.segment_weights import segment_weights
-from p2p_dtfm.core.step_timing import TimedPipeline, event_count, step_ends
+from p2p_dtfm.core.step_timing import StepEnds, TimedPipeline, event_count, step_ends
 from p2p_dtfm.core.workload import FLOAT_BYTES
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
@@ -31,7 +31,7 @@ MOST_PAIRS = 60_000
 """Of holders, over all segments: with more of them no reduction is timed link by link."""
 MOST_TASKLETS = 300_000
 """Of a placement: with more of them its pipelines are not timed tasklet by tasklet."""
-MOST_EVENTS = 200_000
+MOST_EVENTS = 300_000
 """Of a step: with more of them even the plan in the end is not simulated."""
 
 
@@ -66,6 +66,8 @@ class StepModel:
         self._ends: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._segments_of: dict[tuple[object, ...], list[Reduction] | None] = {}
         self._ends_alike: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._refined: dict[tuple[object, ...], PlacementCost] = {}
+        self._simulated: dict[tuple[object, ...], StepEnds] = {}
         self._work = 0
 
     @property
@@ -125,6 +127,15 @@ class StepModel:
     def refined(self, cost: PlacementCost) -> PlacementCost:
         """The same, timed with care as far as that is cheap: pipelines tasklet by tasklet
         (`pipeline_timing`), the reduction link by link (`reduction_timing`)."""
+        key = cost.placement, cost.pipelines, cost.microbatches
+        found = self._refined.get(key)
+        if found is None:
+            if len(self._refined) > 1 << 10:
+                self._refined.clear()
+            found = self._refined[key] = self._refine(cost)
+        return found
+
+    def _refine(self, cost: PlacementCost) -> PlacementCost:
         ends = self._stage_ends(cost)
         compute = max(each[0] for each in ends)
         ready = {
@@ -143,7 +154,13 @@ class StepModel:
         """The same, timed message by message (`step_timing`); `events` says how much work it is."""
         segments = self._divided(cost)
         assert segments is not None, "a step of so many pairs is not simulated"
-        ends = step_ends(self.problem, self._timed(cost), segments)
+        key = cost.placement, cost.pipelines, cost.microbatches
+        ends = self._simulated.get(key)
+        if ends is None:
+            if len(self._simulated) > 1 << 10:
+                self._simulated.clear()
+            ends = step_ends(self.problem, self._timed(cost), segments)
+            self._simulated[key] = ends
         return replace(
             cost,
             compute_ns=ends.computed_ns,

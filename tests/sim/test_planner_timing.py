@@ -18,10 +18,19 @@ from p2p_dtfm.sim.step_time import simulate_step
 
 @pytest.mark.parametrize(
     ("seed", "stages", "recompute"),
-    [(5, 2, True), (13, 3, False), (16, 4, True), (17, 3, True), (21, 5, False), (50, 2, True)],
+    [
+        (5, 2, True),
+        (13, 3, False),
+        (16, 4, True),
+        (17, 3, True),
+        (21, 5, False),
+        (50, 2, True),
+        (1, 1, True),
+    ],
 )
 def test_a_step_takes_as_long_as_in_the_simulator(seed: int, stages: int, recompute: bool) -> None:
-    """With and without shared uplinks, and where memory starves the pipelines."""
+    """With and without shared uplinks, where memory starves the pipelines, and where there are so
+    many pairs of holders that pieces must be divided as their segments are."""
     scenario, spec = mixed_swarm(seed), read_run_spec("gpt3-xl", 12, 64)
     execution = replace(OURS, recompute=recompute)
     problem = problem_of(scenario_snapshot(scenario, spec, execution))

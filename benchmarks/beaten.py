@@ -133,6 +133,7 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=["recompute", "card", "plain"], help="one of the table's parts"
     )
+    parser.add_argument("--case", nargs="*", choices=list(SCENARIOS), default=list(SCENARIOS))
     options = parser.parse_args()
     measured = {
         (row.case, row.layers, row.batch): row.measured_s
@@ -147,7 +148,7 @@ def main() -> None:
     parts = {"recompute": (False, True), "card": (True, True), "plain": (False, False)}
     for part, (shared_card, recompute) in parts.items():
         if options.only in (None, part):
-            for case in SCENARIOS:
+            for case in options.case:
                 for layers, batch in ROWS:
                     line = compare(case, layers, batch, recompute, shared_card)
                     line["dtfm_measured_s"] = measured.get((case, layers, batch))
@@ -161,7 +162,7 @@ def main() -> None:
                         f"{line['ours_s'] / line['grid_bound_s']:7.2f}  {line['target_s'] or ''}",
                         flush=True,
                     )
-    sweep = in_flight_sweep()
+    sweep = in_flight_sweep() if "5" in options.case else []
     for point in sweep:
         print(f"in flight {point['times_textbook']:.1f} x textbook: {point['seconds']:.2f} s")
     options.out.write_text(json.dumps({"rows": lines, "in_flight": sweep}, indent=1) + "\n")

@@ -238,7 +238,12 @@ def _table(result: dict[str, Any]) -> str:
         f"    {parts['reduction_s']:8.2f} s reducing gradients",
         f"    {parts['guarding_s']:8.2f} s until guardians have the gradients",
         f"    {parts['commit_s']:8.2f} s committing",
-        f"  {len(result['pipelines'])} pipelines of {' or '.join(map(str, depths))} stages, "
-        f"{len(result['spares'])} spares",
+        f"  {_counted(len(result['pipelines']), 'pipeline')} of "
+        f"{' or '.join(map(str, depths))} {'stage' if depths == [1] else 'stages'}, "
+        f"{_counted(len(result['spares']), 'spare')}",
     ]
     return "\n".join(lines)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

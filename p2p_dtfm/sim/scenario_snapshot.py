@@ -122,7 +122,8 @@ def flops_of(peer: ScenarioPeer, measured_flops: int | None) -> int:
     if not flops:
         raise UserError(
             f"group {peer.group!r} says measured = true, but no speed was measured here",
-            f"give group {peer.group!r} a forward_tflops, or measure with `p2p-dtfm doctor`",
+            f"give group {peer.group!r} a forward_tflops in place of measured = true, or play the "
+            "scenario with real daemons: `p2p-dtfm demo --scenario NAME`",
         )
     return flops
 

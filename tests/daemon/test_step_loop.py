@@ -1,0 +1,71 @@
+"""A view that ends between two steps leaves nobody waiting for what it still owed."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from p2p_dtfm.core.ledger import Ledger
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.view import View
+from p2p_dtfm.daemon.trainer import Trainer
+from tests.daemon.trainer_parts import trainer_tools, view_of
+
+DEADLINE_S = 20.0
+
+
+class Outlet:
+    """The daemon's side. While the first shards are fetched, one view ends and the next begins."""
+
+    def __init__(self, first: View, following: View) -> None:
+        self.trainer: Trainer | None = None
+        self.prepared: asyncio.Queue[Prepared] = asyncio.Queue()
+        self._views = [following, first]
+
+    def begin_next_view(self) -> None:
+        view = self._views.pop()
+        assert self.trainer is not None and isinstance(view.plan, Plan)
+        self.trainer.view_agreed(view, False)
+        self.trainer.take_over(view, 0, Ledger(view.id, view.plan, 0), None)
+
+    async def fetch_shards(self, digests: set[str]) -> None:
+        assert self.trainer is not None
+        if self._views:
+            self.trainer.stop_step()
+            self.begin_next_view()
+
+    def say_prepared(self, prepared: Prepared, view: View) -> None:
+        self.prepared.put_nowait(prepared)
+
+    def lineage_at(self, step: int) -> str:
+        return ""
+
+    def __getattr__(self, name: str) -> Any:
+        """What else a trainer tells is of no interest here."""
+        return lambda *arguments: None
+
+
+def test_a_step_is_not_begun_in_a_view_that_is_over(tmp_path: Path) -> None:
+    """No computation is under way that could be stopped, and the old view's would never end."""
+    torch.set_num_threads(1)
+    tools = trainer_tools(tmp_path)
+
+    async def run() -> None:
+        with_the_dead, alone = view_of(1, 2), view_of(2, 1)
+        outlet: Any = Outlet(with_the_dead, alone)
+        trainer = outlet.trainer = Trainer(tools, outlet)
+        outlet.begin_next_view()
+        running = asyncio.create_task(trainer.run())
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                prepared = await outlet.prepared.get()
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+            await trainer.close()
+            tools.compute.close()
+        assert (prepared.view, prepared.step) == (alone.id, 0)
+
+    asyncio.run(run())

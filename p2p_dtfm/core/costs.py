@@ -28,7 +28,7 @@ __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
 Placement = tuple[tuple[int, ...], ...]
 """Pipelines as ordered peer numbers."""
 
-MOST_PAIRS = 60_000
+MOST_PAIRS = 120_000
 """Of holders, over all segments: with more of them no reduction is timed link by link."""
 MOST_TASKLETS = 300_000
 """Of a placement: with more of them its pipelines are not timed tasklet by tasklet."""

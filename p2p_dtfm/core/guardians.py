@@ -72,8 +72,9 @@ def guarded_bytes(workload: Workload, layer: int) -> int:
 
 
 def unguarded_layers(snapshot: Snapshot, plan: Plan | NoPlan) -> tuple[int, ...]:
-    """Layers of which only one member has the state, though there are others."""
-    if not isinstance(plan, Plan) or len(snapshot.records) < 2:
+    """Layers of which only one member has the state, though there are others that stay."""
+    staying = [record for record in snapshot.records if record.intent is not Intent.LEAVING]
+    if not isinstance(plan, Plan) or len(staying) < 2:
         return ()
     alone = [layer for layers in _held_alone(plan).values() for layer in layers]
     return tuple(sorted(set(alone) - guards_in(snapshot, plan).keys()))

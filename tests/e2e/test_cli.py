@@ -1,5 +1,6 @@
 """The command line as people use it: help, settings, exit codes, signals, data and text."""
 
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -156,7 +157,8 @@ def test_one_home_has_one_daemon_and_signals_end_it(
 
     wait_until(lambda: step_of(founder) > 2, "it trains")
     code, out, _ = program("status", "--home", founder.home)
-    assert code == 0 and "training since" in out and address.rsplit("/", 1)[1] in out
+    assert code == 0 and "training for" in out and address.rsplit("/", 1)[1] in out
+    assert re.search(r"^  layers +0-5 computed$", out, re.MULTILINE)
 
     joiner = swarm.join(address)
     wait_until(lambda: len((joiner.status() or {}).get("members", ())) == 2, "both are members")

@@ -104,7 +104,8 @@ def check_board(child: Child, directory: Path) -> None:
     read = figures(directory)
     shown = {step: value for step, name, value in read if name == "loss"}
     assert len(shown) > 5 and shown == losses(child)
-    assert {name for _, name, _ in read} == {"loss", "held_out_loss", "gradient_norm", "tokens_per_s"}
+    names = {name for _, name, _ in read}
+    assert names == {"loss", "held_out_loss", "gradient_norm", "tokens_per_s"}
 
 
 def check_timeline(address: str) -> None:

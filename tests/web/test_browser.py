@@ -62,8 +62,14 @@ def count(page: Page, selector: str) -> int:
 
 
 def sticking_out(page: Page, width: int) -> list[str]:
-    """Circles and labels of the map, and cards, that are not wholly on the page."""
+    """Circles and labels of the map, and cards, that are not wholly on the page or on the map."""
     return page.evaluate(
+        "(() => { const map = document.querySelector('#map svg').getBoundingClientRect();"
+        " return [...document.querySelectorAll('#map text')].filter((node) => {"
+        " const box = node.getBoundingClientRect();"
+        " return box.left < map.left - 0.5 || box.right > map.right + 0.5; })"
+        ".map((node) => node.outerHTML.slice(0, 200)); })()"
+    ) + page.evaluate(
         "[...document.querySelectorAll('.card, #map circle, #map text, #timeline text')]"
         ".filter((node) => { const box = node.getBoundingClientRect();"
         f" return box.left < -0.5 || box.right > {width} + 0.5; }})"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from p2p_dtfm.daemon.recovery_times import (
+    Event,
     Histories,
     Inflicted,
     commits_of,

@@ -15,6 +15,7 @@ import os
 import platform
 import pty
 import re
+import signal
 import struct
 import subprocess
 import tempfile
@@ -58,7 +59,7 @@ class Terminal:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            start_new_session=True,
+            preexec_fn=_lead_the_terminal,  # so that Ctrl-C reaches it
         )
         os.close(theirs)
         self._keys = ours
@@ -95,8 +96,17 @@ class Terminal:
         return elapsed_s
 
 
+def _lead_the_terminal() -> None:
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # who runs in the background ignores it
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 class Page:
-    def __init__(self, directory: Path, home: Path) -> None:
+    """Written anew with each screen, so that what was seen is kept."""
+
+    def __init__(self, out: Path, directory: Path, home: Path) -> None:
+        self._out = out
         self._began_s = time.monotonic()
         self._hidden = {str(directory): "~/p2p-dtfm", str(home): "~"}
         processors, memory_gib = psutil.cpu_count(), psutil.virtual_memory().total / (1 << 30)
@@ -116,17 +126,18 @@ class Page:
         screen = re.sub(r"#token=[\w-]+", "#token=...", screen)
         self._screens += f"\n## {title}\n\n{said}\n\n```text\n$ {command}\n{screen}\n```\n"
         self._steps.append((title, command, time.monotonic() - self._began_s))
+        self._out.write_text(self._text(), encoding="utf-8")
         print(f"{title}: {said}", flush=True)
 
-    def text(self) -> str:
+    def _text(self) -> str:
         rows = [
             f"| {int(at_s) // 60}:{int(at_s) % 60:02} | {title} | `{_short(command)}` |"
             for title, command, at_s in self._steps
         ]
         return (
             "# A newcomer's first five minutes\n\n"
-            "What README says, typed into a fresh clone with an empty home on a machine where "
-            "nothing was\ninstalled beforehand: when each screen was there, and what was on it.\n"
+            "What README says, typed into a fresh clone with an empty home, where everything is "
+            "installed anew:\nwhen each screen was there, and what was on it.\n"
             f"{self._where}\n| minute | what was reached | by typing |\n|---|---|---|\n"
             + "\n".join(rows)
             + f"\n{self._screens}"
@@ -145,12 +156,11 @@ def main() -> None:
         home = Path(temporary) / "home"
         home.mkdir()
         directory = Path(temporary) / "p2p-dtfm"
-        page = Page(directory, home)
+        page = Page(out, directory, home)
         began_s = time.monotonic()
         subprocess.run(["git", "clone", "--quiet", ROOT, directory], check=True)
         _demo(page, directory, home, time.monotonic() - began_s)
         _found(page, directory, home)
-        out.write_text(page.text(), encoding="utf-8")
 
 
 def _demo(page: Page, directory: Path, home: Path, cloned_s: float) -> None:

@@ -52,7 +52,7 @@ class Terminal:
         kept = {n: v for n, v in os.environ.items() if n in KEPT or n.startswith("PIP_")}
         self._began_s = time.monotonic()
         self.process = subprocess.Popen(
-            command,
+            f"exec {command}",  # a shell in between would die of Ctrl-C, and hang up on it
             shell=True,
             cwd=directory,
             env={**kept, "HOME": str(home), "TERM": "xterm-256color", "LANG": "C.UTF-8"},
@@ -188,7 +188,7 @@ def _found(page: Page, directory: Path, home: Path) -> None:
     joiner = _join(page, directory, home, founder)
     for title, words in LOOKS.items():
         _one(page, title, words, directory, home)
-    ended_s = founder.wait_for(r"done: |done for ", COMMAND_S)
+    ended_s = founder.wait_for("done for ", COMMAND_S)
     said = f"Founded {ended_s:.0f} s ago: all steps are done, and the model is on both disks."
     page.add("The run is done", command, said, founder.text())
     _one(page, "Leaving", "leave", directory, home)

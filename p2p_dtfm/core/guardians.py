@@ -1,37 +1,97 @@
 """Guardians: a layer with one holder is followed by another member, so that no crash loses it."""
 
+from collections.abc import Callable, Mapping
+
 from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.records import Intent
+from p2p_dtfm.core.records import Intent, PeerRecord
 from p2p_dtfm.core.snapshot import Snapshot, ViewId
+from p2p_dtfm.core.workload import FLOAT_BYTES, STATE_COPIES, Workload
+
+LEAST_ROOM_BYTES = 64 << 20
+"""Everybody guards so much, even where the plan takes all memory that the owner allows: next to the
+program itself it is little, and it is all that a small model needs."""
+ACCELERATOR = "cuda"
+GUARDED_COPIES = STATE_COPIES + 2
+"""A layer's state, and the reduced gradients of the last step and of this one."""
 
 
-def guarded_layers(plan: Plan | NoPlan, members: tuple[str, ...]) -> dict[int, str]:
+def guarded_layers(
+    plan: Plan | NoPlan, room_bytes: Mapping[str, int], cost_bytes: Callable[[int], int]
+) -> dict[int, str]:
     """The guardian of each layer that a single member holds: a pure function of the view.
 
-    Spares come first, since they have nothing else to do; each holder's layers go to one guardian,
-    and holders are spread over the guardians in order.
+    Spares come first, since they have nothing else to do; each holder's layers go to one guardian
+    if one has room for them, and holders are spread over the guardians in order. `room_bytes` is
+    what each member has left, `cost_bytes(layer)` what guarding a layer takes. What nobody has room
+    for has no guardian.
     """
-    if not isinstance(plan, Plan) or len(members) < 2:
+    if not isinstance(plan, Plan):
         return {}
-    candidates = sorted(members, key=lambda peer: (plan.stage_of(peer) is not None, peer))
+    left_bytes = dict(room_bytes)
+    candidates = sorted(room_bytes, key=lambda peer: (plan.stage_of(peer) is not None, peer))
+    load = dict.fromkeys(candidates, 0)
     guardians: dict[int, str] = {}
-    chosen: dict[str, str] = {}
-    for segment in plan.segments():
-        if len(segment.holders) > 1:
-            continue
-        holder = segment.holders[0]
-        if holder not in chosen:
-            load = {peer: list(chosen.values()).count(peer) for peer in candidates}
-            others = [peer for peer in candidates if peer != holder]
-            chosen[holder] = min(others, key=lambda peer: (load[peer], candidates.index(peer)))
-        guardians |= {layer: chosen[holder] for layer in segment.layers}
+    for holder, layers in _held_alone(plan).items():
+        while layers:
+            needed_bytes = sum(map(cost_bytes, layers))
+            able = [p for p in candidates if p != holder and left_bytes[p] >= cost_bytes(layers[0])]
+            if not able:
+                layers = layers[1:]
+                continue
+            guardian = min(able, key=lambda peer: (left_bytes[peer] < needed_bytes, load[peer]))
+            load[guardian] += 1
+            while layers and left_bytes[guardian] >= cost_bytes(layers[0]):
+                left_bytes[guardian] -= cost_bytes(layers[0])
+                guardians[layers[0]] = guardian
+                layers = layers[1:]
     return guardians
+
+
+def _held_alone(plan: Plan) -> dict[str, list[int]]:
+    """The layers that each member holds and nobody else does."""
+    alone: dict[str, list[int]] = {}
+    for segment in plan.segments():
+        if len(segment.holders) == 1:
+            alone.setdefault(segment.holders[0], []).extend(segment.layers)
+    return alone
 
 
 def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
     """The guardians in a view; who leaves is none."""
-    staying = (record for record in snapshot.records if record.intent is not Intent.LEAVING)
-    return guarded_layers(plan, tuple(record.peer_id for record in staying))
+    if not isinstance(plan, Plan):
+        return {}
+    workload = snapshot.workload
+    staying = [record for record in snapshot.records if record.intent is not Intent.LEAVING]
+    rooms = {record.peer_id: _room_bytes(record, plan, workload) for record in staying}
+    return guarded_layers(plan, rooms, lambda layer: guarded_bytes(workload, layer))
+
+
+def guarded_bytes(workload: Workload, layer: int) -> int:
+    """Memory that a layer takes at its guardian."""
+    return GUARDED_COPIES * FLOAT_BYTES * workload.cost(layer).parameter_count
+
+
+def unguarded_layers(snapshot: Snapshot, plan: Plan | NoPlan) -> tuple[int, ...]:
+    """Layers of which only one member has the state, though there are others that stay."""
+    staying = [record for record in snapshot.records if record.intent is not Intent.LEAVING]
+    if not isinstance(plan, Plan) or len(staying) < 2:
+        return ()
+    alone = [layer for layers in _held_alone(plan).values() for layer in layers]
+    return tuple(sorted(set(alone) - guards_in(snapshot, plan).keys()))
+
+
+def _room_bytes(record: PeerRecord, plan: Plan, workload: Workload) -> int:
+    """What the plan leaves of the memory that a member offers.
+
+    Guarded layers are in the processor's memory. An accelerator's stage is not; of its host's
+    memory records say nothing, and it is taken to be no less than the accelerator's.
+    """
+    stage = plan.stage_of(record.peer_id)
+    used_bytes = 0
+    if stage is not None and record.device.kind != ACCELERATOR:
+        costs = [workload.cost(layer) for layer in stage.layers]
+        used_bytes = sum(c.state_bytes + stage.in_flight * c.saved_bytes for c in costs)
+    return max(LEAST_ROOM_BYTES, record.device.memory_bytes - used_bytes)
 
 
 class Receipts:

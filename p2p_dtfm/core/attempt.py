@@ -12,6 +12,7 @@ from p2p_dtfm.core.agreement_messages import (
 )
 from p2p_dtfm.core.leaving import staying
 from p2p_dtfm.core.membership import mutually_reachable, unanswered, universe
+from p2p_dtfm.core.mending import sooner
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.recovery import Recovery, recover
@@ -156,6 +157,15 @@ class Attempt:
             return None
         parts = [self.opened[member] for member in self.participants]
         return redo_of(self.plan, self.recovery.target, parts)
+
+    def chosen(self, planned: Plan | NoPlan) -> Plan | NoPlan:
+        """The plan of the view: `planned`, or one in which replicas stand in for who is lost."""
+        target = self.recovery.target if self.recovery is not None else None
+        if self.planned or target is None or isinstance(planned, NoPlan):
+            return planned
+        assert self.snapshot is not None
+        parts = [self.opened[member] for member in self.participants]
+        return sooner(self.snapshot, planned, target, parts)
 
     def freeze(self, run_digest: str, workload: Workload, open_record: OpenRecord) -> Snapshot:
         """The snapshot that the gathered knowledge comes to."""

@@ -152,12 +152,15 @@ def _explain_peer(
     problem, stage = model.problem, plan.stage_of(record.peer_id)
     if record.peer_id in problem.idle:
         role, alternative = f"no stage: it is {record.intent.value}", None
+    elif stage is None and plan.stand_ins:
+        role, alternative = "spare: others stand in for a lost peer until the next plan", None
     elif stage is None:
         role = "spare: every place that was tried makes the step no faster"
         alternative = _best_insertion(model, placement, record.peer_id)
     else:
         role = _role(plan, stage, record)
-        alternative = _without(model, placement, record.peer_id)
+        is_mended = bool(plan.stand_ins)  # for a step or two; the model knows one place of a peer
+        alternative = None if is_mended else _without(model, placement, record.peer_id)
     return PeerExplanation(
         peer_id=record.peer_id,
         role=role,

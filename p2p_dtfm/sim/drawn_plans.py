@@ -17,7 +17,7 @@ def any_plan(snapshot: Snapshot) -> Plan | NoPlan:
     chance = prng_of_digest(snapshot.knowledge)
     pipelines: list[tuple[Stage, ...]] = []
     if snapshot.present is not None and chance.below(2):
-        pipelines = _mended(snapshot.present, names)
+        pipelines = _mended(snapshot.present.vacated(), names)
     if not pipelines:
         pipelines = _drawn(names, workload.layer_count, workload.microbatch_count, chance)
     placed = {stage.peer_id for stages in pipelines for stage in stages}

@@ -66,10 +66,10 @@ def test_a_spare_replays_from_what_its_neighbours_have_kept() -> None:
     parts = [*WELL, brings("d", OLD, range(4, 8), 4)]
     redo = redo_of(new, TARGET, parts)
     assert redo is not None
-    assert redo.stage(new, "a") == StageRedo((0, 1, 2, 3), 3, 1, 0, 0)
-    assert redo.stage(new, "x") == StageRedo((0, 1, 2, 3), 0, 0, 0, 1)
-    assert redo.stage(new, "c") == StageRedo((4, 5, 6, 7), 4, 3, 4, 0)
-    assert redo.stage(new, "d") == StageRedo((4, 5, 6, 7), 4, 4, 0, 3)
+    assert redo.stage(new, "a") == StageRedo((0, 1, 2, 3), 3, 1)
+    assert redo.stage(new, "x") == StageRedo((0, 1, 2, 3), 0, 0, previous_has=frozenset({0}))
+    assert redo.stage(new, "c") == StageRedo((4, 5, 6, 7), 4, 3, frozenset({4, 5, 6, 7}))
+    assert redo.stage(new, "d") == StageRedo((4, 5, 6, 7), 4, 4, previous_has=frozenset({4, 5, 6}))
     assert (redo.kept_forwards, redo.redone_forwards) == (11, 1), "b had one gradient sent back"
     assert redo.progress(new, "x") is None
     assert redo.progress(new, "a") == parts[0].pending.progress

@@ -50,13 +50,14 @@ class Mailbox:
         self._microbatches = [
             plan.pipelines[pipeline].microbatches for pipeline, _ in plan.places_of(me)
         ]
-        self._redo: tuple[int, StageRedo] | None = None
+        self._redo: tuple[int, StageRedo, frozenset[int], frozenset[int]] | None = None
         self._layers = plan.layers_of(me)
         self._boundary = (spec.batch.microbatch, spec.model.context, spec.model.width)
 
     def redo(self, step: int, redo: StageRedo) -> None:
         """Only what is missing here comes for `step`, of microbatches that may be others'."""
-        self._redo = step, redo
+        numbers, forwards, backwards = redo.microbatches, redo.forwards, redo.backwards
+        self._redo = step, redo, frozenset(numbers[forwards:]), frozenset(numbers[backwards:])
 
     # arrivals ---------------------------------------------------------------------------------
 
@@ -140,9 +141,9 @@ class Mailbox:
         """Whether a microbatch goes through this place, and is not done here."""
         if self._redo is None or step != self._redo[0]:
             return number in self._microbatches[place]
-        _, redo = self._redo
-        done = redo.forwards if is_activation else redo.backwards
-        return number in redo.microbatches[done:] and redo.place(number) == place
+        _, redo, activations, gradients = self._redo
+        missing = activations if is_activation else gradients
+        return number in missing and redo.place(number) == place
 
     # taking -----------------------------------------------------------------------------------
 

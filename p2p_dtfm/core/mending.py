@@ -136,7 +136,7 @@ class _Swarm:
         for number in range(len(pipelines)):
             give(number)
         for _ in range(total - len(pipelines)):
-            give(min(range(len(pipelines)), key=lambda number: (then_ns(number), number)))
+            give(min(range(len(pipelines)), key=lambda n: (then_ns(n), counts[n], n)))
         firsts = [0, *accumulate(counts)]
         members = {record.peer_id for record in self.records}
         plan = Plan(

@@ -91,7 +91,6 @@ def test_where_it_takes_no_longer_a_replica_stands_in() -> None:
 def test_of_many_pipelines_the_others_are_sooner_done() -> None:
     """One stand-in would replay by itself what three pipelines can share out."""
     failure = Failure(4, 2, {1})
-    failure.begun = {peer: (numbers, 0) for peer, (numbers, _) in failure.begun.items()}
     for pipeline in failure.plan.pipelines:
         for stage in pipeline.stages:
             failure.begun[stage.peer_id] = (pipeline.microbatches, 2)

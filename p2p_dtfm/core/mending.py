@@ -14,7 +14,7 @@ import msgspec
 
 from p2p_dtfm.core.agreement_messages import Contribution
 from p2p_dtfm.core.plan import Pipeline, Plan, Stage, check_plan
-from p2p_dtfm.core.problem import duration_ns, problem_of
+from p2p_dtfm.core.problem import problem_of
 from p2p_dtfm.core.recovery import Target
 from p2p_dtfm.core.redo import Redo, redo_of
 from p2p_dtfm.core.snapshot import Snapshot
@@ -25,11 +25,11 @@ PLACES_LIMIT = 2
 Stages = tuple[Stage, ...]
 
 
-def sooner(
+def with_stand_ins(
     snapshot: Snapshot, planned: Plan, target: Target, contributions: Iterable[Contribution]
 ) -> Plan:
-    """`planned`, or the plan that failed with stand-ins: if it keeps more of the step that starts
-    from `target`, and ends it no later."""
+    """`planned`, or the plan that failed with stand-ins, if that keeps more of the step that starts
+    from `target`, and ends it no later or spares it waiting for states."""
     parts = tuple(contributions)
     redo = redo_of(planned, target, parts)
     if redo is None or snapshot.present is None:
@@ -39,6 +39,8 @@ def sooner(
     other = redo_of(mended, target, parts) if mended is not None else None
     if mended is None or other is None or other.kept_forwards <= redo.kept_forwards:
         return planned
+    if swarm.moves_state(planned):
+        return mended
     is_later = swarm.remaining_ns(mended, other) > swarm.remaining_ns(planned, redo)
     return planned if is_later else mended
 
@@ -64,6 +66,8 @@ class _Swarm:
         Whole pipelines stay, and in plan order each broken one that can be filled; of the others
         nobody has a place.
         """
+        if not self._fits(plan):
+            return None
         stands = [pipeline for pipeline in plan.pipelines if self._is_whole(pipeline)]
         kept = {pipeline.first_microbatch: pipeline.stages for pipeline in stands}
         for pipeline in plan.pipelines:
@@ -75,6 +79,12 @@ class _Swarm:
         if not any(stage.stands_in for stages in pipelines for stage in stages):
             return None
         return self._dealt(pipelines, plan)
+
+    def _fits(self, plan: Plan) -> bool:
+        """Whether it is a plan of this model's layers and this run's microbatches."""
+        counts = sum(pipeline.microbatch_count for pipeline in plan.pipelines)
+        ends = {pipeline.stages[-1].end_layer for pipeline in plan.pipelines}
+        return counts == self.problem.microbatch_count and ends == {self.problem.layer_count}
 
     def _is_whole(self, pipeline: Pipeline) -> bool:
         return all(self._stays(stage) and not stage.stands_in for stage in pipeline.stages)
@@ -152,12 +162,15 @@ class _Swarm:
 
     # the step -----------------------------------------------------------------------------------
 
-    def remaining_ns(self, plan: Plan, redo: Redo) -> int:
-        """Until the busiest peer has computed its part of the step, once states are where the plan
-        wants them."""
+    def moves_state(self, plan: Plan) -> bool:
+        """Whether somebody must fetch layers before the step goes on."""
         holders = plan.stage_holders()
-        moves_ns = max(self._fetch_ns(peer_id, plan.layers_of(peer_id)) for peer_id in holders)
-        return moves_ns + max(self._busy_ns(plan, redo, peer_id) for peer_id in holders)
+        missing = (peer for peer in holders if not self._has(peer, plan.layers_of(peer)))
+        return not self.is_genesis and any(missing)
+
+    def remaining_ns(self, plan: Plan, redo: Redo) -> int:
+        """Until the busiest peer has computed its part of the step."""
+        return max(self._busy_ns(plan, redo, peer_id) for peer_id in plan.stage_holders())
 
     def _busy_ns(self, plan: Plan, redo: Redo, peer_id: str) -> int:
         mine = redo.stage(plan, peer_id)
@@ -165,18 +178,6 @@ class _Swarm:
         forward_ns, backward_ns = self._times_ns(peer_id, plan.layers_of(peer_id))
         left = len(mine.microbatches) - mine.forwards, len(mine.microbatches) - mine.backwards
         return left[0] * forward_ns + left[1] * backward_ns
-
-    def _fetch_ns(self, peer_id: str, layers: range) -> int:
-        """Of parameters and moments, three quarters of a state, over the best link from anybody who
-        has something."""
-        missing = [layer for layer in layers if layer not in self.held.get(peer_id, set())]
-        if not missing or self.is_genesis:
-            return 0
-        size = sum(3 * self.problem.layer_bytes(layer).state_bytes // 4 for layer in missing)
-        me, rates = self.numbers[peer_id], self.problem.bytes_per_s
-        donors = [self.numbers[peer] for peer in self.held if peer in self.numbers]
-        best = max((rates[donor][me] for donor in donors if donor != me), default=None)
-        return duration_ns(size, best) if best else 0
 
     def _microbatch_ns(self, peer_id: str, layers: range) -> int:
         return sum(self._times_ns(peer_id, layers))

@@ -139,6 +139,9 @@ class Membership(PeerState):
         if action.redo is not None:
             entry["kept_microbatches"] = action.redo.kept_forwards
             entry["redone_microbatches"] = action.redo.redone_forwards
+        stand_ins = sorted(view.plan.stand_ins) if isinstance(view.plan, Plan) else []
+        if stand_ins:
+            entry["stand_ins"] = stand_ins
         self.views = [*self.views, entry][-HISTORY_LIMIT:]
         self._events.write("view", **entry)
         self.observer.view_took_over(view, step)
@@ -146,6 +149,10 @@ class Membership(PeerState):
         if action.redo is not None:
             kept, redone = action.redo.kept_forwards, action.redo.redone_forwards
             text = f"of step {step}, {kept} microbatches are kept at their stages, {redone} redone"
+            log.info("%s", text)
+            self.observer.note(text)
+        if stand_ins:
+            text = f"until the next plan, {', '.join(stand_ins)} computes in two pipelines"
             log.info("%s", text)
             self.observer.note(text)
         if isinstance(view.plan, NoPlan):

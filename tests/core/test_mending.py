@@ -2,7 +2,7 @@
 
 import msgspec
 
-from p2p_dtfm.core.mending import sooner
+from p2p_dtfm.core.mending import with_stand_ins
 from p2p_dtfm.core.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.planner import fixed_plan
 from p2p_dtfm.core.records import Intent
@@ -51,7 +51,7 @@ class Failure:
         return [brings(n, self.plan, *self.begun[n]) for n in names if n in self.begun]
 
     def chosen(self, planned: Plan) -> tuple[Plan, Redo | None]:
-        plan = sooner(self.snapshot, planned, TARGET, self.parts())
+        plan = with_stand_ins(self.snapshot, planned, TARGET, self.parts())
         return plan, redo_of(plan, TARGET, self.parts())
 
     def closed(self) -> Plan:

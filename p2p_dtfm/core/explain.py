@@ -188,17 +188,18 @@ def _role(plan: Plan, stage: Stage, record: PeerRecord) -> str:
             text += (
                 f" ({link.bytes_per_s // 1_000_000} MB/s, {_ms(link.round_trip_ns)} there and back)"
             )
+    for number, _ in plan.places_of(stage.peer_id)[1:]:
+        text += f"; stands in for a lost peer in pipeline {number + 1} until the next plan"
     return text
 
 
 def _compute_ns(snapshot: Snapshot, plan: Plan, stage: Stage, record: PeerRecord) -> int:
-    place = plan.place_of(stage.peer_id)
-    assert place is not None
     each = 0
     for layer in stage.layers:
         timing = getattr(record.device, snapshot.workload.kind(layer).value)
         each += timing.forward_ns + timing.backward_ns
-    return each * plan.pipelines[place[0]].microbatch_count
+    places = plan.places_of(stage.peer_id)
+    return each * sum(plan.pipelines[number].microbatch_count for number, _ in places)
 
 
 def _used_bytes(problem: Problem, stage: Stage) -> int:

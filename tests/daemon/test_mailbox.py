@@ -248,6 +248,47 @@ def test_who_has_the_embedding_is_due_no_activation(
             box.put(sender, own(header()), bytearray())
 
 
+MENDED = Plan(
+    (
+        Pipeline((Stage("a", 0, 2, 2), Stage("b", 2, 4, 1), Stage("c", 4, 6, 1)), 0, 3),
+        Pipeline(
+            (Stage("d", 0, 2, 1), Stage("b", 2, 4, 1, stands_in=True), Stage("e", 4, 6, 1)), 3, 1
+        ),
+    ),
+    (),
+    1,
+)
+
+
+def test_who_stands_in_gets_each_pipelines_tensors_from_its_own_neighbours() -> None:
+    box = Mailbox(VIEW, MENDED, "b", SPEC)
+    box.redo(5, StageRedo((0, 3, 1, 2), forwards=1, stood_in=(frozenset({3, 2}),)))
+    due = [
+        ("a", header(index=1)),
+        ("d", header(index=3)),
+        ("d", header(index=2)),
+        ("c", header(GRADIENT, layer=4, index=0)),
+        ("e", header(GRADIENT, layer=4, index=2)),
+        ("d", header(index=3, step=6)),
+        ("a", header(index=4)),
+        ("d", header(index=5)),
+    ]
+    for sender, frame in due:
+        box.put(sender, frame, bytearray(1))
+    refused = [
+        ("a", header(index=0)),
+        ("a", header(index=2)),
+        ("a", header(index=5)),
+        ("d", header(index=1)),
+        ("d", header(index=2, step=6)),
+        ("c", header(GRADIENT, layer=4, index=3)),
+        ("e", header(GRADIENT, layer=4, index=1)),
+    ]
+    for sender, frame in refused:
+        with pytest.raises(PeerFault, match="not due"):
+            box.put(sender, frame, bytearray(1))
+
+
 def test_of_a_step_that_goes_on_only_what_is_missing_comes() -> None:
     """b has forwarded 0 and 3, and has the gradient of 0; 3 is another pipeline's in the plan."""
     box = mailbox()

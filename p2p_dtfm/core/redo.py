@@ -5,18 +5,16 @@ every member knows of each stage what it keeps. `docs/decisions/0013-partial-red
 is right.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
 from p2p_dtfm.core.agreement_messages import Contribution
+from p2p_dtfm.core.one_order import merged
 from p2p_dtfm.core.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.recovery import Target
 from p2p_dtfm.core.stage_progress import StageProgress, as_runs, from_runs
-
-_ONE = 1 << 20
 
 
 class StageRedo(NamedTuple):
@@ -193,43 +191,6 @@ def _part(kept: _KeptNumbers, numbers: set[int]) -> Kept:
         sum(1 for microbatch in kept.forwarded if microbatch in numbers),
         sum(1 for microbatch in kept.forwarded[: kept.backwards] if microbatch in numbers),
     )
-
-
-def merged(
-    plan: Plan, lists: Sequence[Sequence[int]], forwarded: Mapping[str, Sequence[int]]
-) -> tuple[int, ...]:
-    """One order of all microbatches, in which each pipeline's come in theirs.
-
-    What a peer with several places has `forwarded` comes first at it, so that it keeps it; where
-    two contradict each other the later one gives way. Otherwise all pipelines advance alike.
-    """
-    pipeline_of = {number: n for n, numbers in enumerate(lists) for number in numbers}
-    serves = {peer: {n for n, _ in plan.places_of(peer)} for peer in sorted(plan.stand_ins)}
-    first = {
-        peer: deque(takewhile(lambda n, own=own: pipeline_of.get(n) in own, forwarded[peer]))  # type: ignore[misc]
-        for peer, own in serves.items()
-        if peer in forwarded
-    }
-    waiting = [deque(numbers) for numbers in lists]
-    order: list[int] = []
-    while any(waiting):
-        held_back = {
-            n
-            for peer, numbers in first.items()
-            for n in serves[peer]
-            if numbers and waiting[n] and waiting[n][0] != numbers[0]
-        }
-        free = [n for n, numbers in enumerate(waiting) if numbers and n not in held_back]
-        if not free:
-            first[max(peer for peer, numbers in first.items() if numbers)].clear()
-            continue
-        after = {n: (len(lists[n]) - len(waiting[n])) * _ONE // len(lists[n]) for n in free}
-        chosen = min(free, key=lambda n: (after[n], n))
-        order.append(waiting[chosen].popleft())
-        for numbers in first.values():
-            if numbers and numbers[0] == order[-1]:
-                numbers.popleft()
-    return tuple(order)
 
 
 def _done(part: Contribution, target: Target, total: int) -> _Done | None:

@@ -25,11 +25,14 @@ def staying(
     """
     if all(record.intent is Intent.LEAVING for record in records):
         return []
-    needed: set[str] | frozenset[str] = only_holders(held)
-    if planned:
-        stages = (s for pipeline in present.pipelines for s in pipeline.stages) if present else ()
-        needed = {stage.peer_id for stage in stages}
-    return [r for r in records if r.intent is not Intent.LEAVING or r.peer_id in needed]
+    alone = frozenset() if planned else only_holders(held)
+
+    def is_needed(peer_id: str) -> bool:
+        if planned:
+            return present is not None and present.stage_of(peer_id) is not None
+        return peer_id in alone
+
+    return [r for r in records if r.intent is not Intent.LEAVING or is_needed(r.peer_id)]
 
 
 def only_holders(held: Iterable[HeldLayer]) -> frozenset[str]:

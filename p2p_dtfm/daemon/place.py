@@ -108,7 +108,7 @@ class Place:
             self._tools.status.say(State.SYNCING, text)
             await self.offer_states()
             await state.wait(grace_s if grace_s > 0 else None)
-            if state.stopped or state.view is not view:
+            if state.is_over(view):
                 raise Stopped
         followers.stop_following()
         self.guard(view)

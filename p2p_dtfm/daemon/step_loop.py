@@ -102,7 +102,7 @@ class StepLoop:
         redo = self._redo(plan, step)
         microbatches = redo.microbatches if train else ()
         await have_shards(
-            self._tools, self._outlet, self._state, plan, step, microbatches, evaluate
+            self._tools, self._outlet, self._state, view, plan, step, microbatches, evaluate
         )
         self._tools.status.say(State.TRAINING, f"step {step} of {spec.total_steps}")
         local = await self._compute(
@@ -134,19 +134,19 @@ class StepLoop:
         whoever would then wait for what this view owes would wait for ever.
         """
         state = self._state
-        if self._is_over(view):
+        if state.is_over(view):
             running.close()
             raise Stopped
         self._computing = asyncio.create_task(running)
         try:
-            while not self._computing.done() and not self._is_over(view):
+            while not self._computing.done() and not state.is_over(view):
                 waking = asyncio.create_task(state.wake.wait())
                 await asyncio.wait({self._computing, waking}, return_when=asyncio.FIRST_COMPLETED)
                 waking.cancel()
                 state.wake.clear()
                 if not self._computing.done():
                     await self._place.offer_states()
-            if self._is_over(view) or self._computing.cancelled():
+            if state.is_over(view) or self._computing.cancelled():
                 raise Stopped
             return self._computing.result()
         finally:
@@ -154,13 +154,9 @@ class StepLoop:
             self._computing = None
             state.wake.set()
 
-    def _is_over(self, view: View) -> bool:
-        """Whether no step will be ended in this view any more."""
-        return self._state.stopped or self._state.view is not view
-
     def _reduced_alone(self, view: View, step: int, layer: int, gradient: Tensor) -> None:
         """Its guardian gets it while the rest of the step is computed."""
-        if not self._is_over(view):
+        if not self._state.is_over(view):
             self._keep_reduced(view, step, {layer: gradient})
             self._tools.donor.reduced(step, {layer: gradient}, stays=True)
 
@@ -172,10 +168,10 @@ class StepLoop:
     async def _guarded(self, view: View, step: int) -> None:
         """Wait until the guardians of layers held here alone have the step's gradients."""
         state, receipts = self._state, self._followers.receipts
-        while not self._is_over(view) and receipts is not None and receipts.waits_for(step):
+        while not state.is_over(view) and receipts is not None and receipts.waits_for(step):
             await state.wait()
             receipts = self._followers.receipts
-        if self._is_over(view):
+        if state.is_over(view):
             raise Stopped
 
     def _say_prepared(self, view: View, step: int, local: LocalResult) -> None:
@@ -190,7 +186,7 @@ class StepLoop:
             held_out_token_count=local.held_out_token_count,
             ready_for=self._outlet.ready_for(),
         )
-        if self._state.ledger is None or self._is_over(view):
+        if self._state.ledger is None or self._state.is_over(view):
             raise Stopped
         self._state.ledger.record(prepared)
         self._outlet.say_prepared(prepared, view)
@@ -199,7 +195,7 @@ class StepLoop:
         """Wait for everyone's Prepared."""
         state, status = self._state, self._tools.status
         ledger = state.ledger
-        while not state.stopped and state.view is view and ledger is not None:
+        while ledger is not None and not state.is_over(view):
             outcome = ledger.next_outcome()
             if outcome is not None:
                 status.facts["waits_for"] = []

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Sequence
 
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.mailbox import held_out_indices
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.trainer_state import Outlet, Tools, TrainerState
@@ -21,13 +22,14 @@ async def have_shards(
     tools: Tools,
     outlet: Outlet,
     state: TrainerState,
+    view: View,
     plan: Plan,
     step: int,
     microbatches: Sequence[int],
     evaluate: bool,
 ) -> None:
     """Bring what this stage reads for these microbatches and, if it is time, held-out ones; or
-    until the step is stopped."""
+    until the view is over."""
     place = plan.place_of(tools.me)
     assert place is not None
     pipeline = plan.pipelines[place[0]]
@@ -35,7 +37,7 @@ async def have_shards(
         return
     held_out = evaluate and bool(held_out_indices(plan, tools.spec, place[0]))
     needed = tools.batches.shards(step, microbatches, held_out=held_out)
-    while not state.stopped:
+    while not state.is_over(view):
         try:
             await outlet.fetch_shards(needed)
             await tools.compute.run(tools.batches.open_shards, needed)

@@ -260,7 +260,7 @@ class Trainer:
         """As a spare: learn the outcomes, and guard what one member holds alone."""
         state = self._state
         self._place.guard(view)
-        while state.view is view and not state.stopped and state.step <= self._spec.total_steps:
+        while not state.is_over(view) and state.step <= self._spec.total_steps:
             outcome = state.ledger.next_outcome() if state.ledger else None
             if outcome is None:
                 await self._place.offer_states()

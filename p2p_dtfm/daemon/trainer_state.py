@@ -114,6 +114,10 @@ class TrainerState:
         self.wake = asyncio.Event()
         self._failure: BaseException | None = None
 
+    def is_over(self, view: View) -> bool:
+        """Whether no step will be ended in this view any more."""
+        return self.stopped or self.view is not view
+
     def late(self, layers: Iterable[int]) -> set[int]:
         """Those that are not here at the step that comes."""
         held = self.states

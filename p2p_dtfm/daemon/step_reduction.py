@@ -67,9 +67,13 @@ class StepReduction:
         self._segments = [asyncio.create_task(self._reduce(s)) for s in segments.values()]
 
     def layer_is_final(self, layer: int) -> None:
-        """All microbatches' gradients are in the layer's buffer."""
-        task = asyncio.create_task(self._fill(layer))
-        self._filling.add(task)
+        """All microbatches' gradients are in the layer's buffer. What is now to be done with it
+        comes before what the caller computes after its next turn of the event loop."""
+        reduction = self._of_layer.get(layer)
+        if reduction is None:
+            self._final[layer].set()
+        else:
+            self._filling.add(asyncio.create_task(self._fill(layer, reduction)))
 
     async def finish(self) -> dict[int, Tensor]:
         """The reduced gradient of each layer, flat fp32. Of a layer without other holders that is
@@ -82,11 +86,9 @@ class StepReduction:
         for task in (*self._filling, *self._segments):
             task.cancel()
 
-    async def _fill(self, layer: int) -> None:
-        reduction = self._of_layer.get(layer)
-        if reduction is not None:
-            gradient = self._states[layer].gradient_vector()
-            await self._compute.run(reduction.fill, layer, gradient)
+    async def _fill(self, layer: int, reduction: SegmentReduction) -> None:
+        gradient = self._states[layer].gradient_vector()
+        await self._compute.run(reduction.fill, layer, gradient)
         self._final[layer].set()
 
     async def _wait_for(self, layer: int) -> None:

@@ -3,8 +3,8 @@
     python -m benchmarks.bubbles [--scenario NAME ...] [--steps N] [--quick] [--json]
 
 Eight real daemons with emulated devices over shaped links, as in `benchmarks.prediction`. The
-busiest peer is the one whose forwards and backwards take longest in a step; what is left of the
-step it loses. Beside it stands what the simulator says that it must lose with this very plan over
+busiest peer is the one whose forwards and backwards take longest in a step; what these and the
+optimizer's update leave of the step it loses. Beside it stands what the simulator says that it must lose with this very plan over
 the scenario's own links: filling and draining, waiting, reduction and commit. Where the rest goes
 is told by the peer's own spans (as `p2p-dtfm trace`).
 """
@@ -33,8 +33,8 @@ from p2p_dtfm.sim.step_time import simulate_step
 
 SCENARIO_NAMES = ("one-room", "two-labs", "small-world")
 TARGET = 1.10
-COMPUTING = ("forward", "backward")
-PARTS = ("wait", "reduce", "guard", "commit", "apply")
+COMPUTING = ("forward", "backward", "apply")
+PARTS = ("wait", "reduce", "guard", "commit")
 
 
 def busy_s(spans: list[Span], *kinds: str) -> float:

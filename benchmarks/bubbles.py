@@ -4,9 +4,9 @@
 
 Eight real daemons with emulated devices over shaped links, as in `benchmarks.prediction`. The
 busiest peer is the one whose forwards and backwards take longest in a step; what these and the
-optimizer's update leave of the step it loses. Beside it stands what the simulator says that it must lose with this very plan over
-the scenario's own links: filling and draining, waiting, reduction and commit. Where the rest goes
-is told by the peer's own spans (as `p2p-dtfm trace`).
+optimizer's update leave of the step it loses. Beside it stands what the simulator says that it must
+lose with this very plan over the scenario's own links: filling and draining, waiting, reduction and
+commit. Where the rest goes is told by the peer's own spans (as `p2p-dtfm trace`).
 """
 
 import statistics

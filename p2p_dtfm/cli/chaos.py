@@ -183,15 +183,31 @@ def _report(case: ChaosCase, verdict: Verdict, timeline: list[dict[str, Any]]) -
     }
 
 
+def _times(times: dict[str, float]) -> tuple[str, str, str]:
+    return str(times["count"]), f"{times['median']:.1f} s", f"{times['worst']:.1f} s"
+
+
 def _summary(console: Console, report: dict[str, Any]) -> None:
     table = Table(
-        "fault", "times", "held up, median", "worst", title="longest time without a commit"
+        "fault",
+        "times",
+        "held up, median",
+        "worst",
+        "alone",
+        "median",
+        "worst",
+        title="longest time without a commit; of faults that came alone",
     )
     for kind, times in report["recovery_s"].items():
-        table.add_row(
-            kind, str(times["count"]), f"{times['median']:.1f} s", f"{times['worst']:.1f} s"
-        )
+        alone = report["recovery_alone_s"].get(kind)
+        table.add_row(kind, *_times(times), *(_times(alone) if alone else ("0", "-", "-")))
     console.print(table)
+    if report["could_not_go_on"]:
+        console.print(
+            f"during {report['could_not_go_on']} of these nobody had all layers; their time runs "
+            "from their end",
+            highlight=False,
+        )
     difference = report["max_loss_difference"]
     console.print(
         f"{report['committed_steps']} of {report['total_steps']} steps committed in "

@@ -17,9 +17,9 @@ import msgspec
 import psutil
 
 from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.daemon.chaos_verdict import Event, Histories, Inflicted
 from p2p_dtfm.daemon.local_client import ask_daemon
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.daemon.recovery_times import Event, Histories, Inflicted
 from p2p_dtfm.net.shaping import Shape, ShapedLink
 from p2p_dtfm.sim.chaos_schedule import ChaosFault
 

@@ -4,31 +4,21 @@ Checked: one plan for each view; each step's loss that of the undisturbed run; e
 and none given up but by a split swarm. Measured: how long each fault held up the next commit.
 """
 
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+
+from p2p_dtfm.daemon.recovery_times import (
+    Histories,
+    Inflicted,
+    commits_of,
+    goodput_of,
+    recovery_times,
+    steps_of,
+    usual_step_s,
+)
 
 LOSS_TOLERANCE = 1e-4
-STEPS_AFTER_FAULT = 3
-"""A fault may show itself some steps later; its stall is looked for among so many commits."""
-
-Event = dict[str, Any]
-Histories = dict[str, list[Event]]
-"""Of each peer, in the order in which it wrote them."""
-
-
-@dataclass(frozen=True)
-class Inflicted:
-    """A fault as it really happened; times as in the histories, in seconds."""
-
-    kind: str
-    peers: tuple[str, ...]
-    step: int
-    began_s: float
-    ended_s: float
 
 
 @dataclass
@@ -43,6 +33,11 @@ class Verdict:
     """To the same run in one process; None where that cannot be compared."""
     recovery_s: dict[str, dict[str, float]] = field(default_factory=dict)
     """By kind of fault: the longest time without a commit, less a usual step; median and worst."""
+    recovery_alone_s: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The same for those faults that no other fell together with, and during which some peers
+    could go on."""
+    could_not_go_on: int = 0
+    """Faults during which nobody had a plan, as where no side of a split has all layers."""
     usual_step_s: float = 0.0
     goodput: float = 0.0
     """The time that the steps take without faults in each view, over the time they took."""
@@ -71,10 +66,6 @@ def judge(
     return verdict
 
 
-def _steps(history: list[Event]) -> list[Event]:
-    return [event for event in history if event["event"] == "step" and event["loss"] is not None]
-
-
 def _check_plans(histories: Histories, verdict: Verdict) -> None:
     plans: dict[str, set[str]] = {}
     for history in histories.values():
@@ -94,7 +85,7 @@ def _check_steps(
     samples_per_step: int,
     verdict: Verdict,
 ) -> None:
-    seen = {event["step"] for history in histories.values() for event in _steps(history)}
+    seen = {event["step"] for history in histories.values() for event in steps_of(history)}
     missing = sorted(set(range(total_steps)) - seen)
     verdict.committed_steps = len(seen)
     verdict.lost_samples = len(missing) * samples_per_step
@@ -102,7 +93,7 @@ def _check_steps(
         verdict.violations.append(f"{len(missing)} steps were never committed, first {missing[0]}")
     was_split = any(fault.kind in ("partition", "cut") for fault in faults)
     for name, history in histories.items():
-        counts = Counter(event["step"] for event in _steps(history))
+        counts = Counter(event["step"] for event in steps_of(history))
         again = sorted(step for step, count in counts.items() if count > 1)
         if again and was_split:
             verdict.given_up_steps = max(verdict.given_up_steps, len(again))
@@ -116,7 +107,7 @@ def _check_losses(
 ) -> None:
     worst, where = 0.0, ""
     for name, history in histories.items():
-        for event in _steps(history):
+        for event in steps_of(history):
             difference = abs(event["loss"] - expected_loss(event["step"]))
             if difference > worst:
                 worst, where = difference, f"step {event['step']} at {name}"
@@ -126,52 +117,11 @@ def _check_losses(
 
 
 def _measure(histories: Histories, faults: list[Inflicted], verdict: Verdict) -> None:
-    commits = _commits(histories)
+    commits = commits_of(histories)
     if len(commits) < 2:
         return
-    gaps_s = [after[1] - before[1] for before, after in pairwise(commits)]
-    verdict.usual_step_s = statistics.median(gaps_s)
-    verdict.goodput = _goodput(histories, gaps_s)
-    stalls_s: dict[str, list[float]] = {}
-    for fault in faults:
-        stall_s = _stall_s(commits, fault) - verdict.usual_step_s
-        stalls_s.setdefault(fault.kind, []).append(max(0.0, stall_s))
-    verdict.recovery_s = {
-        kind: {"count": len(times), "median": statistics.median(times), "worst": max(times)}
-        for kind, times in sorted(stalls_s.items())
-    }
-
-
-def _commits(histories: Histories) -> list[tuple[int, float]]:
-    """Each step, and when the first peer had committed it."""
-    first: dict[int, float] = {}
-    for history in histories.values():
-        for event in _steps(history):
-            step = event["step"]
-            first[step] = min(first.get(step, event["time_s"]), event["time_s"])
-    ordered: list[tuple[int, float]] = []
-    for step, time_s in sorted(first.items()):
-        ordered.append((step, max(time_s, ordered[-1][1] if ordered else time_s)))
-    return ordered
-
-
-def _stall_s(commits: list[tuple[int, float]], fault: Inflicted) -> float:
-    """The longest time without a commit from the fault on, until some steps after its end."""
-    last = max((n for n, (_, time_s) in enumerate(commits) if time_s <= fault.began_s), default=0)
-    after_end = [n for n, (_, time_s) in enumerate(commits) if time_s > fault.ended_s]
-    end = after_end[0] + STEPS_AFTER_FAULT if after_end else len(commits)
-    times_s = [fault.began_s, *(time_s for _, time_s in commits[last + 1 : end + 1])]
-    return max((after - before for before, after in pairwise(times_s)), default=0.0)
-
-
-def _goodput(histories: Histories, gaps_s: list[float]) -> float:
-    """Each step would take the median time of its view; what it took besides is lost."""
-    view_of: dict[int, Any] = {}
-    for history in histories.values():
-        for event in _steps(history):
-            view_of.setdefault(event["step"], event["view"])
-    by_view: dict[Any, list[float]] = {}
-    for step, gap_s in zip(sorted(view_of)[1:], gaps_s, strict=True):
-        by_view.setdefault(view_of[step], []).append(gap_s)
-    usual_s = sum(len(gaps) * statistics.median(gaps) for gaps in by_view.values())
-    return min(1.0, usual_s / sum(gaps_s))
+    verdict.usual_step_s = usual_step_s(commits)
+    verdict.goodput = goodput_of(histories, commits)
+    found = recovery_times(histories, commits, faults)
+    verdict.recovery_s, verdict.recovery_alone_s = found.all_s, found.alone_s
+    verdict.could_not_go_on = found.could_not_go_on

@@ -158,6 +158,7 @@ class Follower:
         self._gradients: dict[tuple[int, int], _Gradient] = {}
         self._gradients_bytes = 0
         self._wake = asyncio.Event()
+        self._has_stopped = False
 
     async def run(self) -> None:
         """Ask, fetch, replay; forever."""
@@ -315,10 +316,13 @@ class Follower:
             finally:
                 with contextlib.suppress(OSError):
                     target.unlink()
-            tools.states[offer.layer] = state
+            if not self._has_stopped:
+                tools.states[offer.layer] = state
             self._arrived(offer.layer)
 
     def _arrived(self, layer: int) -> None:
+        if self._has_stopped:
+            return
         self.missing.discard(layer)
         self._wake.set()
         self._on_progress()
@@ -331,9 +335,11 @@ class Follower:
             except TimeoutError:
                 self._check_stall()
             self._wake.clear()
+            if self._has_stopped:
+                return
             for layer in sorted(self.layers - self.missing):
                 self._note_gradient(layer)
-                while await self._replay_step(layer):
+                while await self._replay_step(layer) and not self._has_stopped:
                     self._on_progress()
                     self._note_gradient(layer)
 
@@ -376,8 +382,12 @@ class Follower:
             self._gradients_bytes -= self._gradients.pop(old).whole.nbytes
         return True
 
-    def release_donors(self) -> None:
-        """Tell the donors that no more is needed."""
+    def stop(self) -> None:
+        """Tell the donors that no more is needed; from now on nothing changes here.
+
+        `run`, which is cancelled as well, may get a turn before it hears of that.
+        """
+        self._has_stopped = True
         for donor, number in sorted(self._number_of.items()):
             self._tools.courier.tell(donor, FollowDone(self.view.id, number))
 

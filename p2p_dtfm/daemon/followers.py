@@ -47,7 +47,7 @@ class Followers:
     def stop_following(self) -> None:
         if self._following is not None and self.follower is not None:
             self._following.cancel()
-            self.follower.release_donors()
+            self.follower.stop()
         self._following = self.follower = None
 
     def _progress(self) -> None:
@@ -110,7 +110,7 @@ class Followers:
     def stop_guarding(self) -> None:
         if self._guarding is not None and self.guardian is not None:
             self._guarding.cancel()
-            self.guardian.release_donors()
+            self.guardian.stop()
         self._guarding = self.guardian = None
 
     def _guarded(self, holder: str, layer: int, step: int, gradient: Tensor) -> None:

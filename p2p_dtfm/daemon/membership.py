@@ -139,6 +139,8 @@ class Membership(PeerState):
         if action.redo is not None:
             entry["kept_microbatches"] = action.redo.kept_forwards
             entry["redone_microbatches"] = action.redo.redone_forwards
+        if isinstance(view.plan, NoPlan):
+            entry["no_plan"] = view.plan.reason
         self.views = [*self.views, entry][-HISTORY_LIMIT:]
         self._events.write("view", **entry)
         self.observer.view_took_over(view, step)

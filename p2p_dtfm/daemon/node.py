@@ -174,13 +174,8 @@ class Daemon(Upkeep, Entrance, Readings):
             )
         self._me = Member(self._host.peer_id, self._life)
         log.info("peer %s", self._host.peer_id)
-        self._control = await ControlPlane(self._host, self._serve).ready()
-        stack.push_async_callback(self._control.close)
-        self._way_in = await WayIn(self._host, settings.relay).ready()
-        stack.push_async_callback(self._way_in.close)
-        self.status.say(State.STARTING, "asks whether others can reach this machine")
-        await self._way_in.find(settings.initial_peers)
-        self._spawn(self._way_in.keep())
+        self._control = ControlPlane(self._host, self._serve)
+        self._way_in = WayIn(self._host, settings.relay)
         self._courier = Courier(
             self._host,
             self._control,
@@ -189,6 +184,13 @@ class Daemon(Upkeep, Entrance, Readings):
             self._on_call_failed,
             self._way_in.straighten,
         )
+        await self._control.ready()  # from now on others are answered
+        stack.push_async_callback(self._control.close)
+        await self._way_in.ready()
+        stack.push_async_callback(self._way_in.close)
+        self.status.say(State.STARTING, "asks whether others can reach this machine")
+        await self._way_in.find(settings.initial_peers)
+        self._spawn(self._way_in.keep())
         stack.push_async_callback(self._courier.close)
         self._traces = TraceCollector(self._recorder, self._courier, self._host)
         self.observer.meets(self._courier)

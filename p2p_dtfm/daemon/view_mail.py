@@ -37,8 +37,13 @@ class ViewMail:
         self._early: dict[str, deque[Prepared]] = {}
 
     def agreed(self, view: View) -> None:
-        """From now on tensors of `view` are due."""
-        self._views.append(view.id)
+        """Tensors of a planned view are due from now on: who took it over earlier begins to send.
+
+        What is due in an unplanned one depends on what is kept of the step that failed, which is
+        known at the takeover.
+        """
+        if view.snapshot.planned:
+            self._views.append(view.id)
         plan = view.plan
         if isinstance(plan, Plan) and plan.stage_of(self._me) is not None:
             wire = wire_plan(self._spec, plan, view.snapshot)
@@ -52,6 +57,8 @@ class ViewMail:
             mine = redo.stage(plan, self._me)
             assert mine is not None
             mailbox.redo(redo.step, mine)
+        if view.id not in self._views:
+            self._views.append(view.id)
         early, self._early = self._early, {}
         return [prepared for statements in early.values() for prepared in statements]
 

@@ -1,7 +1,7 @@
 """The state of one layer: parameters, gradient, optimizer moments, version.
 
-All four live in flat fp32 buffers, of which the module's parameters, their `.grad` and AdamW's
-moments are views, in the order of `module.named_parameters()`. So a gradient is reduced without
+All four live in flat fp32 buffers, of which the module's parameters and their `.grad` are
+views, in the order of `module.named_parameters()`. So a gradient is reduced without
 being gathered first, and a state is copied or hashed as three runs of bytes.
 """
 
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.train.adam_w import AdamW
 from p2p_dtfm.train.model import build_layer, initialise_layer
-from p2p_dtfm.train.optimizer import adam_w, step_adam_w
 from p2p_dtfm.train.tensor_file import Entry, entry_bytes, header
 
 assert sys.byteorder == "little", "state travels as the memory's own bytes, which are little-endian"
@@ -71,11 +71,11 @@ class LayerState:
         self.parameters = torch.cat([parameter.detach().reshape(-1) for _, parameter in named])
         assert self.parameters.dtype == torch.float32
         assert moments.shape == (2, self.parameters.numel()), moments.shape
-        self.first_moments, self.second_moments = moments.to(self.device).unbind(0)
+        moments = moments.to(self.device)
+        self.first_moments, self.second_moments = moments.unbind(0)
         self.gradient = torch.zeros_like(self.parameters)
         self.compute_with(self.parameters)
-        parameters = [parameter for _, parameter in named]
-        self._optimizer = adam_w(spec, parameters, self.first_moments, self.second_moments, version)
+        self._optimizer = AdamW(spec, (shape for _, shape in self.shapes), moments, version)
 
     def compute_with(self, flat: Tensor) -> None:
         """Let the module's parameters be views of `flat`, fp32 in canonical order."""
@@ -126,10 +126,10 @@ class LayerState:
         if self.spec.sync.mode == "local":
             momentum = self.spec.sync.outer_momentum
             self.first_moments.mul_(momentum).add_(self.gradient)
-            self.gradient.add_(self.first_moments, alpha=momentum)
-            self.parameters.sub_(self.gradient, alpha=learning_rate)
+            self.gradient.add_(self.first_moments * momentum)
+            self.parameters.sub_(self.gradient.mul_(learning_rate))
         else:
-            step_adam_w(self._optimizer, learning_rate)
+            self._optimizer.step(self.parameters, self.gradient, learning_rate)
         self.version += 1
         self.zero_gradients()
 

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.train.adam_w import AdamW
 from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.model import layer_count
-from p2p_dtfm.train.optimizer import adam_w, clip_scale, inner_learning_rate, step_adam_w
+from p2p_dtfm.train.optimizer import clip_scale, inner_learning_rate
 from p2p_dtfm.train.private_memory import PrivateMemory
 from p2p_dtfm.train.reduction import shard_bounds
 
@@ -108,17 +109,15 @@ class _InnerLayer:
         if held is None:
             held = InnerMoments(self._parameters.new_zeros(2, self._parameters.numel()), 0)
         self._moments = held.moments.clone()
-        self._steps_made = held.steps_made
-        parameters = list(state.module.parameters())
-        self._adam_w = adam_w(spec, parameters, *self._moments.unbind(0), self._steps_made)
+        shapes = (shape for _, shape in state.shapes)
+        self._adam_w = AdamW(spec, shapes, self._moments, held.steps_made)
 
     @torch.no_grad()
     def step(self, scale: float, learning_rate: float) -> None:
         gradient = self._state.gradient_vector()
         norm = scale * float(torch.linalg.vector_norm(gradient))
         gradient *= scale * clip_scale(norm, self._clip_norm)
-        step_adam_w(self._adam_w, learning_rate)
-        self._steps_made += 1
+        self._adam_w.step(self._parameters, gradient, learning_rate)
         gradient.zero_()
 
     @torch.no_grad()
@@ -126,4 +125,4 @@ class _InnerLayer:
         gradient = self._state.gradient_vector()
         torch.sub(self._state.parameters, self._parameters, out=gradient)
         gradient *= weight
-        return InnerMoments(self._moments, self._steps_made)
+        return InnerMoments(self._moments, self._adam_w.steps_made)

@@ -1,66 +1,24 @@
-"""The optimizer: AdamW over flat buffers, the learning rate, the norm, the clipping."""
+"""What an update is made with: the learning rate, the norm, the clipping."""
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.train.adam_w import rounded
 
 _LANES = 1 << 16
 _CLIP_EPSILON = 1e-6
-
-
-def adam_w(
-    spec: RunSpec,
-    parameters: Sequence[nn.Parameter],
-    first_moments: Tensor,
-    second_moments: Tensor,
-    steps_made: int,
-) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019) whose moments are views of flat buffers.
-
-    Only matrices decay; norms and biases do not.
-    """
-    settings = spec.optimizer
-    matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
-    vectors = [parameter for parameter in parameters if parameter.dim() < 2]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": settings.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-        foreach=False,
-    )
-    start = 0
-    for parameter in parameters:
-        here = slice(start, start + parameter.numel())
-        optimizer.state[parameter] = {
-            "step": torch.tensor(float(steps_made)),
-            "exp_avg": first_moments[here].view_as(parameter),
-            "exp_avg_sq": second_moments[here].view_as(parameter),
-        }
-        start = here.stop
-    return optimizer
-
-
-def step_adam_w(optimizer: torch.optim.AdamW, learning_rate: float) -> None:
-    """One step with the parameters' gradients."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-    optimizer.step()
 
 
 def learning_rate(spec: RunSpec, step: int) -> float:
     """Rate of the update that turns state `step` into state `step + 1`.
 
     Linear warm-up to the peak, then half a cosine down to the final rate (Loshchilov and Hutter
-    2017, "SGDR", equation 5, one cycle). Rounded to 12 digits, so that C libraries whose cosines
-    differ in the last bit still agree.
+    2017, "SGDR", equation 5, one cycle). Rounded, so that C libraries whose cosines differ in
+    the last bit still agree.
     """
     return _scheduled_rate(spec, step, spec.total_steps)
 
@@ -96,13 +54,9 @@ def _scheduled_rate(spec: RunSpec, step: int, total_steps: int) -> float:
         optimizer.warmup_steps,
     )
     if step < warmup:
-        return _rounded(peak * (step + 1) / warmup)
+        return rounded(peak * (step + 1) / warmup)
     progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
-    return _rounded(final + (peak - final) * 0.5 * (1.0 + math.cos(math.pi * progress)))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.12g}")
+    return rounded(final + (peak - final) * 0.5 * (1.0 + math.cos(math.pi * progress)))
 
 
 def clip_scale(global_norm: float, clip_norm: float) -> float:

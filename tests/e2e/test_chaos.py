@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.cli.chaos_case import ChaosCase, chaos_case
-from p2p_dtfm.daemon.chaos_verdict import Inflicted, judge
+from p2p_dtfm.daemon.chaos_verdict import judge
+from p2p_dtfm.daemon.recovery_times import Inflicted
 from p2p_dtfm.sim.chaos_schedule import KINDS, chaos_schedule
 from tests.documentation.pages import blocks_of
 from tests.e2e.helpers import run_program, write_spec
@@ -160,4 +161,30 @@ def test_a_stall_is_the_time_without_a_commit() -> None:
     verdict = judge({"a": history}, [fault], 8, 1, None)
     assert verdict.usual_step_s == 1.0
     assert verdict.recovery_s["kill"] == {"count": 1, "median": 3.5, "worst": 3.5}
+    assert verdict.recovery_alone_s == verdict.recovery_s
     assert abs(verdict.goodput - 7 / 11) < 1e-9
+
+
+def test_faults_that_fall_together_are_told_from_those_that_come_alone() -> None:
+    times = [0.0, 1.0, 2.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 14.0, 15.0, 16.0, 17.0]
+    history = [step(n, time_s) for n, time_s in enumerate(times)]
+    kill, pause = Inflicted("kill", ("b",), 2, 2.5, 3.0), Inflicted("pause", ("c",), 2, 2.5, 5.0)
+    later = Inflicted("kill", ("b",), 8, 11.5, 12.0)
+    verdict = judge({"a": history}, [kill, pause, later], 13, 1, None)
+    assert verdict.recovery_s["kill"] == {"count": 2, "median": 2.0, "worst": 2.5}
+    assert verdict.recovery_alone_s == {"kill": {"count": 1, "median": 1.5, "worst": 1.5}}
+
+
+def test_time_without_a_plan_is_no_recovery() -> None:
+    """No side of the split has all layers."""
+    times = [0.0, 1.0, 2.0, 12.0, 13.0, 14.0, 15.0]
+    split = Inflicted("partition", ("b",), 2, 2.5, 10.0)
+    without = {**view(2, "t", "q"), "time_s": 8.0, "no_plan": "no member holds layer 1"}
+    steps = [step(n, time_s) for n, time_s in enumerate(times)]
+    verdict = judge({"a": [*steps, without]}, [split], 7, 1, None)
+    assert verdict.could_not_go_on == 1 and not verdict.recovery_alone_s
+    assert verdict.recovery_s["partition"] == {"count": 1, "median": 1.0, "worst": 1.0}
+    with_plan = {**without, "event": "view"}
+    del with_plan["no_plan"]
+    verdict = judge({"a": [*steps, without], "b": [with_plan]}, [split], 7, 1, None)
+    assert verdict.could_not_go_on == 0 and verdict.recovery_s["partition"]["worst"] == 8.5

@@ -1,0 +1,58 @@
+"""What comes for a view before this peer has taken it over waits until it is known what is due."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.redo import NOTHING, PipelineRedo, Redo
+from p2p_dtfm.core.view import View
+from p2p_dtfm.daemon import view_mail
+from p2p_dtfm.daemon.trainer_state import TrainerState
+from p2p_dtfm.daemon.view_mail import ViewMail
+from tests.core.planning import name_of
+from tests.daemon.trainer_parts import ME, SPEC, view_of
+
+SENDER = name_of(1)
+
+
+def view(planned: bool) -> View:
+    found = view_of(1, 2)
+    return View(msgspec.structs.replace(found.snapshot, planned=planned), found.plan)
+
+
+def test_tensors_of_a_repeated_step_wait_for_what_is_kept_of_it() -> None:
+    """A faster peer sends before this one knows which microbatches its pipeline computes."""
+
+    async def run() -> None:
+        mail, repeated = ViewMail(ME, SPEC, TrainerState()), view(planned=False)
+        assert isinstance(repeated.plan, Plan)
+        mail.agreed(repeated)
+        waiting = asyncio.create_task(mail.until_known(repeated.id, SENDER))
+        await asyncio.sleep(3 * view_mail.UNKNOWN_VIEW_POLL_S)
+        assert not waiting.done()
+        order = tuple(reversed(repeated.plan.pipelines[0].microbatches))
+        kept = PipelineRedo(order, (NOTHING, NOTHING))
+        mail.take_over(repeated, Redo(0, (kept,), 0, 0))
+        await asyncio.wait_for(waiting, 5)
+
+    asyncio.run(run())
+
+
+def test_tensors_of_a_planned_view_are_taken_as_soon_as_it_is_agreed() -> None:
+    async def run() -> None:
+        mail, planned = ViewMail(ME, SPEC, TrainerState()), view(planned=True)
+        mail.agreed(planned)
+        await asyncio.wait_for(mail.until_known(planned.id, SENDER), 5)
+        mail.take_over(planned, None)
+        await asyncio.wait_for(mail.until_known(planned.id, SENDER), 5)
+
+    asyncio.run(run())
+
+
+def test_a_view_that_never_comes_is_its_senders_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_mail, "UNKNOWN_VIEW_WAIT_S", 0.05)
+    with pytest.raises(PeerFault, match="does not know"):
+        asyncio.run(ViewMail(ME, SPEC, TrainerState()).until_known(view(True).id, SENDER))

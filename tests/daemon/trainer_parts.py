@@ -1,0 +1,69 @@
+"""What a trainer works with, where there is nobody else."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from p2p_dtfm.core.view import View
+from p2p_dtfm.core.workload import workload_of
+from p2p_dtfm.daemon.checkpoints import Checkpoints
+from p2p_dtfm.daemon.compute import Compute
+from p2p_dtfm.daemon.donor import Donor
+from p2p_dtfm.daemon.initial_states import InitialStates
+from p2p_dtfm.daemon.status import Status
+from p2p_dtfm.daemon.trainer_state import Tools
+from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.train.batches import Batches
+from p2p_dtfm.train.data import BlobStore, Dataset, prepare
+from tests.core.builders import run_spec
+from tests.core.planning import Peer, name_of, snapshot
+from tests.e2e.test_parity import even_plan
+
+ME = name_of(0)
+SPEC = run_spec()
+NO_BLOBS: Any = None
+"""Nothing is fetched here: no step is saved, and weights come from the seed."""
+
+
+class DeadLine:
+    """Courier and bulk plane of a peer whose neighbours have died."""
+
+    async def ask(self, peer_id: str, message: Any) -> None:
+        raise Unreachable(peer_id, "gone")
+
+    def tell(self, peer_id: str, message: Any) -> None:
+        pass
+
+    async def send(self, peer_id: str, lane: str, header: Any, payload: Any) -> None:
+        raise Unreachable(peer_id, "gone")
+
+
+def view_of(number: int, peer_count: int) -> View:
+    found = snapshot([Peer()] * peer_count, workload_of(SPEC))
+    plan = even_plan([name_of(n) for n in range(peer_count)], (peer_count,), SPEC)
+    return View(msgspec.structs.replace(found, number=number), plan)
+
+
+def trainer_tools(directory: Path, me: str = ME, courier: Any = None) -> Tools:
+    (directory / "text").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    notes = {"name": "a sentence", "licence": "CC0", "source": "here"}
+    manifest = prepare([directory / "text"], directory / "data", context=32, **notes)
+    dataset = Dataset(manifest, BlobStore(directory / "data" / "blobs").path, 32)
+    line: Any = courier or DeadLine()
+    compute, status, offers = Compute(), Status(), BlobStore(directory / "offers")
+    saved: Any = (directory, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
+    return Tools(
+        me=me,
+        spec=SPEC,
+        batches=Batches(dataset, SPEC),
+        courier=line,
+        bulk=line,
+        blobs=NO_BLOBS,
+        compute=compute,
+        checkpoints=Checkpoints(*saved),
+        donor=Donor(line, line, compute, offers),
+        initial=InitialStates(SPEC, offers, NO_BLOBS, compute, status, list),
+        scratch=directory,
+        status=status,
+    )

@@ -133,9 +133,10 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=["recompute", "card", "plain"], help="one of the table's parts"
     )
+    parser.add_argument("--case", nargs="*", choices=list(SCENARIOS), default=list(SCENARIOS))
     parser.add_argument("--quick", action="store_true", help="the world-wide case, recomputing")
     options = parser.parse_args()
-    cases = tuple(SCENARIOS)[-1:] if options.quick else tuple(SCENARIOS)
+    cases = options.case[-1:] if options.quick else options.case
     only = "recompute" if options.quick else options.only
     measured = {
         (row.case, row.layers, row.batch): row.measured_s
@@ -164,7 +165,7 @@ def main() -> None:
                         f"{line['ours_s'] / line['grid_bound_s']:7.2f}  {line['target_s'] or ''}",
                         flush=True,
                     )
-    sweep = in_flight_sweep()
+    sweep = in_flight_sweep() if "5" in options.case else []
     for point in sweep:
         print(f"in flight {point['times_textbook']:.1f} x textbook: {point['seconds']:.2f} s")
     options.out.write_text(json.dumps({"rows": lines, "in_flight": sweep}, indent=1) + "\n")

@@ -100,8 +100,9 @@ def _plan_step(scenario: Scenario, question: Question) -> None:
         shown = what_if(scenario, question.change)
         changed, snapshot, found = _step_result(shown, spec)
         result = {"before": result, **changed, "what_if": question.change}
-    if question.explained:
-        result["explanation"] = msgspec.to_builtins(explain(snapshot, found))
+    explanation = explain(snapshot, found) if question.explained else None
+    if explanation is not None:
+        result["explanation"] = msgspec.to_builtins(explanation)
     for path, draw in ((question.svg, plan_svg), (question.html, plan_html)):
         if path is not None:
             path.write_text(draw(found, shown, snapshot.workload), encoding="utf-8")
@@ -109,8 +110,8 @@ def _plan_step(scenario: Scenario, question: Question) -> None:
         typer.echo(json.dumps(result))
         return
     typer.echo(_step_text(result))
-    if question.explained:
-        typer.echo(explain(snapshot, found).text())
+    if explanation is not None:
+        typer.echo(explanation.text())
 
 
 def _step_result(scenario: Scenario, spec: RunSpec) -> tuple[dict[str, Any], Snapshot, Plan]:
@@ -124,6 +125,7 @@ def _step_result(scenario: Scenario, spec: RunSpec) -> tuple[dict[str, Any], Sna
     result = {
         "seconds_per_step": step_s,
         "tokens_per_s": round(spec.tokens_per_step / step_s, 1),
+        "peers": len(scenario.peers),
         "pipelines": [
             {
                 "microbatches": pipeline.microbatch_count,
@@ -154,8 +156,15 @@ def _step_text(result: dict[str, Any]) -> str:
     ]
     if "before" in result:
         before = result["before"]["seconds_per_step"]
-        gain = 100 * (result["seconds_per_step"] / before - 1)
-        lines.append(f"what if {result['what_if']}: {gain:+.1f}% against {before:.3f} s without")
+        after = result["seconds_per_step"]
+        change = f"{100 * abs(after / before - 1):.1f}% {'shorter' if after < before else 'longer'}"
+        spares = [len(each["spares"]) for each in (result["before"], result)]
+        lines.append(
+            f"what if {result['what_if']}: a step is {change}, {after:.3f} s instead of "
+            f"{before:.3f} s, with {result['peers']} peers instead of {result['before']['peers']} "
+            f"({spares[1]} of them spares, before {spares[0]})"
+        )
+    lines.append("pipelines, with the layers that each peer holds:")
     for number, pipeline in enumerate(result["pipelines"], 1):
         stages = " → ".join(
             f"{stage['peer']} [{stage['first_layer']}-{stage['end_layer'] - 1}]"

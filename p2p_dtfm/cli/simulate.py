@@ -188,6 +188,7 @@ def _result(question: Question, name: PlanName, plan: Plan, step: StepTime) -> d
             "waiting_for_links_s": step.waiting_ns / 1e9,
             "reduction_s": step.reduction_ns / 1e9,
             "fill_and_drain_s": step.fill_and_drain_ns / 1e9,
+            "guarding_s": step.guarding_ns / 1e9,
             "commit_s": step.commit_ns / 1e9,
         },
         "predicted_s": plan.predicted_step_ns / 1e9,
@@ -235,8 +236,14 @@ def _table(result: dict[str, Any]) -> str:
         f"    {parts['waiting_for_links_s']:8.2f} s waiting for links",
         f"    {parts['fill_and_drain_s']:8.2f} s filling and draining the pipeline",
         f"    {parts['reduction_s']:8.2f} s reducing gradients",
+        f"    {parts['guarding_s']:8.2f} s until guardians have the gradients",
         f"    {parts['commit_s']:8.2f} s committing",
-        f"  {len(result['pipelines'])} pipelines of {' or '.join(map(str, depths))} stages, "
-        f"{len(result['spares'])} spares",
+        f"  {_counted(len(result['pipelines']), 'pipeline')} of "
+        f"{' or '.join(map(str, depths))} {'stage' if depths == [1] else 'stages'}, "
+        f"{_counted(len(result['spares']), 'spare')}",
     ]
     return "\n".join(lines)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -3,8 +3,8 @@
     step = max over peers of (their segments' gradients ready + reduction) + commit
 
 Pipelines compute side by side (`pipeline_cost`); microbatches are dealt so that the last to end
-ends soonest. Reduction: `reduction_cost`. Commit: Prepared travels between the two stage holders
-that are farthest apart.
+ends soonest. Reduction: `reduction_cost`; a lone pipeline has guardians instead (`guarding`).
+Commit: Prepared travels between the two stage holders that are farthest apart.
 """
 
 import heapq
@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from p2p_dtfm.core.guarding import Guarded, guarded_by, guarded_ns, in_place
 from p2p_dtfm.core.pieces import pieces_of
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
 from p2p_dtfm.core.pipeline_timing import stage_ends_ns
@@ -19,7 +20,7 @@ from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem
 from p2p_dtfm.core.reduction_cost import ReductionModel, SegmentCost
 from p2p_dtfm.core.reduction_timing import Reduction, reduced_ns
 from p2p_dtfm.core.segment_weights import segment_weights
-from p2p_dtfm.core.step_timing import TimedPipeline, event_count, step_ends
+from p2p_dtfm.core.step_timing import StepEnds, TimedPipeline, event_count, step_ends
 from p2p_dtfm.core.workload import FLOAT_BYTES
 
 __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
@@ -27,11 +28,11 @@ __all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
 Placement = tuple[tuple[int, ...], ...]
 """Pipelines as ordered peer numbers."""
 
-MOST_PAIRS = 60_000
+MOST_PAIRS = 120_000
 """Of holders, over all segments: with more of them no reduction is timed link by link."""
 MOST_TASKLETS = 300_000
 """Of a placement: with more of them its pipelines are not timed tasklet by tasklet."""
-MOST_EVENTS = 200_000
+MOST_EVENTS = 300_000
 """Of a step: with more of them even the plan in the end is not simulated."""
 
 
@@ -45,7 +46,8 @@ class PlacementCost:
     compute_ns: int
     """Until the last backward of the slowest pipeline."""
     reduction_ns: int
-    """From then until every segment is reduced."""
+    """From then until every segment is reduced; of a lone pipeline, until its guardians have what
+    they wait for (`guarding`)."""
     commit_ns: int
     critical: int
     """A peer that holds up the reduction; -1 if there is none."""
@@ -66,6 +68,8 @@ class StepModel:
         self._ends: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._segments_of: dict[tuple[object, ...], list[Reduction] | None] = {}
         self._ends_alike: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._refined: dict[tuple[object, ...], PlacementCost] = {}
+        self._simulated: dict[tuple[object, ...], StepEnds] = {}
         self._work = 0
 
     @property
@@ -116,8 +120,11 @@ class StepModel:
         compute = max(each[0] for each in ends)
         if bound_ns is not None and compute > bound_ns:
             return None
-        reduced, critical = self._reduced_ns(placement, costs, ends)
         commit = self._commit_ns(placement)
+        if len(placement) == 1:
+            reduced, critical = self._guarded_ns(placement[0], costs[0], ends[0], commit), -1
+        else:
+            reduced, critical = self._reduced_ns(placement, costs, ends)
         return PlacementCost(
             placement, tuple(costs), dealt, compute, max(0, reduced - compute), commit, critical
         )
@@ -125,6 +132,15 @@ class StepModel:
     def refined(self, cost: PlacementCost) -> PlacementCost:
         """The same, timed with care as far as that is cheap: pipelines tasklet by tasklet
         (`pipeline_timing`), the reduction link by link (`reduction_timing`)."""
+        key = cost.placement, cost.pipelines, cost.microbatches
+        found = self._refined.get(key)
+        if found is None:
+            if len(self._refined) > 1 << 10:
+                self._refined.clear()
+            found = self._refined[key] = self._refine(cost)
+        return found
+
+    def _refine(self, cost: PlacementCost) -> PlacementCost:
         ends = self._stage_ends(cost)
         compute = max(each[0] for each in ends)
         ready = {
@@ -133,7 +149,11 @@ class StepModel:
             for peer, end in zip(peers, each, strict=True)
         }
         segments = self._divided(cost)
-        if not segments:
+        if len(cost.placement) == 1:
+            reduced = self._guarded_ns(
+                cost.placement[0], cost.pipelines[0], ends[0], cost.commit_ns
+            )
+        elif not segments:
             reduced, _ = self._reduced_ns(cost.placement, list(cost.pipelines), ends)
         else:
             reduced = reduced_ns(self.problem, segments, ready)
@@ -143,13 +163,27 @@ class StepModel:
         """The same, timed message by message (`step_timing`); `events` says how much work it is."""
         segments = self._divided(cost)
         assert segments is not None, "a step of so many pairs is not simulated"
-        ends = step_ends(self.problem, self._timed(cost), segments)
+        key = cost.placement, cost.pipelines, cost.microbatches
+        ends = self._simulated.get(key)
+        if ends is None:
+            if len(self._simulated) > 1 << 10:
+                self._simulated.clear()
+            ends = self._simulated[key] = self._step_ends(cost, segments)
         return replace(
             cost,
             compute_ns=ends.computed_ns,
             reduction_ns=ends.reduced_ns - ends.computed_ns,
             commit_ns=ends.committed_ns - ends.reduced_ns,
         )
+
+    def _step_ends(self, cost: PlacementCost, segments: list[Reduction]) -> StepEnds:
+        timed = self._timed(cost)
+        ends = step_ends(self.problem, timed, segments)
+        if len(timed) == 1:
+            guarded = in_place(self._guarded(timed[0].peers, cost.pipelines[0]), ends.committed_ns)
+            if guarded:
+                return step_ends(self.problem, timed, segments, guarded)
+        return ends
 
     def events(self, cost: PlacementCost) -> int:
         """To simulate a step; one on a shared uplink counts as several."""
@@ -260,8 +294,6 @@ class StepModel:
         self, placement: Placement, costs: list[PipelineCost], ends: list[tuple[int, ...]]
     ) -> tuple[int, int]:
         """(when the last segment is reduced, the peer that holds up the longest one)."""
-        if len(placement) == 1:
-            return ends[0][0], -1
         segments: list[SegmentCost] = []
         aligned = all(cost.cuts == costs[0].cuts for cost in costs)
         for first, end, holders, stages in self._segments(placement, costs):
@@ -269,6 +301,17 @@ class StepModel:
             size = self.reductions.segment_bytes(first, end)
             segments.append(SegmentCost(self.reductions.group(holders, aligned), size, start))
         return self.reductions.end_ns(segments, aligned)
+
+    def _guarded(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[Guarded, ...]:
+        self._work += 20 * len(peers)
+        return guarded_by(self.problem, peers, cost.cuts, cost.in_flight)
+
+    def _guarded_ns(
+        self, peers: tuple[int, ...], cost: PipelineCost, ends: tuple[int, ...], commit_ns: int
+    ) -> int:
+        """When the guardians of a lone pipeline have what they wait for; 0 without any."""
+        guarded = in_place(self._guarded(peers, cost), max(ends) + commit_ns)
+        return guarded_ns(self.problem, guarded, dict(zip(peers, ends, strict=True)))
 
     def _segments(
         self, placement: Placement, costs: list[PipelineCost]

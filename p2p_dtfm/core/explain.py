@@ -48,13 +48,18 @@ class Explanation(msgspec.Struct, frozen=True):
     commit_ns: int
     peers: tuple[PeerExplanation, ...]
     best_alternative: Alternative | None
+    pipeline_count: int = 1
 
     def text(self) -> str:
         """For people: a line a peer, then the whole."""
-        lines = [
-            f"predicted step: {_ms(self.step_ns)} = {_ms(self.compute_ns)} pipelines "
-            f"+ {_ms(self.reduction_ns)} reduction + {_ms(self.commit_ns)} commit"
-        ]
+        one = self.pipeline_count == 1
+        parts = (
+            (self.compute_ns, "until the pipeline is done" if one else "until pipelines are done"),
+            (self.reduction_ns, "until guardians have the gradients" if one else "of reduction"),
+            (self.commit_ns, "to commit"),
+        )
+        told = " + ".join(f"{_ms(part_ns)} {what}" for part_ns, what in parts if part_ns)
+        lines = [f"predicted step: {_ms(self.step_ns)} = {told}"]
         for peer in self.peers:
             lines.append(f"{peer.peer_id}: {peer.role}")
             if peer.compute_ns:
@@ -64,7 +69,8 @@ class Explanation(msgspec.Struct, frozen=True):
                     f"{_mib(peer.used_bytes)} of {_mib(peer.memory_bytes)}"
                 )
             if peer.alternative is not None:
-                lines.append(f"    {self._compared(peer.alternative)}")
+                spare = "the best of them, " if not peer.compute_ns else ""
+                lines.append(f"    {spare}{self._compared(peer.alternative)}")
         if self.best_alternative is not None:
             best = self.best_alternative
             lines.append(f"best rejected alternative: {best.peer_id} {self._compared(best)}")
@@ -91,10 +97,11 @@ def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
     timed = model.refined
     if model.events(cost) * problem.peer_count <= MOST_EVENTS:
         timed = model.simulated
-    cost = timed(cost)
+    told = model.judged(cost)
+    timing = _Model(problem, model, timed, told.step_ns - timed(cost).step_ns)
+    cost = told
     peers = tuple(
-        _explain_peer(snapshot, plan, _Model(problem, model, timed), placement, record)
-        for record in snapshot.records
+        _explain_peer(snapshot, plan, timing, placement, record) for record in snapshot.records
     )
     alternatives = [peer.alternative for peer in peers if peer.alternative is not None]
     possible = [item for item in alternatives if item.step_ns is not None]
@@ -103,6 +110,7 @@ def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
         compute_ns=cost.compute_ns,
         reduction_ns=cost.reduction_ns,
         commit_ns=cost.commit_ns,
+        pipeline_count=len(plan.pipelines),
         peers=peers,
         best_alternative=min(possible, key=lambda item: item.step_ns or 0, default=None),
     )
@@ -116,7 +124,9 @@ def explain_peer(snapshot: Snapshot, plan: Plan, peer_id: str) -> PeerExplanatio
         tuple(number_of[stage.peer_id] for stage in pipeline.stages) for pipeline in plan.pipelines
     )
     model = StepModel(problem)
-    timing = _Model(problem, model, model.refined)
+    cost = _in_force(model, plan, placement)
+    off_ns = model.judged(cost).step_ns - model.refined(cost).step_ns
+    timing = _Model(problem, model, model.refined, off_ns)
     return _explain_peer(snapshot, plan, timing, placement, snapshot.record(peer_id))
 
 
@@ -139,7 +149,12 @@ class _Model:
     problem: Problem
     step: StepModel
     timed: Callable[[PlacementCost], PlacementCost]
-    """The same way for the plan and for all alternatives."""
+    """The same way for all alternatives."""
+    off_ns: int
+    """What that way makes the plan in force too short; taken to hold for alternatives alike."""
+
+    def step_ns(self, cost: PlacementCost) -> int:
+        return self.timed(cost).step_ns + self.off_ns
 
 
 def _explain_peer(
@@ -210,8 +225,11 @@ def _without(model: _Model, placement: Placement, peer_id: str) -> Alternative |
     rest = tuple(peers for peers in rest if peers)
     if not rest:
         return None
-    cost = model.step.cost(rest)
-    return Alternative(peer_id, "left out", None if cost is None else model.timed(cost).step_ns)
+    what, cost = "left out", model.step.cost(rest)
+    others = tuple(peers for peers in placement if peer not in peers)
+    if cost is None and others:
+        what, cost = "without its whole pipeline", model.step.cost(others)
+    return Alternative(peer_id, what, None if cost is None else model.step_ns(cost))
 
 
 def _best_insertion(model: _Model, placement: Placement, peer_id: str) -> Alternative | None:
@@ -231,12 +249,12 @@ def _best_insertion(model: _Model, placement: Placement, peer_id: str) -> Altern
     if not possible:
         return Alternative(peer_id, "anywhere", None)
     cost, what = min(possible, key=lambda each: each[0].step_ns)
-    return Alternative(peer_id, what, model.timed(cost).step_ns)
+    return Alternative(peer_id, what, model.step_ns(cost))
 
 
 def _ms(duration_ns: int) -> str:
-    if duration_ns >= 10_000_000_000:
-        return f"{duration_ns // 1_000_000_000} s"
+    if duration_ns >= 1_000_000_000:
+        return f"{duration_ns // 1_000_000_000}.{duration_ns // 10_000_000 % 100:02d} s"
     return f"{duration_ns // 1_000_000}.{duration_ns // 100_000 % 10} ms"
 
 

@@ -50,6 +50,8 @@ class LayerBytes:
     saved_bytes: int
     gradient_bytes: int
     """On the wire, in one direction, when a replica contributes its gradient."""
+    guarded_bytes: int
+    """On the wire, when the only holder sends its guardian the reduced gradient."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Problem:
     """Of `boundary_bytes`, and the handling of one message."""
     pair_bytes_per_s: Matrix
     """Of the link itself, the slower direction; symmetric."""
+    watchers: "Watchers"
     splits_backwards: bool = False
     """Whether stages after the first leave the gradients of matrices for later."""
 
@@ -101,6 +104,18 @@ class Problem:
 
     def saved_bytes(self, first_layer: int, end_layer: int) -> int:
         return sum(self.layer_bytes(layer).saved_bytes for layer in range(first_layer, end_layer))
+
+
+@dataclass(frozen=True)
+class Watchers:
+    """Members that hold no stage but may guard: numbers from `peer_count` on, in `order` with the
+    peers as their ids sort them. Links to one are indexed [peer][number - peer_count]."""
+
+    order: tuple[int, ...]
+    memory_bytes: tuple[int, ...]
+    downlink_bytes_per_s: tuple[int, ...]
+    bytes_per_s: Matrix
+    round_trip_ns: Matrix
 
 
 def duration_ns(size_bytes: int, bytes_per_s: int) -> int:
@@ -132,7 +147,27 @@ def problem_of(snapshot: Snapshot) -> Problem:
         bytes_per_s=rate,
         transmit_ns=transmit_table(rate, workload),
         pair_bytes_per_s=pair,
+        watchers=_watchers(able, records),
         splits_backwards=workload.recompute != "included",
+    )
+
+
+def _watchers(able: list[PeerRecord], records: list[PeerRecord]) -> Watchers:
+    others = [r for r in records if r.intent not in (Intent.TRAIN, Intent.LEAVING)]
+    numbers = {record.peer_id: number for number, record in enumerate([*able, *others])}
+    links = [[_link(peer, other) for other in others] for peer in able]
+    return Watchers(
+        order=tuple(numbers[record.peer_id] for record in records if record.peer_id in numbers),
+        memory_bytes=tuple(record.device.memory_bytes for record in others),
+        downlink_bytes_per_s=tuple(_limit(record.downlink_bytes_per_s) for record in others),
+        bytes_per_s=tuple(
+            tuple(
+                min(rate, _limit(peer.uplink_bytes_per_s), _limit(other.downlink_bytes_per_s))
+                for other, (_, rate) in zip(others, row, strict=True)
+            )
+            for peer, row in zip(able, links, strict=True)
+        ),
+        round_trip_ns=tuple(tuple(round_trip for round_trip, _ in row) for row in links),
     )
 
 
@@ -148,7 +183,12 @@ def transmit_table(rate: Matrix, workload: Workload) -> Matrix:
 
 
 def _layer_bytes(workload: Workload, cost: LayerCost) -> LayerBytes:
-    return LayerBytes(cost.state_bytes, cost.saved_bytes, workload.gradient_wire_bytes(cost))
+    return LayerBytes(
+        cost.state_bytes,
+        cost.saved_bytes,
+        workload.gradient_wire_bytes(cost),
+        workload.guarded_bytes(cost),
+    )
 
 
 def _layer_ns(device: Device) -> LayerNs:

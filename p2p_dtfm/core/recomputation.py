@@ -9,7 +9,7 @@ alike.
 from dataclasses import replace
 
 from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.problem import LayerBytes, LayerNs, Problem
+from p2p_dtfm.core.problem import LayerNs, Problem
 from p2p_dtfm.core.snapshot import Snapshot
 from p2p_dtfm.core.workload import Workload
 
@@ -38,10 +38,10 @@ def recomputing(problem: Problem, workload: Workload) -> Problem:
     return replace(
         problem,
         block=replace(block, saved_bytes=min(block.saved_bytes, entry_bytes)),
-        head=LayerBytes(
-            head.state_bytes + max(0, head.saved_bytes - once),
-            min(head.saved_bytes, entry_bytes),
-            head.gradient_bytes,
+        head=replace(
+            head,
+            state_bytes=head.state_bytes + max(0, head.saved_bytes - once),
+            saved_bytes=min(head.saved_bytes, entry_bytes),
         ),
         layer_ns=tuple(map(_forward_again, problem.layer_ns)),
         splits_backwards=False,

@@ -22,11 +22,12 @@ COARSE_DIVISOR = 128
 """The threshold below which a worse placement is accepted at first: this part of a step."""
 PATIENCE = 300
 """Moves without gain, for each peer, after which a descent ends."""
-FINALISTS = 12
-"""Of all that was found, so many of the cheapest are timed once more, with more care."""
+FINALISTS = 24
+"""Of the starts, so many of the cheapest are timed once more, with more care, and all that became
+of them."""
 LAST_FINALISTS = 4
 """The best of them, and the best of each number of pipelines, are simulated if that is cheap."""
-EVENTS = 400_000
+EVENTS = 600_000
 """That may be simulated while one of them is chosen, and again while its microbatches are dealt."""
 PAIRS_FOR_DEALS = 300_000
 """Pairs of holders that may be looked at while the best one's microbatches are dealt anew."""
@@ -46,28 +47,33 @@ def search(
         WORK_FOR_EACH_PEER * peer_count * few // FEW_PEERS,
         WORK_FOR_ANY + WORK_FOR_EACH_OF_MANY * peer_count,
     )
-    pool = _first_costs(model, best, present, budget // 3)
+    pool = _first_costs(model, best, present, budget // 3)[:FINALISTS]
     share = 2 * budget // (3 * ROUNDS * ROUNDS.bit_length())
-    survivors, found = pool[:ROUNDS], pool[:FINALISTS]
+    survivors, found = _refined_first(model, pool)[:ROUNDS], pool
     while len(survivors) > 1:
         improved = [_anneal(model, start, prng, share) for start in survivors]
         found += improved
-        survivors = sorted(improved, key=rank)[: len(survivors) // 2]
+        survivors = _refined_first(model, improved)[: len(survivors) // 2]
         share *= 2
     return _judged(model, [_anneal(model, survivors[0], prng, share), *found])
+
+
+def _refined_first(model: StepModel, found: list[PlacementCost]) -> list[PlacementCost]:
+    """Cheapest first, link by link: what overlaps is not the same in all shapes."""
+    return sorted(found, key=lambda cost: rank(model.refined(cost)))
 
 
 def _judged(model: StepModel, found: list[PlacementCost]) -> PlacementCost:
     """The best of the cheapest: link by link, and the best of these message by message."""
     distinct = {cost.placement: cost for cost in found}
-    finalists = sorted(distinct.values(), key=rank)[:FINALISTS]
-    refined = sorted(finalists, key=lambda cost: rank(model.refined(cost)))
+    refined = _refined_first(model, list(distinct.values()))
     unlike = {len(cost.placement): cost for cost in reversed(refined)}
-    last = list(dict.fromkeys([*refined[:LAST_FINALISTS], *unlike.values()]))
-    affordable = EVENTS // max(map(model.events, last))
+    wanted = dict.fromkeys([*refined[:LAST_FINALISTS], *unlike.values()])
+    spent = list(itertools.accumulate(map(model.events, wanted)))
+    affordable = sum(events <= EVENTS for events in spent)
     if affordable < 2:
         return _dealt_well(model, refined[0])
-    best = min(last[:affordable], key=lambda cost: rank(model.simulated(cost)))
+    best = min(itertools.islice(wanted, affordable), key=lambda cost: rank(model.simulated(cost)))
     return _dealt_well(model, best)
 
 

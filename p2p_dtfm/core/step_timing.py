@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from p2p_dtfm.core.exchange import ShardedExchange, chunk_count
+from p2p_dtfm.core.guarding import Guarded
 from p2p_dtfm.core.pipeline_timing import StageTiming
 from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem
 from p2p_dtfm.core.reduction_timing import Reduction
@@ -50,10 +51,14 @@ def event_count(pipelines: Sequence[TimedPipeline], segments: Sequence[Reduction
 
 
 def step_ends(
-    problem: Problem, pipelines: Sequence[TimedPipeline], segments: Sequence[Reduction]
+    problem: Problem,
+    pipelines: Sequence[TimedPipeline],
+    segments: Sequence[Reduction],
+    guarded: Sequence[Guarded] = (),
 ) -> StepEnds:
-    """`segments` are those with two or more holders; weights are parallel to holders."""
-    return _Step(problem, pipelines, segments).run()
+    """`segments` are those with two or more holders; weights are parallel to holders. `guarded`:
+    for whose guardians Prepared waits, if there is one pipeline."""
+    return _Step(problem, pipelines, segments, guarded).run()
 
 
 class _Stage:
@@ -81,10 +86,12 @@ class _Step:
         problem: Problem,
         pipelines: Sequence[TimedPipeline],
         segments: Sequence[Reduction],
+        guarded: Sequence[Guarded],
     ) -> None:
         self.problem = problem
         self.time = VirtualTime()
         self.network = VirtualNetwork(self.time, _lines_of(problem), MESSAGE_NS)
+        self.guarded = {each.holder: each for each in guarded}
         self.exchanges: dict[int, list[tuple[int, ShardedExchange]]] = {}
         """Of each peer, with how long before its end each can begin."""
         for segment in segments:
@@ -200,17 +207,38 @@ class _Step:
         """Its gradients are whole."""
         self.computed_ns = self.time.now_ns
         self.reduced_ns[peer] = max(self.reduced_ns.get(peer, 0), self.time.now_ns)
+        if peer in self.guarded:
+            each = self.guarded[peer]
+            self.network.send(peer, each.guardian, each.size_bytes, self._guarded, each)
+
+    def _guarded(self, each: Guarded) -> None:
+        """The guardian has all; its receipt is on its way."""
+        back = each.round_trip_ns - _one_way_ns(self.problem, each.holder, each.guardian)
+        self.reduced_ns[each.holder] = self.time.now_ns + back
 
     def _has_sum(self, peer: int) -> None:
         self.reduced_ns[peer] = self.time.now_ns
 
 
+def _one_way_ns(problem: Problem, origin: int, to: int) -> int:
+    if to >= problem.peer_count:
+        return problem.watchers.round_trip_ns[origin][to - problem.peer_count] // 2
+    return problem.latency_ns[origin][to]
+
+
 def _lines_of(problem: Problem) -> Lines:
     def link(origin: int, to: int) -> tuple[int, int]:
-        return problem.latency_ns[origin][to], problem.bytes_per_s[origin][to]
+        latency_ns = _one_way_ns(problem, origin, to)
+        if to >= problem.peer_count:
+            return latency_ns, problem.watchers.bytes_per_s[origin][to - problem.peer_count]
+        return latency_ns, problem.bytes_per_s[origin][to]
 
+    watching = problem.watchers.downlink_bytes_per_s
     uplinks, downlinks = (
         [0 if rate >= UNLIMITED_BYTES_PER_S else rate for rate in rates]
-        for rates in (problem.uplink_bytes_per_s, problem.downlink_bytes_per_s)
+        for rates in (
+            (*problem.uplink_bytes_per_s, *(UNLIMITED_BYTES_PER_S for _ in watching)),
+            (*problem.downlink_bytes_per_s, *watching),
+        )
     )
     return Lines(link, uplinks, downlinks)

@@ -96,7 +96,7 @@ class VirtualNetwork:
         """Call `delivered(argument)` when the last byte has arrived.
 
         A link carries urgent messages or others at one time, not both: peers that follow one
-        another in a pipeline hold no layer in common.
+        another in a pipeline hold no layer in common, and what goes to a guardian goes last.
         """
         link = self._links.get((origin, to))
         if link is None:

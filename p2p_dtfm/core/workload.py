@@ -57,6 +57,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """1024 values of an activation or its gradient, as they travel."""
     gradient_bytes_per_kibi: int = 4096
     """1024 values of a parameter gradient, as they are reduced."""
+    guarded_bytes_per_kibi: int = 4096
+    """1024 values of a reduced gradient, as a guardian gets them: never encoded."""
     recompute: str = "included"
     """As the run spec says it; "included" where all stages do it, or nothing is known of it: then
     the layers' costs count, and no backward is taken to be split."""
@@ -68,6 +70,10 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     def gradient_wire_bytes(self, cost: "LayerCost") -> int:
         """A layer's gradient, in one direction, when a replica contributes it."""
         return -(-cost.parameter_count * self.gradient_bytes_per_kibi // KIBI)
+
+    def guarded_bytes(self, cost: "LayerCost") -> int:
+        """A layer's reduced gradient on its way to the guardian."""
+        return -(-cost.parameter_count * self.guarded_bytes_per_kibi // KIBI)
 
     @property
     def layer_count(self) -> int:

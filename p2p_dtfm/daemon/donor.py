@@ -16,6 +16,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from p2p_dtfm.core.guardians import QUEUED_BYTES_LIMIT
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.core.wire_plan import CHUNK_ELEMENTS
@@ -28,7 +29,6 @@ from p2p_dtfm.train.data import BlobStore
 from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.reduction import tensor_to_bytes
 
-QUEUED_BYTES_LIMIT = 256 << 20
 QUEUED_MESSAGES_LIMIT = 4096
 SUBSCRIPTIONS_LIMIT = 4
 """Of one follower: for its place in the next view, as a guardian, and those being closed."""

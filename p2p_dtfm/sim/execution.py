@@ -43,7 +43,8 @@ class Execution:
     """When a gradient sets out: after all pipelines are done, after its own stage is, or after the
     last backward is through its layer."""
     commit: bool
-    """Whether the step ends with a Prepared from every stage holder to every other."""
+    """Whether the step ends with a Prepared from every stage holder to every other, which waits for
+    the guardian of layers that the peer holds alone."""
     activation_codec: str = "fp16"
     gradient_codec: str = "fp16"
     recompute: bool = True

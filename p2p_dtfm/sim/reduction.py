@@ -59,8 +59,8 @@ class Reductions:
         self._of_layer: dict[tuple[int, int], _Segment] = {}
         """By holder and the layer that is final last."""
         self._segments = [_Segment(work) for work in segments]
-        self._weights: dict[int, tuple[int, ...]] = {}
-        """Of a weighted reduction's segments, by their first layer."""
+        self._weights: dict[int, dict[int, int]] = {}
+        """Of a weighted reduction: each holder's, by its segment's first layer."""
         self.reduced_ns: dict[int, int] = {}
         """When each holder had all its sums."""
         prepare = {
@@ -143,15 +143,25 @@ class Reductions:
         return self._sharded(segment, holders, (1,) * len(holders), self._sum_of(segment))
 
     def _weighted(self, segment: _Segment) -> Contribute:
-        holders = segment.work.holders
         if not self._weights:
-            shared = [each.work for each in self._segments if len(each.work.holders) > 1]
-            divided = [(work.holders, work.gradient_bytes) for work in shared]
-            found = segment_weights(divided, self._pair_rate, self._limit)
-            firsts = [work.first_layer for work in shared]
-            self._weights = dict(zip(firsts, found, strict=True))
-        weights = self._weights[segment.work.first_layer]
+            self._weights = self._divided()
+        holders = segment.work.holders
+        weights = tuple(self._weights[segment.work.segment][holder] for holder in holders)
         return self._sharded(segment, holders, weights, self._sum_of(segment))
+
+    def _divided(self) -> dict[int, dict[int, int]]:
+        """Whole segments are divided, and each of their pieces alike."""
+        sizes: dict[int, int] = {}
+        holders: dict[int, tuple[int, ...]] = {}
+        for work in (each.work for each in self._segments if len(each.work.holders) > 1):
+            sizes[work.segment] = sizes.get(work.segment, 0) + work.gradient_bytes
+            holders[work.segment] = tuple(sorted(work.holders))
+        divided = [(holders[first], size) for first, size in sizes.items()]
+        found = segment_weights(divided, self._pair_rate, self._limit)
+        return {
+            first: dict(zip(holders[first], weights, strict=True))
+            for first, weights in zip(sizes, found, strict=True)
+        }
 
     def _hierarchical(self, segment: _Segment) -> Contribute:
         groups: dict[str, list[int]] = {}

@@ -276,7 +276,10 @@ class _Builder:
     def _refuse(self, path: tuple[str | int, ...], cause: str) -> None:
         line = line_of(self.text, path)
         where = f"{self.origin}:{line}" if line else self.origin
-        groups = ", ".join(f"{name} ({name}-1 ...)" for name in list(self.groups)[:8])
+        groups = ", ".join(
+            f"{name} ({name}-1{f' to {name}-{count}' if count > 1 else ''})"
+            for name, count in list(self.groups.items())[:8]
+        )
         raise UserError(f"{where}: {cause}", f"change {path[-1]!r} there; groups: {groups}")
 
 

@@ -16,7 +16,7 @@ from p2p_dtfm.core.records import (
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import GENESIS, Member, Snapshot, sorted_records
 from p2p_dtfm.core.workload import FLOAT_BYTES, KIBI, LayerCost, Workload, workload_of
-from p2p_dtfm.sim.execution import OURS, Execution, wire_bytes
+from p2p_dtfm.sim.execution import CODEC_BITS_PER_VALUE, OURS, Execution, wire_bytes
 from p2p_dtfm.sim.scenario import Scenario, ScenarioPeer
 
 
@@ -57,6 +57,7 @@ def on_the_wire(workload: Workload, execution: Execution) -> Workload:
         return msgspec.structs.replace(cost, parameter_count=-(-size // FLOAT_BYTES))
 
     values = workload.boundary_bytes // FLOAT_BYTES
+    gradient_codec = execution.gradient_codec
     return msgspec.structs.replace(
         workload,
         boundary_bytes=wire_bytes(values, execution.activation_codec),
@@ -65,6 +66,7 @@ def on_the_wire(workload: Workload, execution: Execution) -> Workload:
         head=coded(workload.head),
         boundary_bytes_per_kibi=FLOAT_BYTES * KIBI,
         gradient_bytes_per_kibi=FLOAT_BYTES * KIBI,
+        guarded_bytes_per_kibi=FLOAT_BYTES * KIBI * 32 // CODEC_BITS_PER_VALUE[gradient_codec],
     )
 
 
@@ -120,7 +122,8 @@ def flops_of(peer: ScenarioPeer, measured_flops: int | None) -> int:
     if not flops:
         raise UserError(
             f"group {peer.group!r} says measured = true, but no speed was measured here",
-            f"give group {peer.group!r} a forward_tflops, or measure with `p2p-dtfm doctor`",
+            f"give group {peer.group!r} a forward_tflops in place of measured = true, or play the "
+            "scenario with real daemons: `p2p-dtfm demo --scenario NAME`",
         )
     return flops
 

@@ -6,6 +6,7 @@ from p2p_dtfm.core.virtual_time import VirtualTime
 from p2p_dtfm.core.workload import Workload
 from p2p_dtfm.sim.communicator_pipeline import run_communicator_pipelines, whole_flushes
 from p2p_dtfm.sim.execution import STREAM_OVERHEAD_NS, Execution
+from p2p_dtfm.sim.guarding import Guard, Guarding, guards_in_place
 from p2p_dtfm.sim.reduction import Reductions
 from p2p_dtfm.sim.scenario import Scenario
 from p2p_dtfm.sim.scenario_lines import lines_of
@@ -26,16 +27,32 @@ def simulate_step(
     wire; `scenario` has every peer that the plan names. Raises `UserError` for a missing link.
     """
     work = step_work(plan, scenario, workload, execution, measured_flops)
+    step = _simulate(work, scenario, execution, (), trace)
+    if not execution.commit:
+        return step
+    guards = guards_in_place(plan, scenario, workload, step.total_ns)
+    return _simulate(work, scenario, execution, guards, trace) if guards else step
+
+
+def _simulate(
+    work: StepWork,
+    scenario: Scenario,
+    execution: Execution,
+    guards: tuple[Guard, ...],
+    trace: bool,
+) -> StepTime:
     time = VirtualTime()
     network = VirtualNetwork(time, lines_of(scenario), STREAM_OVERHEAD_NS)
     reductions = Reductions(time, network, scenario, work.segments, execution.reduction)
     waiting: list[tuple[int, int]] = []
     """Holders and layers whose reduction waits until all pipelines are done."""
     stages_left = sum(map(len, work.pipelines))
+    guarding = Guarding(time, network, guards)
 
     def stage_done(stage: StageWork) -> None:
         nonlocal stages_left
         stages_left -= 1
+        guarding.send(stage.peer)
         whole = [(stage.peer, layer) for layer in stage.below_ns]
         if execution.overlap == "stage":
             for peer, layer in whole:
@@ -63,11 +80,11 @@ def simulate_step(
         time.run()
         stages = pipelines.timelines()
     assert not stages_left, "every stage finishes"
-    ended_ns = max(reductions.reduced_ns.values())
-    commit_ns = _committed_ns(scenario, reductions.reduced_ns) - ended_ns if execution.commit else 0
-    return _summary(
-        stages, scenario, reductions, network, time, commit_ns, _sequences(work, execution)
-    )
+    ready_ns = {**reductions.reduced_ns, **guarding.received_ns}
+    ended_ns = max(ready_ns.values())
+    commit_ns = _committed_ns(scenario, ready_ns) - ended_ns if execution.commit else 0
+    sequences = _sequences(work, execution)
+    return _summary(stages, scenario, reductions, network, time, ended_ns, commit_ns, sequences)
 
 
 def _committed_ns(scenario: Scenario, reduced_ns: dict[int, int]) -> int:
@@ -100,11 +117,12 @@ def _summary(
     reductions: Reductions,
     network: VirtualNetwork,
     time: VirtualTime,
+    ended_ns: int,
     commit_ns: int,
     microbatches: int,
 ) -> StepTime:
     done_ns = max(stage.done_ns for stage in stages)
-    ended_ns = max(reductions.reduced_ns.values())
+    reduced_ns = max(reductions.reduced_ns.values())
     busiest = max(stages, key=lambda stage: (stage.busy_ns, -stage.waiting_ns))
     drain_ns = done_ns - busiest.done_ns
     names = [peer.name for peer in scenario.peers]
@@ -113,7 +131,8 @@ def _summary(
         compute_ns=busiest.busy_ns,
         waiting_ns=busiest.waiting_ns,
         fill_and_drain_ns=busiest.fill_and_drain_ns + drain_ns,
-        reduction_ns=ended_ns - done_ns,
+        reduction_ns=reduced_ns - done_ns,
+        guarding_ns=ended_ns - reduced_ns,
         commit_ns=commit_ns,
         pipelines_done_ns=done_ns,
         microbatches=microbatches,

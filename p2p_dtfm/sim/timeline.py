@@ -40,7 +40,7 @@ class StepTime:
 
     They are those of the stage that computes the longest: its computing, its waiting for
     activations and gradients, the filling and draining around it; then what of the reduction is
-    not hidden behind any pipeline, then the commit round.
+    not hidden behind any pipeline, what guardians are waited for, then the commit round.
     """
 
     total_ns: int
@@ -48,6 +48,7 @@ class StepTime:
     waiting_ns: int
     fill_and_drain_ns: int
     reduction_ns: int
+    guarding_ns: int
     commit_ns: int
     pipelines_done_ns: int
     microbatches: int

@@ -129,9 +129,11 @@ def test_a_cut_link_costs_the_one_that_is_needed_least() -> None:
 
 
 def test_guardians_are_others_and_count_once_in_place() -> None:
-    guards = guarded_layers(PLAN, ("a", "b", "c"))
+    needs, room = {0: 5, 1: 5}, {"a": 10, "b": 10, "c": 10}
+    guards = guarded_layers(PLAN, ("a", "b", "c"), needs, room)
     assert set(guards) == {0, 1} and guards[0] != "a" and guards[1] != "b"
-    assert guarded_layers(PLAN, ("a",)) == {}
+    assert guarded_layers(PLAN, ("a",), needs, room) == {}
+    assert guarded_layers(PLAN, ("a", "b", "c"), needs, room | {"b": 4, "c": 4}) == {1: "a"}
     receipts = Receipts(VIEW, {0: "c"})
     assert receipts.waits_for(7) == ()
     receipts.receipt("b", VIEW, 7, (0,))

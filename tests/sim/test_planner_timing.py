@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.emulated_swarm import EXECUTION, emulated_spec, scenario_file
 from benchmarks.random_swarms import mixed_swarm
 from p2p_dtfm.core.costs import StepModel
+from p2p_dtfm.core.guardians import assigned
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.planner import compute_plan, plan_of
 from p2p_dtfm.core.problem import problem_of
@@ -18,10 +20,19 @@ from p2p_dtfm.sim.step_time import simulate_step
 
 @pytest.mark.parametrize(
     ("seed", "stages", "recompute"),
-    [(5, 2, True), (13, 3, False), (16, 4, True), (17, 3, True), (21, 5, False), (50, 2, True)],
+    [
+        (5, 2, True),
+        (13, 3, False),
+        (16, 4, True),
+        (17, 3, True),
+        (21, 5, False),
+        (50, 2, True),
+        (1, 1, True),
+    ],
 )
 def test_a_step_takes_as_long_as_in_the_simulator(seed: int, stages: int, recompute: bool) -> None:
-    """With and without shared uplinks, and where memory starves the pipelines."""
+    """With and without shared uplinks, where memory starves the pipelines, and where there are so
+    many pairs of holders that pieces must be divided as their segments are."""
     scenario, spec = mixed_swarm(seed), read_run_spec("gpt3-xl", 12, 64)
     execution = replace(OURS, recompute=recompute)
     problem = problem_of(scenario_snapshot(scenario, spec, execution))
@@ -44,3 +55,45 @@ def test_what_is_predicted_for_a_small_swarm_is_what_is_simulated() -> None:
     assert isinstance(plan, Plan)
     step = simulate_step(plan, scenario, workload_in(scenario, spec, OURS), OURS)
     assert plan.predicted_step_ns == pytest.approx(step.total_ns, rel=1e-3)
+
+
+@pytest.mark.parametrize("kept", [8, 6, 3])
+def test_a_lone_pipeline_waits_for_its_guardians_as_in_the_simulator(kept: int) -> None:
+    """Thin uplinks; with and without spares to guard, and several holders with one guardian."""
+    scenario = scenario_file("uneven-homes")
+    roomy = tuple(replace(peer, memory_bytes=10**9) for peer in scenario.peers[:kept])
+    scenario, spec = replace(scenario, peers=roomy), emulated_spec()
+    problem = problem_of(scenario_snapshot(scenario, spec, EXECUTION))
+    model = StepModel(problem)
+    for used in (kept, kept - 2):
+        cost = model.cost((tuple(range(used)),))
+        assert cost is not None
+        timed = model.simulated(cost)
+        workload = workload_in(scenario, spec, EXECUTION)
+        step = simulate_step(plan_of(problem, timed), scenario, workload, EXECUTION)
+        assert step.guarding_ns > step.total_ns // 50
+        assert timed.step_ns == pytest.approx(step.total_ns, rel=1e-3)
+        assert cost.reduction_ns == pytest.approx(step.guarding_ns, rel=0.05)
+        assert model.refined(cost).step_ns == pytest.approx(step.total_ns, rel=0.02)
+
+
+def test_a_guardian_that_cannot_keep_up_holds_up_nobody() -> None:
+    """Its holder stops feeding it long before it is in place."""
+    scenario = scenario_file("uneven-homes")
+    peers = tuple(
+        replace(peer, memory_bytes=10**12, uplink_bytes_per_s=1000) for peer in scenario.peers[:2]
+    )
+    scenario, spec = replace(scenario, peers=peers), emulated_spec()
+    problem = problem_of(scenario_snapshot(scenario, spec, EXECUTION))
+    cost = StepModel(problem).cost(((0,),))
+    assert cost is not None and cost.reduction_ns == 0
+    plan, workload = plan_of(problem, cost), workload_in(scenario, spec, EXECUTION)
+    assert simulate_step(plan, scenario, workload, EXECUTION).guarding_ns == 0
+
+
+def test_only_those_with_room_guard() -> None:
+    """The spare has none; the holder next in line has."""
+    holders = {"a": 10, "b": 10}
+    assert assigned(holders, ["c", "a", "b"], {"a": 50, "b": 50, "c": 10}) == {"a": "c", "b": "a"}
+    assert assigned(holders, ["c", "a", "b"], {"a": 50, "b": 50, "c": 9}) == {"a": "b", "b": "a"}
+    assert assigned(holders, ["c", "a", "b"], {"a": 0, "b": 0, "c": 20}) == {"a": "c", "b": "c"}

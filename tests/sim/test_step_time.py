@@ -68,8 +68,12 @@ def test_one_microbatch_through_two_stages_takes_the_sum() -> None:
     hop = workload.boundary_bytes // 2 * 10 + MESSAGE_NS + 10_000_000  # fp16 at 100 MB/s, 10 ms
     compute = sum(s.work.forward_ns + s.work.backward_ns for s in step.stages)
     assert step.pipelines_done_ns == compute + 2 * hop
-    assert step.total_ns == step.pipelines_done_ns + step.commit_ns
+    assert step.total_ns == step.pipelines_done_ns + step.guarding_ns + step.commit_ns
     assert step.commit_ns == 10_000_000
+    guarded = step.links["home-1", "home-2"][0] - workload.boundary_bytes // 2
+    assert guarded > 4 * workload.embedding.parameter_count
+    there = guarded * 10 + MESSAGE_NS + 20_000_000  # fp32, and a receipt; the first stage ends last
+    assert step.guarding_ns == there
 
 
 def test_in_flight_one_pays_the_whole_round_trip_for_every_microbatch() -> None:
@@ -94,7 +98,7 @@ def test_stages_take_turns_so_that_none_starves_those_after_it() -> None:
     """With backwards always first this took 1.6 times as long as computing alone."""
     spec = small_spec(layers=11, global_batch=128, width=1024)
     step, _ = run(equal_peers(6, latency_ms=20), 6, spec, in_flight=16)
-    assert step.total_ns < 1.15 * step.compute_ns
+    assert step.pipelines_done_ns < 1.15 * step.compute_ns
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3, 5])

@@ -1,10 +1,9 @@
 """Guardians: a layer with one holder is followed by another member, so that no crash loses it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.problem import duration_ns, flow_of
 from p2p_dtfm.core.records import Intent
 from p2p_dtfm.core.snapshot import Snapshot, ViewId
 from p2p_dtfm.core.workload import STATE_COPIES, Workload
@@ -13,22 +12,16 @@ QUEUED_BYTES_LIMIT = 256 << 20
 """Of gradients that wait for one guardian; when more do, its holder stops feeding it."""
 
 Peer = TypeVar("Peer", str, int)
-Way = Callable[[Peer, Peer], tuple[int, int]]
-"""`way(holder, guardian)`: round trip in ns, and bytes/s of one flow to the guardian."""
 
 
 def guarded_layers(
-    plan: Plan | NoPlan,
-    members: tuple[str, ...],
-    needs: Mapping[int, int],
-    room: Mapping[str, int],
-    way: Way[str],
+    plan: Plan | NoPlan, members: tuple[str, ...], needs: Mapping[int, int], room: Mapping[str, int]
 ) -> dict[int, str]:
     """The guardian of each layer that a single member holds: a pure function of the view.
 
-    Each holder's layers go to one guardian; of those alike spares come first, since they have
-    nothing else to do. `needs`: bytes of a layer at its guardian; `room`: bytes that each member
-    has left. Whom nobody has room to guard has no guardian.
+    Spares come first, since they have nothing else to do; each holder's layers go to one guardian,
+    and holders are spread over the guardians in order. `needs`: bytes of a layer at its guardian;
+    `room`: bytes that each member has left. Whom nobody has room to guard has no guardian.
     """
     if not isinstance(plan, Plan) or len(members) < 2:
         return {}
@@ -38,33 +31,25 @@ def guarded_layers(
             layers.setdefault(segment.holders[0], []).extend(segment.layers)
     wanted = {holder: sum(needs[layer] for layer in held) for holder, held in layers.items()}
     candidates = sorted(members, key=lambda peer: (plan.stage_of(peer) is not None, peer))
-    guardians = assigned(wanted, candidates, room, way)
-    return {
-        layer: guardians[peer] for peer in layers if peer in guardians for layer in layers[peer]
-    }
+    guardians = assigned(wanted, candidates, room)
+    return {layer: guardian for holder, guardian in guardians.items() for layer in layers[holder]}
 
 
 def assigned(
-    wanted: Mapping[Peer, int], candidates: Sequence[Peer], room: Mapping[Peer, int], way: Way[Peer]
+    wanted: Mapping[Peer, int], candidates: Sequence[Peer], room: Mapping[Peer, int]
 ) -> dict[Peer, Peer]:
-    """The guardian of each holder, of those with room for the bytes that it wants guarded.
-
-    A step waits until its gradients are with the guardians: it is the one that has them first,
-    beside what it gets from others, and the first among equals. Who has most to give chooses first.
-    """
-    received = dict.fromkeys(candidates, 0)
+    """The guardian of each holder, of those with room for the bytes that it wants guarded: the one
+    with the fewest others, the first among equals."""
+    load = dict.fromkeys(candidates, 0)
+    left = dict(room)
+    place = {peer: at for at, peer in enumerate(candidates)}
     chosen: dict[Peer, Peer] = {}
-
-    def ready_ns(holder: Peer, guardian: Peer) -> int:
-        round_trip_ns, bytes_per_s = way(holder, guardian)
-        size = (received[guardian] + wanted[holder]) // STATE_COPIES
-        return round_trip_ns + duration_ns(size, bytes_per_s)
-
-    for holder, size in sorted(wanted.items(), key=lambda item: -item[1]):
-        able = [p for p in candidates if p != holder and room[p] >= received[p] + size]
+    for holder, size in wanted.items():
+        able = [peer for peer in candidates if peer != holder and left[peer] >= size]
         if able:
-            guardian = chosen[holder] = min(able, key=lambda peer: ready_ns(holder, peer))
-            received[guardian] += size
+            guardian = chosen[holder] = min(able, key=lambda peer: (load[peer], place[peer]))
+            load[guardian] += 1
+            left[guardian] -= size
     return chosen
 
 
@@ -72,18 +57,11 @@ def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
     """The guardians in a view; who leaves is none."""
     if not isinstance(plan, Plan):
         return {}
-    records = {record.peer_id: record for record in snapshot.records}
-    memory = {
-        peer: record.device.memory_bytes
-        for peer, record in records.items()
-        if record.intent is not Intent.LEAVING
-    }
-    room = room_bytes(snapshot.workload, plan, memory)
-
-    def way(holder: str, guardian: str) -> tuple[int, int]:
-        return flow_of(records[holder], records[guardian])
-
-    return guarded_layers(plan, tuple(room), guarding_bytes(snapshot.workload), room, way)
+    staying = [record for record in snapshot.records if record.intent is not Intent.LEAVING]
+    room = room_bytes(
+        snapshot.workload, plan, {each.peer_id: each.device.memory_bytes for each in staying}
+    )
+    return guarded_layers(plan, tuple(room), guarding_bytes(snapshot.workload), room)
 
 
 def guarding_bytes(workload: Workload) -> dict[int, int]:

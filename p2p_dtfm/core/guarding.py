@@ -51,20 +51,16 @@ def guarded_by(
         room[peer] -= in_flight[at] * problem.saved_bytes(first, end)
     candidates = sorted(watchers.order, key=lambda peer: peer in sizes)
     wanted = {peer: STATE_COPIES * size for peer, size in sizes.items()}
-
-    def way(holder: int, guardian: int) -> tuple[int, int]:
-        if guardian >= count:
-            at = guardian - count
-            return watchers.round_trip_ns[holder][at], watchers.bytes_per_s[holder][at]
-        latency = problem.latency_ns
-        round_trip_ns = latency[holder][guardian] + latency[guardian][holder]
-        return round_trip_ns, problem.bytes_per_s[holder][guardian]
-
-    guardians = assigned(wanted, candidates, room, way)
     found = []
-    for holder in (peer for peer in peers if peer in guardians):
-        round_trip_ns, rate = way(holder, guardians[holder])
-        found.append(Guarded(holder, guardians[holder], sizes[holder], rate, round_trip_ns))
+    for holder, guardian in assigned(wanted, candidates, room).items():
+        if guardian < count:
+            rate = problem.bytes_per_s[holder][guardian]
+            latency = problem.latency_ns
+            round_trip = latency[holder][guardian] + latency[guardian][holder]
+        else:
+            rate = watchers.bytes_per_s[holder][guardian - count]
+            round_trip = watchers.round_trip_ns[holder][guardian - count]
+        found.append(Guarded(holder, guardian, sizes[holder], rate, round_trip))
     return tuple(found)
 
 

@@ -35,17 +35,7 @@ def guards_in_place(
         for layer in range(workload.layer_count)
     }
     needs = {layer: STATE_COPIES * size for layer, size in sizes.items()}
-
-    def way(holder: str, guardian: str) -> tuple[int, int]:
-        there, back = scenario.link(holder, guardian), scenario.link(guardian, holder)
-        limits = (
-            scenario.peer(holder).uplink_bytes_per_s,
-            scenario.peer(guardian).downlink_bytes_per_s,
-        )
-        rate = min([there.bytes_per_s, *(limit for limit in limits if limit)])
-        return there.latency_ns + back.latency_ns, rate
-
-    guardians = guarded_layers(plan, members, needs, room_bytes(workload, plan, memory), way)
+    guardians = guarded_layers(plan, members, needs, room_bytes(workload, plan, memory))
     numbers = {peer.name: number for number, peer in enumerate(scenario.peers)}
     guards = []
     for stage in plan.pipelines[0].stages:
@@ -53,7 +43,12 @@ def guards_in_place(
         if guardian is None:
             continue
         size = sum(map(sizes.__getitem__, stage.layers))
-        _, rate = way(stage.peer_id, guardian)
+        there = scenario.link(stage.peer_id, guardian)
+        limits = (
+            scenario.peer(stage.peer_id).uplink_bytes_per_s,
+            scenario.peer(guardian).downlink_bytes_per_s,
+        )
+        rate = min([there.bytes_per_s, *(limit for limit in limits if limit)])
         if keeps_up(size, STREAM_OVERHEAD_NS - (-size * SECOND_NS // rate), step_ns):
             back_ns = scenario.link(guardian, stage.peer_id).latency_ns
             guards.append(Guard(numbers[stage.peer_id], numbers[guardian], size, back_ns))

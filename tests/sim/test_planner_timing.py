@@ -94,10 +94,6 @@ def test_a_guardian_that_cannot_keep_up_holds_up_nobody() -> None:
 def test_only_those_with_room_guard() -> None:
     """The spare has none; the holder next in line has."""
     holders = {"a": 10, "b": 10}
-
-    def guardians(room: dict[str, int]) -> dict[str, str]:
-        return assigned(holders, ["c", "a", "b"], room, lambda *ends: (0, 1))
-
-    assert guardians({"a": 50, "b": 50, "c": 10}) == {"a": "c", "b": "a"}
-    assert guardians({"a": 50, "b": 50, "c": 9}) == {"a": "b", "b": "a"}
-    assert guardians({"a": 0, "b": 0, "c": 20}) == {"a": "c", "b": "c"}
+    assert assigned(holders, ["c", "a", "b"], {"a": 50, "b": 50, "c": 10}) == {"a": "c", "b": "a"}
+    assert assigned(holders, ["c", "a", "b"], {"a": 50, "b": 50, "c": 9}) == {"a": "b", "b": "a"}
+    assert assigned(holders, ["c", "a", "b"], {"a": 0, "b": 0, "c": 20}) == {"a": "c", "b": "c"}

@@ -210,6 +210,11 @@ def _summary(console: Console, report: dict[str, Any]) -> None:
         )
     difference = report["max_loss_difference"]
     console.print(
+        f"of steps that failed, {report['kept_microbatches']} microbatches were kept at their "
+        f"stages, {report['redone_microbatches']} redone",
+        highlight=False,
+    )
+    console.print(
         f"{report['committed_steps']} of {report['total_steps']} steps committed in "
         f"{report['views']} views, a usual one took {report['usual_step_s']:.2f} s; "
         f"goodput {report['goodput']:.0%}",

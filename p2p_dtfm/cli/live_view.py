@@ -83,8 +83,7 @@ def panel(state: DashboardState, now_s: float, width: int) -> Group:
         f"  {live.reason}",
     )
     rows = [Text(""), headline, *_progress(state)]
-    if facts := [*_figures(state), *_place(state.view)]:
-        rows.append(Text(" · ".join(facts)))
+    rows += [Text(" · ".join(facts)) for facts in (_figures(state), _place(state.view)) if facts]
     if live.next:
         rows.append(Text(f"next: {live.next[0]}", style="dim"))
     rows += [Text(f"! {each.what}", style="yellow") for each in live.problems[:PROBLEMS_SHOWN]]

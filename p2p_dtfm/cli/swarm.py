@@ -40,29 +40,30 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         typer.echo(json.dumps(facts))
         return
     console = Console()
-    since = duration(time.time() - facts["since_s"])
-    console.print(f"[bold]{facts['state']}[/bold] since {since}: {facts['reason']}")
+    for_long = duration(time.time() - facts["since_s"])
+    console.print(f"[bold]{facts['state']}[/bold] for {for_long}: {facts['reason']}")
     if (work := facts.get("work")) is not None and work["what"] not in facts["reason"]:
         left = "" if work["left_s"] is None else f", {duration(work['left_s'])} left"
         console.print(f"  {work['what']}: {work['share']:.0%}{left}", highlight=False)
     rows = [
         ("peer", facts["peer_id"]),
         *_marks(facts),
-        ("run", f"{facts['run']} ({str(facts['run_digest'])[:16]})"),
-        ("trained on", facts["data"] or "not yet known"),
-        ("step", f"{facts.get('step', 0)} of {facts.get('total_steps', '?')}"),
+        ("run", f"{facts['run']} ({facts['run_digest'][:16]})" if facts["run"] else None),
+        ("trained on", facts["data"]),
+        ("step", f"{facts['step']} of {facts['total_steps']}" if facts.get("step") else None),
         ("loss", _number(facts.get("loss"))),
         ("held-out loss", _number(facts.get("held_out_loss"))),
         ("tokens per second", _number(facts.get("tokens_per_s"), 0)),
-        ("time left", duration(facts.get("eta_s"))),
-        ("view", f"{facts['view']}, {len(facts['members'])} members"),
-        ("layers held here", ", ".join(map(str, facts["layers"])) or "none"),
+        ("time left", duration(facts["eta_s"]) if facts.get("eta_s") is not None else None),
+        ("view", _view(facts)),
+        ("layers", _layers(facts)),
         ("checkpoints", facts["checkpoints"]),
         *(("others join with", f"--initial-peers {each}") for each in facts["addresses"]),
         ("dashboard", f"{facts['dashboard'] or 'off'}"),
     ]
     for name, value in rows:
-        console.print(f"  {name:<18} {value}", highlight=False, soft_wrap=True)
+        if value is not None:  # what is not known yet is left out
+            console.print(f"  {name:<18} {value}", highlight=False, soft_wrap=True)
     waits_for = facts.get("waits_for") or []
     if waits_for:
         console.print(f"  waits for Prepared of {', '.join(map(short, waits_for))}")
@@ -78,8 +79,32 @@ def _marks(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return marks
 
 
-def _number(value: float | None, digits: int = 4) -> str:
-    return "not yet known" if value is None else f"{value:,.{digits}f}"
+def _number(value: float | None, digits: int = 4) -> str | None:
+    return None if value is None else f"{value:,.{digits}f}"
+
+
+def _view(facts: dict[str, Any]) -> str | None:
+    count = len(facts["members"])
+    return f"{facts['view']}, {count} member{'' if count == 1 else 's'}" if count else None
+
+
+def _layers(facts: dict[str, Any]) -> str | None:
+    """What this peer computes, and what else it has: to guard it, or for a view to come."""
+    kept = [layer for layer in facts["layers"] if layer not in facts["stage"]]
+    stage = f"{_ranges(facts['stage'])} computed" if facts["stage"] else ""
+    also = f"{_ranges(kept)} kept for others" if kept else ""
+    return ", ".join(filter(None, (stage, also))) or None
+
+
+def _ranges(layers: list[int]) -> str:
+    """ "0-3, 5"."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and runs[-1][-1] == layer - 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 @app.command()

@@ -1,12 +1,19 @@
 """Guardians: a layer with one holder is followed by another member, so that no crash loses it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.records import Intent
+from p2p_dtfm.core.records import Intent, PeerRecord
 from p2p_dtfm.core.snapshot import Snapshot, ViewId
 from p2p_dtfm.core.workload import STATE_COPIES, Workload
+
+LEAST_ROOM_BYTES = 64 << 20
+"""Everybody guards so much, even where the plan takes all memory that the owner allows: next to the
+program itself it is little, and it is all that a small model needs."""
+ACCELERATOR = "cuda"
+GUARDED_COPIES = STATE_COPIES + 2
+"""A layer's state, and the reduced gradients of the last step and of this one."""
 
 QUEUED_BYTES_LIMIT = 256 << 20
 """Of gradients that wait for one guardian; when more do, its holder stops feeding it."""
@@ -15,73 +22,93 @@ Peer = TypeVar("Peer", str, int)
 
 
 def guarded_layers(
-    plan: Plan | NoPlan, members: tuple[str, ...], needs: Mapping[int, int], room: Mapping[str, int]
+    plan: Plan | NoPlan, room_bytes: Mapping[str, int], cost_bytes: Callable[[int], int]
 ) -> dict[int, str]:
     """The guardian of each layer that a single member holds: a pure function of the view.
 
-    Spares come first, since they have nothing else to do; each holder's layers go to one guardian,
-    and holders are spread over the guardians in order. `needs`: bytes of a layer at its guardian;
-    `room`: bytes that each member has left. Whom nobody has room to guard has no guardian.
+    Spares come first, since they have nothing else to do; each holder's layers go to one guardian
+    if one has room for them, and holders are spread over the guardians in order. `room_bytes` is
+    what each member has left, `cost_bytes(layer)` what guarding a layer takes. What nobody has room
+    for has no guardian.
     """
-    if not isinstance(plan, Plan) or len(members) < 2:
+    if not isinstance(plan, Plan):
         return {}
-    layers: dict[str, list[int]] = {}
-    for segment in plan.segments():
-        if len(segment.holders) == 1:
-            layers.setdefault(segment.holders[0], []).extend(segment.layers)
-    wanted = {holder: sum(needs[layer] for layer in held) for holder, held in layers.items()}
-    candidates = sorted(members, key=lambda peer: (plan.stage_of(peer) is not None, peer))
-    guardians = assigned(wanted, candidates, room)
-    return {layer: guardian for holder, guardian in guardians.items() for layer in layers[holder]}
+    candidates = sorted(room_bytes, key=lambda peer: (plan.stage_of(peer) is not None, peer))
+    return assigned(_held_alone(plan), candidates, room_bytes, cost_bytes)
 
 
 def assigned(
-    wanted: Mapping[Peer, int], candidates: Sequence[Peer], room: Mapping[Peer, int]
-) -> dict[Peer, Peer]:
-    """The guardian of each holder, of those with room for the bytes that it wants guarded: the one
-    with the fewest others, the first among equals."""
+    alone: Mapping[Peer, list[int]],
+    candidates: Sequence[Peer],
+    room_bytes: Mapping[Peer, int],
+    cost_bytes: Callable[[int], int],
+) -> dict[int, Peer]:
+    """The guardian of each layer. `alone`: what each holder alone holds; first candidates first."""
+    left_bytes = dict(room_bytes)
     load = dict.fromkeys(candidates, 0)
-    left = dict(room)
-    place = {peer: at for at, peer in enumerate(candidates)}
-    chosen: dict[Peer, Peer] = {}
-    for holder, size in wanted.items():
-        able = [peer for peer in candidates if peer != holder and left[peer] >= size]
-        if able:
-            guardian = chosen[holder] = min(able, key=lambda peer: (load[peer], place[peer]))
+    guardians: dict[int, Peer] = {}
+    for holder, held in alone.items():
+        layers = held
+        while layers:
+            needed_bytes = sum(map(cost_bytes, layers))
+            able = [p for p in candidates if p != holder and left_bytes[p] >= cost_bytes(layers[0])]
+            if not able:
+                layers = layers[1:]
+                continue
+            guardian = min(able, key=lambda peer: (left_bytes[peer] < needed_bytes, load[peer]))
             load[guardian] += 1
-            left[guardian] -= size
-    return chosen
+            while layers and left_bytes[guardian] >= cost_bytes(layers[0]):
+                left_bytes[guardian] -= cost_bytes(layers[0])
+                guardians[layers[0]] = guardian
+                layers = layers[1:]
+    return guardians
+
+
+def _held_alone(plan: Plan) -> dict[str, list[int]]:
+    """The layers that each member holds and nobody else does."""
+    alone: dict[str, list[int]] = {}
+    for segment in plan.segments():
+        if len(segment.holders) == 1:
+            alone.setdefault(segment.holders[0], []).extend(segment.layers)
+    return alone
 
 
 def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
     """The guardians in a view; who leaves is none."""
     if not isinstance(plan, Plan):
         return {}
+    workload = snapshot.workload
     staying = [record for record in snapshot.records if record.intent is not Intent.LEAVING]
-    room = room_bytes(
-        snapshot.workload, plan, {each.peer_id: each.device.memory_bytes for each in staying}
-    )
-    return guarded_layers(plan, tuple(room), guarding_bytes(snapshot.workload), room)
+    rooms = {record.peer_id: _room_bytes(record, plan, workload) for record in staying}
+    return guarded_layers(plan, rooms, lambda layer: guarded_bytes(workload, layer))
 
 
-def guarding_bytes(workload: Workload) -> dict[int, int]:
-    """What each layer takes at its guardian: parameters, moments, and the gradient of a step."""
-    return {
-        layer: STATE_COPIES * workload.guarded_bytes(workload.cost(layer))
-        for layer in range(workload.layer_count)
-    }
+def guarded_bytes(workload: Workload, layer: int) -> int:
+    """Memory that a layer takes at its guardian."""
+    return GUARDED_COPIES * workload.guarded_bytes(workload.cost(layer))
 
 
-def room_bytes(workload: Workload, plan: Plan, memory: Mapping[str, int]) -> dict[str, int]:
-    """Of each peer's memory, what its own stage leaves; below 0 for one that must recompute."""
-    left = dict(memory)
-    for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
-        if stage.peer_id in left:
-            costs = [workload.cost(layer) for layer in stage.layers]
-            left[stage.peer_id] -= sum(
-                cost.state_bytes + stage.in_flight * cost.saved_bytes for cost in costs
-            )
-    return left
+def unguarded_layers(snapshot: Snapshot, plan: Plan | NoPlan) -> tuple[int, ...]:
+    """Layers of which only one member has the state, though there are others that stay."""
+    staying = [record for record in snapshot.records if record.intent is not Intent.LEAVING]
+    if not isinstance(plan, Plan) or len(staying) < 2:
+        return ()
+    alone = [layer for layers in _held_alone(plan).values() for layer in layers]
+    return tuple(sorted(set(alone) - guards_in(snapshot, plan).keys()))
+
+
+def _room_bytes(record: PeerRecord, plan: Plan, workload: Workload) -> int:
+    """What the plan leaves of the memory that a member offers.
+
+    Guarded layers are in the processor's memory. An accelerator's stage is not; of its host's
+    memory records say nothing, and it is taken to be no less than the accelerator's.
+    """
+    stage = plan.stage_of(record.peer_id)
+    used_bytes = 0
+    if stage is not None and record.device.kind != ACCELERATOR:
+        costs = [workload.cost(layer) for layer in stage.layers]
+        used_bytes = sum(c.state_bytes + stage.in_flight * c.saved_bytes for c in costs)
+    return max(LEAST_ROOM_BYTES, record.device.memory_bytes - used_bytes)
 
 
 def keeps_up(gradient_bytes: int, transfer_ns: int, step_ns: int) -> bool:

@@ -12,9 +12,8 @@ gets in place, and nobody waits for it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2p_dtfm.core.guardians import assigned, keeps_up
+from p2p_dtfm.core.guardians import GUARDED_COPIES, LEAST_ROOM_BYTES, assigned, keeps_up
 from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem, duration_ns
-from p2p_dtfm.core.workload import STATE_COPIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +34,37 @@ class Guarded:
 def guarded_by(
     problem: Problem, peers: tuple[int, ...], cuts: tuple[int, ...], in_flight: tuple[int, ...]
 ) -> tuple[Guarded, ...]:
-    """Of each stage of the only pipeline, in order; without those that nobody can guard."""
-    count = problem.peer_count
-    sizes = {
-        peer: sum(
-            problem.layer_bytes(layer).guarded_bytes for layer in range(cuts[at], cuts[at + 1])
-        )
-        for at, peer in enumerate(peers)
-    }
+    """Of each stage of the only pipeline, in order; without layers that nobody can guard."""
     watchers = problem.watchers
+    held = {peer: list(range(cuts[at], cuts[at + 1])) for at, peer in enumerate(peers)}
     room = dict(enumerate((*problem.memory_bytes, *watchers.memory_bytes)))
     for at, peer in enumerate(peers):
-        first, end = cuts[at], cuts[at + 1]
-        room[peer] -= problem.state_bytes(first, end)
-        room[peer] -= in_flight[at] * problem.saved_bytes(first, end)
-    candidates = sorted(watchers.order, key=lambda peer: peer in sizes)
-    wanted = {peer: STATE_COPIES * size for peer, size in sizes.items()}
-    found = []
-    for holder, guardian in assigned(wanted, candidates, room).items():
-        if guardian < count:
-            rate = problem.bytes_per_s[holder][guardian]
-            latency = problem.latency_ns
-            round_trip = latency[holder][guardian] + latency[guardian][holder]
-        else:
-            rate = watchers.bytes_per_s[holder][guardian - count]
-            round_trip = watchers.round_trip_ns[holder][guardian - count]
-        found.append(Guarded(holder, guardian, sizes[holder], rate, round_trip))
-    return tuple(found)
+        if peer not in watchers.accelerated:
+            first, end = cuts[at], cuts[at + 1]
+            room[peer] -= problem.state_bytes(first, end)
+            room[peer] -= in_flight[at] * problem.saved_bytes(first, end)
+    room = {peer: max(LEAST_ROOM_BYTES, left) for peer, left in room.items()}
+    candidates = sorted(watchers.order, key=lambda peer: peer in held)
+    sizes = [problem.layer_bytes(layer).guarded_bytes for layer in range(problem.layer_count)]
+    guardians = assigned(held, candidates, room, lambda layer: GUARDED_COPIES * sizes[layer])
+    sent: dict[tuple[int, int], int] = {}
+    for holder, layers in held.items():
+        for layer in layers:
+            if layer in guardians:
+                ends = holder, guardians[layer]
+                sent[ends] = sent.get(ends, 0) + sizes[layer]
+    return tuple(Guarded(*ends, size, *_link(problem, *ends)) for ends, size in sent.items())
+
+
+def _link(problem: Problem, holder: int, guardian: int) -> tuple[int, int]:
+    """(bytes/s, round trip)."""
+    other = guardian - problem.peer_count
+    if other >= 0:
+        watchers = problem.watchers
+        return watchers.bytes_per_s[holder][other], watchers.round_trip_ns[holder][other]
+    latency_ns = problem.latency_ns
+    round_trip_ns = latency_ns[holder][guardian] + latency_ns[guardian][holder]
+    return problem.bytes_per_s[holder][guardian], round_trip_ns
 
 
 def in_place(guarded: Sequence[Guarded], step_ns: int) -> tuple[Guarded, ...]:

@@ -11,6 +11,7 @@ from p2p_dtfm.core.recomputation import recomputing
 from p2p_dtfm.core.search import search
 from p2p_dtfm.core.snapshot import Snapshot, sorted_records
 from p2p_dtfm.core.stability import Present
+from p2p_dtfm.core.standing_plan import standing_plan
 
 RECOMPUTING_PAYS = 32
 """By at least one part in so many, else no stage is made to recompute."""
@@ -29,6 +30,8 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
             f"this run asks for at least {wanted} training peers; {able} of "
             f"{len(snapshot.records)} members can train now"
         )
+    if (standing := standing_plan(snapshot)) is not None:
+        return standing
     again = recomputing(problem, snapshot.workload)
     if snapshot.workload.recompute == "always":
         return _plan(snapshot, again)[0]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import repeat
 
+from p2p_dtfm.core.guardians import ACCELERATOR
 from p2p_dtfm.core.records import Device, Intent, Link, PeerRecord, Reachability
 from p2p_dtfm.core.snapshot import Snapshot
 from p2p_dtfm.core.workload import LayerCost, Workload
@@ -112,6 +113,8 @@ class Watchers:
     peers as their ids sort them. Links to one are indexed [peer][number - peer_count]."""
 
     order: tuple[int, ...]
+    accelerated: frozenset[int]
+    """Whose stage is not in the processor's memory, where guarded layers are."""
     memory_bytes: tuple[int, ...]
     downlink_bytes_per_s: tuple[int, ...]
     bytes_per_s: Matrix
@@ -158,6 +161,9 @@ def _watchers(able: list[PeerRecord], records: list[PeerRecord]) -> Watchers:
     links = [[_link(peer, other) for other in others] for peer in able]
     return Watchers(
         order=tuple(numbers[record.peer_id] for record in records if record.peer_id in numbers),
+        accelerated=frozenset(
+            number for number, record in enumerate(able) if record.device.kind == ACCELERATOR
+        ),
         memory_bytes=tuple(record.device.memory_bytes for record in others),
         downlink_bytes_per_s=tuple(_limit(record.downlink_bytes_per_s) for record in others),
         bytes_per_s=tuple(

@@ -91,7 +91,7 @@ class _Step:
         self.problem = problem
         self.time = VirtualTime()
         self.network = VirtualNetwork(self.time, _lines_of(problem), MESSAGE_NS)
-        self.guarded = {each.holder: each for each in guarded}
+        self.guarded = guarded
         self.exchanges: dict[int, list[tuple[int, ShardedExchange]]] = {}
         """Of each peer, with how long before its end each can begin."""
         for segment in segments:
@@ -207,14 +207,15 @@ class _Step:
         """Its gradients are whole."""
         self.computed_ns = self.time.now_ns
         self.reduced_ns[peer] = max(self.reduced_ns.get(peer, 0), self.time.now_ns)
-        if peer in self.guarded:
-            each = self.guarded[peer]
-            self.network.send(peer, each.guardian, each.size_bytes, self._guarded, each)
+        for each in self.guarded:
+            if each.holder == peer:
+                self.network.send(peer, each.guardian, each.size_bytes, self._guarded, each)
 
     def _guarded(self, each: Guarded) -> None:
         """The guardian has all; its receipt is on its way."""
         back = each.round_trip_ns - _one_way_ns(self.problem, each.holder, each.guardian)
-        self.reduced_ns[each.holder] = self.time.now_ns + back
+        held_up = self.reduced_ns[each.holder]
+        self.reduced_ns[each.holder] = max(held_up, self.time.now_ns + back)
 
     def _has_sum(self, peer: int) -> None:
         self.reduced_ns[peer] = self.time.now_ns

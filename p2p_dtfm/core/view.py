@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from p2p_dtfm.core.guardians import guards_in
+from p2p_dtfm.core.guardians import guards_in, unguarded_layers
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId
 
@@ -38,6 +38,11 @@ class View:
     def guards(self) -> dict[int, str]:
         """The guardian of each layer that a single member holds."""
         return guards_in(self.snapshot, self.plan)
+
+    @property
+    def unguarded(self) -> tuple[int, ...]:
+        """Layers that a single member holds, and for which no other one has room."""
+        return unguarded_layers(self.snapshot, self.plan)
 
     @cached_property
     def _layers(self) -> dict[str, range]:

@@ -96,6 +96,7 @@ class Chaos:
         self._whole_from_step: int | None = None
         """Where the newest view came to have every daemon that runs."""
         self._expected_to_end: set[str] = set()
+        self._told_views: set[str] = set()
 
     # the run ------------------------------------------------------------------------------------
 
@@ -110,6 +111,7 @@ class Chaos:
         end_s = time.monotonic() + deadline_s
         told_to_leave = False
         while True:
+            self._tell_views()
             self._end_what_is_over()
             if waiting and self._is_due(waiting[0]):
                 self._inflict(waiting.pop(0))
@@ -125,6 +127,20 @@ class Chaos:
             if time.monotonic() > end_s:
                 return self._stuck(waiting)
             time.sleep(POLL_S)
+
+    def _tell_views(self) -> None:
+        """Each view once, from whoever was the first to write it down."""
+        step = self.step  # reads the histories
+        new = [
+            event
+            for history in self._histories.values()
+            for event in history.take_views()
+            if event["snapshot"] not in self._told_views
+        ]
+        for event in sorted(new, key=lambda event: event["time_s"]):
+            if event["snapshot"] not in self._told_views:
+                self._told_views.add(event["snapshot"])
+                self._tell(step, _view_in_words(event))
 
     def _has_recovered(self, steps: int) -> bool:
         """Whether so many steps were committed since the last fault and since all take part."""
@@ -336,6 +352,7 @@ class _History:
         self.events: list[Event] = []
         self.step = -1
         self.view: Event | None = None
+        self._new_views: list[Event] = []
         self._home = home
         self._offsets: dict[Path, int] = {}
 
@@ -346,6 +363,12 @@ class _History:
                 self.step = max(self.step, event["step"])
             elif event["event"] == "view":
                 self.view = event
+                self._new_views.append(event)
+
+    def take_views(self) -> list[Event]:
+        """Those that have come since this was last asked."""
+        taken, self._new_views = self._new_views, []
+        return taken
 
     def _new_events(self) -> Iterator[Event]:
         for path in self._home.glob("runs/*/events.jsonl"):
@@ -412,6 +435,14 @@ def _fill_disk(child: Child) -> Callable[[], None]:
             process.rlimit(psutil.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
 
     return end
+
+
+def _view_in_words(event: Event) -> str:
+    count = len(event["members"])
+    text = f"view {event['view']} from step {event['step']}: {count} peer{'s' if count > 1 else ''}"
+    if (kept := event.get("kept_microbatches")) is not None:
+        text += f"; microbatches at stages: {kept} kept, {event['redone_microbatches']} redone"
+    return text
 
 
 def _in_words(fault: ChaosFault) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from p2p_dtfm.daemon.recovery_times import (
+    Event,
     Histories,
     Inflicted,
     commits_of,
@@ -42,6 +43,11 @@ class Verdict:
     goodput: float = 0.0
     """The time that the steps take without faults in each view, over the time they took."""
     views: int = 0
+    kept_microbatches: int = 0
+    """Of steps that failed, what stages had computed and did not compute again; one at one stage
+    counts as one."""
+    redone_microbatches: int = 0
+    """And what was computed a second time, at least."""
 
     @property
     def ok(self) -> bool:
@@ -68,10 +74,14 @@ def judge(
 
 def _check_plans(histories: Histories, verdict: Verdict) -> None:
     plans: dict[str, set[str]] = {}
+    views: dict[str, Event] = {}
     for history in histories.values():
         for event in history:
             if event["event"] == "view":
                 plans.setdefault(event["snapshot"], set()).add(event["plan"])
+                views[event["snapshot"]] = event
+    verdict.kept_microbatches = sum(e.get("kept_microbatches", 0) for e in views.values())
+    verdict.redone_microbatches = sum(e.get("redone_microbatches", 0) for e in views.values())
     verdict.views = len(plans)
     for snapshot, digests in plans.items():
         if len(digests) > 1:

@@ -159,7 +159,7 @@ def check_device(name: str, threads: int, spec: RunSpec) -> Check:
     try:
         device = select_device(name)
     except UserError as error:
-        return Check("device", Verdict.FAILED, error.cause, "; ".join(error.fixes))
+        return Check("device", Verdict.FAILED, error.cause, error.fixes[0])
     measured = measure_device(spec, device, threads or None)
     block_ms = (measured.block.forward_ns + measured.block.backward_ns) / 1e6
     found = (

@@ -29,7 +29,7 @@ class EventFiles:
         except ImportError as error:
             raise UserError(
                 "--tensorboard needs tensorboardX, which is not installed here",
-                ("pip install 'p2p-dtfm[tensorboard]'", "or leave out --tensorboard"),
+                ("pip install tensorboardX", "or leave out --tensorboard"),
             ) from error
         try:
             directory.mkdir(parents=True, exist_ok=True)

@@ -43,8 +43,10 @@ def call_daemon(
         response = connection.getresponse()
         payload = response.read()
     except (OSError, http.client.HTTPException) as error:
+        none_runs = isinstance(error, FileNotFoundError | ConnectionRefusedError)
+        why = "it was not started there, or has ended" if none_runs else error
         raise UserError(
-            f"no daemon answers in {place.root} ({error})",
+            f"no daemon answers in {place.root} ({why})",
             ("start one: p2p-dtfm", "name the home of the one you mean: --home DIR"),
             exit_code=4,
         ) from error

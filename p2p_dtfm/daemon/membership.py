@@ -150,6 +150,11 @@ class Membership(PeerState):
             text = f"of step {step}, {kept} microbatches are kept at their stages, {redone} redone"
             log.info("%s", text)
             self.observer.note(text)
+        if view.unguarded:
+            layers = ", ".join(map(str, view.unguarded))
+            text = f"nobody has room to guard layers {layers}: one peer alone holds each of them"
+            log.info("%s", text)
+            self.observer.note(text)
         if isinstance(view.plan, NoPlan):
             self.status.say(State.WAITING, view.plan.reason)
             log.info("waiting: %s", view.plan.reason)

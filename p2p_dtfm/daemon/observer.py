@@ -172,7 +172,7 @@ class Observer:
             state=self._status.state.value,
             reason=shortened(self._status.reason),
             since_s=round(self._status.since_s, 3),
-            step=facts.get("step") or 0,
+            step=self._step(),
             loss=facts.get("loss"),
             held_out_loss=facts.get("held_out_loss"),
             tokens_per_s=facts.get("tokens_per_s"),
@@ -189,6 +189,11 @@ class Observer:
             work_share=round(work.share, 4) if work else None,
             work_left_s=work.left_s if work else None,
         )
+
+    def _step(self) -> int:
+        """Committed so far; a newcomer begins where the others are."""
+        known = self._agreement.step if self._agreement is not None else 0
+        return self._status.facts.get("step") or known
 
     def _step_ns(self) -> int | None:
         rate = self._status.facts.get("tokens_per_s")
@@ -213,7 +218,7 @@ class Observer:
             found.append(f"view {number} takes over once all its members have their layers")
         elif agreement.attempting:
             found.append("the members are agreeing on a new view")
-        step = self._status.facts.get("step") or 0
+        step = self._step()
         if step >= spec.total_steps or self._status.state not in (State.TRAINING, State.SPARE):
             return found
         due = {

@@ -45,6 +45,7 @@ class Readings(PeerState):
             "members": list(view.member_ids) if view else [],
             "addresses": self._addresses_in(view),
             "layers": sorted(self._trainer.states) if self._trainer else [],
+            "stage": list(view.layers_of(self._me.peer_id)) if view else [],
             "whole_checkpoint_step": self._checkpoints.whole_step if self._checkpoints else None,
             "checkpoints": str(self.home.checkpoints(self._run.digest)) if self._run else None,
         }
@@ -117,7 +118,7 @@ def way_words(far_end: str | None) -> str | None:
 def laboratory_marks(settings: Settings, host: Host) -> tuple[str, ...]:
     """What makes a daemon's figures those of a laboratory."""
     marks = []
-    if host.shaper is not None:
+    if host.shaper is not None and host.shaper.label is not None:  # not only its owner's limits
         marks.append(f"shaped links: {host.shaper.label}")
     if emulated_flops_per_s(settings.device) is not None:
         marks.append("emulated device: it computes nothing, so losses mean nothing")

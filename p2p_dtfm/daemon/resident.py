@@ -166,7 +166,8 @@ class Resident:
 
     def _status_json(self, status: Status) -> dict[str, Any]:
         nothing: dict[str, Any] = dict.fromkeys(("view", "snapshot", "plan"))
-        nothing |= {"members": [], "addresses": [], "layers": []}
+        nothing |= {"members": [], "addresses": [], "layers": [], "stage": [], "waits_for": []}
+        nothing |= dict.fromkeys(("tokens_per_s", "eta_s"))
         unknown = dict.fromkeys(("peer_id", "run", "run_digest", "data", "checkpoints"))
         here = {"dashboard": self._dashboard.address, **status.as_json()}
         return {"version": __version__, **unknown, **self._last, **nothing, **here}
@@ -186,7 +187,7 @@ def _away(shown: DashboardState, status: Status) -> DashboardState:
         loss=before.loss,
         held_out_loss=before.held_out_loss,
         committed_here=before.committed_here,
-        next=("p2p-dtfm resume, or Resume above, takes part again",),
+        next=("p2p-dtfm resume, or the dashboard's Resume, takes part again",),
     )
     return msgspec.structs.replace(shown, live=live)
 

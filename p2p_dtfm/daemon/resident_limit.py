@@ -7,6 +7,9 @@ guards for others. Measured on models of 74 and 293 MiB of state, a peer that tr
 2.4 times its state; of two that each held half of 74 MiB and guarded the other half, on a machine
 that did much else, one grew by 350 MiB. So this is no bound that the kernel keeps, but room that
 was enough where it was measured.
+
+What is guarded for others is part of it: `core.guardians` gives a peer no more to guard than its
+plan leaves of the same memory, and 64 MiB in any case.
 """
 
 import os

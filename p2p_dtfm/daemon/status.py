@@ -58,7 +58,7 @@ class Status:
     """
 
     state: State = State.STARTING
-    reason: str = ""
+    reason: str = "loads the program"
     since_s: float = field(default_factory=time.time)
     facts: dict[str, Any] = field(default_factory=dict)
     work: Work | None = None

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from p2p_dtfm.core.guardians import guarded_layers, keeps_up, room_bytes
+from p2p_dtfm.core.guardians import GUARDED_COPIES, LEAST_ROOM_BYTES, guarded_layers, keeps_up
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.virtual_network import SECOND_NS, VirtualNetwork
 from p2p_dtfm.core.virtual_time import VirtualTime
-from p2p_dtfm.core.workload import FLOAT_BYTES, STATE_COPIES, Workload
+from p2p_dtfm.core.workload import FLOAT_BYTES, Workload
 from p2p_dtfm.sim.execution import STREAM_OVERHEAD_NS
 from p2p_dtfm.sim.scenario import Scenario
 
@@ -29,30 +29,40 @@ def guards_in_place(
     members = (*plan.stage_holders(), *plan.spares)
     if len(plan.pipelines) > 1 or len(members) < 2:
         return ()
-    memory = {name: scenario.peer(name).memory_bytes for name in members}
+    numbers = {peer.name: number for number, peer in enumerate(scenario.peers)}
     sizes = {
         layer: FLOAT_BYTES * workload.cost(layer).parameter_count
         for layer in range(workload.layer_count)
     }
-    needs = {layer: STATE_COPIES * size for layer, size in sizes.items()}
-    guardians = guarded_layers(plan, members, needs, room_bytes(workload, plan, memory))
-    numbers = {peer.name: number for number, peer in enumerate(scenario.peers)}
-    guards = []
+    room = {name: _room_bytes(plan, scenario, workload, name) for name in members}
+    guardians = guarded_layers(plan, room, lambda layer: GUARDED_COPIES * sizes[layer])
+    sent: dict[tuple[str, str], int] = {}
     for stage in plan.pipelines[0].stages:
-        guardian = guardians.get(stage.first_layer)
-        if guardian is None:
-            continue
-        size = sum(map(sizes.__getitem__, stage.layers))
-        there = scenario.link(stage.peer_id, guardian)
+        for layer in stage.layers:
+            if layer in guardians:
+                ends = stage.peer_id, guardians[layer]
+                sent[ends] = sent.get(ends, 0) + sizes[layer]
+    guards = []
+    for (holder, guardian), size in sent.items():
         limits = (
-            scenario.peer(stage.peer_id).uplink_bytes_per_s,
+            scenario.link(holder, guardian).bytes_per_s,
+            scenario.peer(holder).uplink_bytes_per_s,
             scenario.peer(guardian).downlink_bytes_per_s,
         )
-        rate = min([there.bytes_per_s, *(limit for limit in limits if limit)])
-        if keeps_up(size, STREAM_OVERHEAD_NS - (-size * SECOND_NS // rate), step_ns):
-            back_ns = scenario.link(guardian, stage.peer_id).latency_ns
-            guards.append(Guard(numbers[stage.peer_id], numbers[guardian], size, back_ns))
+        transfer_ns = STREAM_OVERHEAD_NS - (-size * SECOND_NS // min(filter(None, limits)))
+        if keeps_up(size, transfer_ns, step_ns):
+            back_ns = scenario.link(guardian, holder).latency_ns
+            guards.append(Guard(numbers[holder], numbers[guardian], size, back_ns))
     return tuple(guards)
+
+
+def _room_bytes(plan: Plan, scenario: Scenario, workload: Workload, name: str) -> int:
+    """What its stage leaves of a peer's memory, and at least what everybody has."""
+    stage, left = plan.stage_of(name), scenario.peer(name).memory_bytes
+    for layer in stage.layers if stage is not None else ():
+        cost = workload.cost(layer)
+        left -= cost.state_bytes + (stage.in_flight if stage else 0) * cost.saved_bytes
+    return max(LEAST_ROOM_BYTES, left)
 
 
 class Guarding:
@@ -63,15 +73,16 @@ class Guarding:
     ) -> None:
         self._time = time
         self._network = network
-        self._guards = {guard.holder: guard for guard in guards}
+        self._guards = guards
         self.received_ns: dict[int, int] = {}
 
     def send(self, holder: int) -> None:
         """The gradients of all layers of `holder` are whole."""
-        guard = self._guards.get(holder)
-        if guard is not None:
-            size, arrived = guard.size_bytes, self._arrived
-            self._network.send(holder, guard.guardian, size, arrived, guard)
+        for guard in self._guards:
+            if guard.holder == holder:
+                size, arrived = guard.size_bytes, self._arrived
+                self._network.send(holder, guard.guardian, size, arrived, guard)
 
     def _arrived(self, guard: Guard) -> None:
-        self.received_ns[guard.holder] = self._time.now_ns + guard.back_ns
+        back_ns = self._time.now_ns + guard.back_ns
+        self.received_ns[guard.holder] = max(self.received_ns.get(guard.holder, 0), back_ns)

@@ -10,14 +10,15 @@ from p2p_dtfm.core.agreement_messages import (
     RetainedStep,
     SavedState,
 )
-from p2p_dtfm.core.guardians import Receipts, guarded_layers
+from p2p_dtfm.core.guardians import Receipts, guarded_layers, unguarded_layers
 from p2p_dtfm.core.lineage import Lineage, extend
 from p2p_dtfm.core.membership import mutually_reachable, unanswered, universe
-from p2p_dtfm.core.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
 from p2p_dtfm.core.recovery import Target, recover
 from p2p_dtfm.core.signed import Signed
-from p2p_dtfm.core.snapshot import Member, ViewId
+from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId, sorted_records
 from p2p_dtfm.core.step import Prepared, StepOutcome
+from tests.core.builders import WORKLOAD, device, record
 
 VIEW = ViewId(3, "view")
 BASE = "base of step 7"
@@ -129,17 +130,53 @@ def test_a_cut_link_costs_the_one_that_is_needed_least() -> None:
 
 
 def test_guardians_are_others_and_count_once_in_place() -> None:
-    needs, room = {0: 5, 1: 5}, {"a": 10, "b": 10, "c": 10}
-    guards = guarded_layers(PLAN, ("a", "b", "c"), needs, room)
+    guards = guarded_layers(PLAN, dict.fromkeys("abc", 9), lambda layer: 1)
     assert set(guards) == {0, 1} and guards[0] != "a" and guards[1] != "b"
-    assert guarded_layers(PLAN, ("a",), needs, room) == {}
-    assert guarded_layers(PLAN, ("a", "b", "c"), needs, room | {"b": 4, "c": 4}) == {1: "a"}
+    assert guarded_layers(PLAN, {"a": 9}, lambda layer: 1) == {1: "a"}, "of whom leaves, too"
     receipts = Receipts(VIEW, {0: "c"})
     assert receipts.waits_for(7) == ()
     receipts.receipt("b", VIEW, 7, (0,))
     assert receipts.waits_for(7) == ()
     receipts.receipt("c", VIEW, 7, (0,))
     assert receipts.waits_for(7) == () and receipts.waits_for(8) == (0,)
+
+
+def test_nobody_guards_more_than_there_is_room_for() -> None:
+    stages = Stage("a", 0, 3, 1), Stage("b", 3, 4, 1)
+    plan = Plan((Pipeline(stages, 0, 4),), ("c", "d"), 1)
+
+    def guards(**room_bytes: int) -> dict[int, str]:
+        return guarded_layers(plan, room_bytes, lambda layer: 10 if layer else 25)
+
+    assert guards(a=99, b=99, c=99, d=99) == {0: "c", 1: "c", 2: "c", 3: "d"}
+    assert guards(a=99, b=99, c=44, d=45) == {0: "d", 1: "d", 2: "d", 3: "c"}, "all in one place"
+    assert guards(a=9, b=0, c=30, d=15) == {0: "c", 1: "d"}, "else where they fit"
+    assert guards(a=10, b=20, c=0, d=0) == {1: "b", 2: "b", 3: "a"}, "a layer that fits nowhere"
+
+
+def test_what_the_plan_takes_is_no_room() -> None:
+    """Beside what everybody has; of an accelerator's host the plan takes nothing."""
+    million = msgspec.structs.replace(WORKLOAD.block, parameter_count=4 << 20, state_bytes=64 << 20)
+    workload = msgspec.structs.replace(WORKLOAD, block=million)
+    plan = Plan((Pipeline((Stage("a", 0, 3, 1), Stage("b", 3, 6, 1)), 0, 4),), (), 1)
+
+    def unguarded(a_mib: int, b_mib: int, b_kind: str = "cpu") -> tuple[int, ...]:
+        devices = [device(memory_bytes=mib << 20) for mib in (a_mib, b_mib)]
+        devices[1] = msgspec.structs.replace(devices[1], kind=b_kind)
+        records = [record(name, device=made) for name, made in zip("ab", devices, strict=True)]
+        members = tuple(Member(name, 1) for name in "ab")
+        whole = Snapshot(
+            "r", workload, 1, VIEW, False, sorted_records(records), members, (), 0, None
+        )
+        assert not unguarded_layers(whole, NoPlan("none"))
+        return unguarded_layers(whole, plan)
+
+    stage_mib, guard_mib = 2 * 64 + 1, 2 * 96 + 1
+    assert unguarded(stage_mib + guard_mib, stage_mib + guard_mib) == ()
+    assert unguarded(stage_mib + guard_mib - 2, stage_mib + guard_mib) == (4,)
+    assert unguarded(stage_mib, stage_mib + guard_mib) == (3, 4), "but the head, which is small"
+    assert unguarded(stage_mib + guard_mib, guard_mib) == (1, 2)
+    assert unguarded(stage_mib + guard_mib, guard_mib, "cuda") == ()
 
 
 def test_a_guardian_that_begins_again_is_not_waited_for() -> None:

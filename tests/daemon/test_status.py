@@ -5,6 +5,10 @@ import pytest
 from p2p_dtfm.daemon.status import State, Status
 
 
+def test_there_is_a_reason_from_the_beginning_on() -> None:
+    assert Status().state is State.STARTING and Status().reason
+
+
 def test_who_leaves_is_leaving_until_it_has_left() -> None:
     status = Status()
     status.say(State.TRAINING, "step 1 of 9")

@@ -31,6 +31,14 @@ def blocks_of(page: str) -> list[Block]:
     return [Block(language, body) for language, body in _BLOCK.findall(text)]
 
 
+def mentioned(page: str) -> list[list[str]]:
+    """The words of what the running text of a page calls a command: `p2p-dtfm ...`, `--option`."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    running = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    spans = (" ".join(span.split()) for span in re.findall(r"`([^`]+)`", running))
+    return [span.split() for span in spans if re.match(r"p2p-dtfm |--[a-z]", span)]
+
+
 def pages() -> list[str]:
     """README and all pages under docs/, as paths from the root."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -6,14 +6,19 @@ this), and a few commands of docs/bootstrap.md and docs/volunteer.md change the 
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+import typer.main
 
-from tests.documentation.pages import ROOT, blocks_of, pages
+from p2p_dtfm.cli import main
+from p2p_dtfm.cli.app import app
+from tests.documentation.pages import ROOT, blocks_of, mentioned, pages
 from tests.documentation.typist import Typist
 
 ELSEWHERE = {
@@ -21,6 +26,8 @@ ELSEWHERE = {
     "docs/dashboard.md": "tests/e2e/test_watching.py",
 }
 """Pages whose commands the tests of their subject type."""
+OF_OTHERS = {"--quick"}
+"""Options of the benchmarks, of which pages speak."""
 LIKE_OTHERS = "docs/troubleshooting.md"
 TYPED = {
     "README.md",
@@ -58,6 +65,31 @@ def test_every_page_with_commands_is_typed_here() -> None:
              if block.language != "python"]  # fmt: skip
     for block in blocks_of(LIKE_OTHERS):
         assert all(words[1:] in typed for words in block.commands()), "typed from another page"
+
+
+def options_of(command: Any) -> set[str]:
+    return {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+
+
+def test_what_pages_mention_in_passing_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["p2p-dtfm", "--help"])
+    with pytest.raises(SystemExit):
+        main()  # registers the commands
+    program: Any = typer.main.get_command(app)
+    ours = set().union(*(options_of(each) for each in (program, *program.commands.values())))
+    checked = 0
+    for page in pages():
+        for words in mentioned(page):
+            verb = words[1] if words[0] == "p2p-dtfm" and len(words) > 1 else ""
+            known = ours
+            if verb and not verb.startswith("-") and verb.islower():
+                assert verb in program.commands, f"{page}: {' '.join(words)}"
+                known = options_of(program.commands[verb]) | {"--help"}
+            used = {word for word in words if re.fullmatch(r"--[a-z][a-z-]*", word)}
+            strange = used - known - OF_OTHERS
+            assert not strange, f"{page}: {' '.join(words)}"
+            checked += len(used)
+    assert checked > 50
 
 
 def type_page(typist: Typist, page: str, not_typed: int = 0) -> None:

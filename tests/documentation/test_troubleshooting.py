@@ -13,6 +13,8 @@ from tests.documentation.error_messages import (
     readable,
     templates,
 )
+from tests.documentation.pages import ROOT
+from tests.documentation.screens import screens
 
 LABORATORY = (
     "no shape file", "the shape of", "the shape file", "larger than", "chaos", "no daemon of the",
@@ -37,6 +39,12 @@ def test_what_a_daemon_says_is_explained() -> None:
         if heading_of(cause) is None and not any(part in cause for part in LABORATORY)
     ]
     assert unexplained == []
+
+
+def test_each_screen_of_bad_input_is_compared_by_a_test() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests" / "e2e").glob("*.py"))
+    assert len(screens()) >= 16
+    assert [heading for heading in screens() if f'"{heading}"' not in tests] == []
 
 
 def test_a_message_that_nobody_explains_is_not_found() -> None:

@@ -5,11 +5,9 @@ A daemon runs beside, until the page says `leave` or ends, with one thread and o
 is the one that all tests share. What would change the machine itself is not typed.
 """
 
-import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -109,12 +107,10 @@ class Typist:
         self._monkeypatch.setenv("P2P_DTFM_HOME", str(self.directory / "home-1"))
 
     def end(self) -> None:
+        """What the page left running. Tests of their own see to orderly ends, and to orphans."""
         for running in (*self.daemons, *self.nodes):
-            running.process.send_signal(signal.SIGTERM)
-        for running in (*self.daemons, *self.nodes):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                running.process.wait(30)
             running.process.kill()
+        for running in (*self.daemons, *self.nodes):
             running.process.wait()
 
     def _filled_in(self, word: str) -> str:

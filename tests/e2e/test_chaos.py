@@ -1,6 +1,7 @@
 """`p2p-dtfm chaos`: real daemons, a seeded schedule, and a verdict that can be bad."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,10 @@ def test_a_small_swarm_bears_its_faults(tmp_path: Path) -> None:
     assert report["lost_samples"] == report["duplicated_samples"] == 0
     assert report["max_loss_difference"] < 1e-4
     assert report["committed_steps"] == report["total_steps"] > 30
+    told = [entry["what"] for entry in report["timeline"]]
+    assert sum(what.startswith("view ") for what in told) == report["views"] > 1
+    redone = sum(int(n) for what in told for n in re.findall(r" (\d+) redone", what))
+    assert redone == report["redone_microbatches"]
     held = tmp_path / "run.json"
     held.write_text(json.dumps({**report, "schedule": report["schedule"] + [{}]}))
     refused = run_program("chaos", "--replay", held)
@@ -140,6 +145,9 @@ def view(number: int, snapshot: str, plan: str) -> dict[str, object]:
 def test_the_verdict_finds_what_is_wrong() -> None:
     good = [view(1, "s", "p"), *(step(n, float(n)) for n in range(10))]
     assert judge({"a": good, "b": good}, [], 10, 32, lambda n: 1.0).ok
+    failed = {**view(2, "t", "q"), "kept_microbatches": 5, "redone_microbatches": 3}
+    redone = judge({"a": [*good, failed], "b": [*good, failed]}, [], 10, 32, None)
+    assert (redone.kept_microbatches, redone.redone_microbatches) == (5, 3), "once for each view"
     other_plan = [view(1, "s", "q"), *good[1:]]
     assert "2 plans" in judge({"a": good, "b": other_plan}, [], 10, 32, None).violations[0]
     gap = [event for event in good if event.get("step") != 4]

@@ -1,5 +1,7 @@
 """The command line as people use it: help, settings, exit codes, signals, data and text."""
 
+import json
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -118,6 +120,11 @@ def test_data_are_prepared_trained_on_and_written_from(tmp_path: Path, program: 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "--initial-peers /ip4/127.0.0.1" in done.stdout
+    lines = [json.loads(line) for line in done.stderr.splitlines()]  # not a terminal
+    said = [re.match(r"([a-z]+): (.+)", line["message"]) for line in lines]
+    states = [found[1] for found in said if found]
+    order = [states.index(name) for name in ("measuring", "training", "done")]
+    assert order == sorted(order), "each state once it begins, with its reason"
 
     def text_of(seed: int) -> str:
         code, written, _ = program(
@@ -156,7 +163,8 @@ def test_one_home_has_one_daemon_and_signals_end_it(
 
     wait_until(lambda: step_of(founder) > 2, "it trains")
     code, out, _ = program("status", "--home", founder.home)
-    assert code == 0 and "training since" in out and address.rsplit("/", 1)[1] in out
+    assert code == 0 and "training for" in out and address.rsplit("/", 1)[1] in out
+    assert re.search(r"^  layers +0-5 computed$", out, re.MULTILINE)
 
     joiner = swarm.join(address)
     wait_until(lambda: len((joiner.status() or {}).get("members", ())) == 2, "both are members")

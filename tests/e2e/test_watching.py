@@ -1,4 +1,5 @@
-"""Real daemons as they are watched: from a browser's side, a terminal, Prometheus and Perfetto."""
+"""Real daemons as they are watched: from a browser's side, a terminal, Prometheus, Perfetto and
+TensorBoard."""
 
 import contextlib
 import http.client
@@ -20,7 +21,9 @@ import pytest
 from p2p_dtfm.daemon.local_client import ask_daemon
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
 from p2p_dtfm.web.guard import TOKEN_HEADER
+from tests.daemon.test_event_files import figures
 from tests.e2e.helpers import (
+    losses,
     processes_of,
     run_program,
     step_of,
@@ -31,6 +34,7 @@ from tests.e2e.helpers import (
 ROOT = Path(__file__).parents[2]
 HALF_THE_MODEL_GIB = "0.0042"
 COUNT = 2
+BOARD = "board"
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ def swarm(prepared_data: Path, tmp_path: Path) -> Iterator[LocalSwarm]:
     half = ["--memory-gib", HALF_THE_MODEL_GIB]
     with LocalSwarm(tmp_path, ["--threads", "1", *half]) as found:
         founder, address = found.found(["--run", str(spec), "--expect-peers", str(COUNT)])
-        found.join(address)
+        found.join(address, ["--tensorboard", str(tmp_path / BOARD)])
         wait_until(lambda: step_of(founder) > 5, "it trains")
         yield found
     assert not processes_of(tmp_path)
@@ -92,6 +96,16 @@ def test_a_swarm_is_watched_and_left(swarm: LocalSwarm, tmp_path: Path) -> None:
     assert asked(address, "/api/actions/leave", "POST")[0] == 403
     assert asked(address, "/api/actions/leave", "POST", **{TOKEN_HEADER: token})[0] == 200
     assert joiner.process.wait(60) == 0, joiner.log_tail()
+    check_board(joiner, tmp_path / BOARD)
+
+
+def check_board(child: Child, directory: Path) -> None:
+    """TensorBoard's files of a daemon that has ended have each of its losses, and the others."""
+    read = figures(directory)
+    shown = {step: value for step, name, value in read if name == "loss"}
+    assert len(shown) > 5 and shown == losses(child)
+    names = {name for _, name, _ in read}
+    assert names == {"loss", "held_out_loss", "gradient_norm", "tokens_per_s"}
 
 
 def check_timeline(address: str) -> None:

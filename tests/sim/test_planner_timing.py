@@ -7,7 +7,6 @@ import pytest
 from benchmarks.emulated_swarm import EXECUTION, emulated_spec, scenario_file
 from benchmarks.random_swarms import mixed_swarm
 from p2p_dtfm.core.costs import StepModel
-from p2p_dtfm.core.guardians import assigned
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.planner import compute_plan, plan_of
 from p2p_dtfm.core.problem import problem_of
@@ -89,11 +88,3 @@ def test_a_guardian_that_cannot_keep_up_holds_up_nobody() -> None:
     assert cost is not None and cost.reduction_ns == 0
     plan, workload = plan_of(problem, cost), workload_in(scenario, spec, EXECUTION)
     assert simulate_step(plan, scenario, workload, EXECUTION).guarding_ns == 0
-
-
-def test_only_those_with_room_guard() -> None:
-    """The spare has none; the holder next in line has."""
-    holders = {"a": 10, "b": 10}
-    assert assigned(holders, ["c", "a", "b"], {"a": 50, "b": 50, "c": 10}) == {"a": "c", "b": "a"}
-    assert assigned(holders, ["c", "a", "b"], {"a": 50, "b": 50, "c": 9}) == {"a": "b", "b": "a"}
-    assert assigned(holders, ["c", "a", "b"], {"a": 0, "b": 0, "c": 20}) == {"a": "c", "b": "c"}

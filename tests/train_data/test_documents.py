@@ -117,7 +117,7 @@ def test_without_pyarrow_the_fix_is_to_install_it(
     monkeypatch.setattr(builtins, "__import__", importing)
     with pytest.raises(UserError, match="needs pyarrow") as caught:
         prepare([path], tmp_path / "out")
-    assert "p2p-dtfm[data]" in caught.value.fixes[0]
+    assert "pip install pyarrow" in caught.value.fixes[0]
 
 
 def test_a_saved_data_set(tmp_path: Path) -> None:

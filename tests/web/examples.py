@@ -180,6 +180,9 @@ def _events(order: tuple[str, ...], me: str) -> tuple[Event, ...]:
         Event(NOW_S - 4000, "view", f"view 3 from step 310 on: {len(others) + 1} members"),
         Event(NOW_S - 4001, "joined", f"…{others[-1][-6:]} takes part"),
         Event(NOW_S - 4100, "fault", f"…{others[0][-6:]} was silent for 12 s"),
+        Event(
+            NOW_S - 5990, "note", "of step 140, 14 microbatches are kept at their stages, 3 redone"
+        ),
         Event(NOW_S - 6000, "view", f"view 2 from step 140 on: {len(others)} members"),
         Event(NOW_S - 6001, "left", f"…{others[0][-6:]} has left"),
         Event(NOW_S - 8000, "view", f"view 1 from step 0 on: {len(others)} members"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from p2p_dtfm.web.state import Event
+from p2p_dtfm.web.state import Event, Timeline, ViewState
 from tests.e2e.helpers import wait_until
 from tests.web import chromium as browser
 from tests.web.chromium import Page
@@ -62,8 +62,14 @@ def count(page: Page, selector: str) -> int:
 
 
 def sticking_out(page: Page, width: int) -> list[str]:
-    """Circles and labels of the map, and cards, that are not wholly on the page."""
+    """Circles and labels of the map, and cards, that are not wholly on the page or on the map."""
     return page.evaluate(
+        "(() => { const map = document.querySelector('#map svg').getBoundingClientRect();"
+        " return [...document.querySelectorAll('#map text')].filter((node) => {"
+        " const box = node.getBoundingClientRect();"
+        " return box.left < map.left - 0.5 || box.right > map.right + 0.5; })"
+        ".map((node) => node.outerHTML.slice(0, 200)); })()"
+    ) + page.evaluate(
         "[...document.querySelectorAll('.card, #map circle, #map text, #timeline text')]"
         ".filter((node) => { const box = node.getBoundingClientRect();"
         f" return box.left < -0.5 || box.right > {width} + 0.5; }})"
@@ -158,6 +164,21 @@ def test_the_token_lets_act_and_leaves_the_address_bar(page: Page) -> None:
             wait_until(lambda asked=asked: asked in example.asked, f"{button} is asked for")
             example.change_live(state=state)
         assert example.asked == ["pause", "resume", "leave"]
+        page.open("about:blank")
+
+
+def test_a_paused_page_says_so_everywhere(page: Page) -> None:
+    example = two()
+    page.set_view(1440, 900)
+    with served(example) as address:
+        page.open(address)
+        page.wait_for(DRAWN)
+        example.state = msgspec.structs.replace(
+            example.state, view=ViewState(), timeline=Timeline()
+        )
+        example.change_live(state="paused", problems=())
+        for room in ("map", "pipelines", "part", "timeline"):
+            page.wait_for(f"/[Pp]aused/.test(document.querySelector('#{room}').textContent)")
         page.open("about:blank")
 
 

@@ -160,7 +160,7 @@ def _columns(file: Candidate, form: Form, field: str) -> Iterator[Row]:
     except ImportError:
         raise UserError(
             f"reading {file.path} needs pyarrow, which is not installed here",
-            ("install it: pip install 'p2p-dtfm[data]'", "or write the data as JSON lines"),
+            ("install it: pip install pyarrow", "or write the data as JSON lines"),
         ) from None
     from p2p_dtfm.train.data.tables import read_column
 

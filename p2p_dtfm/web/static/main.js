@@ -47,7 +47,10 @@ function connect() {
   });
   on("events", drawEvents);
   on("live", (live) => {
+    const changed = state.live?.state !== live.state;
     state.live = live;
+    if (changed && state.view) drawPipelines(state);
+    if (changed && state.timeline) drawTimeline(state);
     drawNow(state);
     drawProblems(state);
     drawNext(state);

@@ -6,6 +6,7 @@ import { duration, hueOf, layers, memory, percent, perSecond, short, shortTime }
 const FEW_PEERS = 3;
 const MANY_PEERS = 16;
 const LABELLED_LINKS = 6;
+const HALF_LETTER = 3.4;
 const LABEL_ROOM = 150;
 const MANY_FLOWS = 150;
 const GAP = 7;
@@ -150,6 +151,9 @@ function line(view, flow, nodes) {
   return made;
 }
 
+/** The nearest place to `x` at which what reaches so far to either side is not cut off. */
+const onMap = (x, reach) => Math.min(Math.max(x, reach), size.width - reach);
+
 /** Where there are few links and room: what each of them can carry, written beside it. */
 function linkFacts(view, nodes) {
   const pairs = new Map();
@@ -161,8 +165,11 @@ function linkFacts(view, nodes) {
   return [...pairs.values()].flatMap((flow) => {
     const [a, b] = [nodes[flow.here], nodes[flow.there]];
     if (Math.hypot(a.x - b.x, a.y - b.y) < LABEL_ROOM) return [];
-    const text = drawing("text", { class: "link-facts", x: (a.x + b.x) / 2, y: (a.y + b.y) / 2 - 8 });
-    text.textContent = `${perSecond(flow.bytes_per_s)}, ${shortTime(flow.round_trip_ns)}`;
+    const facts = `${perSecond(flow.bytes_per_s)}, ${shortTime(flow.round_trip_ns)}`;
+    const text = drawing("text", {
+      class: "link-facts", x: onMap((a.x + b.x) / 2, facts.length * HALF_LETTER), y: (a.y + b.y) / 2 - 8,
+    });
+    text.textContent = facts;
     return [text];
   });
 }
@@ -191,8 +198,7 @@ function peers(view, nodes) {
     if (me) group.append(drawing("circle", { class: "ring", cx: node.x, cy: node.y, r: node.radius + 4 }));
     group.append(drawing("circle", { class: "body", cx: node.x, cy: node.y, r: node.radius }));
     if (few || me) {
-      const reach = 34; // about half of the longest label
-      const x = Math.min(Math.max(node.x, reach), size.width - reach);
+      const x = onMap(node.x, 34); // about half of the longest label
       const text = drawing("text", { x, y: node.y + node.radius + (me ? 17 : 14) });
       text.textContent = me ? "this peer" : short(peer.peer_id);
       group.append(text);

@@ -6,10 +6,10 @@ import { choosePeer } from "./map.js";
 
 const MANY = 10;
 
-export function drawPipelines({ view }) {
+export function drawPipelines({ view, live }) {
   const room = byId("pipelines");
   if (!view.pipelines.length) {
-    room.replaceChildren(element("p", { className: "quiet" }, view.no_plan || "There is no plan yet."));
+    room.replaceChildren(element("p", { className: "quiet" }, view.no_plan || (live?.state === "paused" ? "None: a paused peer is in no plan." : "There is no plan yet.")));
     return;
   }
   const layerCount = Math.max(...view.peers.map((peer) => peer.end_layer));

@@ -34,7 +34,9 @@ function draw() {
   if (!width || !timeline) return;
   const room = byId("timeline");
   if (timeline.step === null || !timeline.lanes.length) {
-    room.replaceChildren(element("p", { className: "quiet" }, "Not recorded yet: it is asked for while this page is open."));
+    const paused = state.live?.state === "paused";
+    room.replaceChildren(element("p", { className: "quiet" },
+      paused ? "None: a paused peer takes part in no step." : "Not recorded yet: it is asked for while this page is open."));
     byId("timeline-legend").replaceChildren();
     return;
   }

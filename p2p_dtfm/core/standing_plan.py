@@ -1,0 +1,38 @@
+"""A failure that took no stage-holder, or only lost a message, leaves the plan in force as it was.
+
+Nothing is searched for then: members agree as soon as they have gathered, and the step goes on.
+"""
+
+import msgspec
+
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.records import Intent
+from p2p_dtfm.core.snapshot import Snapshot
+
+
+def standing_plan(snapshot: Snapshot) -> Plan | None:
+    """The plan that failed, with the spares that are left; None where planning is called for:
+    in a planned view, where a stage has lost its peer or that peer the states, and where somebody
+    is new."""
+    plan = snapshot.present
+    if snapshot.planned or plan is None or not _is_of(plan, snapshot):
+        return None
+    members = {record.peer_id for record in snapshot.records}
+    training = {r.peer_id for r in snapshot.records if r.intent is Intent.TRAIN}
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    holders = {stage.peer_id for stage in stages}
+    if not holders <= training or not members <= holders | set(plan.spares):
+        return None
+    held = {(h.peer_id, h.layer) for h in snapshot.held if h.version == snapshot.step}
+    needed = {(stage.peer_id, layer) for stage in stages for layer in stage.layers}
+    if snapshot.step > 0 and not needed <= held:
+        return None
+    return msgspec.structs.replace(plan, spares=tuple(sorted(members - holders)))
+
+
+def _is_of(plan: Plan, snapshot: Snapshot) -> bool:
+    """Whether it is a plan of this model's layers and this run's microbatches."""
+    work = snapshot.workload
+    microbatches = sum(pipeline.microbatch_count for pipeline in plan.pipelines)
+    ends = {pipeline.stages[-1].end_layer for pipeline in plan.pipelines}
+    return (microbatches, ends) == (work.microbatch_count, {work.layer_count})

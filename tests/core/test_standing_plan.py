@@ -1,0 +1,61 @@
+"""Which failures leave the plan as it was, and which call for another."""
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.planner import compute_plan, fixed_plan
+from p2p_dtfm.core.records import Intent
+from p2p_dtfm.core.snapshot import HeldLayer, Snapshot
+from p2p_dtfm.core.standing_plan import standing_plan
+from tests.core.planning import Peer, name_of, snapshot
+
+STEP = 5
+
+
+def after_failure(peer_count: int = 6) -> tuple[Snapshot, Plan]:
+    """Two pipelines of two stages and spares; all have their layers at the step."""
+    made = snapshot([Peer()] * peer_count)
+    plan = fixed_plan(made, (2, 2))
+    held = tuple(
+        HeldLayer(stage.peer_id, layer, STEP)
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for layer in stage.layers
+    )
+    changed = {"present": plan, "planned": False, "step": STEP, "held": held}
+    return msgspec.structs.replace(made, **changed), plan
+
+
+def without(made: Snapshot, number: int) -> Snapshot:
+    records = tuple(r for r in made.records if r.peer_id != name_of(number))
+    return msgspec.structs.replace(made, records=records)
+
+
+@pytest.mark.parametrize("lost", [4, 5])
+def test_a_lost_spare_changes_nothing_else(lost: int) -> None:
+    made, plan = after_failure()
+    found = compute_plan(without(made, lost))
+    assert isinstance(found, Plan) and found.pipelines == plan.pipelines
+    assert found.spares == tuple(name_of(n) for n in (4, 5) if n != lost)
+
+
+def test_a_lost_message_changes_nothing() -> None:
+    made, plan = after_failure()
+    assert compute_plan(made) == plan
+
+
+def test_what_calls_for_a_plan() -> None:
+    made, plan = after_failure()
+    assert standing_plan(made) == plan
+    assert standing_plan(msgspec.structs.replace(made, planned=True)) is None
+    assert standing_plan(without(made, 1)) is None, "a stage is lost"
+    assert standing_plan(msgspec.structs.replace(made, held=made.held[1:])) is None, "and a state"
+    assert standing_plan(msgspec.structs.replace(made, held=(), step=0)) == plan
+    unlike = msgspec.structs.replace(made.workload, microbatch_count=1)
+    assert standing_plan(msgspec.structs.replace(made, workload=unlike)) is None
+    leaves = msgspec.structs.replace(made.records[0], intent=Intent.LEAVING)
+    changed = msgspec.structs.replace(made, records=(leaves, *made.records[1:]))
+    assert standing_plan(changed) is None
+    newcomer, _ = after_failure(7)
+    assert standing_plan(msgspec.structs.replace(newcomer, present=plan)) is None

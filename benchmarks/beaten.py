@@ -1,6 +1,6 @@
 """Seconds per step of our plan and execution on the paper's networks, next to what was measured.
 
-    python -m benchmarks.beaten
+    python -m benchmarks.beaten [--only PART] [--quick]
 
 The same compute rate, fp16, synchronous, no lossy codec; links at 85% of their stated rates.
 `bound` is what computing alone takes when all 64 peers share it evenly; `grid` is the least that
@@ -134,7 +134,10 @@ def main() -> None:
         "--only", choices=["recompute", "card", "plain"], help="one of the table's parts"
     )
     parser.add_argument("--case", nargs="*", choices=list(SCENARIOS), default=list(SCENARIOS))
+    parser.add_argument("--quick", action="store_true", help="the world-wide case, recomputing")
     options = parser.parse_args()
+    cases = options.case[-1:] if options.quick else options.case
+    only = "recompute" if options.quick else options.only
     measured = {
         (row.case, row.layers, row.batch): row.measured_s
         for row in measured_rows()
@@ -147,8 +150,8 @@ def main() -> None:
     )
     parts = {"recompute": (False, True), "card": (True, True), "plain": (False, False)}
     for part, (shared_card, recompute) in parts.items():
-        if options.only in (None, part):
-            for case in options.case:
+        if only in (None, part):
+            for case in cases:
                 for layers, batch in ROWS:
                     line = compare(case, layers, batch, recompute, shared_card)
                     line["dtfm_measured_s"] = measured.get((case, layers, batch))

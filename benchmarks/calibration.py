@@ -1,7 +1,7 @@
 """Fits the simulator's DT-FM execution to the paper's table, and says how far each row is off.
 
     python -m benchmarks.calibration            # fit, cross-validate, report
-    python -m benchmarks.calibration --no-fit   # report the constants that ship
+    python -m benchmarks.calibration --quick    # report the constants that ship
 
 Fitted: one compute rate and three constants of the communicator, shared by all cases. They are
 fitted on the rows of 24 layers and validated on those of 40; then, for the three cases in turn,
@@ -215,13 +215,13 @@ def shipped() -> Constants:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--no-fit", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="the constants that ship")
     parser.add_argument("--out", type=Path, default=Path("calibration.json"))
     options = parser.parse_args()
     model, rows = Model(), measured_rows()
     result: dict[str, object] = {}
     constants = shipped()
-    if not options.no_fit:
+    if not options.quick:
         fitted = fit(model, [row for row in rows if (row.layers, row.batch) in FIT_ROWS])
         print("fitted: ", rounded(fitted))
         print("shipped:", rounded(constants))
@@ -229,7 +229,7 @@ def main() -> None:
     result["shipped"] = rounded(constants)
     result.update(report(rows, constants, model))
     result["derived"] = derived(rows, constants, model)
-    if not options.no_fit:
+    if not options.quick:
         result["cross_validation"] = cross_validate(rows, model)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 

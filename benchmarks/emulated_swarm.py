@@ -37,6 +37,8 @@ from p2p_dtfm.sim.execution import OURS, Execution
 from p2p_dtfm.sim.scenario import Scenario, load_scenario
 from p2p_dtfm.train.data import prepare
 
+LABEL = "emulated devices, shaped links"
+"""Stands wherever figures of such a swarm do."""
 SCENARIOS = Path(__file__).parent / "scenarios"
 WARM_STEPS = 2
 """Of a view: streams open, and a lane may double its streams."""

@@ -16,88 +16,40 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.overhead_work import STAGES, WORK, WORK_QUICK, Work, compute_bound_s
+from benchmarks.peer_processes import PeerProcesses
 
 PIPELINE_TARGET = 0.95
 ALONE_TARGET = 0.98
 
 
-class _Peers:
-    """The processes of one kind: they print a JSON object when ready and after each "go"."""
-
-    def __init__(self, module: str, count: int, folder: Path, quick: bool) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", f"benchmarks.{module}", str(number), str(folder)]
-                + ["--quick"] * quick,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=environment,
-            )
-            for number in range(count)
-        ]
-
-    def tell(self, line: str) -> None:
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-
-    def hear(self) -> list[dict[str, Any]]:
-        return [self._hear(process) for process in self.processes]
-
-    @staticmethod
-    def _hear(process: subprocess.Popen[str]) -> dict[str, Any]:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                heard: dict[str, Any] = json.loads(line)
-                return heard
-        raise SystemExit("a stage ended early; see above")
-
-    def go(self) -> dict[str, float]:
-        """One step of all: how long the slowest took, and the processor time of all."""
-        self.tell("go")
-        heard = self.hear()
-        return {
-            "elapsed_s": max(each["elapsed_s"] for each in heard),
-            "processor_s": sum(each["processor_s"] for each in heard),
-            "loss": sum(each["loss"] for each in heard),
-        }
-
-    def close(self) -> None:
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in self.processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+def _step(peers: PeerProcesses) -> dict[str, float]:
+    """One step of all: how long the slowest took, and the processor time of all."""
+    peers.tell("go")
+    heard = peers.hear_all()
+    return {
+        "elapsed_s": max(each["elapsed_s"] for each in heard),
+        "processor_s": sum(each["processor_s"] for each in heard),
+        "loss": sum(each["loss"] for each in heard),
+    }
 
 
 def measure_pipeline(rounds: int, quick: bool) -> dict[str, list[dict[str, float]]]:
     """Steps of both in turn; the first of each warms up and is left out."""
-    with tempfile.TemporaryDirectory(prefix="p2p-dtfm-overhead-") as name:
-        ours = _Peers("overhead_engine", STAGES, Path(name), quick)
-        theirs = _Peers("overhead_torch", STAGES, Path(name), quick)
-        try:
-            ours.tell(json.dumps([heard["address"] for heard in ours.hear()]))
-            ours.hear()
-            theirs.hear()
-            pairs = [(ours.go(), theirs.go()) for _ in range(rounds + 1)][1:]
-        finally:
-            ours.close()
-            theirs.close()
+    arguments = ("--quick",) * quick
+    with (
+        tempfile.TemporaryDirectory(prefix="p2p-dtfm-overhead-") as name,
+        PeerProcesses("overhead_engine", STAGES, Path(name), arguments) as ours,
+        PeerProcesses("overhead_torch", STAGES, Path(name), arguments) as theirs,
+    ):
+        ours.introduce()
+        ours.hear_all()
+        theirs.hear_all()
+        pairs = [(_step(ours), _step(theirs)) for _ in range(rounds + 1)][1:]
     return {"ours": [a for a, _ in pairs], "torch": [b for _, b in pairs]}
 
 

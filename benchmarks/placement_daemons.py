@@ -16,18 +16,19 @@ the paper's own world-wide case, 64 peers, which no one machine can play: it is 
 DT-FM's execution as its measurements show it (docs/simulator.md).
 """
 
-import argparse
-import json
 import statistics
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from benchmarks.command_line import conclude, parse_options
 from benchmarks.emulated_swarm import (
     EXECUTION,
+    LABEL,
     emulated_spec,
     play,
     scenario_file,
@@ -173,34 +174,25 @@ def report(rows: list[dict[str, Any]], as_json: bool) -> int:
         row["target"] = target or None
         if row["over_ours"] < target:
             misses.append(row)
-    if as_json:
-        label = "emulated devices, shaped links"
-        print(json.dumps({"label": label, "rows": rows, "met": not misses}))
-        return 1 if misses else 0
-    print("emulated devices, shaped links; seconds for a step")
-    print(
+    return conclude({"label": LABEL, "rows": rows}, _table(rows), "targets", not misses, as_json)
+
+
+def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield f"{LABEL}; seconds for a step"
+    yield (
         f"{'scenario':25s} {'plan':7s} {'':14s} {'bound':>6s} {'simulated':>9s} {'measured':>8s} "
         f"{'over ours':>9s} target"
     )
     for row in rows:
         measured = f"{row['measured_s']:8.2f}" if "measured_s" in row else " " * 8
-        print(
+        yield (
             f"{row['scenario']:25s} {row['kind']:7s} {row['plan']:14s} {row['bound_s']:6.2f} "
             f"{row['simulated_s']:9.2f} {measured} {row['over_ours']:9.2f} {row['target'] or ''}"
         )
-    print("MISSED" if misses else "met")
-    return 1 if misses else 0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = SCENARIO_NAMES
-    parser.add_argument("--scenario", nargs="*", default=names, choices=names)
-    parser.add_argument("--kind", nargs="*", default=KINDS, choices=KINDS)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--quick", action="store_true", help="only simulate")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = parse_options(__doc__, 4, "only simulate", SCENARIO_NAMES, KINDS)
     spec = emulated_spec()
     rows = [
         measure(scenario_file(name), spec, options.steps, kind, options.quick)

@@ -10,16 +10,17 @@ what they had measured themselves; simulated what `sim.step_time` makes of the s
 scenario's own figures. Lower bound beside them: no plan at all is faster (`core.bound`).
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import conclude, parse_options
 from benchmarks.emulated_swarm import (
     EXECUTION,
+    LABEL,
     Played,
     emulated_spec,
     four_of,
@@ -74,42 +75,36 @@ def report(rows: list[dict[str, Any]], as_json: bool) -> int:
     errors = [abs(row["error"]) for row in rows]
     worst, median = max(errors), statistics.median(errors)
     met = worst <= WORST_TARGET and median <= MEDIAN_TARGET
-    if as_json:
-        figures = {
-            "label": "emulated devices, shaped links",
-            "scenarios": rows,
-            "worst_error": worst,
-            "median_error": median,
-            "targets": {"worst_error": WORST_TARGET, "median_error": MEDIAN_TARGET},
-            "met": met,
-        }
-        print(json.dumps(figures))
-        return 0 if met else 1
-    print("emulated devices, shaped links; seconds for a step")
-    print(
+    figures = {
+        "label": LABEL,
+        "scenarios": rows,
+        "worst_error": worst,
+        "median_error": median,
+        "targets": {"worst_error": WORST_TARGET, "median_error": MEDIAN_TARGET},
+    }
+    verdict = (
+        f"worst {worst:.1%} (target {WORST_TARGET:.0%}), "
+        f"median {median:.1%} (target {MEDIAN_TARGET:.0%})"
+    )
+    return conclude(figures, _table(rows), verdict, met, as_json)
+
+
+def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield f"{LABEL}; seconds for a step"
+    yield (
         f"{'scenario':14s} {'plan':14s} {'bound':>7s} {'simulated':>9s} {'predicted':>9s} "
         f"{'measured':>8s} {'error':>7s} {'best':>6s}"
     )
     for row in rows:
-        print(
+        yield (
             f"{row['scenario']:14s} {row['plan']:14s} {row['bound_s']:7.2f} "
             f"{row['simulated_s']:9.2f} {row['predicted_s']:9.2f} {row['measured_s']:8.2f} "
             f"{row['error']:7.1%} {row['best_s']:6.2f}"
         )
-    print(
-        f"worst {worst:.1%} (target {WORST_TARGET:.0%}), median {median:.1%} "
-        f"(target {MEDIAN_TARGET:.0%}): {'met' if met else 'MISSED'}"
-    )
-    return 0 if met else 1
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scenario", nargs="*", default=SCENARIO_NAMES, choices=SCENARIO_NAMES)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--quick", action="store_true", help="four peers of one scenario")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = parse_options(__doc__, 8, "four peers of one scenario", SCENARIO_NAMES)
     if options.quick:
         return report([measure(four_of("two-labs"), 3, 8)], options.json)
     scenarios = [scenario_file(name) for name in options.scenario]

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from benchmarks.reduction_values import ELEMENTS, PEERS, processor_s, say, values_of
+from p2p_dtfm.net.bulk import widen
 from p2p_dtfm.net.host import Host, Writer
 
 BYTES = 2 * 4 * ELEMENTS // PEERS
@@ -63,7 +64,7 @@ class _Counted:
         self._look()
 
     async def take(self, sender: str, reader: asyncio.StreamReader, writer: Writer) -> None:
-        reader._limit = 1 << 20  # type: ignore[attr-defined]
+        widen(reader)
         while data := await reader.read(1 << 20):
             self._due -= len(data)
             self._look()

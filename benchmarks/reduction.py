@@ -12,92 +12,35 @@ only write them to p2pd and read them from it (`benchmarks.raw_peer`).
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peer_processes import PeerProcesses
 from benchmarks.reduction_values import ELEMENTS, PEERS
 
 TARGET = 2.0
 
 
-class _Peers:
-    """The four processes of one kind."""
-
-    def __init__(self, module: str, folder: Path) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", f"benchmarks.{module}", str(number), str(folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=None,
-                text=True,
-                env=environment,
-            )
-            for number in range(PEERS)
-        ]
-
-    def tell(self, line: str, number: int | None = None) -> None:
-        for process in self.processes if number is None else [self.processes[number]]:
-            assert process.stdin is not None
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-
-    def hear(self, number: int) -> dict[str, Any]:
-        stdout = self.processes[number].stdout
-        assert stdout is not None
-        for line in stdout:
-            if line.startswith("{"):
-                heard: dict[str, Any] = json.loads(line)
-                return heard
-        raise SystemExit("a peer ended early")
-
-    def hear_all(self) -> list[dict[str, Any]]:
-        return [self.hear(number) for number in range(PEERS)]
-
-    def close(self) -> None:
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in self.processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _start_ours(folder: Path, module: str = "reduction_peer") -> _Peers:
-    peers = _Peers(module, folder)
-    addresses = [heard["address"] for heard in peers.hear_all()]
-    peers.tell(json.dumps(addresses))
-    return peers
-
-
-def _start_theirs(folder: Path) -> _Peers:
-    peers = _Peers("hivemind_averager", folder)
+def _meet(peers: PeerProcesses) -> None:
+    """Hivemind's: the others join the first."""
     peers.tell("[]", 0)
     first = peers.hear(0)["address"]
     for number in range(1, PEERS):
         peers.tell(json.dumps([first]), number)
         peers.hear(number)
-    return peers
 
 
-def _our_round(peers: _Peers) -> dict[str, Any]:
+def _our_round(peers: PeerProcesses) -> dict[str, Any]:
     peers.hear_all()
     began_s = time.monotonic()
     peers.tell("go")
     return _summary(peers.hear_all(), time.monotonic() - began_s)
 
 
-def _their_round(peers: _Peers) -> dict[str, Any]:
+def _their_round(peers: PeerProcesses) -> dict[str, Any]:
     peers.tell("form a group")
     if not all(heard["ready"] for heard in peers.hear_all()):
         raise SystemExit("hivemind's averager formed no group of four")
@@ -120,17 +63,18 @@ def _summary(heard: list[dict[str, Any]], outside_s: float) -> dict[str, Any]:
 
 def measure(rounds: int) -> dict[str, list[dict[str, Any]]]:
     """Rounds of both in turn; the first of each warms up and is left out."""
-    with tempfile.TemporaryDirectory(prefix="p2p-dtfm-reduction-") as name:
-        ours, theirs = _start_ours(Path(name)), _start_theirs(Path(name))
-        bare = _start_ours(Path(name), "raw_peer")
-        try:
-            found = [
-                (_our_round(ours), _their_round(theirs), _our_round(bare))
-                for _ in range(rounds + 1)
-            ][1:]
-        finally:
-            for peers in (ours, theirs, bare):
-                peers.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="p2p-dtfm-reduction-") as name,
+        PeerProcesses("reduction_peer", PEERS, Path(name)) as ours,
+        PeerProcesses("hivemind_averager", PEERS, Path(name)) as theirs,
+        PeerProcesses("raw_peer", PEERS, Path(name)) as bare,
+    ):
+        ours.introduce()
+        _meet(theirs)
+        bare.introduce()
+        found = [
+            (_our_round(ours), _their_round(theirs), _our_round(bare)) for _ in range(rounds + 1)
+        ][1:]
     kinds = ("ours", "hivemind", "bare p2pd")
     return dict(zip(kinds, map(list, zip(*found, strict=True)), strict=True))
 

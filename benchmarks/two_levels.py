@@ -1,6 +1,6 @@
 """Would it pay to reduce within neighbourhoods first, and then between them?
 
-    python -m benchmarks.two_levels [--json]
+    python -m benchmarks.two_levels [--quick] [--json]
 
 For groups of holders drawn from the shipped scenarios and some made-up networks, the least time
 that each way can take, by linear programming over how much each holder sums:
@@ -30,6 +30,7 @@ SCENARIOS = (
     "paper-4-regional", "paper-5-world-wide",
 )  # fmt: skip
 DRAWS = 30
+DRAWS_QUICK = 5
 UNLIMITED = 1e15
 SCALE = 1e6
 Table = Any
@@ -189,10 +190,12 @@ def row_of(name: str, networks: list[Network]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer draws")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     chance = random.Random(1)
-    rows = [row_of(name, [Network.drawn(name, chance) for _ in range(DRAWS)]) for name in SCENARIOS]
+    draws = DRAWS_QUICK if options.quick else DRAWS
+    rows = [row_of(name, [Network.drawn(name, chance) for _ in range(draws)]) for name in SCENARIOS]
     for size, groups, mbps, uplink in (
         (4, 2, (10_000, 1_000, 100), 0),
         (4, 4, (10_000, 1_000, 500), 0),

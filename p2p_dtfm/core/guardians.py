@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.records import Intent, PeerRecord
+from p2p_dtfm.core.problem import duration_ns, flow_of
+from p2p_dtfm.core.records import ACCELERATOR, Intent, PeerRecord
 from p2p_dtfm.core.snapshot import Snapshot, ViewId
 from p2p_dtfm.core.workload import STATE_COPIES, Workload
 
 LEAST_ROOM_BYTES = 64 << 20
 """Everybody guards so much, even where the plan takes all memory that the owner allows: next to the
 program itself it is little, and it is all that a small model needs."""
-ACCELERATOR = "cuda"
 GUARDED_COPIES = STATE_COPIES + 2
 """A layer's state, and the reduced gradients of the last step and of this one."""
 
@@ -19,22 +19,33 @@ QUEUED_BYTES_LIMIT = 256 << 20
 """Of gradients that wait for one guardian; when more do, its holder stops feeding it."""
 
 Peer = TypeVar("Peer", str, int)
+Way = Callable[[Peer, Peer], tuple[int, int]]
+"""`way(holder, guardian)`: bytes/s of one flow to the guardian, and the round trip in ns."""
+
+
+def alike(holder: object, guardian: object) -> tuple[int, int]:
+    """All ways are the same."""
+    return 1_000_000_000, 0
 
 
 def guarded_layers(
-    plan: Plan | NoPlan, room_bytes: Mapping[str, int], cost_bytes: Callable[[int], int]
+    plan: Plan | NoPlan,
+    room_bytes: Mapping[str, int],
+    cost_bytes: Callable[[int], int],
+    way: Way[str] = alike,
 ) -> dict[int, str]:
     """The guardian of each layer that a single member holds: a pure function of the view.
 
-    Spares come first, since they have nothing else to do; each holder's layers go to one guardian
-    if one has room for them, and holders are spread over the guardians in order. `room_bytes` is
+    Each holder's layers go to one guardian if one has room for them. A step waits until its
+    gradients are with the guardians, so it is the one that has them first, beside what it gets from
+    others; of those alike spares come first, since they have nothing else to do. `room_bytes` is
     what each member has left, `cost_bytes(layer)` what guarding a layer takes. What nobody has room
     for has no guardian.
     """
     if not isinstance(plan, Plan):
         return {}
     candidates = sorted(room_bytes, key=lambda peer: (plan.stage_of(peer) is not None, peer))
-    return assigned(_held_alone(plan), candidates, room_bytes, cost_bytes)
+    return assigned(_held_alone(plan), candidates, room_bytes, cost_bytes, way)
 
 
 def assigned(
@@ -42,11 +53,18 @@ def assigned(
     candidates: Sequence[Peer],
     room_bytes: Mapping[Peer, int],
     cost_bytes: Callable[[int], int],
+    way: Way[Peer] = alike,
 ) -> dict[int, Peer]:
     """The guardian of each layer. `alone`: what each holder alone holds; first candidates first."""
     left_bytes = dict(room_bytes)
-    load = dict.fromkeys(candidates, 0)
     guardians: dict[int, Peer] = {}
+
+    def ready_ns(holder: Peer, guardian: Peer, size_bytes: int) -> int:
+        """With what it guards already, of which a gradient is one copy."""
+        bytes_per_s, round_trip_ns = way(holder, guardian)
+        size_bytes += room_bytes[guardian] - left_bytes[guardian]
+        return round_trip_ns + duration_ns(size_bytes // GUARDED_COPIES, bytes_per_s)
+
     for holder, held in alone.items():
         layers = held
         while layers:
@@ -55,8 +73,11 @@ def assigned(
             if not able:
                 layers = layers[1:]
                 continue
-            guardian = min(able, key=lambda peer: (left_bytes[peer] < needed_bytes, load[peer]))
-            load[guardian] += 1
+            ready = [
+                (left_bytes[peer] < needed_bytes, ready_ns(holder, peer, needed_bytes))
+                for peer in able
+            ]
+            guardian = able[ready.index(min(ready))]
             while layers and left_bytes[guardian] >= cost_bytes(layers[0]):
                 left_bytes[guardian] -= cost_bytes(layers[0])
                 guardians[layers[0]] = guardian
@@ -80,7 +101,12 @@ def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
     workload = snapshot.workload
     staying = [record for record in snapshot.records if record.intent is not Intent.LEAVING]
     rooms = {record.peer_id: _room_bytes(record, plan, workload) for record in staying}
-    return guarded_layers(plan, rooms, lambda layer: guarded_bytes(workload, layer))
+    records = {record.peer_id: record for record in snapshot.records}
+
+    def way(holder: str, guardian: str) -> tuple[int, int]:
+        return flow_of(records[holder], records[guardian])
+
+    return guarded_layers(plan, rooms, lambda layer: guarded_bytes(workload, layer), way)
 
 
 def guarded_bytes(workload: Workload, layer: int) -> int:

@@ -46,7 +46,13 @@ def guarded_by(
     room = {peer: max(LEAST_ROOM_BYTES, left) for peer, left in room.items()}
     candidates = sorted(watchers.order, key=lambda peer: peer in held)
     sizes = [problem.layer_bytes(layer).guarded_bytes for layer in range(problem.layer_count)]
-    guardians = assigned(held, candidates, room, lambda layer: GUARDED_COPIES * sizes[layer])
+    guardians = assigned(
+        held,
+        candidates,
+        room,
+        lambda layer: GUARDED_COPIES * sizes[layer],
+        lambda holder, guardian: _link(problem, holder, guardian),
+    )
     sent: dict[tuple[int, int], int] = {}
     for holder, layers in held.items():
         for layer in layers:

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from itertools import repeat
 
-from p2p_dtfm.core.guardians import ACCELERATOR
-from p2p_dtfm.core.records import Device, Intent, Link, PeerRecord, Reachability
+from p2p_dtfm.core.records import ACCELERATOR, Device, Intent, Link, PeerRecord, Reachability
 from p2p_dtfm.core.snapshot import Snapshot
 from p2p_dtfm.core.workload import LayerCost, Workload
 
@@ -158,7 +157,7 @@ def problem_of(snapshot: Snapshot) -> Problem:
 def _watchers(able: list[PeerRecord], records: list[PeerRecord]) -> Watchers:
     others = [r for r in records if r.intent not in (Intent.TRAIN, Intent.LEAVING)]
     numbers = {record.peer_id: number for number, record in enumerate([*able, *others])}
-    links = [[_link(peer, other) for other in others] for peer in able]
+    flows = [[flow_of(peer, other) for other in others] for peer in able]
     return Watchers(
         order=tuple(numbers[record.peer_id] for record in records if record.peer_id in numbers),
         accelerated=frozenset(
@@ -166,14 +165,8 @@ def _watchers(able: list[PeerRecord], records: list[PeerRecord]) -> Watchers:
         ),
         memory_bytes=tuple(record.device.memory_bytes for record in others),
         downlink_bytes_per_s=tuple(_limit(record.downlink_bytes_per_s) for record in others),
-        bytes_per_s=tuple(
-            tuple(
-                min(rate, _limit(peer.uplink_bytes_per_s), _limit(other.downlink_bytes_per_s))
-                for other, (_, rate) in zip(others, row, strict=True)
-            )
-            for peer, row in zip(able, links, strict=True)
-        ),
-        round_trip_ns=tuple(tuple(round_trip for round_trip, _ in row) for row in links),
+        bytes_per_s=tuple(tuple(rate for rate, _ in row) for row in flows),
+        round_trip_ns=tuple(tuple(round_trip for _, round_trip in row) for row in flows),
     )
 
 
@@ -231,6 +224,13 @@ def _link_tables(records: list[PeerRecord]) -> tuple[Matrix, Matrix, Matrix]:
         for row, column in zip(raw, zip(*raw, strict=True), strict=True)
     )
     return tuple(latency), rate, pair
+
+
+def flow_of(sender: PeerRecord, receiver: PeerRecord) -> tuple[int, int]:
+    """(bytes per second of one flow within what either end shares among all, round trip)."""
+    round_trip_ns, rate = _link(sender, receiver)
+    limits = _limit(sender.uplink_bytes_per_s), _limit(receiver.downlink_bytes_per_s)
+    return min(rate, *limits), round_trip_ns
 
 
 def _link(sender: PeerRecord, receiver: PeerRecord) -> tuple[int, int]:

@@ -33,6 +33,10 @@ class LayerTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backward_ns: int
 
 
+ACCELERATOR = "cuda"
+"""The kind of a device with memory of its own."""
+
+
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a peer computes with, measured at the run's microbatch shape."""
 

@@ -55,6 +55,8 @@ _Key = tuple[str, ViewId, bool]
 class _Subscription:
     request: FollowLayers
     offered: set[int] = field(default_factory=set)
+    fed: dict[int, int] = field(default_factory=dict)
+    """The last step of each layer whose gradient is queued."""
     blobs: set[str] = field(default_factory=set)
     queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
     queued_bytes: int = 0
@@ -163,13 +165,20 @@ class Donor:
         self._put(key, subscription, offered)
         return True
 
-    def reduced(self, step: int, reduced: dict[int, Tensor]) -> None:
-        """The reduced gradients of `step`, by layer; they may change when they are applied."""
-        fed = {key: s for key, s in self._subscriptions.items() if not s.closed}
-        wanted = {layer for s in fed.values() for layer in s.offered} & set(reduced)
-        copies = {layer: reduced[layer].clone() for layer in wanted}
-        for key, subscription in fed.items():
-            gradients = {n: copies[n] for n in sorted(subscription.offered & set(copies))}
+    def reduced(self, step: int, reduced: dict[int, Tensor], stays: bool = False) -> None:
+        """Reduced gradients of `step`, by layer; all of them once the step is computed, and any
+        before that. Unless it `stays` as it is, a copy is made for whoever has not got it."""
+        due = {
+            key: {n for n in s.offered & set(reduced) if s.fed.get(n) != step}
+            for key, s in self._subscriptions.items()
+            if not s.closed
+        }
+        wanted = {layer for layers in due.values() for layer in layers}
+        held = {n: reduced[n] if stays else reduced[n].clone() for n in sorted(wanted)}
+        for key, layers in due.items():
+            subscription = self._subscriptions[key]
+            subscription.fed |= dict.fromkeys(layers, step)
+            gradients = {layer: held[layer] for layer in sorted(layers)}
             if gradients:
                 self._put(key, subscription, (step, gradients), _size_bytes(gradients))
 

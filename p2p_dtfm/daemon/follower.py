@@ -106,6 +106,22 @@ class FollowerTools:
     """Names for requests, none used twice in this life."""
 
 
+@dataclass
+class _Gradient:
+    """A layer's reduced gradient of one step on its way here."""
+
+    whole: Tensor
+    """Flat fp32; of any values where chunks are missing."""
+    missing: set[int]
+    """Where the chunks that have not come begin."""
+
+    def take(self, start: int, chunk: Tensor) -> None:
+        """The first that comes counts: whoever was told of the whole may be using it."""
+        if start in self.missing:
+            self.whole[start : start + len(chunk)] = chunk
+            self.missing.discard(start)
+
+
 class Follower:
     """Brings the states of some layers for one agreed view. Run `run`; it ends when cancelled.
 
@@ -139,7 +155,7 @@ class Follower:
         self._asks = asyncio.Event()
         self._offers: asyncio.Queue[tuple[str, LayerOffered]] = asyncio.Queue()
         self._committed: dict[tuple[str, int], float] = {}
-        self._gradients: dict[tuple[int, int], dict[int, Tensor]] = {}
+        self._gradients: dict[tuple[int, int], _Gradient] = {}
         self._gradients_bytes = 0
         self._wake = asyncio.Event()
         self._has_stopped = False
@@ -244,10 +260,13 @@ class Follower:
             raise PeerFault(f"a gradient of {header.dtype} in {header.codec}", sender)
         if self._donor_of.get(header.layer) != sender:
             return  # it was the donor until lately, or is that of a request that ended
-        chunks = self._gradients.setdefault((header.layer, header.step), {})
-        if header.index not in chunks:
-            self._gradients_bytes += len(payload)
-            chunks[header.index] = tensor_from_bytes(payload, header.shape)
+        chunk, key = tensor_from_bytes(payload, header.shape), (header.layer, header.step)
+        if key not in self._gradients:
+            self._gradients[key] = _Gradient(
+                chunk.new_empty(length), set(range(0, length, CHUNK_ELEMENTS))
+            )
+            self._gradients_bytes += self._gradients[key].whole.nbytes
+        self._gradients[key].take(start, chunk)
         if self._gradients_bytes > GRADIENTS_LIMIT_BYTES:
             self._begin_again("more steps wait than there is room for")
         self._wake.set()
@@ -345,24 +364,22 @@ class Follower:
             return
         state = self._tools.states[layer]
         key = (layer, state.version)
-        chunks = self._gradients.get(key, {})
-        if key in self._noted or len(chunks) < _chunk_count(state):
+        gradient = self._gradients.get(key)
+        if key in self._noted or gradient is None or gradient.missing:
             return
         self._noted = {noted for noted in self._noted if noted[0] != layer} | {key}
-        self._on_gradient(self._donor_of[layer], layer, state.version, _join(chunks))
+        self._on_gradient(self._donor_of[layer], layer, state.version, gradient.whole)
 
     async def _replay_step(self, layer: int) -> bool:
         tools, state = self._tools, self._tools.states[layer]
         step = state.version
         norm = self._committed.get((self._donor_of[layer], step))
-        chunks = self._gradients.get((layer, step), {})
-        if norm is None or len(chunks) < _chunk_count(state):
+        gradient = self._gradients.get((layer, step))
+        if norm is None or gradient is None or gradient.missing:
             return False
-        gradient = await tools.compute.run(_join, chunks)
-        await tools.compute.run(replay_outcome, tools.spec, state, gradient, step, norm)
+        await tools.compute.run(replay_outcome, tools.spec, state, gradient.whole, step, norm)
         for old in [key for key in self._gradients if key[0] == layer and key[1] <= step]:
-            self._gradients_bytes -= sum(chunk.nbytes for chunk in self._gradients[old].values())
-            del self._gradients[old]
+            self._gradients_bytes -= self._gradients.pop(old).whole.nbytes
         return True
 
     def stop(self) -> None:
@@ -382,19 +399,3 @@ class Follower:
             left = self._estimate.words(total - missing, total)
             return f"{missing} of {total} layers to fetch{left}"
         return "replaying the latest steps"
-
-
-def _chunk_count(state: LayerState) -> int:
-    return -(-state.parameter_count // CHUNK_ELEMENTS)
-
-
-def _join(chunks: dict[int, Tensor]) -> Tensor:
-    ordered = [chunks[index] for index in sorted(chunks)]
-    if len(ordered) == 1:
-        return ordered[0]
-    whole = ordered[0].new_empty(sum(len(chunk) for chunk in ordered))
-    start = 0
-    for chunk in ordered:
-        whole[start : start + len(chunk)] = chunk
-        start += len(chunk)
-    return whole

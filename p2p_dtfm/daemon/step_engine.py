@@ -13,7 +13,7 @@ from p2p_dtfm.daemon.microbatches import BatchOf, Microbatches, OnProgress
 from p2p_dtfm.daemon.stage_work import StageWork
 from p2p_dtfm.daemon.step_frames import StepFrames, Transport
 from p2p_dtfm.daemon.step_recorder import StepRecorder
-from p2p_dtfm.daemon.step_reduction import StepReduction
+from p2p_dtfm.daemon.step_reduction import OnAlone, StepReduction
 from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.local_steps import LocalSteps, inner_microbatches
 from p2p_dtfm.train.optimizer import squared_norm
@@ -59,8 +59,10 @@ class StepEngine:
         recompute: bool = False,
         work: StageWork | None = None,
         on_progress: OnProgress = lambda step, progress: None,
+        on_alone: OnAlone | None = None,
     ) -> None:
-        """`work` is of an earlier view, with the same states."""
+        """`work` is of an earlier view, with the same states. `on_alone` is told of the reduced
+        gradient of each layer that nobody else holds, as soon as it is there."""
         place = plan.place_of(me)
         assert place is not None, "a spare has no steps to compute"
         self.mailbox = mailbox
@@ -95,6 +97,7 @@ class StepEngine:
         )
         self._segments = segments_of(plan, me)
         self._memory = memory
+        self._on_alone = on_alone
         self._rooms: dict[tuple[int, int], Tensor] = {}
         self._local_steps = LocalSteps(spec, states, memory.moments)
 
@@ -163,6 +166,7 @@ class StepEngine:
             self._memory,
             self._recorder,
             self._rooms,
+            self._on_alone,
         )
         try:
             if self._is_local:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from p2p_dtfm.core.plan import Plan
@@ -19,7 +20,7 @@ from p2p_dtfm.daemon.stage_work import StageWork
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.step_shards import have_shards
-from p2p_dtfm.daemon.trainer_state import Outlet, Stopped, Tools, TrainerState
+from p2p_dtfm.daemon.trainer_state import Outlet, Stopped, Tensor, Tools, TrainerState
 from p2p_dtfm.train.layer_state import LayerState
 
 
@@ -70,6 +71,7 @@ class StepLoop:
             must_recompute(view.snapshot, plan, tools.me),
             self._work_of(states),
             self._outlet.computed,
+            partial(self._reduced_alone, view),
         )
         self._work = engine.work
         while state.view is view and state.step <= self._spec.total_steps:
@@ -107,8 +109,8 @@ class StepLoop:
             view, engine.run(step, train=train, evaluate=evaluate, redo=redo)
         )
         if train:
+            self._keep_reduced(view, step, engine.reduced)
             self._tools.donor.reduced(step, engine.reduced)
-            self._keep_reduced(view, step, engine)
             with recorder.span("guard"):
                 await self._guarded(view, step)
         self._say_prepared(view, step, local)
@@ -149,13 +151,16 @@ class StepLoop:
             self._computing = None
             state.wake.set()
 
-    def _keep_reduced(self, view: View, step: int, engine: StepEngine) -> None:
+    def _reduced_alone(self, view: View, step: int, layer: int, gradient: Tensor) -> None:
+        """Its guardian gets it while the rest of the step is computed."""
+        if not self._state.is_over(view):
+            self._keep_reduced(view, step, {layer: gradient})
+            self._tools.donor.reduced(step, {layer: gradient}, stays=True)
+
+    def _keep_reduced(self, view: View, step: int, reduced: dict[int, Tensor]) -> None:
         """Until a later step commits, the next view may have to roll this one forward."""
-        kept = self._state.reduced.setdefault((view.id, step), {})
-        for layer, gradient in engine.reduced.items():
-            is_buffer = gradient is engine.states[layer].gradient_vector()
-            kept[layer] = gradient.clone() if is_buffer else gradient
-        self._outlet.reduced(step, set(engine.reduced))
+        self._state.reduced.setdefault((view.id, step), {}).update(reduced)
+        self._outlet.reduced(step, set(reduced))
 
     async def _guarded(self, view: View, step: int) -> None:
         """Wait until the guardians of layers held here alone have the step's gradients."""

@@ -1,7 +1,7 @@
 """One step's reduction of all segments that a peer holds, beside the rest of its backward."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from p2p_dtfm.core.errors import PeerFault
@@ -20,6 +20,8 @@ from p2p_dtfm.train.replica_memory import ReplicaMemory
 from p2p_dtfm.train.segment_reduction import SegmentReduction
 
 Tensor = Any
+OnAlone = Callable[[int, int, Tensor], None]
+"""Step, layer and its reduced gradient, which stays as it is."""
 
 
 class StepReduction:
@@ -41,9 +43,12 @@ class StepReduction:
         memory: ReplicaMemory,
         recorder: StepRecorder,
         rooms: dict[tuple[int, int], Tensor],
+        on_alone: OnAlone | None = None,
     ) -> None:
         """`rooms` belongs to the view: the reduced gradients of one step stay until the next one
-        commits, so two rooms for each segment take turns."""
+        commits, so two rooms for each segment take turns. `on_alone` is told of each layer that
+        nobody else holds."""
+        self._on_alone = on_alone
         self._rooms = rooms
         self._step = step
         self._states = states
@@ -62,13 +67,17 @@ class StepReduction:
         self._segments = [asyncio.create_task(self._reduce(s)) for s in segments.values()]
 
     def layer_is_final(self, layer: int) -> None:
-        """All microbatches' gradients are in the layer's buffer."""
-        task = asyncio.create_task(self._fill(layer))
-        self._filling.add(task)
+        """All microbatches' gradients are in the layer's buffer. What is now to be done with it
+        comes before what the caller computes after its next turn of the event loop."""
+        reduction = self._of_layer.get(layer)
+        if reduction is None:
+            self._final[layer].set()
+        else:
+            self._filling.add(asyncio.create_task(self._fill(layer, reduction)))
 
     async def finish(self) -> dict[int, Tensor]:
         """The reduced gradient of each layer, flat fp32. Of a layer without other holders that is
-        the gradient buffer itself, if nothing is owed."""
+        the gradient buffer itself, if nothing is owed and nobody is told of it."""
         await asyncio.gather(*self._filling, *self._segments)
         return self._reduced
 
@@ -77,11 +86,9 @@ class StepReduction:
         for task in (*self._filling, *self._segments):
             task.cancel()
 
-    async def _fill(self, layer: int) -> None:
-        reduction = self._of_layer.get(layer)
-        if reduction is not None:
-            gradient = self._states[layer].gradient_vector()
-            await self._compute.run(reduction.fill, layer, gradient)
+    async def _fill(self, layer: int, reduction: SegmentReduction) -> None:
+        gradient = self._states[layer].gradient_vector()
+        await self._compute.run(reduction.fill, layer, gradient)
         self._final[layer].set()
 
     async def _wait_for(self, layer: int) -> None:
@@ -139,18 +146,24 @@ class StepReduction:
 
     async def _keep(self, segment: Segment, states: list[LayerState], owed: Tensor | None) -> None:
         """Nobody else holds these layers: what was owed to others once is used here."""
-        for state in states:
-            await self._wait_for(state.layer)
-            self._reduced[state.layer] = state.gradient_vector()
-        if owed is None:
-            return
-        parts = owed.split([state.parameter_count for state in states])
-        for state, part in zip(states, parts, strict=True):
-            gradient = state.gradient_vector()
-            self._reduced[state.layer] = await self._compute.run(
-                lambda gradient=gradient, part=part: gradient + part.to(gradient.device)
-            )
-        self._memory.propose_owed(self._step, states, owed * 0.0)
+        counts = [state.parameter_count for state in states]
+        parts = [None] * len(states) if owed is None else owed.split(counts)
+        await asyncio.gather(*map(self._keep_layer, states, parts))
+        if owed is not None:
+            self._memory.propose_owed(self._step, states, owed * 0.0)
+
+    async def _keep_layer(self, state: LayerState, owed: Tensor | None) -> None:
+        """The copy for others is made at once, so that it can be on its way while the rest of the
+        backward goes on."""
+        await self._wait_for(state.layer)
+        gradient = state.gradient_vector()
+        if owed is not None:
+            gradient = await self._compute.run(lambda: gradient + owed.to(gradient.device))
+        elif self._on_alone is not None:
+            gradient = await self._compute.run(gradient.clone)
+        self._reduced[state.layer] = gradient
+        if self._on_alone is not None:
+            self._on_alone(self._step, state.layer, gradient)
 
 
 class _Courses:

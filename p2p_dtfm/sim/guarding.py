@@ -35,7 +35,17 @@ def guards_in_place(
         for layer in range(workload.layer_count)
     }
     room = {name: _room_bytes(plan, scenario, workload, name) for name in members}
-    guardians = guarded_layers(plan, room, lambda layer: GUARDED_COPIES * sizes[layer])
+
+    def way(holder: str, guardian: str) -> tuple[int, int]:
+        there, back = scenario.link(holder, guardian), scenario.link(guardian, holder)
+        limits = (
+            there.bytes_per_s,
+            scenario.peer(holder).uplink_bytes_per_s,
+            scenario.peer(guardian).downlink_bytes_per_s,
+        )
+        return min(filter(None, limits)), there.latency_ns + back.latency_ns
+
+    guardians = guarded_layers(plan, room, lambda layer: GUARDED_COPIES * sizes[layer], way)
     sent: dict[tuple[str, str], int] = {}
     for stage in plan.pipelines[0].stages:
         for layer in stage.layers:
@@ -44,12 +54,8 @@ def guards_in_place(
                 sent[ends] = sent.get(ends, 0) + sizes[layer]
     guards = []
     for (holder, guardian), size in sent.items():
-        limits = (
-            scenario.link(holder, guardian).bytes_per_s,
-            scenario.peer(holder).uplink_bytes_per_s,
-            scenario.peer(guardian).downlink_bytes_per_s,
-        )
-        transfer_ns = STREAM_OVERHEAD_NS - (-size * SECOND_NS // min(filter(None, limits)))
+        rate, _ = way(holder, guardian)
+        transfer_ns = STREAM_OVERHEAD_NS - (-size * SECOND_NS // rate)
         if keeps_up(size, transfer_ns, step_ns):
             back_ns = scenario.link(guardian, holder).latency_ns
             guards.append(Guard(numbers[holder], numbers[guardian], size, back_ns))

@@ -6,8 +6,10 @@ guess, `log(vocabulary)` for each token. Parameters and optimizer are the real o
 memory, and move as they would.
 """
 
+import contextlib
 import math
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -67,7 +69,11 @@ def emulated_device(spec: RunSpec, flops_per_s: int, memory_bytes: int) -> Devic
 
 
 class EmulatedStageRunner(StageRunner):
-    """A `StageRunner` whose passes take the time of its device. Blocks its thread meanwhile."""
+    """A `StageRunner` whose passes take the time of its device. Blocks its thread meanwhile.
+
+    What else a pass costs on this machine (tensors of zeros, autograd) is no time of that device,
+    so it is taken off the sleeps that follow, as far as each lasts.
+    """
 
     def __init__(
         self,
@@ -84,6 +90,27 @@ class EmulatedStageRunner(StageRunner):
         }
         self._anchor = torch.zeros((), requires_grad=True)
         self._late_ns = 0
+        self._slept_ns = 0
+
+    def forward(
+        self, microbatch: int, entry: Tensor, targets: Tensor | None = None
+    ) -> Tensor | float:
+        with self._in_time():
+            return super().forward(microbatch, entry, targets)
+
+    def _layer_backward(
+        self, microbatch: int, layer: int, gradient: Tensor | None
+    ) -> Tensor | None:
+        with self._in_time():
+            return super()._layer_backward(microbatch, layer, gradient)
+
+    @contextlib.contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """What the body takes beyond its sleeps is late."""
+        began_ns, slept_ns = time.perf_counter_ns(), self._slept_ns
+        yield
+        took_ns = time.perf_counter_ns() - began_ns - (self._slept_ns - slept_ns)
+        self._late_ns = min(self._late_ns + took_ns, _LATE_LIMIT_NS)
 
     def _run(self, layer: int, entry: Tensor, targets: Tensor | None) -> Tensor:
         is_head = layer == layer_count(self.spec) - 1
@@ -103,8 +130,9 @@ class EmulatedStageRunner(StageRunner):
         """Sleep; what one sleep takes too long is taken off the next."""
         began_ns = time.perf_counter_ns()
         time.sleep(max(0, duration_ns - self._late_ns) / 1e9)
-        late_ns = self._late_ns + time.perf_counter_ns() - began_ns - duration_ns
-        self._late_ns = min(max(0, late_ns), _LATE_LIMIT_NS)
+        slept_ns = time.perf_counter_ns() - began_ns
+        self._slept_ns += slept_ns
+        self._late_ns = min(max(0, self._late_ns + slept_ns - duration_ns), _LATE_LIMIT_NS)
 
 
 class _EmulatedPass(torch.autograd.Function):

@@ -133,6 +133,12 @@ def test_guardians_are_others_and_count_once_in_place() -> None:
     guards = guarded_layers(PLAN, dict.fromkeys("abc", 9), lambda layer: 1)
     assert set(guards) == {0, 1} and guards[0] != "a" and guards[1] != "b"
     assert guarded_layers(PLAN, {"a": 9}, lambda layer: 1) == {1: "a"}, "of whom leaves, too"
+
+    def way(holder: str, guardian: str) -> tuple[int, int]:
+        return 1_000, 9_000_000_000 if guardian == "c" else 0
+
+    guards = guarded_layers(PLAN, dict.fromkeys("abc", 9), lambda layer: 1, way)
+    assert guards == {0: "b", 1: "a"}, "a step would wait for a long line"
     receipts = Receipts(VIEW, {0: "c"})
     assert receipts.waits_for(7) == ()
     receipts.receipt("b", VIEW, 7, (0,))

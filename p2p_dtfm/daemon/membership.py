@@ -5,6 +5,7 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from p2p_dtfm import __version__
 from p2p_dtfm.core.actions import (
@@ -267,7 +268,8 @@ def _remarks(action: TakeOver) -> Iterator[str]:
     view, redo = action.view, action.redo
     if redo is not None:
         kept, redone = redo.kept_forwards, redo.redone_forwards
-        yield f"of step {action.step}, {kept} microbatches are kept at their stages, {redone} redone"
+        kept_text = f"{kept} microbatches are kept at their stages, {redone} redone"
+        yield f"of step {action.step}, {kept_text}"
     if view.unguarded:
         layers = ", ".join(map(str, view.unguarded))
         yield f"nobody has room to guard layers {layers}: one peer alone holds each of them"

@@ -205,6 +205,8 @@ class Agreement(Gathering):
             return self._open(planned, f"{self._newcomers.count} join", now_ns)
         if self._replan_reason:
             return self._open(planned, self._replan_reason, now_ns)
+        if self._awaits_new_plan:
+            return self._open(True, "others stand in for a lost peer", now_ns)
         lost_since_ns = self._lost_since_ns
         if lost_since_ns is not None and now_ns - lost_since_ns >= self._timing.lost_layers_ns:
             self._accepts_loss = True

@@ -12,6 +12,7 @@ from p2p_dtfm.core.agreement_messages import (
 )
 from p2p_dtfm.core.leaving import staying
 from p2p_dtfm.core.membership import mutually_reachable, unanswered, universe
+from p2p_dtfm.core.mending import with_stand_ins
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.recovery import Recovery, recover
@@ -154,8 +155,21 @@ class Attempt:
             return None
         if not isinstance(self.plan, Plan):
             return None
-        parts = [self.opened[member] for member in self.participants]
-        return redo_of(self.plan, self.recovery.target, parts)
+        return redo_of(self.plan, self.recovery.target, self._counted)
+
+    def chosen(self, planned: Plan | NoPlan) -> Plan | NoPlan:
+        """The plan of the view: `planned`, or one in which replicas stand in for who is lost."""
+        target = self.recovery.target if self.recovery is not None else None
+        if self.planned or target is None or isinstance(planned, NoPlan):
+            return planned
+        assert self.snapshot is not None
+        return with_stand_ins(self.snapshot, planned, target, self._counted)
+
+    @property
+    def _counted(self) -> list[Contribution]:
+        """Those that the snapshot counts."""
+        assert self.snapshot is not None
+        return [self.opened[member] for member in self.snapshot.contributors]
 
     def freeze(self, run_digest: str, workload: Workload, open_record: OpenRecord) -> Snapshot:
         """The snapshot that the gathered knowledge comes to."""

@@ -167,12 +167,15 @@ def _explain_peer(
     problem, stage = model.problem, plan.stage_of(record.peer_id)
     if record.peer_id in problem.idle:
         role, alternative = f"no stage: it is {record.intent.value}", None
+    elif stage is None and plan.stand_ins:
+        role, alternative = "spare: others stand in for a lost peer until the next plan", None
     elif stage is None:
         role = "spare: every place that was tried makes the step no faster"
         alternative = _best_insertion(model, placement, record.peer_id)
     else:
         role = _role(plan, stage, record)
-        alternative = _without(model, placement, record.peer_id)
+        is_mended = bool(plan.stand_ins)  # for a step or two; the model knows one place of a peer
+        alternative = None if is_mended else _without(model, placement, record.peer_id)
     return PeerExplanation(
         peer_id=record.peer_id,
         role=role,
@@ -200,17 +203,18 @@ def _role(plan: Plan, stage: Stage, record: PeerRecord) -> str:
             text += (
                 f" ({link.bytes_per_s // 1_000_000} MB/s, {_ms(link.round_trip_ns)} there and back)"
             )
+    for number, _ in plan.places_of(stage.peer_id)[1:]:
+        text += f"; stands in for a lost peer in pipeline {number + 1} until the next plan"
     return text
 
 
 def _compute_ns(snapshot: Snapshot, plan: Plan, stage: Stage, record: PeerRecord) -> int:
-    place = plan.place_of(stage.peer_id)
-    assert place is not None
     each = 0
     for layer in stage.layers:
         timing = getattr(record.device, snapshot.workload.kind(layer).value)
         each += timing.forward_ns + timing.backward_ns
-    return each * plan.pipelines[place[0]].microbatch_count
+    places = plan.places_of(stage.peer_id)
+    return each * sum(plan.pipelines[number].microbatch_count for number, _ in places)
 
 
 def _used_bytes(problem: Problem, stage: Stage) -> int:

@@ -38,7 +38,7 @@ class Gathering(Takeover):
         attempt = self._attempt
         if attempt is None or attempt.snapshot is not snapshot or attempt.plan is not None:
             return []
-        attempt.plan = plan
+        plan = attempt.plan = attempt.chosen(plan)
         attempt.progress_ns = now_ns
         self._readied_number = max(self._readied_number, attempt.number)
         assert attempt.view_id is not None

@@ -12,6 +12,7 @@ A stage that splits its backwards (Qi et al. 2023) leaves the gradients of matri
 else can run: while it waits, or when all it may hold is held. What is owed counts as held.
 """
 
+from collections.abc import Container
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -45,10 +46,10 @@ class StageOrder:
         forwards_done: int = 0,
         backwards_done: int = 0,
         weights_done: int = 0,
-        forwards_done_next: int = 0,
+        done_next: Container[int] = (),
     ) -> None:
-        """So many of the first microbatches are done already, here and at the next stage; more than
-        `in_flight` may be held, as after a change of plan."""
+        """So many of the first microbatches are done already, and at the next stage the forwards of
+        `done_next`; more than `in_flight` may be held, as after a change of plan."""
         assert in_flight >= 1
         assert 0 <= weights_done <= backwards_done <= forwards_done <= len(microbatches)
         self.splits = splits
@@ -60,7 +61,7 @@ class StageOrder:
         self._next_forward = microbatches.start + forwards_done
         self._next_backward = microbatches.start + backwards_done
         self._next_weight = microbatches.start + weights_done
-        self._forwards_done_next = microbatches.start + forwards_done_next
+        self._done_next = done_next
         self._backward_was_last = False
 
     def input_arrived(self, microbatch: int) -> None:
@@ -71,8 +72,9 @@ class StageOrder:
 
     def gradient_arrived(self, microbatch: int) -> None:
         """The output's gradient of `microbatch` is here. Raises `PeerFault` if it is not due."""
-        end = max(self._next_forward, self._forwards_done_next)
-        if not self._next_backward <= microbatch < end or microbatch in self._gradients:
+        is_forwarded = microbatch < self._next_forward or microbatch in self._done_next
+        is_due = self._next_backward <= microbatch and is_forwarded
+        if not is_due or microbatch in self._gradients:
             raise PeerFault(f"gradient of microbatch {microbatch}, which is not due")
         self._gradients.add(microbatch)
 

@@ -5,7 +5,7 @@ import msgspec
 from p2p_dtfm.core.canonical import digest
 
 
-class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One peer's contiguous layers `first_layer .. end_layer - 1` in a pipeline."""
 
     peer_id: str
@@ -13,6 +13,9 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end_layer: int
     in_flight: int
     """Microbatches between their forward and their backward here, at most."""
+    stands_in: bool = False
+    """For a peer that is lost: this one's own place, with the same layers, is in another pipeline.
+    It has one state, one gradient buffer and one `in_flight` for all its places."""
 
     @property
     def layers(self) -> range:
@@ -55,12 +58,33 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
         return digest(self)
 
     def place_of(self, peer_id: str) -> tuple[int, int] | None:
-        """(pipeline, position) of a peer, or None for a spare."""
-        for number, pipeline in enumerate(self.pipelines):
-            for position, stage in enumerate(pipeline.stages):
-                if stage.peer_id == peer_id:
-                    return number, position
-        return None
+        """(pipeline, position) of a peer's own place, or None for a spare."""
+        return next(iter(self.places_of(peer_id)), None)
+
+    def places_of(self, peer_id: str) -> tuple[tuple[int, int], ...]:
+        """(pipeline, position) of a peer's own place, then of those where it stands in."""
+        found = [
+            (stage.stands_in, number, position)
+            for number, pipeline in enumerate(self.pipelines)
+            for position, stage in enumerate(pipeline.stages)
+            if stage.peer_id == peer_id
+        ]
+        return tuple((number, position) for _, number, position in sorted(found))
+
+    @property
+    def stand_ins(self) -> frozenset[str]:
+        """Peers with more than one place."""
+        return frozenset(s.peer_id for p in self.pipelines for s in p.stages if s.stands_in)
+
+    def vacated(self) -> "Plan":
+        """The plan with nobody where somebody stands in: what planning starts from."""
+        if not self.stand_ins:
+            return self
+        pipelines = (
+            msgspec.structs.replace(pipeline, stages=tuple(map(_vacated, pipeline.stages)))
+            for pipeline in self.pipelines
+        )
+        return msgspec.structs.replace(self, pipelines=tuple(pipelines))
 
     def stage_of(self, peer_id: str) -> Stage | None:
         place = self.place_of(peer_id)
@@ -72,15 +96,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
 
     def stage_holders(self) -> tuple[str, ...]:
         """Every peer that has a stage, sorted: those whose Prepared a step needs."""
-        return tuple(sorted(s.peer_id for p in self.pipelines for s in p.stages))
+        stages = (stage for pipeline in self.pipelines for stage in pipeline.stages)
+        return tuple(sorted(stage.peer_id for stage in stages if not stage.stands_in))
 
     def holders(self, layer: int) -> tuple[str, ...]:
-        """The holders of a layer, in pipeline order."""
+        """The holders of a layer, in pipeline order; who stands in is one of them already."""
         return tuple(
             stage.peer_id
             for pipeline in self.pipelines
             for stage in pipeline.stages
-            if layer in stage.layers
+            if layer in stage.layers and not stage.stands_in
         )
 
     def segments(self) -> tuple[Segment, ...]:
@@ -94,6 +119,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
             else:
                 segments.append(Segment(layer, layer + 1, holders))
         return tuple(segments)
+
+
+def _vacated(stage: Stage) -> Stage:
+    nobody = Stage("", stage.first_layer, stage.end_layer, stage.in_flight)
+    return nobody if stage.stands_in else stage
 
 
 class NoPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="no_plan"):
@@ -120,7 +150,10 @@ def check_plan(plan: Plan, layer_count: int, microbatch_count: int, members: set
             assert stage.first_layer == next_layer < stage.end_layer, "layers must be contiguous"
             assert stage.in_flight >= 1, "a stage needs one microbatch in flight"
             next_layer = stage.end_layer
-            seen.append(stage.peer_id)
+            if stage.stands_in:
+                assert plan.layers_of(stage.peer_id) == stage.layers, "only a replica stands in"
+            else:
+                seen.append(stage.peer_id)
         assert next_layer == layer_count, "a pipeline must hold every layer"
     assert next_microbatch == microbatch_count, "every microbatch needs a pipeline"
     assert sorted(seen) == sorted(members), "each member has one place"

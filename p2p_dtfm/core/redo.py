@@ -5,12 +5,13 @@ every member knows of each stage what it keeps. `docs/decisions/0013-partial-red
 is right.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
 from p2p_dtfm.core.agreement_messages import Contribution
+from p2p_dtfm.core.one_order import merged
 from p2p_dtfm.core.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.recovery import Target
 from p2p_dtfm.core.stage_progress import StageProgress, as_runs, from_runs
@@ -19,25 +20,32 @@ from p2p_dtfm.core.stage_progress import StageProgress, as_runs, from_runs
 class StageRedo(NamedTuple):
     """One stage's part in a step: all of it, or what is left of a step that failed.
 
-    A boundary tensor is sent exactly where the other side has not kept what came of it: the
-    activation of the microbatch in place `n` if `n >= next_forwards`, the gradient if
-    `n >= previous_backwards`. What this stage has kept it sends again.
+    A boundary tensor is sent exactly where the other side has not kept what came of it. What this
+    stage has kept it sends again.
     """
 
     microbatches: tuple[int, ...]
-    """The pipeline's, in the order in which every stage computes them."""
+    """In the order in which this stage computes them."""
     forwards: int = 0
     """So many, from the first on, are kept at this stage with what their forward made."""
     backwards: int = 0
     """So many of those with their backward: their gradients are in this stage's buffers."""
-    next_forwards: int = 0
-    """Kept at the next stage."""
-    previous_backwards: int = 0
-    """Kept at the stage before."""
+    next_has: frozenset[int] = frozenset()
+    """Those whose forward is kept at the next stage."""
+    previous_has: frozenset[int] = frozenset()
+    """Those whose backward is kept at the stage before."""
+    stood_in: tuple[frozenset[int], ...] = ()
+    """The microbatches of each place in which this peer stands in (`Plan.places_of`); all others
+    are of its own pipeline."""
+
+    def place(self, number: int) -> int:
+        """Which of the peer's places a microbatch goes through."""
+        found = (n for n, numbers in enumerate(self.stood_in, start=1) if number in numbers)
+        return next(found, 0)
 
 
 class Kept(NamedTuple):
-    """Of a stage: the first `forwards` and `backwards` of its pipeline's microbatches."""
+    """Of a stage in one pipeline: the first `forwards` and `backwards` of its microbatches."""
 
     forwards: int
     backwards: int
@@ -63,18 +71,14 @@ class Redo:
     redone_forwards: int
     """At least so many are computed a second time: a stage that is gone has told nobody what it
     had done, but its neighbours had it from there."""
+    order: tuple[int, ...] = ()
+    """Where peers stand in for others, one order of all microbatches: each stage computes its own
+    in it."""
 
     def stage(self, plan: Plan, peer_id: str) -> StageRedo | None:
         """None for a peer without a stage."""
-        place = plan.place_of(peer_id)
-        if place is None:
-            return None
-        pipeline, position = self.pipelines[place[0]], place[1]
-        kept = (NOTHING, *pipeline.kept, NOTHING)
-        before, mine, after = kept[position : position + 3]
-        return StageRedo(
-            pipeline.microbatches, mine.forwards, mine.backwards, after.forwards, before.backwards
-        )
+        places = plan.places_of(peer_id)
+        return _stage(places, self.pipelines, self.order) if places else None
 
     def progress(self, plan: Plan, peer_id: str) -> StageProgress | None:
         """What a peer may say from now on that it has computed."""
@@ -83,6 +87,44 @@ class Redo:
             return None
         runs = as_runs(redo.microbatches[: redo.forwards])
         return StageProgress(layers.start, layers.stop, runs, redo.backwards)
+
+
+def whole_step(plan: Plan, peer_id: str) -> StageRedo:
+    """The part of a stage-holder in a step of which nothing is done."""
+    pipelines = [
+        PipelineRedo(tuple(each.microbatches), (NOTHING,) * len(each.stages))
+        for each in plan.pipelines
+    ]
+    lists = [each.microbatches for each in pipelines]
+    order = merged(plan, lists, {}) if peer_id in plan.stand_ins else ()
+    return _stage(plan.places_of(peer_id), pipelines, order)
+
+
+def _stage(
+    places: Sequence[tuple[int, int]], pipelines: Sequence[PipelineRedo], order: Sequence[int]
+) -> StageRedo:
+    forwards = backwards = 0
+    next_has: set[int] = set()
+    previous_has: set[int] = set()
+    for number, position in places:
+        pipeline = pipelines[number]
+        before, mine, after = (NOTHING, *pipeline.kept, NOTHING)[position : position + 3]
+        forwards, backwards = forwards + mine.forwards, backwards + mine.backwards
+        next_has.update(pipeline.microbatches[: after.forwards])
+        previous_has.update(pipeline.microbatches[: before.backwards])
+    shares = [frozenset(pipelines[number].microbatches) for number, _ in places]
+    microbatches = pipelines[places[0][0]].microbatches
+    if len(places) > 1:
+        all_of_it = frozenset().union(*shares)
+        microbatches = tuple(number for number in order if number in all_of_it)
+    return StageRedo(
+        microbatches,
+        forwards,
+        backwards,
+        frozenset(next_has),
+        frozenset(previous_has),
+        tuple(shares[1:]),
+    )
 
 
 class _Done(NamedTuple):
@@ -100,21 +142,55 @@ def redo_of(plan: Plan, target: Target, contributions: Iterable[Contribution]) -
     known = {peer_id: item for peer_id, item in done.items() if item is not None}
     if not known:
         return None
-    begun: list[tuple[int, ...]] = []
-    for pipeline in plan.pipelines:
-        taken = {number for numbers in begun for number in numbers}
-        begun.append(_begun(pipeline, known, taken))
+    begun = _all_begun(plan, known)
+    lists = [(*first, *rest) for first, rest in zip(begun, _deal(plan, begun), strict=True)]
+    forwarded = {peer_id: item.forwarded for peer_id, item in known.items()}
+    order = merged(plan, lists, forwarded) if plan.stand_ins else ()
+    kept = {stage.peer_id: _kept_of(plan, stage, lists, order, known) for stage in _own(plan)}
     redone = [
-        PipelineRedo(
-            (*first, *rest),
-            tuple(_kept(first, stage, known) for stage in pipeline.stages),
-        )
-        for pipeline, first, rest in zip(plan.pipelines, begun, _deal(plan, begun), strict=True)
+        PipelineRedo(numbers, tuple(_part(kept[s.peer_id], set(numbers)) for s in pipeline.stages))
+        for pipeline, numbers in zip(plan.pipelines, lists, strict=True)
     ]
-    kept = sum(stage.forwards for pipeline in redone for stage in pipeline.kept)
-    given_up = sum(len(item.forwarded) for item in known.values()) - kept
+    kept_forwards = sum(stage.forwards for pipeline in redone for stage in pipeline.kept)
+    given_up = sum(len(item.forwarded) for item in known.values()) - kept_forwards
     lost = sum(_lost(pipeline.kept) for pipeline in redone)
-    return Redo(target.step, tuple(redone), kept, given_up + lost)
+    return Redo(target.step, tuple(redone), kept_forwards, given_up + lost, order)
+
+
+def _own(plan: Plan) -> Iterator[Stage]:
+    return (s for pipeline in plan.pipelines for s in pipeline.stages if not s.stands_in)
+
+
+class _KeptNumbers(NamedTuple):
+    """The microbatches that a peer keeps, for all its places."""
+
+    forwarded: tuple[int, ...]
+    backwards: int
+
+
+def _kept_of(
+    plan: Plan,
+    stage: Stage,
+    lists: Sequence[tuple[int, ...]],
+    order: Sequence[int],
+    known: Mapping[str, _Done],
+) -> _KeptNumbers:
+    numbers = [number for number, _ in plan.places_of(stage.peer_id)]
+    due = lists[numbers[0]]
+    if len(numbers) > 1:
+        all_of_it = {microbatch for number in numbers for microbatch in lists[number]}
+        due = tuple(microbatch for microbatch in order if microbatch in all_of_it)
+    kept = _kept(due, stage, known)
+    return _KeptNumbers(due[: kept.forwards], kept.backwards)
+
+
+def _part(kept: _KeptNumbers, numbers: set[int]) -> Kept:
+    """What a peer keeps of one pipeline's microbatches: the first of them, since it computes them
+    in the pipeline's order."""
+    return Kept(
+        sum(1 for microbatch in kept.forwarded if microbatch in numbers),
+        sum(1 for microbatch in kept.forwarded[: kept.backwards] if microbatch in numbers),
+    )
 
 
 def _done(part: Contribution, target: Target, total: int) -> _Done | None:
@@ -132,6 +208,28 @@ def _done(part: Contribution, target: Target, total: int) -> _Done | None:
     if any(part.held.get(layer) != target.step for layer in layers):
         return None
     return _Done(layers, forwarded, progress.backwards)
+
+
+def _all_begun(plan: Plan, known: Mapping[str, _Done]) -> list[tuple[int, ...]]:
+    """By pipeline, with which microbatches it goes on.
+
+    A peer with several places may have begun any of its pipelines': what nobody else has begun it
+    goes on with in its own.
+    """
+    alone = {peer_id: item for peer_id, item in known.items() if peer_id not in plan.stand_ins}
+    begun: list[tuple[int, ...]] = []
+    taken: set[int] = set()
+    for pipeline in plan.pipelines:
+        begun.append(_begun(pipeline, alone, taken))
+        taken.update(begun[-1])
+    for stage in _own(plan):
+        item = known.get(stage.peer_id)
+        if stage.peer_id in alone or item is None or item.layers != stage.layers:
+            continue
+        (number, _), *_ = plan.places_of(stage.peer_id)
+        begun[number] += tuple(n for n in item.forwarded if n not in taken)
+        taken.update(item.forwarded)
+    return begun
 
 
 def _begun(pipeline: Pipeline, done: Mapping[str, _Done], taken: set[int]) -> tuple[int, ...]:

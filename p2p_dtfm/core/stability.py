@@ -51,7 +51,7 @@ class Present:
         self.model = model
         self.problem = model.problem
         self.numbers = {peer: at for at, peer in enumerate(self.problem.peer_ids)}
-        self.plan = plan
+        self.plan = plan = plan.vacated()
         self.held = {
             self.numbers[stage.peer_id]: range(stage.first_layer, stage.end_layer)
             for pipeline in plan.pipelines

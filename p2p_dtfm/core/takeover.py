@@ -172,6 +172,13 @@ class Takeover(AgreementState):
         told = [SendMessage((m.peer_id,), self._standing(view)) for m in view.snapshot.absent]
         return [said, *told, TakeOver(view, self.step, self.ledger, restart, redo)]
 
+    @property
+    def _awaits_new_plan(self) -> bool:
+        """Whether peers stand in for others, and all members are there to plan anew."""
+        plan, ledger = (self.view.plan, self.ledger) if self.view is not None else (None, None)
+        is_mended = isinstance(plan, Plan) and bool(plan.stand_ins)
+        return is_mended and ledger is not None and ledger.may_commit
+
     def _open_ledger(self) -> None:
         if self.ledger is not None and self.view is not None:
             active = self._active_members.get(self.view.id, set())

@@ -10,11 +10,12 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.plan import Plan, Segment, Stage
+from p2p_dtfm.core.plan import Plan, Segment
 from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.wire_plan import WirePlan, wire_plan
+from p2p_dtfm.daemon.neighbours import neighbours_of
 from p2p_dtfm.net.frames import FrameHeader, FrameKind
 
 STEPS_AHEAD_LIMIT = 2
@@ -45,18 +46,18 @@ class Mailbox:
         self._arrived = asyncio.Event()
         self._arrivals: list[FrameKey] = []
         self._step: int | None = None
-        self._previous, self._next = _neighbours(plan, me)
-        pipeline = _pipeline_number(plan, me)
-        self._microbatches = plan.pipelines[pipeline].microbatches if pipeline is not None else ()
-        self._redo: tuple[int, frozenset[int], frozenset[int]] | None = None
-        self._held_out = held_out_indices(plan, spec, pipeline)
+        self._neighbours = neighbours_of(plan, me, spec)
+        self._microbatches = [
+            plan.pipelines[pipeline].microbatches for pipeline, _ in plan.places_of(me)
+        ]
+        self._redo: tuple[int, StageRedo, frozenset[int], frozenset[int]] | None = None
         self._layers = plan.layers_of(me)
         self._boundary = (spec.batch.microbatch, spec.model.context, spec.model.width)
 
     def redo(self, step: int, redo: StageRedo) -> None:
         """Only what is missing here comes for `step`, of microbatches that may be others'."""
         numbers, forwards, backwards = redo.microbatches, redo.forwards, redo.backwards
-        self._redo = step, frozenset(numbers[forwards:]), frozenset(numbers[backwards:])
+        self._redo = step, redo, frozenset(numbers[forwards:]), frozenset(numbers[backwards:])
 
     # arrivals ---------------------------------------------------------------------------------
 
@@ -88,7 +89,7 @@ class Mailbox:
             raise PeerFault(f"{key.kind} {key.index} of layer {key.layer}: not due", key.sender)
         if header.shape != shape:
             raise PeerFault(f"{key.kind} of shape {header.shape}, due is {shape}", key.sender)
-        if header.codec != (codec := self.codec_of(key.kind)):
+        if header.codec != (codec := self.codec_of(key.kind, key.sender)):
             raise PeerFault(f"{key.kind} in {header.codec[:32]}, due is {codec}", key.sender)
         self._check_step(key)
 
@@ -102,25 +103,17 @@ class Mailbox:
             now = "before the first one" if self._step is None else f"in step {self._step}"
             raise PeerFault(f"a tensor of step {key.step} {now}", key.sender)
 
-    def codec_of(self, kind: FrameKind) -> str:
-        """The codec in which this kind of frame comes here."""
-        if kind is FrameKind.ACTIVATION and self._previous is not None:
-            return self.wire.boundaries[self._previous, self._me].activation
-        if kind is FrameKind.ACTIVATION_GRADIENT and self._next is not None:
-            return self.wire.boundaries[self._me, self._next].gradient
+    def codec_of(self, kind: FrameKind, sender: str) -> str:
+        """The codec in which this kind of frame comes here from a peer that may send it."""
+        if kind is FrameKind.ACTIVATION:
+            return self.wire.boundaries[sender, self._me].activation
+        if kind is FrameKind.ACTIVATION_GRADIENT:
+            return self.wire.boundaries[self._me, sender].gradient
         return self._reduction_codec
 
     def _due_shape(self, key: FrameKey) -> tuple[int, ...] | None:
-        activations: Container[int] = self._microbatches
-        gradients: Container[int] = self._microbatches
-        if self._redo is not None and key.step == self._redo[0]:
-            _, activations, gradients = self._redo
-        if key.kind is FrameKind.ACTIVATION and key.sender == self._previous:
-            due = key.index in activations or key.index in self._held_out
-            return self._boundary if due and key.layer == self._layers.start else None
-        if key.kind is FrameKind.ACTIVATION_GRADIENT and key.sender == self._next:
-            due = key.index in gradients and key.layer == self._layers.stop
-            return self._boundary if due else None
+        if key.kind in (FrameKind.ACTIVATION, FrameKind.ACTIVATION_GRADIENT):
+            return self._boundary if self._is_due_boundary(key) else None
         chunks = self.wire.chunks.get(key.layer)
         if chunks is None or key.sender not in self._holders.get(key.layer, ()):
             return None
@@ -131,6 +124,26 @@ class Mailbox:
         is_part = key.kind is FrameKind.GRADIENT_PART and owner == self._me
         is_sum = key.kind is FrameKind.GRADIENT_SUM and owner == key.sender
         return (end - start,) if is_part or is_sum else None
+
+    def _is_due_boundary(self, key: FrameKey) -> bool:
+        is_activation = key.kind is FrameKind.ACTIVATION
+        if key.layer != (self._layers.start if is_activation else self._layers.stop):
+            return False
+        for place, beside in enumerate(self._neighbours):
+            stage = beside.before if is_activation else beside.after
+            if stage is not None and stage.peer_id == key.sender:
+                held_out = is_activation and key.index in beside.held_out
+                if held_out or self._is_missing(place, key.step, key.index, is_activation):
+                    return True
+        return False
+
+    def _is_missing(self, place: int, step: int, number: int, is_activation: bool) -> bool:
+        """Whether a microbatch goes through this place, and is not done here."""
+        if self._redo is None or step != self._redo[0]:
+            return number in self._microbatches[place]
+        _, redo, activations, gradients = self._redo
+        missing = activations if is_activation else gradients
+        return number in missing and redo.place(number) == place
 
     # taking -----------------------------------------------------------------------------------
 
@@ -171,33 +184,6 @@ class Mailbox:
         """Wait until anything new has come since the last call."""
         await self._arrived.wait()
         self._arrived.clear()
-
-
-def held_out_indices(plan: Plan, spec: RunSpec, pipeline: int | None) -> range:
-    """The held-out microbatches of a pipeline, numbered after the training microbatches.
-
-    They go round the pipelines in turn.
-    """
-    if pipeline is None:
-        return range(0)
-    first = spec.microbatches_per_step
-    end = first + spec.evaluation_microbatches
-    return range(first + pipeline, end, len(plan.pipelines))
-
-
-def _pipeline_number(plan: Plan, me: str) -> int | None:
-    place = plan.place_of(me)
-    return None if place is None else place[0]
-
-
-def _neighbours(plan: Plan, me: str) -> tuple[str | None, str | None]:
-    place = plan.place_of(me)
-    if place is None:
-        return None, None
-    stages: tuple[Stage, ...] = plan.pipelines[place[0]].stages
-    before = stages[place[1] - 1].peer_id if place[1] > 0 else None
-    after = stages[place[1] + 1].peer_id if place[1] + 1 < len(stages) else None
-    return before, after
 
 
 def segments_of(plan: Plan, me: str) -> dict[int, Segment]:

@@ -4,6 +4,8 @@ import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Iterator
+from typing import Any
 
 from p2p_dtfm import __version__
 from p2p_dtfm.core.actions import (
@@ -129,30 +131,12 @@ class Membership(PeerState):
     def _on_take_over(self, action: TakeOver) -> None:
         assert self._trainer is not None
         view, step = action.view, action.step
-        entry = {
-            "view": view.id.number,
-            "snapshot": view.id.snapshot,
-            "plan": view.plan.digest(),
-            "members": list(view.member_ids),
-            "step": step,
-        }
-        if action.redo is not None:
-            entry["kept_microbatches"] = action.redo.kept_forwards
-            entry["redone_microbatches"] = action.redo.redone_forwards
-        if isinstance(view.plan, NoPlan):
-            entry["no_plan"] = view.plan.reason
+        entry = _history_entry(action)
         self.views = [*self.views, entry][-HISTORY_LIMIT:]
         self._events.write("view", **entry)
         self.observer.view_took_over(view, step)
         log.info("view %s from step %d on", view.id, step)
-        if action.redo is not None:
-            kept, redone = action.redo.kept_forwards, action.redo.redone_forwards
-            text = f"of step {step}, {kept} microbatches are kept at their stages, {redone} redone"
-            log.info("%s", text)
-            self.observer.note(text)
-        if view.unguarded:
-            layers = ", ".join(map(str, view.unguarded))
-            text = f"nobody has room to guard layers {layers}: one peer alone holds each of them"
+        for text in _remarks(action):
             log.info("%s", text)
             self.observer.note(text)
         if isinstance(view.plan, NoPlan):
@@ -257,3 +241,38 @@ def links_are_measured(records: tuple[PeerRecord, ...]) -> bool:
         right.peer_id in left.links or left.peer_id in right.links
         for left, right in itertools.combinations(records, 2)
     )
+
+
+def _history_entry(action: TakeOver) -> dict[str, Any]:
+    """What the history keeps of a view."""
+    view, redo = action.view, action.redo
+    entry: dict[str, Any] = {
+        "view": view.id.number,
+        "snapshot": view.id.snapshot,
+        "plan": view.plan.digest(),
+        "members": list(view.member_ids),
+        "step": action.step,
+    }
+    if redo is not None:
+        entry["kept_microbatches"] = redo.kept_forwards
+        entry["redone_microbatches"] = redo.redone_forwards
+    if isinstance(view.plan, NoPlan):
+        entry["no_plan"] = view.plan.reason
+    elif view.plan.stand_ins:
+        entry["stand_ins"] = sorted(view.plan.stand_ins)
+    return entry
+
+
+def _remarks(action: TakeOver) -> Iterator[str]:
+    """What somebody who watches should know of a view."""
+    view, redo = action.view, action.redo
+    if redo is not None:
+        kept, redone = redo.kept_forwards, redo.redone_forwards
+        kept_text = f"{kept} microbatches are kept at their stages, {redone} redone"
+        yield f"of step {action.step}, {kept_text}"
+    if view.unguarded:
+        layers = ", ".join(map(str, view.unguarded))
+        yield f"nobody has room to guard layers {layers}: one peer alone holds each of them"
+    if isinstance(view.plan, Plan) and view.plan.stand_ins:
+        names = ", ".join(sorted(view.plan.stand_ins))
+        yield f"until the next plan, {names} computes in two pipelines"

@@ -7,11 +7,12 @@ from typing import Any
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.pipeline_order import StageOrder, TaskletKind
 from p2p_dtfm.core.plan import Plan, Stage
-from p2p_dtfm.core.redo import StageRedo
+from p2p_dtfm.core.redo import StageRedo, whole_step
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.stage_progress import StageProgress
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.mailbox import FrameKey, Mailbox
+from p2p_dtfm.daemon.neighbours import neighbours_of
 from p2p_dtfm.daemon.stage_work import Outgoing, StageWork, Unfinished
 from p2p_dtfm.daemon.step_frames import StepFrames
 from p2p_dtfm.daemon.step_recorder import StepRecorder
@@ -50,8 +51,8 @@ class Microbatches:
         recorder: StepRecorder,
         on_progress: OnProgress,
     ) -> None:
-        place = plan.place_of(me)
-        assert place is not None, "a spare has no microbatches"
+        stage = plan.stage_of(me)
+        assert stage is not None, "a spare has no microbatches"
         self._mailbox = mailbox
         self._me = me
         self._spec = spec
@@ -62,8 +63,9 @@ class Microbatches:
         self._compute = compute
         self._recorder = recorder
         self._on_progress = on_progress
-        self._pipeline = plan.pipelines[place[0]]
-        self._position = place[1]
+        self._stage = stage
+        self._neighbours = neighbours_of(plan, me, spec)
+        self._redo = whole_step(plan, me)
 
     async def train(
         self,
@@ -76,18 +78,19 @@ class Microbatches:
         `on_final(layer)` is called for each layer, the last one first, when all gradients of these
         microbatches are in its buffer.
         """
+        self._redo = redo
         work, places = self._work, {number: n for n, number in enumerate(redo.microbatches)}
         await self._compute.run(self._finish_backward)
         order = StageOrder(
             range(len(places)),
-            self._pipeline.stages[self._position].in_flight,
+            self._stage.in_flight,
             makes_inputs=self._runner.has_embedding,
             makes_losses=self._runner.has_head,
             splits=self._runner.splits,
             forwards_done=len(work.forwarded),
             backwards_done=work.backwards,
             weights_done=work.weights,
-            forwards_done_next=redo.next_forwards,
+            done_next={places[number] for number in redo.next_has},
         )
         not_final = dict.fromkeys(reversed(self._runner.layer_states))
 
@@ -118,17 +121,17 @@ class Microbatches:
             place, number = tasklet.microbatch, redo.microbatches[tasklet.microbatch]
             if tasklet.kind is TaskletKind.FORWARD:
                 sent = await self._compute.run(self._forward, step, number, inputs.pop(place, None))
-                is_missing = place >= redo.next_forwards
+                is_missing = number not in redo.next_has
             elif tasklet.kind is TaskletKind.WEIGHT:
                 weights = self._recorder.timed("backward", number, self._runner.weight_backward)
                 await self._compute.run(weights, number)
                 continue
             elif not order.splits and order.only_weights_are_left:
                 sent = await self._last_backward(number, gradients.pop(place, None), is_final)
-                is_missing = place >= redo.previous_backwards
+                is_missing = number not in redo.previous_has
             else:
                 sent = await self._compute.run(self._backward, number, gradients.pop(place, None))
-                is_missing = place >= redo.previous_backwards
+                is_missing = number not in redo.previous_has
             self._say(step)
             if sent is not None and is_missing:
                 self._send(step, _BOUNDARY_OF[tasklet.kind], number, sent)
@@ -155,7 +158,7 @@ class Microbatches:
         is_input = key.kind is FrameKind.ACTIVATION
         if place < (len(self._work.forwarded) if is_input else self._work.backwards):
             return
-        tensor = await self._boundary(key.kind, payload)
+        tensor = await self._boundary(key, payload)
         if is_input:
             order.input_arrived(place)
             inputs[place] = tensor
@@ -170,7 +173,7 @@ class Microbatches:
         if self._runner.has_head:
             self._work.forward_done(number, None, float(result))
             return None
-        sent = self._outgoing(FrameKind.ACTIVATION, result)
+        sent = self._outgoing(FrameKind.ACTIVATION, number, result)
         self._work.forward_done(number, sent, None)
         return sent
 
@@ -183,7 +186,7 @@ class Microbatches:
 
     def _backward_done(self, number: int, gradient: Tensor | None) -> Outgoing | None:
         kind = FrameKind.ACTIVATION_GRADIENT
-        sent = None if gradient is None else self._outgoing(kind, gradient)
+        sent = None if gradient is None else self._outgoing(kind, number, gradient)
         self._work.backward_done(number, sent)
         return sent
 
@@ -192,14 +195,14 @@ class Microbatches:
         work = self._work
         due: list[tuple[FrameKind, int]] = []
         if not self._runner.has_head:
-            due += [(FrameKind.ACTIVATION, n) for n in work.forwarded[redo.next_forwards :]]
+            due += [(FrameKind.ACTIVATION, n) for n in work.forwarded if n not in redo.next_has]
         if not self._runner.has_embedding:
-            done = work.forwarded[redo.previous_backwards : work.backwards]
+            done = (n for n in work.forwarded[: work.backwards] if n not in redo.previous_has)
             due += [(FrameKind.ACTIVATION_GRADIENT, n) for n in done]
         for kind, number in due:
             sent = work.kept(kind, number)
-            if sent.codec != self._codec(kind):
-                sent = await self._compute.run(self._again, kind, sent)
+            if sent.codec != self._codec(kind, number):
+                sent = await self._compute.run(self._again, kind, number, sent)
             self._send(step, kind, number, sent)
 
     async def _last_backward(
@@ -241,17 +244,18 @@ class Microbatches:
             is_final(layer)
             await asyncio.sleep(0)
 
-    async def evaluate(self, step: int, numbers: range) -> float:
-        """Held-out microbatches; returns the summed loss where the head is, else 0."""
+    async def evaluate(self, step: int) -> float:
+        """The held-out microbatches of this peer's places, in the order that all follow; returns
+        the summed loss where the head is, else 0."""
         loss_sum = 0.0
-        for number in numbers:
+        for number in self.held_out:
             entry = None
             if not self._runner.has_embedding:
                 key = self._activation(step, number)
                 with self._recorder.span("wait"):
                     payload = await self._mailbox.take(key)
                 try:
-                    entry = await self._boundary(key.kind, payload)
+                    entry = await self._boundary(key, payload)
                 except PeerFault as fault:
                     await self._frames.refuse(key.sender, fault)
             evaluate = self._recorder.timed("evaluate", number, self._runner.evaluate)
@@ -263,7 +267,7 @@ class Microbatches:
             if self._runner.has_head:
                 loss_sum += float(result)
             else:
-                sent = await self._compute.run(self._outgoing, FrameKind.ACTIVATION, result)
+                sent = await self._compute.run(self._outgoing, FrameKind.ACTIVATION, number, result)
                 self._send(step, FrameKind.ACTIVATION, number, sent)
         return loss_sum
 
@@ -274,25 +278,40 @@ class Microbatches:
         entry = tokens if activation is None else activation
         return (entry, targets) if self._runner.has_head else (entry,)
 
-    async def _boundary(self, kind: FrameKind, payload: bytearray) -> Tensor:
+    async def _boundary(self, key: FrameKey, payload: bytearray) -> Tensor:
         """Raises `PeerFault`."""
-        codec = codec_of(self._mailbox.codec_of(kind), self._spec.codecs)
+        codec = codec_of(self._mailbox.codec_of(key.kind, key.sender), self._spec.codecs)
         if codec.lossless:
             return codec.decode(payload, self._shape)
         return await self._compute.run(codec.decode, payload, self._shape)
 
     def _activation(self, step: int, number: int) -> FrameKey:
-        stage = self._pipeline.stages[self._position]
-        before = self._pipeline.stages[self._position - 1]
-        return FrameKey(step, FrameKind.ACTIVATION, stage.first_layer, number, before.peer_id)
+        before, layer = self._neighbours[self._place(number)].before, self._stage.first_layer
+        assert before is not None, "the embedding has its inputs"
+        return FrameKey(step, FrameKind.ACTIVATION, layer, number, before.peer_id)
 
-    def _neighbour(self, kind: FrameKind) -> Stage:
-        """Where boundary tensors of this kind go."""
-        return self._pipeline.stages[self._position + (1 if kind is FrameKind.ACTIVATION else -1)]
+    @property
+    def held_out(self) -> list[int]:
+        """The held-out microbatches that go through this stage."""
+        return sorted(number for beside in self._neighbours for number in beside.held_out)
 
-    def _codec(self, kind: FrameKind) -> str:
-        """In which they go there."""
-        boundaries, neighbour = self._mailbox.wire.boundaries, self._neighbour(kind).peer_id
+    def _place(self, number: int) -> int:
+        """Which of this peer's places a microbatch goes through."""
+        for place, beside in enumerate(self._neighbours):
+            if number in beside.held_out:
+                return place
+        return self._redo.place(number)
+
+    def _neighbour(self, kind: FrameKind, number: int) -> Stage:
+        """Where this microbatch's boundary tensor of this kind goes."""
+        beside = self._neighbours[self._place(number)]
+        found = beside.after if kind is FrameKind.ACTIVATION else beside.before
+        assert found is not None, "an end of a pipeline sends nothing outward"
+        return found
+
+    def _codec(self, kind: FrameKind, number: int) -> str:
+        """In which it goes there."""
+        boundaries, neighbour = self._mailbox.wire.boundaries, self._neighbour(kind, number).peer_id
         if kind is FrameKind.ACTIVATION:
             return boundaries[self._me, neighbour].activation
         return boundaries[neighbour, self._me].gradient
@@ -301,24 +320,22 @@ class Microbatches:
     def _shape(self) -> tuple[int, int, int]:
         return self._spec.batch.microbatch, self._spec.model.context, self._spec.model.width
 
-    def _outgoing(self, kind: FrameKind, tensor: Tensor) -> Outgoing:
+    def _outgoing(self, kind: FrameKind, number: int, tensor: Tensor) -> Outgoing:
         """Compute thread."""
-        name = self._codec(kind)
+        name = self._codec(kind, number)
         codec = codec_of(name, self._spec.codecs)
         if codec.lossless:  # the others encode on the device, and their bytes are few
             tensor = self._runner.copies.to_host(tensor).wait()
         return Outgoing(name, codec.encode(tensor))
 
-    def _again(self, kind: FrameKind, sent: Outgoing) -> Outgoing:
+    def _again(self, kind: FrameKind, number: int, sent: Outgoing) -> Outgoing:
         """In the codec of the present view. Compute thread."""
-        return self._outgoing(
-            kind, codec_of(sent.codec, self._spec.codecs).decode(sent.payload, self._shape)
-        )
+        codec = codec_of(sent.codec, self._spec.codecs)
+        return self._outgoing(kind, number, codec.decode(sent.payload, self._shape))
 
     def _send(self, step: int, kind: FrameKind, number: int, sent: Outgoing) -> None:
-        neighbour, stage = self._neighbour(kind), self._pipeline.stages[self._position]
-        is_forward = kind is FrameKind.ACTIVATION
-        layer = (neighbour if is_forward else stage).first_layer
+        neighbour, is_forward = self._neighbour(kind, number), kind is FrameKind.ACTIVATION
+        layer = (neighbour if is_forward else self._stage).first_layer
         header = self._frames.header(step, kind, layer, number, self._shape, sent.codec)
         lane = "forward" if is_forward else "backward"
         self._frames.send_later(neighbour.peer_id, lane, header, sent.payload)

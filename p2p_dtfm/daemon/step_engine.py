@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.redo import StageRedo
+from p2p_dtfm.core.redo import StageRedo, whole_step
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.compute import Compute
-from p2p_dtfm.daemon.mailbox import Mailbox, held_out_indices, segments_of
+from p2p_dtfm.daemon.mailbox import Mailbox, segments_of
 from p2p_dtfm.daemon.microbatches import BatchOf, Microbatches, OnProgress
 from p2p_dtfm.daemon.stage_work import StageWork
 from p2p_dtfm.daemon.step_frames import StepFrames, Transport
@@ -79,6 +79,8 @@ class StepEngine:
         buffers still hold this peer's own part."""
         self._runner = self.work.runner
         self._recompute = recompute
+        self.whole = whole_step(plan, me)
+        """This stage's part in a step of which nothing is done."""
         self._pipeline = plan.pipelines[place[0]]
         self._is_local = spec.sync.mode == "local"
         self._microbatches = Microbatches(
@@ -93,7 +95,6 @@ class StepEngine:
             self._recorder,
             (lambda step, progress: None) if self._is_local else on_progress,
         )
-        self._held_out = held_out_indices(plan, spec, place[0])
         self._segments = segments_of(plan, me)
         self._memory = memory
         self._on_alone = on_alone
@@ -110,18 +111,18 @@ class StepEngine:
         Afterwards `reduced` has the reduced gradient of each layer; the gradient buffers still hold
         this peer's own. Where a peer does not send what is due, this waits until it is cancelled.
         """
-        redo = redo or StageRedo(tuple(self._pipeline.microbatches))
+        redo = redo or self.whole
         self.mailbox.begin_step(step)
         self._recorder.begin(step, goes_on=redo.forwards > 0)
         await self._compute.run(self._start, step, redo)
         held_out_loss = 0.0
         if evaluate:
-            held_out_loss = await self._microbatches.evaluate(step, self._held_out)
+            held_out_loss = await self._microbatches.evaluate(step)
         if train:
             await self._train(step, redo)
         makes_losses = self._runner.has_head
         count = len(redo.microbatches) if train and makes_losses else 0
-        held_out_count = len(self._held_out) if evaluate and makes_losses else 0
+        held_out_count = len(self._microbatches.held_out) if evaluate and makes_losses else 0
         tokens = self._spec.batch.microbatch * self._spec.model.context
         return LocalResult(
             squared_norms=await self._compute.run(self._squared_norms),

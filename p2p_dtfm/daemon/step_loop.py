@@ -99,7 +99,7 @@ class StepLoop:
         train = step < spec.total_steps
         evaluate = not train or step % spec.evaluation.every_steps == 0
         await self._place.offer_states()
-        redo = self._redo(plan, step)
+        redo = self._redo(plan, step) or engine.whole
         microbatches = redo.microbatches if train else ()
         await have_shards(
             self._tools, self._outlet, self._state, view, plan, step, microbatches, evaluate
@@ -119,13 +119,10 @@ class StepLoop:
         await self._apply(view, engine, outcome, train=train)
         recorder.end()
 
-    def _redo(self, plan: Plan, step: int) -> StageRedo:
-        """This stage's part in the step: what is left of it, if it has failed before."""
+    def _redo(self, plan: Plan, step: int) -> StageRedo | None:
+        """What is left of this stage's part in the step, if it has failed before."""
         redo, me = self._state.redo, self._tools.me
-        mine = redo.stage(plan, me) if redo is not None and redo.step == step else None
-        place = plan.place_of(me)
-        assert place is not None
-        return mine or StageRedo(tuple(plan.pipelines[place[0]].microbatches))
+        return redo.stage(plan, me) if redo is not None and redo.step == step else None
 
     async def _compute(self, view: View, running: Coroutine[Any, Any, LocalResult]) -> LocalResult:
         """The engine's part, while state is offered to those who wait for it to do theirs.

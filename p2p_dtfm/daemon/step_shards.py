@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.view import View
-from p2p_dtfm.daemon.mailbox import held_out_indices
+from p2p_dtfm.daemon.neighbours import neighbours_of
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.trainer_state import Outlet, Tools, TrainerState
 from p2p_dtfm.net.blobs import BlobUnavailable
@@ -35,7 +35,8 @@ async def have_shards(
     pipeline = plan.pipelines[place[0]]
     if 0 < place[1] < len(pipeline.stages) - 1:
         return
-    held_out = evaluate and bool(held_out_indices(plan, tools.spec, place[0]))
+    beside = neighbours_of(plan, tools.me, tools.spec)
+    held_out = evaluate and any(each.held_out for each in beside)
     needed = tools.batches.shards(step, microbatches, held_out=held_out)
     while not state.is_over(view):
         try:

@@ -79,14 +79,10 @@ def _peer(record: PeerRecord, plan: Plan | None, point: tuple[float, float]) -> 
 
 def _part(snapshot: Snapshot, plan: Plan, me: str) -> MyPart:
     explained = explain_peer(snapshot, plan, me)
-    place = plan.place_of(me)
-    share = 0.0
-    if place is not None:
-        pipeline = plan.pipelines[place[0]]
-        workload = snapshot.workload
-        layers = len(pipeline.stages[place[1]].layers)
-        share = layers * pipeline.microbatch_count
-        share /= workload.layer_count * workload.microbatch_count
+    workload = snapshot.workload
+    microbatches = sum(plan.pipelines[n].microbatch_count for n, _ in plan.places_of(me))
+    share = len(plan.layers_of(me)) * microbatches
+    share /= workload.layer_count * workload.microbatch_count
     alternative = explained.alternative
     guards = guards_in(snapshot, plan)
     return MyPart(

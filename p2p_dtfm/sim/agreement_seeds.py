@@ -86,6 +86,12 @@ class Result:
     kept_forwards: int = 0
     redone_forwards: int = 0
     """Of microbatches through stages, at failures: see `core.redo.Redo`."""
+    mended_views: int = 0
+    """Views in which peers stand in for others."""
+    mended_again: int = 0
+    """Of these, the ones that an unplanned view followed: something failed once more."""
+    mended_forwards: int = 0
+    """Of `kept_forwards`, those kept in mended views."""
     recoveries_ns: list[int] = field(default_factory=list)
 
 
@@ -153,8 +159,17 @@ class SeededRun:
         result.views = len(world.invariants.views)
         result.kept_forwards = sum(redo.kept_forwards for redo in world.redone.values())
         result.redone_forwards = sum(redo.redone_forwards for redo in world.redone.values())
+        self._count_mended(result)
         result.recoveries_ns = self.faults.recoveries_ns
         return result
+
+    def _count_mended(self, result: Result) -> None:
+        views, redone = self.world.invariants.views, self.world.redone
+        mended = {id for id, v in views.items() if isinstance(v.plan, Plan) and v.plan.stand_ins}
+        unplanned = [view.snapshot for view in views.values() if not view.snapshot.planned]
+        result.mended_views = len(mended)
+        result.mended_again = len(mended & {snapshot.previous for snapshot in unplanned})
+        result.mended_forwards = sum(redone[id].kept_forwards for id in mended & redone.keys())
 
     _goal: tuple[object, int] | None = None
 
@@ -231,7 +246,10 @@ def main() -> int:
         f"{max((r.settle_views for r in good), default=0)} views; "
         f"{sum(r.given_up_steps for r in good)} steps given up after splits and losses; "
         f"{sum(r.kept_forwards for r in results)} forwards of failed steps kept, "
-        f"{sum(r.redone_forwards for r in results)} redone"
+        f"{sum(r.redone_forwards for r in results)} redone; "
+        f"{sum(r.mended_views for r in results)} views with stand-ins kept "
+        f"{sum(r.mended_forwards for r in results)} of them, and "
+        f"{sum(r.mended_again for r in results)} failed once more"
     )
     if recoveries:
         print(

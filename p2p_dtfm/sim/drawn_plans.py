@@ -17,7 +17,7 @@ def any_plan(snapshot: Snapshot) -> Plan | NoPlan:
     chance = prng_of_digest(snapshot.knowledge)
     pipelines: list[tuple[Stage, ...]] = []
     if snapshot.present is not None and chance.below(2):
-        pipelines = _mended(snapshot.present, names)
+        pipelines = _mended(snapshot.present.vacated(), names)
     if not pipelines:
         pipelines = _drawn(names, workload.layer_count, workload.microbatch_count, chance)
     placed = {stage.peer_id for stages in pipelines for stage in stages}
@@ -33,10 +33,9 @@ def _mended(plan: Plan, names: list[str]) -> list[tuple[Stage, ...]]:
     for pipeline in plan.pipelines:
         gone = [stage.peer_id for stage in pipeline.stages if stage.peer_id not in names]
         if len(gone) <= len(free):
-            instead = {name: free.pop(0) for name in gone}
             mended.append(
                 tuple(
-                    msgspec.structs.replace(s, peer_id=instead.get(s.peer_id, s.peer_id))
+                    msgspec.structs.replace(s, peer_id=free.pop(0)) if s.peer_id in gone else s
                     for s in pipeline.stages
                 )
             )

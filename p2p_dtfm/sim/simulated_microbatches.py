@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.redo import Redo, StageRedo
+from p2p_dtfm.core.redo import Redo, StageRedo, whole_step
 from p2p_dtfm.core.stage_progress import StageProgress, as_runs
 from p2p_dtfm.core.view import View
 from p2p_dtfm.sim.invariants import Violation
@@ -52,10 +52,7 @@ class SimulatedMicrobatches(SimulatedProcess):
     def _begin_work(self, view: View, plan: Plan, key: Key) -> None:
         redo, layers = self.redo, view.layers_of(self.name)
         mine = redo.stage(plan, self.name) if redo is not None and redo.step == key[1] else None
-        if mine is None:
-            place = plan.place_of(self.name)
-            assert place is not None
-            mine = StageRedo(tuple(plan.pipelines[place[0]].microbatches))
+        mine = mine or whole_step(plan, self.name)
         if mine.forwards:
             self._go_on(key[1], layers, mine)
         else:
@@ -158,24 +155,21 @@ class SimulatedMicrobatches(SimulatedProcess):
         if view is None or plan is None or self.part is None:
             return
         key, mine = self.part
-        place = plan.place_of(self.name)
-        if key[0] != view.id or place is None:
+        if key[0] != view.id:
             return
-        stages, position = plan.pipelines[place[0]].stages, place[1]
-        base = self.states[stages[position].first_layer].value
-        sent = (
-            (position + 1, True, range(max(forwards.start, mine.next_forwards), forwards.stop)),
-            (
-                position - 1,
-                False,
-                range(max(backwards.start, mine.previous_backwards), backwards.stop),
-            ),
-        )
-        for to, is_activation, places in sent:
-            if 0 <= to < len(stages) and places:
-                numbers = tuple(self.work.forwarded[n] for n in places)
-                message = Boundary(self.agreement.me, *key, is_activation, numbers, base)
-                self._send(stages[to].peer_id, message)
+        for at, (pipeline, position) in enumerate(plan.places_of(self.name)):
+            stages = plan.pipelines[pipeline].stages
+            base = self.states[stages[position].first_layer].value
+            sent = (
+                (position + 1, True, forwards, mine.next_has),
+                (position - 1, False, backwards, mine.previous_has),
+            )
+            for to, is_activation, places, has in sent:
+                done = (self.work.forwarded[n] for n in places)
+                numbers = tuple(n for n in done if mine.place(n) == at and n not in has)
+                if 0 <= to < len(stages) and numbers:
+                    message = Boundary(self.agreement.me, *key, is_activation, numbers, base)
+                    self._send(stages[to].peer_id, message)
 
     def _resend_boundaries(self) -> None:
         self._send_boundaries(range(len(self.work.forwarded)), range(self.work.backwards))

@@ -12,7 +12,8 @@ from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.daemon.mailbox import STEPS_AHEAD_LIMIT, FrameKey, Mailbox, held_out_indices
+from p2p_dtfm.daemon.mailbox import STEPS_AHEAD_LIMIT, FrameKey, Mailbox
+from p2p_dtfm.daemon.neighbours import held_out_indices
 from p2p_dtfm.net.frames import FrameHeader, FrameKind
 from tests.core.builders import run_spec
 
@@ -232,7 +233,6 @@ def test_held_out_microbatches_go_round_the_pipelines_and_leave_none_out() -> No
         spec = SPEC.model_copy(update={"evaluation": evaluation})
         shares = [held_out_indices(PLAN, spec, pipeline) for pipeline in (0, 1)]
         assert sorted(n for share in shares for n in share) == list(range(4, 4 + sequences // 2))
-    assert held_out_indices(PLAN, SPEC, None) == range(0)
 
 
 @pytest.mark.parametrize(
@@ -246,6 +246,47 @@ def test_who_has_the_embedding_is_due_no_activation(
     for sender in "abcd":
         with pytest.raises(PeerFault, match="not due"):
             box.put(sender, own(header()), bytearray())
+
+
+MENDED = Plan(
+    (
+        Pipeline((Stage("a", 0, 2, 2), Stage("b", 2, 4, 1), Stage("c", 4, 6, 1)), 0, 3),
+        Pipeline(
+            (Stage("d", 0, 2, 1), Stage("b", 2, 4, 1, stands_in=True), Stage("e", 4, 6, 1)), 3, 1
+        ),
+    ),
+    (),
+    1,
+)
+
+
+def test_who_stands_in_gets_each_pipelines_tensors_from_its_own_neighbours() -> None:
+    box = Mailbox(VIEW, MENDED, "b", SPEC)
+    box.redo(5, StageRedo((0, 3, 1, 2), forwards=1, stood_in=(frozenset({3, 2}),)))
+    due = [
+        ("a", header(index=1)),
+        ("d", header(index=3)),
+        ("d", header(index=2)),
+        ("c", header(GRADIENT, layer=4, index=0)),
+        ("e", header(GRADIENT, layer=4, index=2)),
+        ("d", header(index=3, step=6)),
+        ("a", header(index=4)),
+        ("d", header(index=5)),
+    ]
+    for sender, frame in due:
+        box.put(sender, frame, bytearray(1))
+    refused = [
+        ("a", header(index=0)),
+        ("a", header(index=2)),
+        ("a", header(index=5)),
+        ("d", header(index=1)),
+        ("d", header(index=2, step=6)),
+        ("c", header(GRADIENT, layer=4, index=3)),
+        ("e", header(GRADIENT, layer=4, index=1)),
+    ]
+    for sender, frame in refused:
+        with pytest.raises(PeerFault, match="not due"):
+            box.put(sender, frame, bytearray(1))
 
 
 def test_of_a_step_that_goes_on_only_what_is_missing_comes() -> None:

@@ -46,6 +46,26 @@ def test_every_member_has_its_place() -> None:
         assert named == [stage.peer_id for stage in pipeline.stages]
 
 
+def test_who_stands_in_is_shown_in_both_pipelines() -> None:
+    """Peers 0 and 1, 2 and 3; then 1 has gone, and 3 has the work of both."""
+    view = planned(4, stages=2)
+    assert isinstance(view.plan, Plan)
+    first, second = view.plan.pipelines
+    stage = msgspec.structs.replace(first.stages[1], peer_id=name_of(3), stands_in=True)
+    first = msgspec.structs.replace(first, stages=(first.stages[0], stage))
+    plan = msgspec.structs.replace(view.plan, pipelines=(first, second))
+    left = tuple(r for r in view.snapshot.records if r.peer_id != name_of(1))
+    mended = View(msgspec.structs.replace(view.snapshot, records=left), plan)
+    state = view_state(mended, SPEC, name_of(3), from_step=7)
+    assert [pipeline.peers for pipeline in state.pipelines] == [(0, 2), (1, 2)]
+    assert (state.peers[2].pipeline, state.peers[2].position) == (1, 1)
+    assert state.part is not None and state.part.share == 0.5
+    assert "stands in for a lost peer in pipeline 1" in state.part.role
+    ways = {(flow.here, flow.there) for flow in state.flows if flow.kind == "pipeline"}
+    assert ways == {(0, 2), (1, 2)}
+    assert view_state(mended, SPEC, name_of(0), from_step=7).part is not None
+
+
 def test_flows_are_activations_and_gradients() -> None:
     """Reduction of a segment among n holders moves 2 (n-1)/n of its bytes out of each of them."""
     view = planned(3, stages=1)

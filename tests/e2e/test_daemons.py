@@ -106,6 +106,35 @@ def no_daemon_is_left(tmp_path: Path):
     assert not processes_of(tmp_path)
 
 
+@pytest.mark.nightly
+def test_a_replica_stands_in_for_a_killed_peer(tmp_path: Path) -> None:
+    """Two pipelines of two, as memory allows no other; one is killed in the middle of a step."""
+    steps = 24
+    spec = write_spec(
+        tmp_path,
+        total_steps=steps,
+        model={"layers": 2, "width": 128, "heads": 2, "context": 128, "vocabulary": 256},
+        batch={"global_batch": 64, "microbatch": 4},
+        evaluation={"every_steps": 3, "sequences": 8},
+        optimizer={"peak_learning_rate": 2e-4, "warmup_steps": 20},
+    )
+    half = ["--memory-gib", "0.012"]
+    with LocalSwarm(tmp_path, ["--threads", "1", "--exit-when-done"]) as swarm:
+        founder, address = swarm.found(["--run", str(spec), "--expect-peers", "4", *half])
+        others = [swarm.join(address, half) for _ in range(3)]
+        wait_until(lambda: step_of(founder) >= 6, "six steps")
+        layers = [tuple(child.status()["layers"]) for child in swarm.children]
+        assert sorted(layers) == [(0, 1), (0, 1), (2, 3), (2, 3)]
+        os.kill(others[0].process.pid, signal.SIGKILL)
+        for child in (founder, *others[1:]):
+            assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
+    assert_equals_the_plain_loop(founder, steps)
+    views = [event for event in founder.events() if event["event"] == "view"]
+    mended = [view for view in views if view.get("stand_ins")]
+    assert mended and mended[0]["kept_microbatches"] > 0, views
+    assert "stand_ins" not in views[-1], "planned anew"
+
+
 def test_a_killed_peer_costs_no_step_and_changes_no_loss(tmp_path: Path) -> None:
     """Kill -9 one of four in the middle of the run, the founder too; the others go on."""
     steps = 240

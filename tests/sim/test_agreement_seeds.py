@@ -55,6 +55,7 @@ def test_nothing_breaks_whatever_fails(first: int) -> None:
     inflicted = {kind for result in results for kind in result.inflicted}
     assert len(set(KINDS) - inflicted) <= 2, "nearly each kind of fault occurs in so few seeds"
     assert sum(result.kept_forwards for result in results) > 0, "work of failed steps is kept"
+    assert sum(result.mended_forwards for result in results) > 0, "and by stand-ins"
     for number, what in enumerate(("lost", "repeated", "late")):
         assert sum(result.messages[number] for result in results) > 0, f"messages are {what}"
 
@@ -156,6 +157,16 @@ def test_dealing_out_what_a_pipeline_keeps_is_found(monkeypatch: pytest.MonkeyPa
         ]
 
     monkeypatch.setattr(redo, "_deal", all_again)
+    _, violation = first_seed_that_fails()
+    assert "samples" in violation
+
+
+def test_a_stand_in_that_counts_as_another_holder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def each_place(plan: Plan, layer: int) -> tuple[str, ...]:
+        stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
+        return tuple(stage.peer_id for stage in stages if layer in stage.layers)
+
+    monkeypatch.setattr(Plan, "holders", each_place)
     _, violation = first_seed_that_fails()
     assert "samples" in violation
 

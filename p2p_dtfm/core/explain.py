@@ -124,8 +124,10 @@ def explain_peer(snapshot: Snapshot, plan: Plan, peer_id: str) -> PeerExplanatio
         tuple(number_of[stage.peer_id] for stage in pipeline.stages) for pipeline in plan.pipelines
     )
     model = StepModel(problem)
-    cost = _in_force(model, plan, placement)
-    off_ns = model.judged(cost).step_ns - model.refined(cost).step_ns
+    off_ns = 0
+    if not plan.stand_ins:  # else nothing is timed: the model knows one place of a peer
+        cost = _in_force(model, plan, placement)
+        off_ns = model.judged(cost).step_ns - model.refined(cost).step_ns
     timing = _Model(problem, model, model.refined, off_ns)
     return _explain_peer(snapshot, plan, timing, placement, snapshot.record(peer_id))
 
@@ -174,7 +176,7 @@ def _explain_peer(
         alternative = _best_insertion(model, placement, record.peer_id)
     else:
         role = _role(plan, stage, record)
-        is_mended = bool(plan.stand_ins)  # for a step or two; the model knows one place of a peer
+        is_mended = bool(plan.stand_ins)  # for a step or two
         alternative = None if is_mended else _without(model, placement, record.peer_id)
     return PeerExplanation(
         peer_id=record.peer_id,

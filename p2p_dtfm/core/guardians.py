@@ -16,7 +16,8 @@ GUARDED_COPIES = STATE_COPIES + 2
 """A layer's state, and the reduced gradients of the last step and of this one."""
 
 QUEUED_BYTES_LIMIT = 256 << 20
-"""Of gradients that wait for one guardian; when more do, its holder stops feeding it."""
+"""Of gradients that wait for one guardian; when more do, its holder stops feeding it. Of large
+layers more may (`queued_bytes_limit`)."""
 
 Peer = TypeVar("Peer", str, int)
 Way = Callable[[Peer, Peer], tuple[int, int]]
@@ -144,7 +145,13 @@ def keeps_up(gradient_bytes: int, transfer_ns: int, step_ns: int) -> bool:
     of further steps queue for it; when too many do, its holder stops feeding it.
     """
     steps = -(-STATE_COPIES * transfer_ns // max(1, step_ns))
-    return steps * gradient_bytes <= QUEUED_BYTES_LIMIT
+    return steps * gradient_bytes <= queued_bytes_limit(gradient_bytes)
+
+
+def queued_bytes_limit(step_bytes: int) -> int:
+    """What may wait for one follower or guardian that gets `step_bytes` of gradients in each step:
+    always two steps, or it could never begin."""
+    return max(QUEUED_BYTES_LIMIT, 2 * step_bytes)
 
 
 class Receipts:

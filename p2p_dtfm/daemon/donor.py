@@ -16,7 +16,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from p2p_dtfm.core.guardians import QUEUED_BYTES_LIMIT
+from p2p_dtfm.core.guardians import queued_bytes_limit
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.core.wire_plan import CHUNK_ELEMENTS
@@ -60,6 +60,8 @@ class _Subscription:
     blobs: set[str] = field(default_factory=set)
     queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
     queued_bytes: int = 0
+    step_bytes: int = 0
+    """Of a step's gradients of what is offered."""
     closed: bool = False
 
     @property
@@ -159,7 +161,9 @@ class Donor:
         if self._subscriptions.get(key) is not subscription:
             self._remove_unless_wanted(subscription.blobs)
             return False
-        subscription.offered.add(layer)
+        if layer not in subscription.offered:
+            subscription.offered.add(layer)
+            subscription.step_bytes += state.gradient_vector().nbytes
         request = subscription.request
         offered = LayerOffered(request.view, request.number, layer, version, blob, size_bytes)
         self._put(key, subscription, offered)
@@ -219,7 +223,8 @@ class Donor:
     def _put(self, key: _Key, subscription: _Subscription, item: Any, size_bytes: int = 0) -> None:
         subscription.queued_bytes += size_bytes
         is_full = subscription.queue.qsize() >= QUEUED_MESSAGES_LIMIT
-        if is_full or subscription.queued_bytes > QUEUED_BYTES_LIMIT:
+        limit_bytes = queued_bytes_limit(subscription.step_bytes)
+        if is_full or subscription.queued_bytes > limit_bytes:
             behind = f"{subscription.queue.qsize()} messages, {subscription.queued_bytes} bytes"
             self._end(key, subscription, f"it is {behind} behind")
             return

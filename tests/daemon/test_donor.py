@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from p2p_dtfm.core import guardians
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import StepOutcome
-from p2p_dtfm.daemon import donor as donor_module
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.donor import Donor
 from p2p_dtfm.daemon.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
@@ -150,7 +150,7 @@ def test_a_follower_that_does_not_keep_up_is_dropped_and_not_waited_for(
     play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size_bytes = 4 * LayerState.genesis(SPEC, 0).parameter_count
-    monkeypatch.setattr(donor_module, "QUEUED_BYTES_LIMIT", 3 * size_bytes)
+    monkeypatch.setattr(guardians, "QUEUED_BYTES_LIMIT", 3 * size_bytes)
 
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
         donor.subscribe("x", request({0: -1}))
@@ -163,6 +163,23 @@ def test_a_follower_that_does_not_keep_up_is_dropped_and_not_waited_for(
         (ended,) = line.heard_by("x", FollowEnded)
         assert "behind" in ended.reason
         assert blobs.digests() == []
+
+    play(scenario)
+
+
+def test_layers_of_any_size_can_be_followed(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step's gradients alone are more than may usually wait."""
+    monkeypatch.setattr(guardians, "QUEUED_BYTES_LIMIT", 1)
+
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor.subscribe("x", request({0: -1, 1: -1}))
+        await donor.offer(states, 0)
+        for step in range(4):
+            donor.reduced(step, gradients(states))
+            donor.committed(outcome(step))
+            await settle()
+        assert [m.step for m in line.heard_by("x", LayersCommitted)] == [0, 1, 2, 3]
+        assert not line.heard_by("x", FollowEnded)
 
     play(scenario)
 

@@ -53,7 +53,8 @@ def _plan(snapshot: Snapshot, problem: Problem) -> tuple[Plan | NoPlan, bool]:
     model = StepModel(problem)
     present = Present(model, snapshot.present, _states_of(snapshot)) if snapshot.present else None
     warm = present.placement() if present else None
-    best = search(model, fallback, prng_of_digest(snapshot.digest()), warm)
+    in_a_hurry = warm is not None and not snapshot.planned  # all wait; it starts from what stands
+    best = search(model, fallback, prng_of_digest(snapshot.digest()), warm, in_a_hurry)
     chosen = present.choose(best) if present else best
     unchanged = present.unchanged(chosen) if present else None
     plan = unchanged or plan_of(problem, model.judged(chosen))

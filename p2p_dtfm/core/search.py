@@ -33,8 +33,16 @@ PAIRS_FOR_DEALS = 300_000
 """Pairs of holders that may be looked at while the best one's microbatches are dealt anew."""
 
 
+HURRY_DIVISOR = 4
+"""A swarm that stands still gives its search this part of the work."""
+
+
 def search(
-    model: StepModel, fallback: tuple[int, ...], prng: Prng, present: Placement | None = None
+    model: StepModel,
+    fallback: tuple[int, ...],
+    prng: Prng,
+    present: Placement | None = None,
+    in_a_hurry: bool = False,
 ) -> PlacementCost:
     """The best placement found; `fallback` is a pipeline that is known to fit."""
     best = model.cost((fallback,))
@@ -46,7 +54,7 @@ def search(
     budget = min(
         WORK_FOR_EACH_PEER * peer_count * few // FEW_PEERS,
         WORK_FOR_ANY + WORK_FOR_EACH_OF_MANY * peer_count,
-    )
+    ) // (HURRY_DIVISOR if in_a_hurry else 1)
     pool = _first_costs(model, best, present, budget // 3)[:FINALISTS]
     share = 2 * budget // (3 * ROUNDS * ROUNDS.bit_length())
     survivors, found = _refined_first(model, pool)[:ROUNDS], pool

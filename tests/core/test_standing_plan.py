@@ -3,10 +3,16 @@
 import msgspec
 import pytest
 
+from p2p_dtfm.core.costs import StepModel
+from p2p_dtfm.core.feasibility import memory_pipeline
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.planner import compute_plan, fixed_plan
+from p2p_dtfm.core.prng import prng_of_digest
+from p2p_dtfm.core.problem import problem_of
 from p2p_dtfm.core.records import Intent
+from p2p_dtfm.core.search import search
 from p2p_dtfm.core.snapshot import HeldLayer, Snapshot
+from p2p_dtfm.core.stability import Present
 from p2p_dtfm.core.standing_plan import standing_plan
 from tests.core.planning import Peer, name_of, snapshot
 
@@ -59,3 +65,20 @@ def test_what_calls_for_a_plan() -> None:
     assert standing_plan(changed) is None
     newcomer, _ = after_failure(7)
     assert standing_plan(msgspec.structs.replace(newcomer, present=plan)) is None
+
+
+def test_a_swarm_that_stands_still_searches_less() -> None:
+    """And finds a plan no worse than what still stands of the one that failed."""
+    made, plan = after_failure(8)
+    problem = problem_of(made)
+    fallback = memory_pipeline(problem)
+    assert fallback is not None
+    spent, found = [], []
+    for in_a_hurry in (False, True):
+        model = StepModel(problem)
+        start = Present(model, plan, None).placement()
+        prng = prng_of_digest(made.digest())
+        found.append(search(model, fallback, prng, start, in_a_hurry).step_ns)
+        spent.append(model.work)
+    assert spent[1] * 2 < spent[0]
+    assert found[1] <= found[0] * 21 // 20

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -68,6 +68,7 @@ def test_dense_codecs_are_within_their_error(count: int, seed: int, exponent: in
 
 
 @given(counts, seeds, sparse_specs, st.integers(0, 1 << 40))
+@example(7, 1, SparseSpec(one_in=1, keep_percent=100, bits=1), 0)
 def test_sparse_sends_the_largest_of_the_selected(
     count: int, seed: int, spec: SparseSpec, step: int
 ) -> None:

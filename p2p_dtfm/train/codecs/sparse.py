@@ -70,17 +70,19 @@ class Sparse(Codec):
     def _quantised(self, kept: Tensor) -> tuple[Tensor, Tensor]:
         """Least magnitude and step of each block [2 * blocks]; numbers, uint8."""
         magnitudes = _in_blocks(kept.abs())
-        least, steps = self._scales(magnitudes)
+        least, steps = self._scales(magnitudes, kept.numel())
         steps = torch.where(torch.isfinite(steps), steps, math.nan)
         levels = torch.where(steps > 0, (magnitudes - least) / steps, 0.0).round_()
         numbers = levels.clamp_(0, self._levels).to(torch.uint8).view(-1)[: kept.numel()]
         signs = (kept < 0).to(torch.uint8) << (self.bits - 1)
         return torch.cat([least, steps], dim=1).view(-1), numbers | signs
 
-    def _scales(self, magnitudes: Tensor) -> tuple[Tensor, Tensor]:
-        """Least magnitude and step, [blocks, 1] each."""
+    def _scales(self, magnitudes: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Least magnitude and step, [blocks, 1] each. After `count` magnitudes comes filling."""
         if self.bits == 1:
-            mean = _sums(magnitudes) / BLOCK
+            real = torch.arange(magnitudes.numel(), device=magnitudes.device) < count
+            real = real.view_as(magnitudes)
+            mean = _sums(torch.where(real, magnitudes, 0.0)) / real.sum(dim=1, keepdim=True)
             return mean, mean * 0.0
         if self.bits == 2:
             return _two_levels(magnitudes)

@@ -53,10 +53,7 @@ class _Swarm:
         self.numbers = {peer_id: n for n, peer_id in enumerate(self.problem.peer_ids)}
         self.records = snapshot.records
         self.is_genesis = snapshot.step == 0
-        self.held: dict[str, set[int]] = {}
-        for item in snapshot.held:
-            if item.version == snapshot.step:
-                self.held.setdefault(item.peer_id, set()).add(item.layer)
+        self.held = snapshot.states()
 
     # the plan -----------------------------------------------------------------------------------
 
@@ -66,7 +63,7 @@ class _Swarm:
         Whole pipelines stay, and in plan order each broken one that can be filled; of the others
         nobody has a place.
         """
-        if not self._fits(plan):
+        if not plan.covers(self.problem.layer_count, self.problem.microbatch_count):
             return None
         stands = [pipeline for pipeline in plan.pipelines if self._is_whole(pipeline)]
         kept = {pipeline.first_microbatch: pipeline.stages for pipeline in stands}
@@ -79,12 +76,6 @@ class _Swarm:
         if not any(stage.stands_in for stages in pipelines for stage in stages):
             return None
         return self._dealt(pipelines, plan)
-
-    def _fits(self, plan: Plan) -> bool:
-        """Whether it is a plan of this model's layers and this run's microbatches."""
-        counts = sum(pipeline.microbatch_count for pipeline in plan.pipelines)
-        ends = {pipeline.stages[-1].end_layer for pipeline in plan.pipelines}
-        return counts == self.problem.microbatch_count and ends == {self.problem.layer_count}
 
     def _is_whole(self, pipeline: Pipeline) -> bool:
         return all(self._stays(stage) and not stage.stands_in for stage in pipeline.stages)

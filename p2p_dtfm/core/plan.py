@@ -71,6 +71,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
         ]
         return tuple((number, position) for _, number, position in sorted(found))
 
+    def covers(self, layer_count: int, microbatch_count: int) -> bool:
+        """Whether it is one for so many layers, and so many microbatches in a step."""
+        microbatches = sum(pipeline.microbatch_count for pipeline in self.pipelines)
+        ends = {pipeline.stages[-1].end_layer for pipeline in self.pipelines}
+        return microbatches == microbatch_count and ends == {layer_count}
+
     @property
     def stand_ins(self) -> frozenset[str]:
         """Peers with more than one place."""

@@ -51,7 +51,9 @@ def _plan(snapshot: Snapshot, problem: Problem) -> tuple[Plan | NoPlan, bool]:
     if fallback is None:
         return why_infeasible(problem), False
     model = StepModel(problem)
-    present = Present(model, snapshot.present, _states_of(snapshot)) if snapshot.present else None
+    # in a planned view members have what their present stages need
+    states = None if snapshot.planned else snapshot.states()
+    present = Present(model, snapshot.present, states) if snapshot.present else None
     warm = present.placement() if present else None
     in_a_hurry = warm is not None and not snapshot.planned  # all wait; it starts from what stands
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm, in_a_hurry)
@@ -69,20 +71,6 @@ def _has_room(model: StepModel, cost: PlacementCost) -> bool:
         if any(map(int.__lt__, pipeline.in_flight, (min(each, count) for each in wanted))):
             return False
     return True
-
-
-def _states_of(snapshot: Snapshot) -> dict[str, set[int]] | None:
-    """The layers whose state each peer has where an unplanned view starts.
-
-    None for a planned view: its members have what their present stages need.
-    """
-    if snapshot.planned:
-        return None
-    states: dict[str, set[int]] = {}
-    for held in snapshot.held:
-        if held.version == snapshot.step:
-            states.setdefault(held.peer_id, set()).add(held.layer)
-    return states
 
 
 def plan_of(problem: Problem, cost: PlacementCost) -> Plan:

@@ -86,6 +86,14 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return record
         raise KeyError(peer_id)
 
+    def states(self) -> dict[str, set[int]]:
+        """The layers whose state each peer has at `step`."""
+        found: dict[str, set[int]] = {}
+        for item in self.held:
+            if item.version == self.step:
+                found.setdefault(item.peer_id, set()).add(item.layer)
+        return found
+
 
 def sorted_records(records: list[PeerRecord]) -> tuple[PeerRecord, ...]:
     """Canonical order of records in a snapshot."""

@@ -15,7 +15,10 @@ def standing_plan(snapshot: Snapshot) -> Plan | None:
     in a planned view, where a stage has lost its peer or that peer the states, and where somebody
     is new."""
     plan = snapshot.present
-    if snapshot.planned or plan is None or not _is_of(plan, snapshot):
+    work = snapshot.workload
+    if snapshot.planned or plan is None:
+        return None
+    if not plan.covers(work.layer_count, work.microbatch_count):
         return None
     members = {record.peer_id for record in snapshot.records}
     training = {r.peer_id for r in snapshot.records if r.intent is Intent.TRAIN}
@@ -23,16 +26,9 @@ def standing_plan(snapshot: Snapshot) -> Plan | None:
     holders = {stage.peer_id for stage in stages}
     if not holders <= training or not members <= holders | set(plan.spares):
         return None
-    held = {(h.peer_id, h.layer) for h in snapshot.held if h.version == snapshot.step}
-    needed = {(stage.peer_id, layer) for stage in stages for layer in stage.layers}
-    if snapshot.step > 0 and not needed <= held:
+    states = snapshot.states()
+    if snapshot.step > 0 and any(
+        not states.get(stage.peer_id, set()).issuperset(stage.layers) for stage in stages
+    ):
         return None
     return msgspec.structs.replace(plan, spares=tuple(sorted(members - holders)))
-
-
-def _is_of(plan: Plan, snapshot: Snapshot) -> bool:
-    """Whether it is a plan of this model's layers and this run's microbatches."""
-    work = snapshot.workload
-    microbatches = sum(pipeline.microbatch_count for pipeline in plan.pipelines)
-    ends = {pipeline.stages[-1].end_layer for pipeline in plan.pipelines}
-    return (microbatches, ends) == (work.microbatch_count, {work.layer_count})

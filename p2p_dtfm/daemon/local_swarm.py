@@ -132,18 +132,22 @@ class LocalSwarm:
         return self.start(["--initial-peers", address, *arguments], name, home)
 
     def stop(self) -> None:
-        """End all children: first kindly, after `STOP_DEADLINE_S` by force."""
-        for child in self.children:
-            if child.running:
-                child.process.send_signal(signal.SIGTERM)
-        end_s = time.monotonic() + STOP_DEADLINE_S
-        for child in self.children:
-            try:
-                child.process.wait(max(0.1, end_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
-            if child.process.stdin is not None:
-                child.process.stdin.close()
-            for file in child.files:
-                file.close()
+        stop_all(self.children)
+
+
+def stop_all(children: Sequence[Child]) -> None:
+    """End them: first kindly, after `STOP_DEADLINE_S` by force."""
+    for child in children:
+        if child.running:
+            child.process.send_signal(signal.SIGTERM)
+    end_s = time.monotonic() + STOP_DEADLINE_S
+    for child in children:
+        try:
+            child.process.wait(max(0.1, end_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
+        if child.process.stdin is not None:
+            child.process.stdin.close()
+        for file in child.files:
+            file.close()

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from p2p_dtfm.daemon.local_swarm import Child
+from p2p_dtfm.daemon.local_swarm import Child, stop_all
 from tests.nat.home_networks import Namespace
 
 START_DEADLINE_S = 120.0
-STOP_DEADLINE_S = 30.0
 PORT = 31331
 ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM")
 """Even when this process is killed: a bootstrap node does not watch its standard input."""
@@ -65,19 +64,7 @@ class HomeSwarm:
         return child
 
     def __exit__(self, *problem: object) -> None:
-        for child in self.children:
-            child.process.terminate()
-        end_s = time.monotonic() + STOP_DEADLINE_S
-        for child in self.children:
-            try:
-                child.process.wait(max(0.1, end_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
-            assert child.process.stdin is not None
-            child.process.stdin.close()
-            for file in child.files:
-                file.close()
+        stop_all(self.children)
 
 
 def first_line(child: Child) -> str:

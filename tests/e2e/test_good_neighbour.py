@@ -76,6 +76,10 @@ def members(child: Child) -> int:
     return len((child.status() or {}).get("members", ()))
 
 
+def steps_of_both(one: Child, other: Child) -> set[int]:
+    return losses(one).keys() & losses(other).keys()
+
+
 def test_limits_hold_and_a_pause_frees_memory_while_the_others_train_on(
     prepared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,8 +126,10 @@ def test_limits_hold_and_a_pause_frees_memory_while_the_others_train_on(
         wait_until(lambda: members(founder) == members(joiner) == 2, "it is back")
         assert page.offers() == ["pause", "leave"]
         assert any("paused" in event["text"] for event in page.state()["events"])
-        both = losses(founder).items() & losses(joiner).items()
-        assert both and founder.running, "with the same losses"
+        wait_until(lambda: len(steps_of_both(founder, joiner)) >= 2, "they take steps together")
+        for step in steps_of_both(founder, joiner):
+            assert losses(founder)[step] == losses(joiner)[step], "with the same losses"
+        assert founder.running
 
 
 RESIDENT_GIB = 0.9

@@ -6,7 +6,15 @@ Eight real daemons with emulated devices over shaped links, as in `benchmarks.pr
 busiest peer is the one whose forwards and backwards take longest in a step; what these and the
 optimizer's update leave of the step it loses. Beside it stands what the simulator says that it must
 lose with this very plan over the scenario's own links: filling and draining, waiting, reduction and
-commit. Where the rest goes is told by the peer's own spans (as `p2p-dtfm trace`).
+commit. Where the rest goes is told part by part from the peer's own spans (as `p2p-dtfm trace`),
+beside the simulator's for the same peer:
+
+- start: from its update to the first thing that it does of the next step
+- fill: from there until its first forward
+- waiting: for activations and gradients, until its last backward
+- between: from one forward or backward to the next where nothing was waited for
+- tail: from its last backward until it says Prepared: reduction, guardians, norms
+- commit: from there until it has everyone's
 """
 
 import statistics
@@ -30,11 +38,14 @@ from benchmarks.emulated_swarm import (
 )
 from p2p_dtfm.sim.scenario_snapshot import workload_in
 from p2p_dtfm.sim.step_time import simulate_step
+from p2p_dtfm.sim.timeline import StageTimeline, StepTime
 
 SCENARIO_NAMES = ("one-room", "two-labs", "small-world")
 TARGET = 1.10
 COMPUTING = ("forward", "backward", "apply")
-PARTS = ("wait", "reduce", "guard", "commit")
+TASKLETS = ("forward", "backward")
+PARTS = ("start", "fill", "waiting", "between", "tail", "commit")
+"""Of what is lost: they add up to it, but for the update."""
 
 
 def busy_s(spans: list[Span], *kinds: str) -> float:
@@ -47,30 +58,72 @@ def busy_s(spans: list[Span], *kinds: str) -> float:
     return total_ns / 1e9
 
 
+def lost_parts_s(before: list[Span], spans: list[Span]) -> dict[str, float]:
+    """Where a peer's time of one step goes besides computing. `before`: the step before."""
+    tasklets = [span for span in spans if span.kind in TASKLETS]
+    first_ns = min(span.start_ns for span in tasklets)
+    last_ns = max(span.end_ns for span in tasklets)
+    within = [span for span in spans if span.kind == "wait" and first_ns <= span.start_ns]
+    applied_ns = max(span.end_ns for span in before if span.kind == "apply")
+    begun_ns = min(span.start_ns for span in spans)
+    (commit,) = (span for span in spans if span.kind == "commit")
+    waiting_s = busy_s([span for span in within if span.end_ns <= last_ns], "wait")
+    return {
+        "start": (begun_ns - applied_ns) / 1e9,
+        "fill": (first_ns - begun_ns) / 1e9,
+        "waiting": waiting_s,
+        "between": (last_ns - first_ns) / 1e9 - busy_s(spans, *TASKLETS) - waiting_s,
+        "tail": (commit.start_ns - last_ns) / 1e9,
+        "commit": (commit.end_ns - commit.start_ns) / 1e9,
+    }
+
+
+def unavoidable_parts_s(simulated: StepTime, stage: StageTimeline) -> dict[str, float]:
+    """The same as simulated: a trace is needed. Its commit is the last peer's: of this one it is
+    all that is left of the step once its own reduction is done."""
+    assert stage.tasklets is not None, "simulate with a trace"
+    first_ns = stage.tasklets[0][2]
+    parts_ns = {
+        "start": 0,
+        "fill": first_ns,
+        "waiting": stage.done_ns - first_ns - stage.busy_ns,
+        "between": 0,
+        "tail": simulated.total_ns - simulated.commit_ns - stage.done_ns,
+        "commit": simulated.commit_ns,
+    }
+    return {part: value / 1e9 for part, value in parts_ns.items()}
+
+
 def row_of(played: Played) -> dict[str, Any]:
     """Seconds of the median step, at the peer that is busiest in the plan as simulated."""
     workload = workload_in(played.scenario, played.spec, EXECUTION)
-    simulated = simulate_step(played.plan, played.scenario, workload, EXECUTION)
+    simulated = simulate_step(played.plan, played.scenario, workload, EXECUTION, trace=True)
     busiest = max(simulated.stages, key=lambda stage: (stage.busy_ns, -stage.waiting_ns))
     name = busiest.work.name
-    steps = sorted(played.spans[name])[WARM_STEPS:]
-    median = {
-        kind: statistics.median(busy_s(played.spans[name][step], kind) for step in steps)
-        for kind in PARTS
-    }
-    compute_s = statistics.median(busy_s(played.spans[name][step], *COMPUTING) for step in steps)
-    lost_s = statistics.median(played.step_s) - compute_s
-    unavoidable_s = (simulated.total_ns - busiest.busy_ns) / 1e9
+    spans = played.spans[name]
+    steps = sorted(spans)[WARM_STEPS:]
+    compute_s = statistics.median(busy_s(spans[step], *COMPUTING) for step in steps)
+    apply_s = statistics.median(busy_s(spans[step], "apply") for step in steps)
+    parts = [lost_parts_s(spans[step - 1], spans[step]) for step in steps if step - 1 in spans]
+    step_s = statistics.median(played.step_s)
+    lost_s, unavoidable_s = step_s - compute_s, (simulated.total_ns - busiest.busy_ns) / 1e9
     return {
         "scenario": played.scenario.name,
         "plan": shape_of_plan(played.plan),
         "peer": name,
-        "step_s": round(statistics.median(played.step_s), 3),
+        "step_s": round(step_s, 3),
         "compute_s": round(compute_s, 3),
+        "update_s": round(apply_s, 3),
         "lost_s": round(lost_s, 3),
         "unavoidable_s": round(unavoidable_s, 3),
         "ratio": round(lost_s / unavoidable_s, 3),
-        **{f"{kind}_s": round(value, 3) for kind, value in median.items()},
+        "processors": round(played.processors, 2),
+        "lost_parts_s": {
+            part: round(statistics.median(each[part] for each in parts), 3) for part in PARTS
+        },
+        "unavoidable_parts_s": {
+            part: round(value, 3) for part, value in unavoidable_parts_s(simulated, busiest).items()
+        },
     }
 
 
@@ -86,16 +139,21 @@ def report(rows: list[dict[str, Any]], as_json: bool) -> int:
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield f"{LABEL}; seconds of a step at its busiest peer"
     yield (
-        f"{'scenario':14s} {'plan':12s} {'step':>6s} {'compute':>8s} {'lost':>6s} "
-        f"{'unavoidable':>11s} {'ratio':>6s}   " + " ".join(f"{kind:>6s}" for kind in PARTS)
+        f"{'scenario':14s} {'plan':12s} {'step':>6s} {'compute':>8s} {'':>11s} {'lost':>7s} "
+        f"{'ratio':>6s} " + " ".join(f"{part:>8s}" for part in PARTS)
     )
     for row in rows:
-        parts = " ".join(f"{row[f'{kind}_s']:6.2f}" for kind in PARTS)
-        yield (
-            f"{row['scenario']:14s} {row['plan']:12s} {row['step_s']:6.2f} "
-            f"{row['compute_s']:8.2f} {row['lost_s']:6.2f} {row['unavoidable_s']:11.2f} "
-            f"{row['ratio']:6.2f}   {parts}"
-        )
+        for name, title in (("lost", "measured"), ("unavoidable", "unavoidable")):
+            left = (
+                f"{row['scenario']:14s} {row['plan']:12s} {row['step_s']:6.2f} "
+                f"{row['compute_s']:8.2f}"
+                if name == "lost"
+                else " " * 43
+            )
+            ratio = f"{row['ratio']:6.2f}" if name == "lost" else " " * 6
+            parts = " ".join(f"{row[f'{name}_parts_s'][part]:8.3f}" for part in PARTS)
+            yield f"{left} {title:>11s} {row[f'{name}_s']:7.3f} {ratio} {parts}"
+        yield f"{'':14s} processors in use, of all daemons: {row['processors']:.2f}"
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ The model is small so that one machine can carry its bytes: its tensors are abou
 than those of `gpt3-xl`, and the scenarios in `benchmarks/scenarios/` have rates that suit them.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.run_spec import (
@@ -79,6 +81,8 @@ class Played:
     """Steps of the last view, from one commit to the next."""
     spans: dict[str, dict[int, list[Span]]]
     """By peer and step."""
+    processors: float
+    """That all daemons and their p2pd used together, on average, while steps were measured."""
 
 
 def emulated_spec(blocks: int = 16, microbatches: int = 24) -> RunSpec:
@@ -141,7 +145,7 @@ def play(
             first, address = swarm.found(arguments, founder.name)
             for player in others:
                 swarm.join(address, player.arguments, player.name)
-            _wait(swarm, first, WARM_STEPS + steps + 1)
+            processors = _wait(swarm, first, WARM_STEPS + steps + 1)
             held = call_daemon(first.home, "plan", timeout_s=TRACE_S)
             traced = _traced(first)
         finally:
@@ -156,6 +160,7 @@ def play(
         plan=renamed(msgspec.convert(held["plan"], Plan), names),
         step_s=step_s,
         spans=_spans(traced, names),
+        processors=processors,
     )
 
 
@@ -192,12 +197,14 @@ def _run_file(spec: RunSpec, directory: Path) -> Path:
     return path
 
 
-def _wait(swarm: LocalSwarm, first: Child, wanted: int) -> None:
+def _wait(swarm: LocalSwarm, first: Child, wanted: int) -> float:
     """Until the founder has committed so many steps in one view, whatever views came before.
 
-    Raises `SystemExit` if a daemon ends or nothing happens for long.
+    Returns the processors that were used since the view's warm steps. Raises `SystemExit` if a
+    daemon ends or nothing happens for long.
     """
     count, progress_s = 0, time.monotonic()
+    view, used_s, since_s = -1, 0.0, progress_s
     while True:
         for child in swarm.children:
             if not child.running:
@@ -205,11 +212,26 @@ def _wait(swarm: LocalSwarm, first: Child, wanted: int) -> None:
         steps = _steps(first)
         if len(steps) > count:
             count, progress_s = len(steps), time.monotonic()
-        if steps and sum(event["view"] == steps[-1]["view"] for event in steps) >= wanted:
-            return
+        done = sum(event["view"] == steps[-1]["view"] for event in steps) if steps else 0
+        if done >= WARM_STEPS and view != steps[-1]["view"]:
+            view, used_s, since_s = steps[-1]["view"], _processor_s(swarm), time.monotonic()
+        if done >= wanted:
+            return (_processor_s(swarm) - used_s) / (time.monotonic() - since_s)
         if time.monotonic() - progress_s > START_S:
             raise SystemExit(f"no step in {START_S:g} s after {count} steps:\n{first.log_tail()}")
         time.sleep(POLL_S)
+
+
+def _processor_s(swarm: LocalSwarm) -> float:
+    """Processor time so far of all daemons and their p2pd."""
+    total_s = 0.0
+    for child in swarm.children:
+        process = psutil.Process(child.process.pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = each.cpu_times()
+                total_s += times.user + times.system
+    return total_s
 
 
 def _traced(first: Child) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.bubbles import busy_s
+from benchmarks.bubbles import busy_s, lost_parts_s, unavoidable_parts_s
 from benchmarks.daemon_with_plan import execute_as_dtfm
 from benchmarks.emulated_swarm import (
     EXECUTION,
@@ -19,7 +19,8 @@ from p2p_dtfm.core.pipeline_order import StageOrder
 from p2p_dtfm.core.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.planner import compute_plan
 from p2p_dtfm.core.workload import workload_of
-from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot
+from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot, workload_in
+from p2p_dtfm.sim.step_time import simulate_step
 
 PLAN = Plan((Pipeline((Stage("a", 0, 2, 3), Stage("b", 2, 4, 2)), 0, 4),), ("c",), 7)
 
@@ -42,6 +43,36 @@ def test_spans_that_overlap_count_once() -> None:
         Span("reduce", 2, 5 * second, 6 * second),
     ]
     assert busy_s(spans, "reduce") == pytest.approx(4.0)
+
+
+def test_what_a_peer_loses_falls_into_parts() -> None:
+    second = 1_000_000_000
+    before = [Span("commit", 0, 0, second), Span("apply", 0, second, 2 * second)]
+    spans = [
+        Span("wait", 0, 3 * second, 5 * second),
+        Span("forward", 0, 6 * second, 8 * second),
+        Span("wait", 0, 8 * second, 9 * second),
+        Span("backward", 0, 11 * second, 15 * second),
+        Span("reduce", 0, 14 * second, 17 * second),
+        Span("commit", 0, 18 * second, 20 * second),
+        Span("apply", 0, 20 * second, 21 * second),
+    ]
+    parts = lost_parts_s(before, spans)
+    expected = {"start": 1, "fill": 3, "waiting": 1, "between": 2, "tail": 3, "commit": 2}
+    assert parts == pytest.approx(expected)
+    busy = busy_s(spans, "forward", "backward", "apply")
+    assert sum(parts.values()) + busy == pytest.approx(20 - 1)  # from commit to commit
+
+
+def test_what_must_be_lost_falls_into_the_same_parts() -> None:
+    scenario, spec = scenario_file("one-room"), emulated_spec()
+    workload = workload_in(scenario, spec, EXECUTION)
+    plan = plan_named("region", scenario, spec)
+    simulated = simulate_step(plan, scenario, workload, EXECUTION, trace=True)
+    for stage in simulated.stages:
+        parts = unavoidable_parts_s(simulated, stage)
+        assert sum(parts.values()) == pytest.approx((simulated.total_ns - stage.busy_ns) / 1e9)
+        assert all(value >= 0 for value in parts.values())
 
 
 def test_a_plan_keeps_its_shape_under_other_names() -> None:

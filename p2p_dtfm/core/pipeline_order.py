@@ -93,11 +93,38 @@ class StageOrder:
             return Tasklet(TaskletKind.WEIGHT, self._next_weight - 1)
         return None
 
+    def next_for_sure(self, *, only_weight: bool = False) -> Tasklet | None:
+        """Take the tasklet that comes after those taken so far, if nothing that may still arrive
+        can change which one it is; so it can be begun without asking again. `only_weight`: if it is
+        a WEIGHT."""
+        if self.only_weights_are_left:
+            return None
+        forward, backward = self._forward_can_run, self._backward_can_run
+        if self._no_forward_comes and self._no_backward_comes:
+            return self.next()
+        if self._backward_was_last:
+            is_sure = forward or (backward and self._no_forward_comes)
+        else:
+            is_sure = backward or (forward and self._no_backward_comes)
+        return self.next() if is_sure and not only_weight else None
+
+    @property
+    def _no_forward_comes(self) -> bool:
+        """None can run before another tasklet has, whatever arrives."""
+        return self._next_forward == self._microbatches.stop or not self._has_room
+
+    @property
+    def _no_backward_comes(self) -> bool:
+        return self._next_backward == self._next_forward
+
+    @property
+    def _has_room(self) -> bool:
+        return self._next_forward - self._first_held < self._in_flight
+
     @property
     def _forward_can_run(self) -> bool:
         forward = self._next_forward
-        has_room = forward - self._first_held < self._in_flight
-        return forward < self._microbatches.stop and has_room and forward in self._inputs
+        return forward < self._microbatches.stop and self._has_room and forward in self._inputs
 
     @property
     def _backward_can_run(self) -> bool:

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.pipeline_order import StageOrder, TaskletKind
+from p2p_dtfm.core.pipeline_order import StageOrder, Tasklet, TaskletKind
 from p2p_dtfm.core.plan import Plan, Stage
 from p2p_dtfm.core.redo import StageRedo, whole_step
 from p2p_dtfm.core.run_spec import RunSpec
@@ -32,10 +33,26 @@ _BOUNDARY_OF = {
 }
 
 
+@dataclass(frozen=True)
+class _Arrived:
+    """Tensors for tasklets that have not begun, by the microbatch's place in the order."""
+
+    inputs: dict[int, Tensor] = field(default_factory=dict)
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+
+
+class _Begun(NamedTuple):
+    """A tasklet that the compute thread runs, or will."""
+
+    tasklet: Tasklet
+    running: "asyncio.Task[Outgoing | None]"
+
+
 class Microbatches:
     """Takes boundary tensors from the mailbox, computes, and sends what the neighbours wait for.
 
-    `on_progress(step, progress)` is told of all that `work` keeps, before more is begun.
+    `on_progress(step, progress)` is told of all that `work` keeps, before another forward or
+    backward is begun.
     """
 
     def __init__(
@@ -80,7 +97,8 @@ class Microbatches:
         """
         self._redo = redo
         work, places = self._work, {number: n for n, number in enumerate(redo.microbatches)}
-        await self._compute.run(self._finish_backward)
+        if work.unfinished is not None:
+            await self._compute.run(self._finish_backward)
         order = StageOrder(
             range(len(places)),
             self._stage.in_flight,
@@ -101,42 +119,85 @@ class Microbatches:
         self._on_progress(step, work.progress)
         await self._send_kept(step, redo)
         work.drop_if_too_large()
-        inputs: dict[int, Tensor] = {}
-        gradients: dict[int, Tensor] = {}
-        while not order.done:
-            for key, payload in self._mailbox.take_arrivals(step, places):
-                try:
-                    await self._arrived(key, payload, places[key.index], order, inputs, gradients)
-                except PeerFault as fault:
-                    self._frames.on_trouble(key.sender, fault.cause)
-            if order.only_weights_are_left:
-                owed = [redo.microbatches[place] for place in order.take_weights()]
-                await self._weights_by_layer(owed, is_final)
-                break
-            tasklet = order.next()
-            if tasklet is None:
-                with self._recorder.span("wait"):
-                    await self._mailbox.wait_for_arrival()
-                continue
-            place, number = tasklet.microbatch, redo.microbatches[tasklet.microbatch]
-            if tasklet.kind is TaskletKind.FORWARD:
-                sent = await self._compute.run(self._forward, step, number, inputs.pop(place, None))
-                is_missing = number not in redo.next_has
-            elif tasklet.kind is TaskletKind.WEIGHT:
-                weights = self._recorder.timed("backward", number, self._runner.weight_backward)
-                await self._compute.run(weights, number)
-                continue
-            elif not order.splits and order.only_weights_are_left:
-                sent = await self._last_backward(number, gradients.pop(place, None), is_final)
-                is_missing = number not in redo.previous_has
-            else:
-                sent = await self._compute.run(self._backward, number, gradients.pop(place, None))
-                is_missing = number not in redo.previous_has
-            self._say(step)
-            if sent is not None and is_missing:
-                self._send(step, _BOUNDARY_OF[tasklet.kind], number, sent)
+        tensors = _Arrived()
+        ahead: _Begun | None = None
+        try:
+            while not order.done:
+                for key, payload in self._mailbox.take_arrivals(step, places):
+                    try:
+                        await self._arrived(key, payload, places[key.index], order, tensors)
+                    except PeerFault as fault:
+                        self._frames.on_trouble(key.sender, fault.cause)
+                if ahead is None and order.only_weights_are_left:
+                    owed = [redo.microbatches[place] for place in order.take_weights()]
+                    await self._weights_by_layer(owed, is_final)
+                    break
+                begun, ahead = ahead, None
+                if begun is None:
+                    tasklet = order.next()
+                    if tasklet is None:
+                        with self._recorder.span("wait"):
+                            await self._mailbox.wait_for_arrival()
+                        continue
+                    if not order.splits and order.only_weights_are_left:
+                        await self._end_backwards(step, tasklet, tensors, is_final)
+                        continue
+                    begun = self._begin(step, tasklet, tensors)
+                ahead = self._look_ahead(step, begun.tasklet, order, tensors)
+                sent = await begun.running
+                if begun.tasklet.kind is not TaskletKind.WEIGHT:
+                    self._say(step)
+                    self._send_if_missing(step, begun.tasklet, sent)
+        finally:
+            if ahead is not None:
+                ahead.running.cancel()
         for layer in list(not_final):  # where all was done before
             is_final(layer)
+
+    def _begin(self, step: int, tasklet: Tasklet, tensors: "_Arrived") -> "_Begun":
+        """Give a tasklet to the compute thread, behind what it has to do already."""
+        place, number = tasklet.microbatch, self._redo.microbatches[tasklet.microbatch]
+        run = self._compute.run
+        if tasklet.kind is TaskletKind.FORWARD:
+            work = run(self._forward, step, number, tensors.inputs.pop(place, None))
+        elif tasklet.kind is TaskletKind.BACKWARD:
+            work = run(self._backward, number, tensors.gradients.pop(place, None))
+        else:
+            work = run(self._weight, number)
+        return _Begun(tasklet, asyncio.create_task(work))
+
+    def _look_ahead(
+        self, step: int, under_way: Tasklet, order: StageOrder, tensors: "_Arrived"
+    ) -> "_Begun | None":
+        """Begin what surely comes after `under_way`: then the compute thread goes on at once, and
+        does not wait for the event loop. But what is told of as progress is begun one by one,
+        after all before it was told of."""
+        if not order.splits:
+            return None
+        after = order.next_for_sure(only_weight=under_way.kind is not TaskletKind.WEIGHT)
+        return None if after is None else self._begin(step, after, tensors)
+
+    async def _end_backwards(
+        self,
+        step: int,
+        tasklet: Tasklet,
+        tensors: "_Arrived",
+        is_final: Callable[[int], None],
+    ) -> None:
+        """The last backward of a stage that does not split."""
+        number = self._redo.microbatches[tasklet.microbatch]
+        gradient = tensors.gradients.pop(tasklet.microbatch, None)
+        sent = await self._last_backward(number, gradient, is_final)
+        self._say(step)
+        self._send_if_missing(step, tasklet, sent)
+
+    def _send_if_missing(self, step: int, tasklet: Tasklet, sent: Outgoing | None) -> None:
+        """To the neighbour, unless it has kept what came of it."""
+        number = self._redo.microbatches[tasklet.microbatch]
+        is_forward = tasklet.kind is TaskletKind.FORWARD
+        kept = self._redo.next_has if is_forward else self._redo.previous_has
+        if sent is not None and number not in kept:
+            self._send(step, _BOUNDARY_OF[tasklet.kind], number, sent)
 
     def _say(self, step: int) -> None:
         self._on_progress(step, self._work.progress)
@@ -148,8 +209,7 @@ class Microbatches:
         payload: bytearray,
         place: int,
         order: StageOrder,
-        inputs: dict[int, Tensor],
-        gradients: dict[int, Tensor],
+        tensors: "_Arrived",
     ) -> None:
         """Raises `PeerFault`.
 
@@ -161,10 +221,10 @@ class Microbatches:
         tensor = await self._boundary(key, payload)
         if is_input:
             order.input_arrived(place)
-            inputs[place] = tensor
+            tensors.inputs[place] = tensor
         else:
             order.gradient_arrived(place)
-            gradients[place] = tensor
+            tensors.gradients[place] = tensor
 
     def _forward(self, step: int, number: int, entry: Tensor | None) -> Outgoing | None:
         """Compute thread."""
@@ -183,6 +243,10 @@ class Microbatches:
         part = runner.input_backward if runner.splits else runner.backward
         result = self._recorder.timed("backward", number, part)(number, gradient)
         return self._backward_done(number, result)
+
+    def _weight(self, number: int) -> None:
+        """Compute thread."""
+        self._recorder.timed("backward", number, self._runner.weight_backward)(number)
 
     def _backward_done(self, number: int, gradient: Tensor | None) -> Outgoing | None:
         kind = FrameKind.ACTIVATION_GRADIENT

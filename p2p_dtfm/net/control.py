@@ -11,7 +11,7 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.host import Host
-from p2p_dtfm.net.shaping import CALL_OVERHEAD_BYTES, Shaper
+from p2p_dtfm.net.shaping import Shaper
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
@@ -57,12 +57,11 @@ class ControlPlane:
     ) -> bytes:
         try:
             async with asyncio.timeout(deadline_s):
-                await shaper.depart(peer_id, len(request) + CALL_OVERHEAD_BYTES)
+                request = await shaper.depart(peer_id, request)
                 reply = await self._host.call(peer_id, self._name, request, deadline_s)
-                await shaper.arrive(peer_id, len(reply) + CALL_OVERHEAD_BYTES)
+                return await shaper.arrive(peer_id, reply)
         except TimeoutError as error:
             raise Unreachable(peer_id, f"no answer within {deadline_s:g} s") from error
-        return reply
 
     async def _serve(self, sender: str, request: bytes) -> bytes:
         full = self._serving.total() >= CONCURRENT_LIMIT
@@ -85,10 +84,8 @@ class ControlPlane:
         shaper = self._host.shaper
         if shaper is None:
             return await self._handle(sender, request)
-        await shaper.arrive(sender, len(request) + CALL_OVERHEAD_BYTES)
-        reply = await self._handle(sender, request)
-        await shaper.depart(sender, len(reply) + CALL_OVERHEAD_BYTES)
-        return reply
+        request = await shaper.arrive(sender, request)
+        return await shaper.depart(sender, await self._handle(sender, request))
 
     async def _handle(self, sender: str, request: bytes) -> bytes:
         try:

@@ -1,9 +1,11 @@
 """Shaped links: real daemons on one machine that live as if the world lay between them.
 
 The sender lets bytes go no faster than the link to their receiver and its own uplink carry them;
-the receiver holds what comes for the link's latency, and lets it in no faster than its downlink.
-So nothing of a payload is copied to be delayed at the sender, the clocks of the two need not agree,
-and as many bytes are under way as bandwidth and latency make, and no more. Streams and calls are
+the receiver holds what comes until the link's latency has passed since they left, and lets it in no
+faster than its downlink. So nothing of a payload is copied to be delayed at the sender, and as many
+bytes are under way as bandwidth and latency make, and no more. All peers of a shape are on one
+machine, and their monotonic clocks are one: each piece of a stream says when it left, so that its
+way through two p2pd is part of the latency, as far as that lasts. Streams and calls are
 shaped; the making of connections and the directory are not, and neither loss nor slow start are
 imitated. A host without a `Shaper` pays nothing.
 """
@@ -11,6 +13,7 @@ imitated. A host without a `Shaper` pays nothing.
 import asyncio
 import collections
 import logging
+import struct
 from pathlib import Path
 
 import msgspec
@@ -32,6 +35,11 @@ _LARGEST_CHUNK_BYTES = 1 << 18
 _RAW_BUFFER_BYTES = 1 << 20
 _LATE_LIMIT_S = 0.05
 """How far a busy process may lag behind the ideal clock of its links and still catch up."""
+_STAMP = struct.Struct(">Id")
+"""How many bytes follow, and when they left."""
+_CALL_MARK = b"left"
+"""Nothing that is called begins so."""
+_CALL_STAMP = struct.Struct(">4sd")
 _TIMER_S = 0.0005
 """asyncio wakes up to a millisecond late: so it is asked for half of one less."""
 
@@ -106,6 +114,8 @@ class Shaper:
         self.scenario = shape.scenario
         self.name = me.name
         self.names = {peer.peer_id: peer.name for peer in shape.peers}
+        self.stamps = True
+        """Whether both ends of a stream do as this one, so that its pieces say when they left."""
         self.uplink_bytes_per_s = me.uplink_bytes_per_s
         self.downlink_bytes_per_s = me.downlink_bytes_per_s
         self._uplink = _Channel(me.uplink_bytes_per_s)
@@ -150,22 +160,32 @@ class Shaper:
     def _link_from(self, peer_id: str) -> ShapedLink | None:
         return self._in.get(peer_id)
 
-    async def depart(self, peer_id: str, size_bytes: int) -> None:
-        """Wait until this many bytes have been put on the way to a peer."""
+    async def depart(self, peer_id: str, message: bytes) -> bytes:
+        """Wait until a call's request or reply has been put on the way to a peer; returns it as it
+        goes there."""
         link = self._link_to(peer_id)
         if link is None:
-            return
-        began_s = _now_s()
+            return message
+        size_bytes = len(message) + CALL_OVERHEAD_BYTES
+        began_s = left_s = _now_s()
         while size_bytes > 0:
             part = min(size_bytes, link.chunk_bytes)
-            await link.carry(part, max(began_s, _now_s() - _LATE_LIMIT_S))
+            left_s = await link.carry(part, max(began_s, _now_s() - _LATE_LIMIT_S))
             size_bytes -= part
+        return _CALL_STAMP.pack(_CALL_MARK, left_s) + message if self.stamps else message
 
-    async def arrive(self, peer_id: str, size_bytes: int) -> None:
-        """Wait while this many bytes, which a peer has just put on the way, come here."""
+    async def arrive(self, peer_id: str, message: bytes) -> bytes:
+        """Wait while what `depart` made at a peer comes here; returns the request or reply."""
         link = self._link_from(peer_id)
-        if link is not None:
-            await self._come(_now_s() + link.latency_ns / 1e9, size_bytes)
+        if link is None:
+            return message
+        left_s = now_s = _now_s()
+        if self.stamps and message.startswith(_CALL_MARK):  # a refusal at once has none
+            _, left_s = _CALL_STAMP.unpack_from(message.ljust(_CALL_STAMP.size, b"\0"))
+            message = message[_CALL_STAMP.size :]
+        due_s = min(left_s, now_s) + link.latency_ns / 1e9
+        await self._come(due_s, len(message) + CALL_OVERHEAD_BYTES)
+        return message
 
     async def _come(self, due_s: float, size_bytes: int) -> None:
         await _until(due_s)
@@ -181,7 +201,7 @@ class Shaper:
             return reader, writer
         under_way = way_in.bytes_per_s * way_in.latency_ns // 1_000_000_000
         arrivals = _Arrivals(self, peer_id, under_way + QUEUE_BYTES, reader)
-        return arrivals.reader, ShapedWriter(way_out, writer, arrivals)
+        return arrivals.reader, ShapedWriter(way_out, writer, arrivals, self.stamps)
 
 
 class LineLimit(Shaper):
@@ -194,6 +214,7 @@ class LineLimit(Shaper):
     def __init__(self, uplink_bytes_per_s: int, downlink_bytes_per_s: int) -> None:
         me = ShapedPeer("me", "me", uplink_bytes_per_s, downlink_bytes_per_s)
         super().__init__(Shape("", (me,), ()), "me")
+        self.stamps = False
 
     @property
     def label(self) -> None:
@@ -268,8 +289,8 @@ class _Link:
         changed[len(changed) // 2] ^= 0xFF
         return bytes(changed)
 
-    async def carry(self, size_bytes: int, ready_s: float) -> None:
-        """Wait until a chunk has left that was there at `ready_s`.
+    async def carry(self, size_bytes: int, ready_s: float) -> float:
+        """Wait until a chunk has left that was there at `ready_s`; returns when it left.
 
         Times are those of an ideal clock: what is late to wake up is not late for the link.
         The uplink is asked for one chunk of a link at a time, so that links share it evenly, and
@@ -284,14 +305,18 @@ class _Link:
             left_s = max(left_s, self._uplink.finish(start_s, size_bytes))
             self._channel.free_s = left_s
             await _until(left_s)
+            return left_s
 
 
 class ShapedWriter:
     """What `asyncio.StreamWriter` is to our streams, with a socket's small buffer, so that the link
     does not idle while its sender prepares the next piece. What is written is copied."""
 
-    def __init__(self, link: _Link, raw: asyncio.StreamWriter, arrivals: "_Arrivals") -> None:
+    def __init__(
+        self, link: _Link, raw: asyncio.StreamWriter, arrivals: "_Arrivals", stamps: bool
+    ) -> None:
         raw.transport.set_write_buffer_limits(high=0)
+        self._stamps = stamps
         self._link = link
         self._raw = raw
         self._arrivals = arrivals
@@ -342,8 +367,10 @@ class ShapedWriter:
                 size = self._link.chunk_bytes  # the link may change meanwhile
                 for start in range(0, len(data), size):
                     part = memoryview(data)[start : start + size]
-                    await self._link.carry(len(part), max(written_s, _now_s() - _LATE_LIMIT_S))
-                    self._raw.write(self._link.as_it_arrives(part))
+                    ready_s = max(written_s, _now_s() - _LATE_LIMIT_S)
+                    left_s = await self._link.carry(len(part), ready_s)
+                    stamp = _STAMP.pack(len(part), left_s) if self._stamps else b""
+                    self._raw.write(b"".join((stamp, self._link.as_it_arrives(part))))
                     await self._raw.drain()
                     self._written_bytes -= len(part)
                     self._room.set()
@@ -370,6 +397,7 @@ class _Arrivals:
         self._origin = origin
         self._bound_bytes = bound_bytes
         self._raw = raw
+        self._stamps = _Stamps() if shaper.stamps else None
         self._valve = _Valve()
         self.reader.set_transport(self._valve)
         self._coming: collections.deque[tuple[float, bytes | Exception]] = collections.deque()
@@ -398,9 +426,13 @@ class _Arrivals:
                 data = await self._raw.read(most)
             except (OSError, EOFError, RuntimeError) as error:
                 data = error
+            latency_s = self._shaper.latency_s(self._origin)
+            pieces: list[tuple[float, bytes | Exception]] = [(_now_s(), data)]
+            if self._stamps is not None and isinstance(data, bytes) and data:
+                pieces = self._stamps.split(data)
             async with self._changed:
-                self.held_bytes += len(data) if isinstance(data, bytes) else 0
-                self._coming.append((_now_s() + self._shaper.latency_s(self._origin), data))
+                self.held_bytes += sum(len(p) for _, p in pieces if isinstance(p, bytes))
+                self._coming.extend((left_s + latency_s, piece) for left_s, piece in pieces)
                 self._changed.notify_all()
 
     async def _release(self) -> None:
@@ -422,6 +454,33 @@ class _Arrivals:
                 self._coming.popleft()
                 self.held_bytes -= len(data)
                 self._changed.notify_all()
+
+
+class _Stamps:
+    """A stamped stream as it comes in."""
+
+    def __init__(self) -> None:
+        self._stamp = bytearray()
+        self._left_s = 0.0
+        self._left_bytes = 0
+
+    def split(self, data: bytes) -> list[tuple[float, bytes | Exception]]:
+        """The pieces, each with when it left; nothing leaves later than now."""
+        found: list[tuple[float, bytes | Exception]] = []
+        view, now_s = memoryview(data), _now_s()
+        while view:
+            if self._left_bytes:
+                found.append((min(self._left_s, now_s), bytes(view[: self._left_bytes])))
+                taken = min(self._left_bytes, len(view))
+                self._left_bytes -= taken
+            else:
+                taken = min(_STAMP.size - len(self._stamp), len(view))
+                self._stamp += view[:taken]
+                if len(self._stamp) == _STAMP.size:
+                    self._left_bytes, self._left_s = _STAMP.unpack(self._stamp)
+                    self._stamp.clear()
+            view = view[taken:]
+        return found
 
 
 class _Valve(asyncio.ReadTransport):

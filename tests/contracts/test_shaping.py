@@ -19,7 +19,16 @@ from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader, FrameKind, FrameLimits
 from p2p_dtfm.net.host import Host, Writer
 from p2p_dtfm.net.probing import Probes
-from p2p_dtfm.net.shaping import QUEUE_BYTES, LineLimit, Shape, ShapedLink, ShapedPeer, Shaper
+from p2p_dtfm.net.shaping import (
+    _STAMP,
+    QUEUE_BYTES,
+    LineLimit,
+    Shape,
+    ShapedLink,
+    ShapedPeer,
+    Shaper,
+    _Stamps,
+)
 
 MIB = 1 << 20
 MILLISECOND_NS = 1_000_000
@@ -323,6 +332,41 @@ def test_a_slow_receiver_stops_its_sender_and_little_is_held(tmp_path: Path) -> 
             writer.close()
             await until(lambda: bool(streams), "the end arrives too")
             assert streams[0][1] == 64 * MIB
+
+    run(scenario())
+
+
+def test_stamped_pieces_come_out_as_they_went_in_however_they_are_cut() -> None:
+    async def scenario() -> None:
+        began = time.monotonic()
+        pieces = [(began - 3.0, b"abc"), (began - 2.0, bytes(100)), (began + 9.0, b"z" * 17)]
+        stream = b"".join(_STAMP.pack(len(data), left_s) + data for left_s, data in pieces)
+        for size in (1, 5, 13, len(stream)):
+            stamps, found = _Stamps(), []
+            for start in range(0, len(stream), size):
+                found += stamps.split(stream[start : start + size])
+            assert b"".join(data for _, data in found) == b"".join(data for _, data in pieces)
+            times = sorted({left_s for left_s, _ in found})
+            assert times[:2] == [began - 3.0, began - 2.0]
+            assert all(began <= left_s < began + 5.0 for left_s in times[2:]), "none leaves later"
+
+    run(scenario())
+
+
+def test_the_way_through_this_machine_is_part_of_the_latency(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            _shape([one, two], 400, 0)
+            shaper = two.shaper
+            assert shaper is not None and one.shaper is not None
+            message = await one.shaper.depart(two.peer_id, b"request")
+            await asyncio.sleep(0.3)  # under way
+            began = time.monotonic()
+            assert await shaper.arrive(one.peer_id, message) == b"request"
+            assert time.monotonic() - began < 0.3, "the rest of 0.4 s"
+            began = time.monotonic()
+            assert await shaper.arrive(one.peer_id, b"busy") == b"busy"
+            assert time.monotonic() - began > 0.39
 
     run(scenario())
 

@@ -1,5 +1,8 @@
 """Any pipeline, any limits, any order of arrival: no deadlock, and the order that sums rely on."""
 
+import copy
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -187,3 +190,47 @@ def test_a_split_backward_s_rest_waits_until_nothing_else_can_run() -> None:
     assert order.held == 2 and not order.done
     assert order.take_weights() == range(1, 3)
     assert order.done and order.held == 0 and order.next() is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 7),
+    st.integers(1, 5),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 1 << 30),
+)
+def test_what_is_sure_to_come_next_comes_whatever_arrives(
+    count: int, in_flight: int, makes_losses: bool, splits: bool, seed: int
+) -> None:
+    chance = random.Random(seed)
+    order = StageOrder(
+        range(count), in_flight, makes_inputs=False, makes_losses=makes_losses, splits=splits
+    )
+    coming = [(order.input_arrived, number) for number in range(count)]
+    while not order.done:
+        if order.only_weights_are_left:
+            assert copy.deepcopy(order).next_for_sure() is None, "layer by layer, not one by one"
+            order.take_weights()
+            break
+        sure = copy.deepcopy(order).next_for_sure()
+        weight = copy.deepcopy(order).next_for_sure(only_weight=True)
+        assert weight is None or (weight == sure and weight.kind is WEIGHT)
+        for _ in range(chance.randint(0, len(coming))):
+            arrive, number = coming.pop(chance.randrange(len(coming)))
+            arrive(number)
+        tasklet = order.next()
+        assert sure is None or tasklet == sure
+        if tasklet is not None and tasklet.kind is FORWARD and not makes_losses:
+            coming.append((order.gradient_arrived, tasklet.microbatch))
+
+
+def test_a_last_stage_that_holds_one_microbatch_is_always_sure() -> None:
+    order = StageOrder(range(3), 1, makes_inputs=False, makes_losses=True, splits=True)
+    for number in range(3):
+        order.input_arrived(number)
+    found = [order.next()]
+    while (tasklet := order.next_for_sure()) is not None:
+        found.append(tasklet)
+    kinds = [FORWARD, BACKWARD, WEIGHT] * 3
+    assert [item.kind for item in found if item is not None] == kinds[:-1], "the last by layers"

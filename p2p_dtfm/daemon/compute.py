@@ -1,9 +1,10 @@
-"""The one thread in which this daemon computes, so that its event loop stays free."""
+"""The thread in which this daemon computes, and one beside it: its event loop stays free."""
 
 import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from p2p_dtfm.train.stage import StageRunner
@@ -17,6 +18,7 @@ class Compute:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
         self.busy_ns = 0
         self.done_count = 0
         """Grows with each piece of work that is done."""
@@ -39,9 +41,22 @@ class Compute:
             finally:
                 self.busy_ns += time.perf_counter_ns() - start_ns
 
+        return await self._run(self._executor, timed)
+
+    async def run_beside(
+        self,
+        function: Callable[Parameters, Result],
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Result:
+        """Run what only touches main memory, and little of it, beside `run`: a sum of gradients
+        must not wait until a long backward is through, since other peers wait for it."""
+        return await self._run(self._beside, partial(function, *args, **kwargs))
+
+    async def _run(self, executor: ThreadPoolExecutor, function: Callable[[], Result]) -> Result:
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, timed)
+            return await asyncio.get_running_loop().run_in_executor(executor, function)
         finally:
             self._waiting -= 1
             self.done_count += 1
@@ -52,4 +67,5 @@ class Compute:
         return self._waiting == 0
 
     def close(self) -> None:
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        for executor in (self._executor, self._beside):
+            executor.shutdown(wait=True, cancel_futures=True)

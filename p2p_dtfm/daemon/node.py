@@ -69,6 +69,7 @@ log = logging.getLogger("p2p_dtfm")
 
 DONE_WAIT_S = 60.0
 ORPHAN_GRACE_S = 15.0
+SWITCH_INTERVAL_S = 0.0005
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
 
 
@@ -308,7 +309,7 @@ class Daemon(Upkeep, Entrance, Readings):
     async def _take_part(self) -> None:
         assert self._run is not None and self._trainer is not None
         await self._resume_from_checkpoint()
-        _spare_the_collector()
+        _share_the_interpreter()
         self._spawn(self._tick_loop())
         self._spawn(self._way_in_loop())
         self._spawn(self._presence_loop())
@@ -402,11 +403,16 @@ class Daemon(Upkeep, Entrance, Readings):
             await self._leaving.wait()
 
 
-def _spare_the_collector() -> None:
-    """Some 200,000 objects that imports have left stay for good: each full collection that looks
-    through them holds up the event loop, and whatever is computed, for 0.1 to 0.3 s."""
+def _share_the_interpreter() -> None:
+    """Event loop and compute thread hold each other up as little as they can.
+
+    Some 200,000 objects that imports have left stay for good: each full collection that looks
+    through them holds up both for 0.1 to 0.3 s. And a thread that wants the interpreter gets it
+    from one that does not let go after this interval, by default 5 ms.
+    """
     gc.collect()
     gc.freeze()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def explained(error: BaseException | None) -> BaseException:

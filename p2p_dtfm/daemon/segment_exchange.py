@@ -2,7 +2,8 @@
 
 A chunk sets out as soon as the gradients of its layers are final. All that can be are under way at
 once: parts travel while sums are added, and a sum travels as soon as the last part of its chunk is
-in.
+in. Sums are made beside the compute thread: there they would wait for the backward of the layers
+below, and the peers that wait for a sum with them.
 """
 
 import asyncio
@@ -98,7 +99,7 @@ class _Side:
         await courses.send(owner, FrameKind.GRADIENT_PART, chunk, elements, payload)
         total = await courses.take(owner, FrameKind.GRADIENT_SUM, chunk)
         try:
-            await self._compute.run(reduction.take_sum, chunk, total)
+            await self._compute.run_beside(reduction.take_sum, chunk, total)
         except PeerFault as fault:
             await courses.refuse(owner, fault)
 
@@ -116,7 +117,7 @@ class _Side:
                 parts.append(await self._run_if_lossy(reduction.read_part, chunk, payload))
             except PeerFault as fault:
                 await courses.refuse(holder, fault)
-        total = await self._compute.run(reduction.add_parts, chunk, parts)
+        total = await self._compute.run_beside(reduction.add_parts, chunk, parts)
         del parts
         elements = reduction.elements(chunk)
         for holder in self._holders:
@@ -124,7 +125,7 @@ class _Side:
                 await courses.send(holder, FrameKind.GRADIENT_SUM, chunk, elements, total)
 
     async def _run_if_lossy(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Where nothing is computed, a hop to the compute thread would cost more."""
+        """Where nothing is computed, a hop to another thread would cost more."""
         if self._reduction.is_lossless:
             return function(*args)
-        return await self._compute.run(function, *args)
+        return await self._compute.run_beside(function, *args)

@@ -147,10 +147,11 @@ class StepEngine:
     def _squared_norms(self) -> dict[int, float]:
         if not self.reduced:
             return dict.fromkeys(self._segments, 0.0)
-        return {
-            number: sum(squared_norm(self.reduced[layer]) for layer in segment.layers)
-            for number, segment in self._segments.items()
-        }
+        with self._runner.beside_passes():
+            return {
+                number: sum(squared_norm(self.reduced[layer]) for layer in segment.layers)
+                for number, segment in self._segments.items()
+            }
 
     async def _train(self, step: int, redo: StageRedo) -> None:
         """Compute and reduce at once, layer by layer."""

@@ -228,5 +228,6 @@ class StepLoop:
 
 def _apply_all(spec: RunSpec, engine: StepEngine, outcome: StepOutcome) -> None:
     engine.work.end()
-    for layer, state in engine.states.items():
-        apply_outcome(spec, state, engine.reduced[layer], outcome.step, outcome.gradient_norm)
+    with engine.work.runner.beside_passes():
+        for layer, state in engine.states.items():
+            apply_outcome(spec, state, engine.reduced[layer], outcome.step, outcome.gradient_norm)

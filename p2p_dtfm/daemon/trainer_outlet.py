@@ -1,8 +1,10 @@
 """What the trainer asks of its daemon; see `daemon.trainer_state.Outlet`."""
 
 import logging
+import math
 import time
 
+from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.stage_progress import StageProgress
 from p2p_dtfm.core.step import Prepared, StepOutcome
@@ -19,7 +21,12 @@ class TrainerOutlet(Membership):
     """Prepared, commits, lost tensors, data shards and checkpoints on their way out."""
 
     def say_prepared(self, prepared: Prepared, view: View) -> None:
-        for peer_id in view.member_ids:
+        """First to those for whom the others wait: the first stages begin the next step."""
+        position = {peer_id: math.inf for peer_id in view.member_ids}
+        if isinstance(view.plan, Plan):
+            for pipeline in view.plan.pipelines:
+                position |= {stage.peer_id: at for at, stage in enumerate(pipeline.stages)}
+        for peer_id in sorted(view.member_ids, key=position.__getitem__):
             self._courier.tell(peer_id, prepared)
 
     def committed(self, outcome: StepOutcome) -> None:

@@ -1,5 +1,6 @@
 """One stage of a pipeline: forward and backward of single microbatches through its layers."""
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -182,6 +183,10 @@ class StageRunner:
         self._in_flight.clear()
         self._owed.clear()
         self._weight_gradients.take()
+
+    def beside_passes(self) -> contextlib.AbstractContextManager[None]:
+        """Around what the device computes in a step besides forwards and backwards."""
+        return contextlib.nullcontext()
 
     def zero_gradients(self) -> None:
         """Start a step, or start one again."""

@@ -1,12 +1,13 @@
 """One step's reduction of all segments that a peer holds, beside the rest of its backward."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NoReturn
 
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Segment
 from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.wire_plan import Chunks
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.mailbox import FrameKey, Mailbox
 from p2p_dtfm.daemon.segment_exchange import exchange
@@ -64,7 +65,7 @@ class StepReduction:
         self._of_layer: dict[int, SegmentReduction] = {}
         self._reduced: dict[int, Tensor] = {}
         self._filling: set[asyncio.Task[None]] = set()
-        self._segments = [asyncio.create_task(self._reduce(s)) for s in segments.values()]
+        self._segments = [asyncio.create_task(self._begin(s)) for s in segments.values()]
 
     def layer_is_final(self, layer: int) -> None:
         """All microbatches' gradients are in the layer's buffer. What is now to be done with it
@@ -94,13 +95,12 @@ class StepReduction:
     async def _wait_for(self, layer: int) -> None:
         await self._final[layer].wait()
 
-    async def _reduce(self, segment: Segment) -> None:
-        """Give every holder of a segment the same sum of all holders' gradients."""
+    def _begin(self, segment: Segment) -> Coroutine[Any, Any, None]:
+        """Ready for its layers at once, whichever is final first."""
         states = [self._states[layer] for layer in segment.layers]
         owed = self._memory.owed_of(states)
         if len(segment.holders) == 1:
-            await self._keep(segment, states, owed)
-            return
+            return self._keep(segment, states, owed)
         chunks = self._mailbox.wire.chunks[segment.first_layer]
         place = (segment.first_layer, self._step % 2)
         if place not in self._rooms:
@@ -117,6 +117,16 @@ class StepReduction:
             self._rooms[place],
         )
         self._of_layer |= dict.fromkeys(segment.layers, reduction)
+        return self._reduce(segment, states, chunks, reduction)
+
+    async def _reduce(
+        self,
+        segment: Segment,
+        states: list[LayerState],
+        chunks: Chunks,
+        reduction: SegmentReduction,
+    ) -> None:
+        """Give every holder of a segment the same sum of all holders' gradients."""
         courses = _Courses(
             self._mailbox, self._frames, self._step, segment.first_layer, self._codec.name
         )

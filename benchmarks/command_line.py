@@ -12,12 +12,17 @@ def parse_options(
     quick: str,
     scenarios: Sequence[str] = (),
     kinds: Sequence[str] = (),
+    slower: bool = False,
 ) -> argparse.Namespace:
-    """`steps`, `quick`, `json`; and `scenario` and `kind`, where there are any to choose from."""
+    """`steps`, `quick`, `json`; `scenario` and `kind`, where there are any to choose from; and
+    `slower`, where it is asked for."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     for name, choices in (("scenario", scenarios), ("kind", kinds)):
         if choices:
             parser.add_argument(f"--{name}", nargs="*", default=choices, choices=choices)
+    if slower:
+        text = "all devices and links so many times slower: what the machine itself adds stays"
+        parser.add_argument("--slower", type=int, default=1, help=text)
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--json", action="store_true")

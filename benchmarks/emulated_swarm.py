@@ -112,6 +112,28 @@ def four_of(name: str) -> Scenario:
     return scenario.with_peers(names[:2] + names[-2:])
 
 
+def slowed(scenario: Scenario, factor: int) -> Scenario:
+    """All devices and links so many times slower: every time of a step, as simulated, is so many
+    times longer, and what the machine adds on which it is played stays as it is."""
+    peers = tuple(
+        replace(
+            peer,
+            forward_flops=peer.forward_flops and peer.forward_flops // factor,
+            uplink_bytes_per_s=peer.uplink_bytes_per_s // factor,
+            downlink_bytes_per_s=peer.downlink_bytes_per_s // factor,
+        )
+        for peer in scenario.peers
+    )
+    links = {
+        ends: replace(
+            link, latency_ns=link.latency_ns * factor, bytes_per_s=link.bytes_per_s // factor
+        )
+        for ends, link in scenario.links.items()
+    }
+    name = scenario.name if factor == 1 else f"{scenario.name} / {factor}"
+    return replace(scenario, name=name, peers=peers, links=links)
+
+
 def play(
     scenario: Scenario,
     steps: int,

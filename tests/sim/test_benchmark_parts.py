@@ -10,6 +10,7 @@ from benchmarks.emulated_swarm import (
     emulated_spec,
     renamed,
     scenario_file,
+    slowed,
 )
 from benchmarks.memory import at, must_hold_bytes
 from benchmarks.placement_daemons import flushed, plan_named, simulated_ns
@@ -73,6 +74,13 @@ def test_what_must_be_lost_falls_into_the_same_parts() -> None:
         parts = unavoidable_parts_s(simulated, stage)
         assert sum(parts.values()) == pytest.approx((simulated.total_ns - stage.busy_ns) / 1e9)
         assert all(value >= 0 for value in parts.values())
+
+
+def test_a_slowed_scenario_takes_so_many_times_longer() -> None:
+    scenario, spec = scenario_file("uneven-homes"), emulated_spec()
+    plan = plan_named("region", scenario, spec)
+    once, thrice = (simulated_ns(plan, slowed(scenario, n), spec, "region") for n in (1, 3))
+    assert thrice == pytest.approx(3 * once, rel=0.01)
 
 
 def test_a_plan_keeps_its_shape_under_other_names() -> None:

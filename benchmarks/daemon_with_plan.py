@@ -47,7 +47,9 @@ def execute_as_dtfm() -> None:
 
     StageOrder._forward_can_run = property(forward_can_run)
     StageOrder._backward_can_run = property(backward_can_run)
-    wire_plan._weights = lambda segment, problem: (1,) * len(segment.holders)
+    wire_plan._weights = lambda segments, lengths, problem: [
+        (1,) * len(segment.holders) for segment in segments
+    ]
 
 
 if __name__ == "__main__":

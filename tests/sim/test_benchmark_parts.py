@@ -116,6 +116,21 @@ def test_dtfm_flushes_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done == ["f0", "f1", "b0", "b1", "f2", "f3", "b2", "b3", "f4", "b4"]
 
 
+def test_dtfm_reduces_in_equal_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_forward_can_run", "_backward_can_run"):
+        monkeypatch.setattr(StageOrder, name, getattr(StageOrder, name))
+    monkeypatch.setattr(wire_plan, "_weights", wire_plan._weights)
+    execute_as_dtfm()
+    scenario, spec = scenario_file("uneven-homes"), emulated_spec()
+    plan = plan_named("dtfm", scenario, spec)
+    wire = wire_plan.wire_plan(spec, plan, scenario_snapshot(scenario, spec, EXECUTION))
+    for chunks in wire.chunks.values():
+        owned = dict.fromkeys(chunks.owners, 0)
+        for (start, end), owner in zip(chunks.bounds, chunks.owners, strict=True):
+            owned[owner] += end - start
+        assert len(owned) == 2 and max(owned.values()) - min(owned.values()) <= len(chunks.bounds)
+
+
 def test_the_grids_to_compare_with_are_simulated() -> None:
     scenario, spec = scenario_file("straggler"), emulated_spec()
     seconds = {

@@ -5,12 +5,10 @@ gradients that follow. A donor that fails is followed by the next one.
 """
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from p2p_dtfm.core.errors import PeerFault
@@ -101,7 +99,6 @@ class FollowerTools:
     courier: Courier
     blobs: BlobExchange
     compute: Compute
-    scratch: Path
     numbers: Iterator[int]
     """Names for requests, none used twice in this life."""
 
@@ -297,11 +294,9 @@ class Follower:
                 else:
                     self._ask_soon(donor)
                 continue
-            target = tools.scratch / f"layer-{offer.layer}-{offer.blob[:16]}"
+            unique = list(dict.fromkeys([donor, *self._donors(offer.layer)]))
             try:
-                unique = list(dict.fromkeys([donor, *self._donors(offer.layer)]))
-                await tools.blobs.fetch(offer.blob, unique, target, offer.size_bytes)
-                payload = await asyncio.to_thread(target.read_bytes)
+                payload = await tools.blobs.fetch_bytes(offer.blob, unique, offer.size_bytes)
                 state = await tools.compute.run(
                     LayerState.from_bytes, tools.spec, offer.layer, payload
                 )
@@ -309,13 +304,6 @@ class Follower:
                 log.warning("state of layer %d: %s", offer.layer, error)
                 self._ask_soon(donor)
                 continue
-            except OSError as error:
-                log.warning("state of layer %d cannot be kept: %s; free space", offer.layer, error)
-                self._ask_soon(donor)
-                continue
-            finally:
-                with contextlib.suppress(OSError):
-                    target.unlink()
             if not self._has_stopped:
                 tools.states[offer.layer] = state
             self._arrived(offer.layer)

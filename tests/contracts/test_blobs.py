@@ -21,8 +21,8 @@ def _put(folder: Path, name: str, content: bytes) -> Path:
     return path
 
 
-async def _donor(host: Host, path: Path | None) -> str:
-    await BlobExchange(host, lambda digest: path if digest == DIGEST else None).ready()
+async def _donor(host: Host, found: Path | bytes | None) -> str:
+    await BlobExchange(host, lambda digest: found if digest == DIGEST else None).ready()
     return host.peer_id
 
 
@@ -37,6 +37,18 @@ def test_a_blob_comes_whole_and_atomically(tmp_path: Path) -> None:
             )
             assert target.read_bytes() == CONTENT
             assert [entry.name for entry in target.parent.iterdir()] == ["blob"]
+
+    run(scenario())
+
+
+def test_a_blob_comes_from_memory_to_memory(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 3) as (one, liar, two):
+            peers = [await _donor(liar, CONTENT[1:] + b"?"), await _donor(one, CONTENT)]
+            exchange = BlobExchange(two, lambda digest: None)
+            assert await exchange.fetch_bytes(DIGEST, peers, 4 << 20) == CONTENT
+            with pytest.raises(BlobUnavailable, match="do not have this digest"):
+                await exchange.fetch_bytes(DIGEST, peers[:1], 4 << 20)
 
     run(scenario())
 

@@ -28,6 +28,8 @@ ADDING_DIVISOR = 50
 DEALING_DIVISOR = 20
 HAND_OVER_NS = 1_000_000_000
 """To ask for states, write, check and read them, besides the time on the way."""
+WORTH_A_VIEW_NS = 2 * HAND_OVER_NS
+"""To go on sooner by less is not worth a second view: all of them plan once more."""
 
 _Fixed = tuple[tuple[int, ...], tuple[int, ...]]
 """Peers of a pipeline, and its cuts as they are in force."""
@@ -102,8 +104,12 @@ class Present:
         left = self.placement()
         again = self.model.cost(left) if left else None
         near = [again] if again is not None else []
-        offers = [wanted, *near, *self._kept(), *self._joined()]
-        return min(map(self._choice, offers), key=_next_step_first).cost
+        offers = [*near, *self._kept(), *self._joined()]
+        first = min(map(self._choice, offers), key=_next_step_first, default=None)
+        rival = self._choice(wanted)
+        if first is None or _next_step_ns(first) + WORTH_A_VIEW_NS > _next_step_ns(rival):
+            return wanted
+        return first.cost
 
     def unchanged(self, chosen: PlacementCost) -> Plan | None:
         """The present plan, if `chosen` moves nobody and hardly gains by its microbatches.
@@ -233,8 +239,13 @@ class Present:
 
 
 def _next_step_first(choice: Choice) -> tuple[int, object]:
+    return _next_step_ns(choice), rank(choice.cost)
+
+
+def _next_step_ns(choice: Choice) -> int:
+    """Until it ends: first all wait for whoever must fetch something."""
     wait_ns = choice.move_ns + HAND_OVER_NS if choice.move_ns else 0
-    return wait_ns + choice.cost.step_ns, rank(choice.cost)
+    return wait_ns + choice.cost.step_ns
 
 
 def _bargain(choice: Choice) -> tuple[int, object]:

@@ -30,6 +30,8 @@ OnProgress = Callable[[str, int, int], None]
 CHUNK_LIMIT_BYTES = 512 << 10
 CALLS_IN_FLIGHT = 4
 CHUNK_DEADLINE_S = 30.0
+BEGUN_LIMIT_BYTES = 256 << 20
+"""In memory, of downloads that broke off: whoever has the rest may be found later."""
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
@@ -69,8 +71,15 @@ class _Download:
         self.donors: list[str] = []
         self._file = file
 
+    @property
+    def has_begun(self) -> bool:
+        return self.offset > 0
+
     async def keep(self, chunk: _Chunk) -> None:
-        await asyncio.to_thread(self._file.write, chunk.content)
+        if isinstance(self._file, io.BytesIO):  # may be gone on with after a call was cancelled
+            self._file.write(chunk.content)
+        else:
+            await asyncio.to_thread(self._file.write, chunk.content)
         self.offset += len(chunk.content)
 
     def restart(self) -> None:
@@ -97,6 +106,7 @@ class BlobExchange:
         self._open_blob = open_blob
         self._on_fault = on_fault
         self._on_progress = on_progress
+        self._begun: dict[str, tuple[_Download, io.BytesIO]] = {}
         self._plane = ControlPlane(host, self._serve, name="blob")
 
     async def ready(self) -> "BlobExchange":
@@ -124,22 +134,39 @@ class BlobExchange:
         return target
 
     async def fetch_bytes(self, digest: str, peers: Sequence[str], max_bytes: int) -> bytes:
-        """As `fetch`, for what is not to lie on disk."""
+        """As `fetch`, for what is not to lie on disk. What has come of a blob when nobody can give
+        the rest, or the call is cancelled, is not asked for again next time."""
         file = io.BytesIO()
-        await self._fetch_into(file, digest, peers, max_bytes)
+        download = _Download(file, digest, max_bytes)
+        if digest in self._begun:
+            download, file = self._begun.pop(digest)
+            download.max_bytes, download.causes = max_bytes, {}
+        try:
+            await self._complete(download, peers)
+        except BaseException:
+            self._set_aside(download, file)
+            raise
         return file.getvalue()
+
+    def _set_aside(self, download: _Download, file: io.BytesIO) -> None:
+        if download.has_begun:
+            self._begun[download.digest] = (download, file)
+        while sum(item.offset for item, _ in self._begun.values()) > BEGUN_LIMIT_BYTES:
+            del self._begun[next(iter(self._begun))]
 
     async def _fetch_into(
         self, file: BinaryIO, digest: str, peers: Sequence[str], max_bytes: int
     ) -> None:
+        await self._complete(_Download(file, digest, max_bytes), peers)
+
+    async def _complete(self, download: _Download, peers: Sequence[str]) -> None:
         """Raises `BlobUnavailable`."""
-        assert _DIGEST.fullmatch(digest), digest
-        download = _Download(file, digest, max_bytes)
+        assert _DIGEST.fullmatch(download.digest), download.digest
         try:
             if not await self._download_right(download, peers):
-                raise BlobUnavailable(digest, download.causes)
+                raise BlobUnavailable(download.digest, download.causes)
         finally:
-            self._on_progress(digest, 0, 0)
+            self._on_progress(download.digest, 0, 0)
 
     async def _download_right(self, download: _Download, peers: Sequence[str]) -> bool:
         """First all donors together; if that has the wrong digest, each of them on its own."""
@@ -147,17 +174,19 @@ class BlobExchange:
             return False
         if await download.is_right():
             return True
-        donors = download.donors
+        donors = list(dict.fromkeys(download.donors))
         if len(donors) == 1:
             self._report(donors[0], download)
         suspects = donors if len(donors) > 1 else []
         rest = [peer for peer in peers if peer not in donors and peer not in download.causes]
         for peer in [*suspects, *rest]:
+            download.restart()
             if not await self._download(download, [peer]):
                 continue
             if await download.is_right():
                 return True
             self._report(peer, download)
+        download.restart()
         return False
 
     def _report(self, peer_id: str, download: _Download) -> None:
@@ -168,8 +197,7 @@ class BlobExchange:
             self._on_fault(peer_id, fault)
 
     async def _download(self, download: _Download, peers: Sequence[str]) -> bool:
-        """From the first byte on; whether it came to its end."""
-        download.restart()
+        """From where it stands on; whether it came to its end."""
         for peer in peers:
             try:
                 await self._continue(download, peer)

@@ -47,12 +47,15 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return range(self.first_layer, self.end_layer)
 
 
-class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan", omit_defaults=True):
     """A pure function of a snapshot."""
 
     pipelines: tuple[Pipeline, ...]
     spares: tuple[str, ...]
     predicted_step_ns: int
+    provisional: bool = False
+    """All stood still, so it is the one with which they go on soonest. There is a better one, for
+    which states must move: once all members are active, they plan anew."""
 
     def digest(self) -> str:
         return digest(self)

@@ -58,9 +58,20 @@ def _plan(snapshot: Snapshot, problem: Problem) -> tuple[Plan | NoPlan, bool]:
     in_a_hurry = warm is not None and not snapshot.planned  # all wait; it starts from what stands
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm, in_a_hurry)
     chosen = present.choose(best) if present else best
+    wanted = chosen
+    if present and in_a_hurry:
+        chosen = present.at_once(wanted)
     unchanged = present.unchanged(chosen) if present else None
     plan = unchanged or plan_of(problem, model.judged(chosen))
+    if _shape(chosen) != _shape(wanted):
+        plan = msgspec.structs.replace(plan, provisional=True)
     return plan, _has_room(model, chosen)
+
+
+def _shape(cost: PlacementCost) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Who holds what in which pipeline."""
+    cuts = (pipeline.cuts for pipeline in cost.pipelines)
+    return sorted(zip(cost.placement, cuts, strict=True))
 
 
 def _has_room(model: StepModel, cost: PlacementCost) -> bool:

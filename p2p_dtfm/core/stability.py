@@ -6,6 +6,9 @@ gain must exceed the time in which the state moves, and it must exceed the noise
 if anybody who has a stage gets other layers, a fiftieth if pipelines of spares are only added.
 To deal microbatches anew moves no state; it is done when a step gets shorter by a twentieth. Else a
 plan that moves nobody is the present one to the byte.
+
+After a failure all stand still, and whatever moves is waited for. Then the plan is the one with
+which the next step ends first; a better one follows, for which states move while steps go on.
 """
 
 from collections.abc import Iterator
@@ -23,6 +26,10 @@ HORIZON_STEPS = 100
 NOISE_DIVISOR = 10
 ADDING_DIVISOR = 50
 DEALING_DIVISOR = 20
+HAND_OVER_NS = 1_000_000_000
+"""To ask for states, write, check and read them, besides the time on the way."""
+WORTH_A_VIEW_NS = 2 * HAND_OVER_NS
+"""To go on sooner by less is not worth a second view: all of them plan once more."""
 
 _Fixed = tuple[tuple[int, ...], tuple[int, ...]]
 """Peers of a pipeline, and its cuts as they are in force."""
@@ -92,6 +99,18 @@ class Present:
         worthwhile = [c for c in (rival, *grown) if _pays(c, base)]
         return min([base, *worthwhile], key=_bargain).cost
 
+    def at_once(self, wanted: PlacementCost) -> PlacementCost:
+        """`wanted`, or whatever lets a swarm that stands still end its next step sooner."""
+        left = self.placement()
+        again = self.model.cost(left) if left else None
+        near = [again] if again is not None else []
+        offers = [*near, *self._kept(), *self._joined()]
+        first = min(map(self._choice, offers), key=_next_step_first, default=None)
+        rival = self._choice(wanted)
+        if first is None or _next_step_ns(first) + WORTH_A_VIEW_NS > _next_step_ns(rival):
+            return wanted
+        return first.cost
+
     def unchanged(self, chosen: PlacementCost) -> Plan | None:
         """The present plan, if `chosen` moves nobody and hardly gains by its microbatches.
 
@@ -113,7 +132,7 @@ class Present:
             return None
         used = {stage.peer_id for stage in stages}
         spares = {*self.problem.peer_ids, *self.problem.idle} - used
-        return msgspec.structs.replace(self.plan, spares=tuple(sorted(spares)))
+        return msgspec.structs.replace(self.plan, spares=tuple(sorted(spares)), provisional=False)
 
     def _fits(self, stage: Stage) -> bool:
         """Whether the peer still has memory for what it keeps in flight."""
@@ -140,6 +159,23 @@ class Present:
                 cost = self._cost([*whole, *mended[:1]]) if mended else None
                 if cost is not None:
                     yield cost
+
+    def _joined(self) -> Iterator[PlacementCost]:
+        """With the layers of each loss given to the stage before it, or to the one after it."""
+        for step in (1, -1):
+            fixed = [closed for p in self.pipelines if (closed := self._closed(p, step))]
+            cost = self._cost(fixed) if fixed else None
+            if cost is not None:
+                yield cost
+
+    def _closed(self, pipeline: Pipeline, step: int) -> _Fixed | None:
+        """A pipeline whose gaps are closed by those on their left (step 1) or right (-1)."""
+        stages = [stage for stage in pipeline.stages if stage.peer_id in self.numbers]
+        if not stages:
+            return None
+        inner = [s.first_layer for s in stages[1:]] if step > 0 else [s.end_layer for s in stages]
+        cuts = (0, *inner[: len(stages) - 1], pipeline.stages[-1].end_layer)
+        return tuple(self.numbers[stage.peer_id] for stage in stages), cuts
 
     def _grown(self, base: PlacementCost) -> Iterator[PlacementCost]:
         """`base` with one more pipeline of peers that have no stage."""
@@ -200,6 +236,16 @@ class Present:
             self.problem.bytes_per_s[donor][peer] for donor in sorted(self.states) if donor != peer
         ]
         return duration_ns(size, max(rates)) if rates else 0
+
+
+def _next_step_first(choice: Choice) -> tuple[int, object]:
+    return _next_step_ns(choice), rank(choice.cost)
+
+
+def _next_step_ns(choice: Choice) -> int:
+    """Until it ends: first all wait for whoever must fetch something."""
+    wait_ns = choice.move_ns + HAND_OVER_NS if choice.move_ns else 0
+    return wait_ns + choice.cost.step_ns
 
 
 def _bargain(choice: Choice) -> tuple[int, object]:

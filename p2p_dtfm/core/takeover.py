@@ -174,10 +174,10 @@ class Takeover(AgreementState):
 
     @property
     def _awaits_new_plan(self) -> bool:
-        """Whether peers stand in for others, and all members are there to plan anew."""
+        """Whether the plan is one for the time being, and all members are there to plan anew."""
         plan, ledger = (self.view.plan, self.ledger) if self.view is not None else (None, None)
-        is_mended = isinstance(plan, Plan) and bool(plan.stand_ins)
-        return is_mended and ledger is not None and ledger.may_commit
+        is_stopgap = isinstance(plan, Plan) and (bool(plan.stand_ins) or plan.provisional)
+        return is_stopgap and ledger is not None and ledger.may_commit
 
     def _open_ledger(self) -> None:
         if self.ledger is not None and self.view is not None:

@@ -34,6 +34,8 @@ INITIAL_PEERS = 3
 """A joiner is told of so many: one of them may be stopped or cut off next."""
 DEGRADED_LATENCY_NS = 50_000_000
 DEGRADED_BYTES_PER_S = 4_000_000
+CORRUPT_ELSEWHERE_AFTER_S = 1.0
+"""If nothing has gone the way on which a byte is to be changed."""
 CALM_STEPS = 5
 """Committed since the last fault ended, before one that needs all others well."""
 
@@ -61,6 +63,8 @@ class _UnderWay:
 
     def is_over(self, time_s: float, step: int) -> bool:
         fault = self.fault
+        if fault.kind == "corrupt":
+            return time_s >= self.began_s + CORRUPT_ELSEWHERE_AFTER_S
         if fault.lasts_s is None:
             return False
         enough_steps = bool(fault.lasts_steps) and step >= self.step + fault.lasts_steps
@@ -304,10 +308,7 @@ class Chaos:
     def _harm_links(self, fault: ChaosFault) -> Callable[[], None]:
         links = self._links_of(fault)
         if fault.kind == "corrupt":
-            for way in links[:1]:
-                self._corrupted[way] = self._corrupted.get(way, 0) + 1
-            self._save_shape()
-            return lambda: None
+            return self._corrupt(fault.peers[0], links)
         harm = (fault, frozenset(links))
         self._harms.append(harm)
         self._save_shape()
@@ -317,6 +318,18 @@ class Chaos:
             self._save_shape()
 
         return heal
+
+    def _corrupt(self, name: str, first: list[Way]) -> Callable[[], None]:
+        """What the peer sends next this way; if that is nothing, what it sends anyone."""
+        number = 1 + max(self._corrupted.values(), default=0)
+        ways = [(link.origin, link.to) for link in self._shape.links]
+
+        def damage(ways: list[Way]) -> None:
+            self._corrupted |= dict.fromkeys(ways, number)
+            self._save_shape()
+
+        damage([way for way in first if self._names.get(way[0]) == name])
+        return lambda: damage([way for way in ways if self._names.get(way[0]) == name])
 
     def _links_of(self, fault: ChaosFault) -> list[Way]:
         ids = {name: peer_id for peer_id, name in self._names.items()}

@@ -22,10 +22,10 @@ from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.core.wire_plan import CHUNK_ELEMENTS
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import Courier
+from p2p_dtfm.daemon.offers import Offers
 from p2p_dtfm.daemon.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader, FrameKind, Payload
-from p2p_dtfm.train.data import BlobStore
 from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.reduction import tensor_to_bytes
 
@@ -71,15 +71,15 @@ class _Subscription:
 
 
 class Donor:
-    """`blobs` keeps layers' bytes where the blob exchange finds them, until they are followed."""
+    """`offers` keeps layers' bytes where the blob exchange finds them, until they are followed."""
 
     def __init__(
-        self, courier: Courier, transport: Transport, compute: Compute, blobs: BlobStore
+        self, courier: Courier, transport: Transport, compute: Compute, offers: Offers
     ) -> None:
         self._courier = courier
         self._transport = transport
         self._compute = compute
-        self._blobs = blobs
+        self._offers = offers
         self._view: ViewId | None = None
         self._subscriptions: dict[_Key, _Subscription] = {}
         self._workers: dict[_Key, asyncio.Task[None]] = {}
@@ -152,9 +152,9 @@ class Donor:
         if subscription.request.layers[layer] != version:
             payload = await self._compute.run(state.to_bytes)
             try:
-                blob = await asyncio.to_thread(self._blobs.put_bytes, payload)
+                blob = await asyncio.to_thread(self._offers.put, payload)
             except OSError as error:
-                self._end(key, subscription, f"its state cannot be written: {error}")
+                self._end(key, subscription, f"its state cannot be kept for it: {error}")
                 return False
             size_bytes = len(payload)
             subscription.blobs.add(blob)
@@ -251,7 +251,7 @@ class Donor:
         """Remove the states that were offered to this follower and to nobody else."""
         wanted = {blob for other in self._subscriptions.values() for blob in other.blobs}
         for blob in blobs - wanted:
-            self._blobs.remove(blob)
+            self._offers.remove(blob)
 
     async def _feed(self, key: _Key, subscription: _Subscription) -> None:
         follower = key[0]

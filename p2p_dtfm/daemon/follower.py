@@ -5,12 +5,10 @@ gradients that follow. A donor that fails is followed by the next one.
 """
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from p2p_dtfm.core.errors import PeerFault
@@ -22,6 +20,7 @@ from p2p_dtfm.core.workload import workload_of
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import Courier
 from p2p_dtfm.daemon.estimate import Estimate
+from p2p_dtfm.daemon.room import Room
 from p2p_dtfm.daemon.wire import (
     FollowDone,
     FollowEnded,
@@ -40,6 +39,9 @@ from p2p_dtfm.train.reduction import tensor_from_bytes
 COMMITTED_LIMIT = 4096
 GRADIENTS_LIMIT_BYTES = 512 << 20
 """Of steps that are not replayed yet; beyond it the follower begins again from a newer state."""
+FETCHED_AT_ONCE = 4
+FETCHED_LIMIT_BYTES = 256 << 20
+"""Of states on their way: one layer's from each of several donors, so that their uplinks add up."""
 RETRY_S = 1.0
 STALL_S = 5.0
 """Later steps arrive but the next one does not: part of it was lost, so ask anew."""
@@ -101,7 +103,6 @@ class FollowerTools:
     courier: Courier
     blobs: BlobExchange
     compute: Compute
-    scratch: Path
     numbers: Iterator[int]
     """Names for requests, none used twice in this life."""
 
@@ -154,6 +155,9 @@ class Follower:
         self._to_ask: dict[str, None] = {}
         self._asks = asyncio.Event()
         self._offers: asyncio.Queue[tuple[str, LayerOffered]] = asyncio.Queue()
+        self._fetches: dict[int, asyncio.Task[None]] = {}
+        """The latest of each layer."""
+        self._room = Room(FETCHED_AT_ONCE, FETCHED_LIMIT_BYTES)
         self._committed: dict[tuple[str, int], float] = {}
         self._gradients: dict[tuple[int, int], _Gradient] = {}
         self._gradients_bytes = 0
@@ -287,38 +291,41 @@ class Follower:
     # work
 
     async def _fetch_offers(self) -> None:
-        tools = self._tools
-        while True:
-            donor, offer = await self._offers.get()
-            if not offer.blob:
-                state = tools.states.get(offer.layer)
-                if state is not None and state.version == offer.version:
+        """Fetch what is offered, several layers at once; a later offer of a layer replaces it."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                donor, offer = await self._offers.get()
+                before = self._fetches.pop(offer.layer, None)
+                if before is not None:
+                    before.cancel()
+                if offer.blob:
+                    fetch = self._fetch(donor, offer)
+                    self._fetches[offer.layer] = group.create_task(fetch)
+                elif self._has(offer.layer, offer.version):
                     self._arrived(offer.layer)
                 else:
                     self._ask_soon(donor)
-                continue
-            target = tools.scratch / f"layer-{offer.layer}-{offer.blob[:16]}"
+
+    def _has(self, layer: int, version: int) -> bool:
+        state = self._tools.states.get(layer)
+        return state is not None and state.version == version
+
+    async def _fetch(self, donor: str, offer: LayerOffered) -> None:
+        tools = self._tools
+        donors = list(dict.fromkeys([donor, *self._donors(offer.layer)]))
+        async with self._room.taken(offer.size_bytes):
             try:
-                unique = list(dict.fromkeys([donor, *self._donors(offer.layer)]))
-                await tools.blobs.fetch(offer.blob, unique, target, offer.size_bytes)
-                payload = await asyncio.to_thread(target.read_bytes)
+                payload = await tools.blobs.fetch_bytes(offer.blob, donors, offer.size_bytes)
                 state = await tools.compute.run(
                     LayerState.from_bytes, tools.spec, offer.layer, payload
                 )
             except (BlobUnavailable, PeerFault) as error:
                 log.warning("state of layer %d: %s", offer.layer, error)
                 self._ask_soon(donor)
-                continue
-            except OSError as error:
-                log.warning("state of layer %d cannot be kept: %s; free space", offer.layer, error)
-                self._ask_soon(donor)
-                continue
-            finally:
-                with contextlib.suppress(OSError):
-                    target.unlink()
-            if not self._has_stopped:
-                tools.states[offer.layer] = state
-            self._arrived(offer.layer)
+                return
+        if not self._has_stopped:
+            tools.states[offer.layer] = state
+        self._arrived(offer.layer)
 
     def _arrived(self, layer: int) -> None:
         if self._has_stopped:

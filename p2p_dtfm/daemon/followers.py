@@ -75,7 +75,6 @@ class Followers:
             courier=tools.courier,
             blobs=tools.blobs,
             compute=tools.compute,
-            scratch=tools.scratch,
             numbers=self._request_numbers,
         )
         return Follower(view, layers, follower_tools, on_progress, on_gradient)

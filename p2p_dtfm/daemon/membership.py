@@ -260,6 +260,8 @@ def _history_entry(action: TakeOver) -> dict[str, Any]:
         entry["no_plan"] = view.plan.reason
     elif view.plan.stand_ins:
         entry["stand_ins"] = sorted(view.plan.stand_ins)
+    elif view.plan.provisional:
+        entry["provisional"] = True
     return entry
 
 
@@ -276,3 +278,5 @@ def _remarks(action: TakeOver) -> Iterator[str]:
     if isinstance(view.plan, Plan) and view.plan.stand_ins:
         names = ", ".join(sorted(view.plan.stand_ins))
         yield f"until the next plan, {names} computes in two pipelines"
+    elif isinstance(view.plan, Plan) and view.plan.provisional:
+        yield "goes on at once with who has the states; a better plan is made meanwhile"

@@ -37,6 +37,7 @@ from p2p_dtfm.daemon.event_files import EventFiles
 from p2p_dtfm.daemon.event_log import EventLog
 from p2p_dtfm.daemon.initial_states import InitialStates
 from p2p_dtfm.daemon.membership import TICK_S
+from p2p_dtfm.daemon.offers import Offers
 from p2p_dtfm.daemon.peer_state import bytes_per_s
 from p2p_dtfm.daemon.readings import Readings, laboratory_marks
 from p2p_dtfm.daemon.run_source import Run
@@ -59,7 +60,7 @@ from p2p_dtfm.net.probing import Probes
 from p2p_dtfm.net.shaping import LineLimit, Shape, Shaper
 from p2p_dtfm.train.batches import Batches
 from p2p_dtfm.train.checkpoint import list_checkpoints, load_layer
-from p2p_dtfm.train.data import BlobStore, Dataset
+from p2p_dtfm.train.data import Dataset
 from p2p_dtfm.train.emulated import emulated_flops_per_s
 from p2p_dtfm.train.measure import exclusive_name, select_device
 from p2p_dtfm.train.model import layer_count
@@ -265,13 +266,10 @@ class Daemon(Upkeep, Entrance, Readings):
 
     def _make_trainer(self, run: Run) -> None:
         directory = self.home.run_directory(run.digest)
-        for leftover in ("scratch", "offers"):  # of a process that was killed
-            shutil.rmtree(directory / leftover, ignore_errors=True)
+        shutil.rmtree(directory / "offers", ignore_errors=True)  # of a process that was killed
         for leftover in run.blobs.root.glob(".*"):
             leftover.unlink(missing_ok=True)
-        scratch = directory / "scratch"
-        scratch.mkdir(exist_ok=True)
-        self._offers = BlobStore(directory / "offers")
+        self._offers = Offers(directory / "offers")
         self._checkpoints = Checkpoints(
             self.home.checkpoints(run.digest),
             run.spec,
@@ -299,7 +297,6 @@ class Daemon(Upkeep, Entrance, Readings):
                 self.status,
                 lambda: [peer for peer in self._courier.known if peer != self._me.peer_id],
             ),
-            scratch=scratch,
             status=self.status,
             recorder=self._recorder,
         )

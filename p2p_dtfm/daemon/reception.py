@@ -164,9 +164,9 @@ class Reception(TrainerOutlet):
         log.debug("stream %s with %s: %s", lane, peer_id, error.cause)
         self._liveness.stream_reset(peer_id, time.monotonic_ns())
 
-    def _open_blob(self, digest: str) -> Path | None:
+    def _open_blob(self, digest: str) -> Path | bytes | None:
         if self._run is not None and (path := self._run.blobs.path(digest)) is not None:
             return path
-        if self._trainer is not None and (path := self._offers.path(digest)) is not None:
-            return path
+        if self._trainer is not None and (offer := self._offers.find(digest)) is not None:
+            return offer
         return self._checkpoints.path_of(digest) if self._checkpoints is not None else None

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from p2p_dtfm.core.inventory import Restart
@@ -85,7 +84,6 @@ class Tools:
     checkpoints: Checkpoints
     donor: Donor
     initial: InitialStates
-    scratch: Path
     status: Status
     recorder: StepRecorder = field(default_factory=StepRecorder)
 

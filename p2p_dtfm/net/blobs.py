@@ -4,6 +4,7 @@ import asyncio
 import collections
 import contextlib
 import hashlib
+import io
 import logging
 import os
 import re
@@ -20,7 +21,8 @@ from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.host import Host
 
-OpenBlob = Callable[[str], Path | None]
+OpenBlob = Callable[[str], Path | bytes | None]
+"""Finds a blob, on disk or in memory, by its digest."""
 OnFault = Callable[[str, PeerFault], None]
 OnProgress = Callable[[str, int, int], None]
 """Digest, bytes that are here, bytes in all. The end, good or not, is told as (digest, 0, 0)."""
@@ -28,6 +30,8 @@ OnProgress = Callable[[str, int, int], None]
 CHUNK_LIMIT_BYTES = 512 << 10
 CALLS_IN_FLIGHT = 4
 CHUNK_DEADLINE_S = 30.0
+BEGUN_LIMIT_BYTES = 256 << 20
+"""In memory, of downloads that broke off: whoever has the rest may be found later."""
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
@@ -60,19 +64,33 @@ class _Download:
     def __init__(self, file: BinaryIO, digest: str, max_bytes: int) -> None:
         self.digest = digest
         self.max_bytes = max_bytes
+        self.causes: dict[str, str] = {}
+        """What went wrong with whom."""
         self.offset = 0
         self.total: int | None = None
         self.donors: list[str] = []
         self._file = file
 
+    @property
+    def has_begun(self) -> bool:
+        return self.offset > 0
+
     async def keep(self, chunk: _Chunk) -> None:
-        await asyncio.to_thread(self._file.write, chunk.content)
+        if isinstance(self._file, io.BytesIO):  # may be gone on with after a call was cancelled
+            self._file.write(chunk.content)
+        else:
+            await asyncio.to_thread(self._file.write, chunk.content)
         self.offset += len(chunk.content)
 
     def restart(self) -> None:
         self._file.seek(0)
         self._file.truncate()
         self.offset, self.total, self.donors = 0, None, []
+
+    async def is_right(self) -> bool:
+        """Whether what has come has the digest."""
+        self._file.seek(0)
+        return await asyncio.to_thread(_digest_of, self._file) == self.digest
 
 
 class BlobExchange:
@@ -88,6 +106,7 @@ class BlobExchange:
         self._open_blob = open_blob
         self._on_fault = on_fault
         self._on_progress = on_progress
+        self._begun: dict[str, tuple[_Download, io.BytesIO]] = {}
         self._plane = ControlPlane(host, self._serve, name="blob")
 
     async def ready(self) -> "BlobExchange":
@@ -99,81 +118,98 @@ class BlobExchange:
         """Fetch the blob into `target`, which appears whole and verified or not at all.
 
         Peers are asked in turn; one that fails is followed by the next at the same offset. A
-        donor of wrong bytes is reported to `on_fault`. Raises `BlobUnavailable`.
+        donor of wrong bytes is reported to `on_fault`. Raises `BlobUnavailable`, and `OSError` for
+        a disk that does not take it.
         """
-        assert _DIGEST.fullmatch(digest), digest
         target.parent.mkdir(parents=True, exist_ok=True)
-        causes: dict[str, str] = {}
         descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        os.close(descriptor)
         try:
-            if not await self._fetch_into(Path(temporary), digest, peers, max_bytes, causes):
-                raise BlobUnavailable(digest, causes)
+            with open(descriptor, "w+b") as file:
+                await self._fetch_into(file, digest, peers, max_bytes)
+                await asyncio.to_thread(_settle, file)
             os.replace(temporary, target)
         finally:
-            self._on_progress(digest, 0, 0)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
         return target
 
+    async def fetch_bytes(self, digest: str, peers: Sequence[str], max_bytes: int) -> bytes:
+        """As `fetch`, for what is not to lie on disk. What has come of a blob when nobody can give
+        the rest, or the call is cancelled, is not asked for again next time."""
+        file = io.BytesIO()
+        download = _Download(file, digest, max_bytes)
+        if digest in self._begun:
+            download, file = self._begun.pop(digest)
+            download.max_bytes, download.causes = max_bytes, {}
+        try:
+            await self._complete(download, peers)
+        except BaseException:
+            self._set_aside(download, file)
+            raise
+        return file.getvalue()
+
+    def _set_aside(self, download: _Download, file: io.BytesIO) -> None:
+        if download.has_begun:
+            self._begun[download.digest] = (download, file)
+        while sum(item.offset for item, _ in self._begun.values()) > BEGUN_LIMIT_BYTES:
+            del self._begun[next(iter(self._begun))]
+
     async def _fetch_into(
-        self,
-        path: Path,
-        digest: str,
-        peers: Sequence[str],
-        max_bytes: int,
-        causes: dict[str, str],
-    ) -> bool:
+        self, file: BinaryIO, digest: str, peers: Sequence[str], max_bytes: int
+    ) -> None:
+        await self._complete(_Download(file, digest, max_bytes), peers)
+
+    async def _complete(self, download: _Download, peers: Sequence[str]) -> None:
+        """Raises `BlobUnavailable`."""
+        assert _DIGEST.fullmatch(download.digest), download.digest
+        try:
+            if not await self._download_right(download, peers):
+                raise BlobUnavailable(download.digest, download.causes)
+        finally:
+            self._on_progress(download.digest, 0, 0)
+
+    async def _download_right(self, download: _Download, peers: Sequence[str]) -> bool:
         """First all donors together; if that has the wrong digest, each of them on its own."""
-        donors = await self._download(path, digest, peers, max_bytes, causes)
-        if donors is None:
+        if not await self._download(download, peers):
             return False
-        if await asyncio.to_thread(_digest_of_file, path) == digest:
+        if await download.is_right():
             return True
+        donors = list(dict.fromkeys(download.donors))
         if len(donors) == 1:
-            self._report(donors[0], digest, causes)
+            self._report(donors[0], download)
         suspects = donors if len(donors) > 1 else []
-        rest = [peer for peer in peers if peer not in donors and peer not in causes]
+        rest = [peer for peer in peers if peer not in donors and peer not in download.causes]
         for peer in [*suspects, *rest]:
-            alone = await self._download(path, digest, [peer], max_bytes, causes)
-            if alone is None:
+            download.restart()
+            if not await self._download(download, [peer]):
                 continue
-            if await asyncio.to_thread(_digest_of_file, path) == digest:
+            if await download.is_right():
                 return True
-            self._report(peer, digest, causes)
+            self._report(peer, download)
+        download.restart()
         return False
 
-    def _report(self, peer_id: str, digest: str, causes: dict[str, str]) -> None:
-        causes[peer_id] = "sent bytes that do not have this digest"
-        fault = PeerFault(f"sent wrong bytes for blob {digest[:12]}", peer_id)
+    def _report(self, peer_id: str, download: _Download) -> None:
+        download.causes[peer_id] = "sent bytes that do not have this digest"
+        fault = PeerFault(f"sent wrong bytes for blob {download.digest[:12]}", peer_id)
         log.warning("%s", fault)
         if self._on_fault is not None:
             self._on_fault(peer_id, fault)
 
-    async def _download(
-        self,
-        path: Path,
-        digest: str,
-        peers: Sequence[str],
-        max_bytes: int,
-        causes: dict[str, str],
-    ) -> list[str] | None:
-        """The peers that gave parts of a complete download into `path`, or None."""
-        with path.open("wb") as file:
-            download = _Download(file, digest, max_bytes)
-            for peer in peers:
-                try:
-                    await self._continue(download, peer)
-                except (Unreachable, PeerFault) as error:
-                    causes[peer] = error.cause
-                    if not isinstance(error, Refused | Unreachable) and self._on_fault is not None:
-                        self._on_fault(peer, PeerFault(error.cause, peer))
-                else:
-                    await asyncio.to_thread(_settle, file)
-                    return download.donors
-        return None
+    async def _download(self, download: _Download, peers: Sequence[str]) -> bool:
+        """From where it stands on; whether it came to its end."""
+        for peer in peers:
+            try:
+                await self._continue(download, peer)
+            except (Unreachable, PeerFault) as error:
+                download.causes[peer] = error.cause
+                if not isinstance(error, Refused | Unreachable) and self._on_fault is not None:
+                    self._on_fault(peer, PeerFault(error.cause, peer))
+            else:
+                return True
+        return False
 
-    async def _continue(self, download: "_Download", peer: str) -> None:
+    async def _continue(self, download: _Download, peer: str) -> None:
         """Fetch from one peer what is missing, several chunks at once, and keep what came."""
         first = await self._chunk(peer, download, None)
         if download.total not in (None, first.total_bytes):
@@ -198,7 +234,7 @@ class BlobExchange:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
 
-    async def _chunk(self, peer: str, download: "_Download", offset: int | None) -> _Chunk:
+    async def _chunk(self, peer: str, download: _Download, offset: int | None) -> _Chunk:
         """The chunk at `offset`; None: where the download stands, whatever the total."""
         at = download.offset if offset is None else offset
         request = encode(_Request(download.digest, at, CHUNK_LIMIT_BYTES))
@@ -219,11 +255,14 @@ class BlobExchange:
         sane = 0 <= request.offset < 1 << 60 and 0 < request.length <= CHUNK_LIMIT_BYTES
         if not _DIGEST.fullmatch(request.digest) or not sane:
             raise PeerFault("a request for no possible blob")
-        path = self._open_blob(request.digest)
-        if path is None:
+        found = self._open_blob(request.digest)
+        if found is None:
             raise PeerFault(f"blob {request.digest[:12]} is not here")
+        if isinstance(found, bytes):
+            end = request.offset + request.length
+            return encode(_Chunk(len(found), found[request.offset : end]))
         try:
-            return encode(await asyncio.to_thread(_read_chunk, path, request))
+            return encode(await asyncio.to_thread(_read_chunk, found, request))
         except FileNotFoundError as error:
             raise PeerFault(f"blob {request.digest[:12]} is no longer here") from error
         except OSError as error:
@@ -243,7 +282,9 @@ def _settle(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _digest_of_file(path: Path) -> str:
-    """Hexadecimal BLAKE2b-256 of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
+def _digest_of(file: BinaryIO) -> str:
+    """Hexadecimal BLAKE2b-256 of the rest of a file's content."""
+    hasher = hashlib.blake2b(digest_size=32)
+    while piece := file.read(1 << 20):
+        hasher.update(piece)
+    return hasher.hexdigest()

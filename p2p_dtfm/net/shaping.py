@@ -14,6 +14,7 @@ import asyncio
 import collections
 import logging
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,8 @@ SEND_BUFFER_BYTES = 1 << 18
 FOLLOW_S = 0.1
 PEERS_LIMIT = 1024
 FILE_LIMIT_BYTES = 64 << 20
+CORRUPTS_WITHIN_S = 3.0
+"""Where nothing is sent for so long, nothing is damaged."""
 _CHUNK_S = 0.004
 _SMALLEST_CHUNK_BYTES = 1460
 _LARGEST_CHUNK_BYTES = 1 << 18
@@ -57,8 +60,9 @@ class ShapedPeer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ShapedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The way from one peer to another, by their ids. `latency_ns` is one way; a rate of 0 is no
-    limit. What is sent while the way is `cut` waits; each time `corrupted` grows, a byte of what is
-    sent next over a stream arrives as another one."""
+    limit. What is sent while the way is `cut` waits; when `corrupted` grows, a byte of what is sent
+    next over a stream arrives as another one: once for each number among all ways of an origin, and
+    only if something is sent soon."""
 
     origin: str
     to: str
@@ -120,9 +124,9 @@ class Shaper:
         self.downlink_bytes_per_s = me.downlink_bytes_per_s
         self._uplink = _Channel(me.uplink_bytes_per_s)
         self._downlink = _Channel(me.downlink_bytes_per_s)
-        self._out = {
-            link.to: _Link(link, self._uplink) for link in shape.links if link.origin == peer_id
-        }
+        own = [link for link in shape.links if link.origin == peer_id]
+        self._damage = _Damage(max((link.corrupted for link in own), default=0))
+        self._out = {link.to: _Link(link, self._uplink, self._damage) for link in own}
         self._in = {link.origin: link for link in shape.links if link.to == peer_id}
 
     def change(self, shape: Shape) -> None:
@@ -228,7 +232,9 @@ class LineLimit(Shaper):
         if (link := self._out.get(peer_id)) is None:
             if len(self._out) >= PEERS_LIMIT:
                 self._out.clear()
-            link = self._out[peer_id] = _Link(ShapedLink("me", peer_id, 0, 0), self._uplink)
+            link = self._out[peer_id] = _Link(
+                ShapedLink("me", peer_id, 0, 0), self._uplink, self._damage
+            )
         return link
 
     def _link_from(self, peer_id: str) -> ShapedLink:
@@ -256,16 +262,25 @@ class _Channel:
         return self.free_s
 
 
+@dataclass
+class _Damage:
+    """What has been done to what a peer sends."""
+
+    done: int
+    """The highest number of `ShapedLink.corrupted` of which a byte was changed."""
+
+
 class _Link:
     """The way to one peer. Who sends over it takes turns, chunk by chunk."""
 
-    def __init__(self, link: ShapedLink, uplink: _Channel) -> None:
+    def __init__(self, link: ShapedLink, uplink: _Channel, damage: _Damage) -> None:
         self._channel = _Channel(link.bytes_per_s)
         self._uplink = uplink
         self._turn = asyncio.Lock()
         self._whole = asyncio.Event()
+        self._damage = damage
         self._corrupted = link.corrupted
-        self._to_corrupt = 0
+        self._corrupts_until_s = 0.0
         self.change(link)
 
     def change(self, link: ShapedLink) -> None:
@@ -273,7 +288,8 @@ class _Link:
         rates = [rate for rate in (link.bytes_per_s, self._uplink.bytes_per_s) if rate]
         wanted = int(min(rates) * _CHUNK_S) if rates else _LARGEST_CHUNK_BYTES
         self.chunk_bytes = min(max(wanted, _SMALLEST_CHUNK_BYTES), _LARGEST_CHUNK_BYTES)
-        self._to_corrupt += max(0, link.corrupted - self._corrupted)
+        if link.corrupted > self._corrupted:
+            self._corrupts_until_s = _now_s() + CORRUPTS_WITHIN_S
         self._corrupted = link.corrupted
         if link.cut:
             self._whole.clear()
@@ -282,9 +298,9 @@ class _Link:
 
     def as_it_arrives(self, part: memoryview) -> bytes | memoryview:
         """A part of a stream, with a byte of it changed if that is due."""
-        if not self._to_corrupt:
+        if self._corrupted <= self._damage.done or _now_s() > self._corrupts_until_s:
             return part
-        self._to_corrupt -= 1
+        self._damage.done = self._corrupted
         changed = bytearray(part)
         changed[len(changed) // 2] ^= 0xFF
         return bytes(changed)

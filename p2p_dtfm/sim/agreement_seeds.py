@@ -91,6 +91,8 @@ class Result:
     mended_again: int = 0
     """Of these, the ones that an unplanned view followed: something failed once more."""
     mended_forwards: int = 0
+    provisional_views: int = 0
+    """Views that others follow at once, so that a better plan takes over."""
     """Of `kept_forwards`, those kept in mended views."""
     recoveries_ns: list[int] = field(default_factory=list)
 
@@ -168,6 +170,8 @@ class SeededRun:
         mended = {id for id, v in views.items() if isinstance(v.plan, Plan) and v.plan.stand_ins}
         unplanned = [view.snapshot for view in views.values() if not view.snapshot.planned]
         result.mended_views = len(mended)
+        plans = [view.plan for view in views.values() if isinstance(view.plan, Plan)]
+        result.provisional_views = sum(plan.provisional for plan in plans)
         result.mended_again = len(mended & {snapshot.previous for snapshot in unplanned})
         result.mended_forwards = sum(redone[id].kept_forwards for id in mended & redone.keys())
 
@@ -249,7 +253,8 @@ def main() -> int:
         f"{sum(r.redone_forwards for r in results)} redone; "
         f"{sum(r.mended_views for r in results)} views with stand-ins kept "
         f"{sum(r.mended_forwards for r in results)} of them, and "
-        f"{sum(r.mended_again for r in results)} failed once more"
+        f"{sum(r.mended_again for r in results)} failed once more; "
+        f"{sum(r.provisional_views for r in results)} with provisional plans"
     )
     if recoveries:
         print(

@@ -22,7 +22,8 @@ def any_plan(snapshot: Snapshot) -> Plan | NoPlan:
         pipelines = _drawn(names, workload.layer_count, workload.microbatch_count, chance)
     placed = {stage.peer_id for stages in pipelines for stage in stages}
     spares = tuple(sorted({record.peer_id for record in snapshot.records} - placed))
-    return Plan(_dealt(pipelines, workload.microbatch_count), spares, 1)
+    is_provisional = not snapshot.planned and snapshot.present is not None and chance.below(3) == 0
+    return Plan(_dealt(pipelines, workload.microbatch_count), spares, 1, is_provisional)
 
 
 def _mended(plan: Plan, names: list[str]) -> list[tuple[Stage, ...]]:

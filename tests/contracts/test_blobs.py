@@ -1,5 +1,6 @@
 """Blobs: whole, verified and bounded, whoever the donors are."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from net_support import hosts, run
 
 from p2p_dtfm.core.canonical import digest_bytes
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
+from p2p_dtfm.net.blobs import CHUNK_LIMIT_BYTES, BlobExchange, BlobUnavailable
 from p2p_dtfm.net.host import Host
 
 CONTENT = os.urandom((3 << 20) + 17)
@@ -21,8 +22,8 @@ def _put(folder: Path, name: str, content: bytes) -> Path:
     return path
 
 
-async def _donor(host: Host, path: Path | None) -> str:
-    await BlobExchange(host, lambda digest: path if digest == DIGEST else None).ready()
+async def _donor(host: Host, found: Path | bytes | None) -> str:
+    await BlobExchange(host, lambda digest: found if digest == DIGEST else None).ready()
     return host.peer_id
 
 
@@ -37,6 +38,73 @@ def test_a_blob_comes_whole_and_atomically(tmp_path: Path) -> None:
             )
             assert target.read_bytes() == CONTENT
             assert [entry.name for entry in target.parent.iterdir()] == ["blob"]
+
+    run(scenario())
+
+
+def test_a_blob_comes_from_memory_to_memory(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 3) as (one, liar, two):
+            peers = [await _donor(liar, CONTENT[1:] + b"?"), await _donor(one, CONTENT)]
+            exchange = BlobExchange(two, lambda digest: None)
+            assert await exchange.fetch_bytes(DIGEST, peers, 4 << 20) == CONTENT
+            with pytest.raises(BlobUnavailable, match="do not have this digest"):
+                await exchange.fetch_bytes(DIGEST, peers[:1], 4 << 20)
+
+    run(scenario())
+
+
+def test_what_came_before_a_donor_died_is_not_asked_for_again(tmp_path: Path) -> None:
+    """The next donor is found later; it may be one that gave wrong bytes to go on with."""
+
+    async def scenario(honest_first: bool) -> None:
+        async with hosts(tmp_path / f"{honest_first}", 3) as (one, two, three):
+            content = CONTENT if honest_first else b"?" + CONTENT[1:]
+            asked: list[str] = []
+
+            def dying(digest: str) -> bytes | None:
+                asked.append(one.peer_id)
+                return content if len(asked) <= 3 else None
+
+            def second(digest: str) -> bytes:
+                asked.append(two.peer_id)
+                return CONTENT
+
+            await BlobExchange(one, dying).ready()
+            await BlobExchange(two, second).ready()
+            exchange = BlobExchange(three, lambda digest: None)
+            with pytest.raises(BlobUnavailable):
+                await exchange.fetch_bytes(DIGEST, [one.peer_id], 4 << 20)
+            assert await exchange.fetch_bytes(DIGEST, [two.peer_id], 4 << 20) == CONTENT
+            chunks = -(-len(CONTENT) // CHUNK_LIMIT_BYTES)
+            again = asked.count(two.peer_id)
+            assert again < chunks if honest_first else chunks < again < 2 * chunks
+
+    for honest_first in (True, False):
+        run(scenario(honest_first))
+
+
+def test_a_call_that_is_cancelled_loses_nothing_that_came(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            peers = [await _donor(one, CONTENT)]
+            come: list[int] = []
+            some = asyncio.Event()
+
+            def progress(digest: str, done_bytes: int, total_bytes: int) -> None:
+                come.append(done_bytes)
+                if done_bytes:
+                    some.set()
+
+            exchange = BlobExchange(two, lambda digest: None, None, progress)
+            call = asyncio.create_task(exchange.fetch_bytes(DIGEST, peers, 4 << 20))
+            await some.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            broke_off, come[:] = max(come), []
+            assert await exchange.fetch_bytes(DIGEST, peers, 4 << 20) == CONTENT
+            assert come[0] > broke_off
 
     run(scenario())
 

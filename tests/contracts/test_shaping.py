@@ -450,6 +450,28 @@ def test_a_corrupted_stream_is_a_fault_of_its_sender_and_the_next_is_whole(tmp_p
     run(scenario())
 
 
+def test_one_byte_is_changed_on_whichever_of_the_ways_is_used_first() -> None:
+    async def scenario() -> None:
+        peers = tuple(ShapedPeer(name, name) for name in "abc")
+        whole = Shape("three", peers, tuple(ShapedLink("a", to, 0, 0) for to in "bc"))
+        shaper = Shaper(_with_links(whole, corrupted=4), "a")
+        ways = [shaper._link_to(to) for to in "bc"]
+
+        def damaged() -> list[bool]:
+            return [bytes(way.as_it_arrives(memoryview(b"abc"))) != b"abc" for way in ways]
+
+        assert damaged() == [False, False], "what was before this peer started is not its concern"
+        shaper.change(_with_links(whole, corrupted=5))
+        assert damaged() == [True, False] and damaged() == [False, False]
+        only_last = msgspec.structs.replace(whole.links[1], corrupted=6)
+        shaper.change(msgspec.structs.replace(whole, links=(whole.links[0], only_last)))
+        shaper.change(_with_links(whole, corrupted=6))
+        ways.reverse()
+        assert damaged() == [True, False], "it may be widened to all, and is done once"
+
+    run(scenario())
+
+
 async def _echo(sender: str, body: bytes) -> bytes:
     return body
 

@@ -13,6 +13,7 @@ from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.donor import Donor
+from p2p_dtfm.daemon.offers import Offers
 from p2p_dtfm.daemon.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.train.data import BlobStore
@@ -51,7 +52,7 @@ def play(tmp_path: Path) -> Callable[..., None]:
     def run(scenario: Callable[..., Any]) -> None:
         async def whole() -> None:
             line, blobs, compute = Line(), BlobStore(tmp_path / "offers"), Compute()
-            donor = Donor(line, line, compute, blobs)  # type: ignore[arg-type]
+            donor = Donor(line, line, compute, Offers(tmp_path / "offers"))  # type: ignore[arg-type]
             states = {layer: LayerState.genesis(SPEC, layer) for layer in (0, 1)}
             try:
                 await scenario(donor, line, blobs, states)

@@ -1,6 +1,7 @@
 """What comes for a follower in the very moment in which it is stopped changes nothing any more."""
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.snapshot import HeldLayer
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.followers import Followers
 from p2p_dtfm.daemon.trainer_state import TrainerState
@@ -15,6 +17,8 @@ from p2p_dtfm.daemon.wire import FollowLayers, LayerOffered
 from p2p_dtfm.train.layer_state import LayerState
 from tests.core.planning import name_of
 from tests.daemon.trainer_parts import SPEC, trainer_tools, view_of
+
+HELD = tuple(HeldLayer(name_of(0), layer, 7) for layer in (0, 1))
 
 
 class Outlet:
@@ -74,3 +78,63 @@ def test_what_arrives_while_it_is_stopped(tmp_path: Path, stops: bool) -> None:
     asyncio.run(run())
     tools.compute.close()
     assert outlet.synced_views == ([] if stops else [view.id])
+
+
+class Blobs:
+    """Gives what it is told to give, when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.given: dict[str, asyncio.Future[bytes]] = {}
+
+    async def fetch_bytes(self, digest: str, peers: list[str], max_bytes: int) -> bytes:
+        self.begun.append(digest)
+        self.given[digest] = asyncio.get_running_loop().create_future()
+        return await self.given[digest]
+
+
+def test_layers_come_side_by_side_and_a_later_offer_replaces_an_earlier_one(tmp_path: Path) -> None:
+    blobs: Any = Blobs()
+    outlet: Any = Outlet()
+    line = Line()
+    tools = dataclasses.replace(trainer_tools(tmp_path, name_of(1), line), blobs=blobs)
+    state = TrainerState()
+    found = view_of(1, 2)
+    view = View(
+        msgspec.structs.replace(found.snapshot, planned=False, held=HELD, step=7), found.plan
+    )
+    names = {name: name * 64 for name in "abc"}
+
+    def bytes_of(layer: int, version: int) -> bytes:
+        made = LayerState.genesis(SPEC, layer)
+        made.version = version
+        return made.to_bytes()
+
+    async def run() -> None:
+        followers = Followers(tools, outlet, state)
+        followers.follow(view, {0, 1})
+        await turns()
+        number = line.requests[0].number
+
+        def offer(layer: int, version: int, name: str) -> None:
+            size_bytes = len(bytes_of(layer, version))
+            message = LayerOffered(view.id, number, layer, version, names[name], size_bytes)
+            followers.receive(name_of(0), message)
+
+        offer(0, 7, "a")
+        offer(1, 7, "b")
+        await turns()
+        assert blobs.begun == [names["a"], names["b"]], "neither waits for the other"
+        offer(0, 9, "c")
+        await turns()
+        assert blobs.given[names["a"]].cancelled()
+        blobs.given[names["c"]].set_result(bytes_of(0, 9))
+        blobs.given[names["b"]].set_result(bytes_of(1, 7))
+        while set(state.states) != {0, 1}:
+            await state.wait(1.0)
+        assert [state.states[layer].version for layer in (0, 1)] == [9, 7]
+        followers.stop_following()
+        await turns()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    tools.compute.close()

@@ -11,6 +11,7 @@ from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.donor import Donor
 from p2p_dtfm.daemon.initial_states import InitialStates
+from p2p_dtfm.daemon.offers import Offers
 from p2p_dtfm.daemon.status import Status
 from p2p_dtfm.daemon.trainer_state import Tools
 from p2p_dtfm.net.errors import Unreachable
@@ -51,7 +52,7 @@ def trainer_tools(directory: Path, me: str = ME, courier: Any = None) -> Tools:
     manifest = prepare([directory / "text"], directory / "data", context=32, **notes)
     dataset = Dataset(manifest, BlobStore(directory / "data" / "blobs").path, 32)
     line: Any = courier or DeadLine()
-    compute, status, offers = Compute(), Status(), BlobStore(directory / "offers")
+    compute, status, given = Compute(), Status(), BlobStore(directory / "given")
     saved: Any = (directory, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
     return Tools(
         me=me,
@@ -62,8 +63,7 @@ def trainer_tools(directory: Path, me: str = ME, courier: Any = None) -> Tools:
         blobs=NO_BLOBS,
         compute=compute,
         checkpoints=Checkpoints(*saved),
-        donor=Donor(line, line, compute, offers),
-        initial=InitialStates(SPEC, offers, NO_BLOBS, compute, status, list),
-        scratch=directory,
+        donor=Donor(line, line, compute, Offers(directory / "offers")),
+        initial=InitialStates(SPEC, given, NO_BLOBS, compute, status, list),
         status=status,
     )

@@ -1,0 +1,32 @@
+"""A disk that takes nothing does not keep this peer's states from others."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.daemon.offers import Offers
+
+
+def test_states_are_offered_from_memory_while_the_disk_takes_none(tmp_path: Path) -> None:
+    offers = Offers(tmp_path / "offers", memory_limit_bytes=10)
+    on_disk = offers.put(b"first")
+    assert offers.find(on_disk) == tmp_path / "offers" / on_disk
+    shutil.rmtree(tmp_path / "offers")
+    large, small = offers.put(b"larger than all"), b"!"
+    assert offers.find(large) == b"larger than all"
+    with pytest.raises(OSError, match="offers"):
+        offers.put(small)
+    assert offers.put(b"larger than all") == large, "the same state takes no more room"
+    offers.remove(large)
+    assert offers.find(large) is None and offers.find(offers.put(small)) == small
+
+
+def test_a_state_is_on_disk_again_once_there_is_room(tmp_path: Path) -> None:
+    offers = Offers(tmp_path / "offers")
+    shutil.rmtree(tmp_path / "offers")
+    first = offers.put(b"first")
+    (tmp_path / "offers").mkdir()
+    second = offers.put(b"second")
+    assert offers.find(first) == b"first"
+    assert offers.find(second) == tmp_path / "offers" / second

@@ -9,16 +9,17 @@ Commit: Prepared travels between the two stage holders that are farthest apart.
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from p2p_dtfm.core.guarding import Guarded, guarded_by, guarded_ns, in_place
-from p2p_dtfm.core.pieces import pieces_of
+from p2p_dtfm.core.pieces import PIECE_ELEMENTS_EACH, pieces_of
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
 from p2p_dtfm.core.pipeline_timing import stage_ends_ns
 from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem
-from p2p_dtfm.core.reduction_cost import ReductionModel, SegmentCost
+from p2p_dtfm.core.reduction_cost import ReductionModel, Segment
 from p2p_dtfm.core.reduction_timing import Reduction, reduced_ns
+from p2p_dtfm.core.segment_weights import MOST_PAIRS as MOST_PAIRS_DIVIDED
 from p2p_dtfm.core.segment_weights import segment_weights
 from p2p_dtfm.core.step_timing import StepEnds, TimedPipeline, event_count, step_ends
 from p2p_dtfm.core.workload import FLOAT_BYTES
@@ -99,9 +100,36 @@ class StepModel:
     def combine(
         self, placement: Placement, costs: list[PipelineCost], bound_ns: int | None
     ) -> PlacementCost | None:
-        """Deal microbatches to pipelines that are already timed, reduce and commit."""
-        dealt = deal_microbatches(costs, self.problem.microbatch_count)
+        """Deal microbatches to pipelines that are already timed, reduce and commit.
+
+        Where all are cut alike, whoever takes long to reduce ends sooner.
+        """
+        count = self.problem.microbatch_count
+        dealt = deal_microbatches(costs, count)
+        if 0 in dealt:
+            used = [index for index, own in enumerate(dealt) if own]
+            placement = tuple(placement[index] for index in used)
+            costs = [costs[index] for index in used]
+            dealt = tuple(dealt[index] for index in used)
+        if bound_ns is not None and bound_ns < max(map(PipelineCost.duration_ns, costs, dealt)):
+            return None
+        if len(costs) > 1 and all(cost.cuts == costs[0].cuts for cost in costs):
+            again = deal_microbatches(costs, count, self._tails_ns(placement, costs))
+            dealt = dealt if 0 in again else again
         return self.dealt(placement, costs, dealt, bound_ns)
+
+    def _tails_ns(self, placement: Placement, costs: list[PipelineCost]) -> list[int]:
+        """Of pipelines cut alike: how long after its end each holds up the reduction."""
+        tails = [0] * len(costs)
+        ready = (0,) * len(costs)
+        self._work += sum(map(len, placement))
+        for stage, (first, end) in enumerate(itertools.pairwise(costs[0].cuts)):
+            holders = tuple(peers[stage] for peers in placement)
+            hides = tuple(cost.hides_ns[stage] for cost in costs)
+            later = self._segment(first, end, holders, True, ready, hides).tails_ns()
+            drained = [cost.drain_ns[stage] for cost in costs]
+            tails = list(map(max, tails, map(int.__sub__, later, drained)))
+        return tails
 
     def dealt(
         self,
@@ -294,13 +322,38 @@ class StepModel:
         self, placement: Placement, costs: list[PipelineCost], ends: list[tuple[int, ...]]
     ) -> tuple[int, int]:
         """(when the last segment is reduced, the peer that holds up the longest one)."""
-        segments: list[SegmentCost] = []
         aligned = all(cost.cuts == costs[0].cuts for cost in costs)
-        for first, end, holders, stages in self._segments(placement, costs):
-            start = max(map(tuple.__getitem__, ends, stages))
-            size = self.reductions.segment_bytes(first, end)
-            segments.append(SegmentCost(self.reductions.group(holders, aligned), size, start))
+        hides = [cost.hides_ns for cost in costs]
+        cuts = {cut for cost in costs for cut in cost.cuts}
+        alone = aligned or (len(cuts) - 1) * len(costs) ** 2 <= MOST_PAIRS_DIVIDED
+        segments = [
+            self._segment(
+                first,
+                end,
+                holders,
+                alone,
+                tuple(map(tuple.__getitem__, ends, stages)),
+                tuple(map(tuple.__getitem__, hides, stages)),
+            )
+            for first, end, holders, stages in self._segments(placement, costs)
+        ]
         return self.reductions.end_ns(segments, aligned)
+
+    def _segment(
+        self,
+        first: int,
+        end: int,
+        holders: tuple[int, ...],
+        alone: bool,
+        ready: tuple[int, ...],
+        hides: tuple[int, ...],
+    ) -> Segment:
+        """Of the layers `first .. end - 1`; too small ones travel together, and nothing early."""
+        size_of = self.reductions.segment_bytes
+        group, size, low = self.reductions.group(holders, alone), size_of(first, end), size_of(first, first + 1)
+        if self.problem.block.gradient_bytes < len(holders) * PIECE_ELEMENTS_EACH * FLOAT_BYTES:
+            low, hides = size, (0,) * len(holders)
+        return Segment(group, size, low, holders, ready, hides)
 
     def _guarded(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[Guarded, ...]:
         self._work += 20 * len(peers)
@@ -342,31 +395,42 @@ class StepModel:
         return found
 
 
-def deal_microbatches(costs: list[PipelineCost], count: int) -> tuple[int, ...]:
-    """Microbatches for each pipeline so that the last to end ends soonest; some may get none."""
-    dealt = _dealt_at_once(costs, count)
-    queue = [(cost.duration_ns(dealt[index] + 1), index) for index, cost in enumerate(costs)]
+def deal_microbatches(
+    costs: list[PipelineCost], count: int, tails_ns: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Microbatches for each pipeline so that the last to end ends soonest; some may get none.
+
+    `tails_ns`: for each pipeline, what follows on its end.
+    """
+    fills = [cost.fill_ns for cost in costs]
+    if tails_ns:
+        fills = list(map(int.__add__, fills, tails_ns))
+    periods = [cost.period_ns for cost in costs]
+    dealt = _dealt_at_once(fills, periods, count)
+    queue = [
+        (fill + own * period, index)
+        for index, (fill, period, own) in enumerate(zip(fills, periods, dealt, strict=True))
+    ]
     heapq.heapify(queue)
     for _ in range(count - sum(dealt)):
-        _, index = queue[0]
+        end_ns, index = queue[0]
         dealt[index] += 1
-        heapq.heapreplace(queue, (costs[index].duration_ns(dealt[index] + 1), index))
+        heapq.heapreplace(queue, (end_ns + periods[index], index))
     return tuple(dealt)
 
 
-def _dealt_at_once(costs: list[PipelineCost], count: int) -> list[int]:
+def _dealt_at_once(fills: list[int], periods: list[int], count: int) -> list[int]:
     """A little fewer than each gets in the end: the solution in fractions, rounded down."""
-    active = list(range(len(costs)))
+    active = list(range(len(fills)))
     while True:
-        rates = {index: (1 << 80) // costs[index].period_ns for index in active}
-        lost = sum((costs[i].fill_ns - costs[i].period_ns) * rates[i] for i in active)
+        rates = {index: (1 << 80) // periods[index] for index in active}
+        lost = sum((fills[i] - periods[i]) * rates[i] for i in active)
         end_ns = ((count << 80) + lost) // sum(rates.values())
-        remaining = [index for index in active if costs[index].fill_ns <= end_ns]
+        remaining = [index for index in active if fills[index] <= end_ns]
         if len(remaining) == len(active) or not remaining:
             break
         active = remaining
-    dealt = [0] * len(costs)
+    dealt = [0] * len(fills)
     for index in active:
-        cost = costs[index]
-        dealt[index] = max(0, (end_ns - cost.fill_ns) // cost.period_ns)
-    return dealt if sum(dealt) <= count else [0] * len(costs)
+        dealt[index] = max(0, (end_ns - fills[index]) // periods[index])
+    return dealt if sum(dealt) <= count else [0] * len(fills)

@@ -7,11 +7,11 @@ ends soonest. Reduction: `reduction_cost`; a lone pipeline has guardians instead
 Commit: Prepared travels between the two stage holders that are farthest apart.
 """
 
-import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from p2p_dtfm.core.dealing import deal_microbatches
 from p2p_dtfm.core.guarding import Guarded, guarded_by, guarded_ns, in_place
 from p2p_dtfm.core.pieces import PIECE_ELEMENTS_EACH, pieces_of
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
@@ -24,7 +24,7 @@ from p2p_dtfm.core.segment_weights import segment_weights
 from p2p_dtfm.core.step_timing import StepEnds, TimedPipeline, event_count, step_ends
 from p2p_dtfm.core.workload import FLOAT_BYTES
 
-__all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
+__all__ = ["PlacementCost", "StepModel", "held_bytes"]
 
 Placement = tuple[tuple[int, ...], ...]
 """Pipelines as ordered peer numbers."""
@@ -102,57 +102,48 @@ class StepModel:
     ) -> PlacementCost | None:
         """Deal microbatches to pipelines that are already timed, reduce and commit.
 
-        Where all are cut alike, whoever takes long to reduce ends sooner.
+        Where all are cut alike, those that take long to reduce end sooner.
         """
         count = self.problem.microbatch_count
         dealt = deal_microbatches(costs, count)
         if 0 in dealt:
-            used = [index for index, own in enumerate(dealt) if own]
-            placement = tuple(placement[index] for index in used)
-            costs = [costs[index] for index in used]
-            dealt = tuple(dealt[index] for index in used)
+            placement, costs, dealt = _used(placement, costs, dealt)
         if bound_ns is not None and bound_ns < max(map(PipelineCost.duration_ns, costs, dealt)):
             return None
-        if len(costs) > 1 and all(cost.cuts == costs[0].cuts for cost in costs):
-            again = deal_microbatches(costs, count, self._tails_ns(placement, costs))
+        tails = self._tails(placement, costs) if _alike(costs) else []
+        if tails:
+            again = deal_microbatches(costs, count, [tail_ns for tail_ns, _ in tails])
             dealt = dealt if 0 in again else again
-        return self.dealt(placement, costs, dealt, bound_ns)
-
-    def _tails_ns(self, placement: Placement, costs: list[PipelineCost]) -> list[int]:
-        """Of pipelines cut alike: how long after its end each holds up the reduction."""
-        tails = [0] * len(costs)
-        ready = (0,) * len(costs)
-        self._work += sum(map(len, placement))
-        for stage, (first, end) in enumerate(itertools.pairwise(costs[0].cuts)):
-            holders = tuple(peers[stage] for peers in placement)
-            hides = tuple(cost.hides_ns[stage] for cost in costs)
-            later = self._segment(first, end, holders, True, ready, hides).tails_ns()
-            drained = [cost.drain_ns[stage] for cost in costs]
-            tails = list(map(max, tails, map(int.__sub__, later, drained)))
-        return tails
+        return self._total(placement, costs, dealt, tails)
 
     def dealt(
+        self, placement: Placement, costs: list[PipelineCost], dealt: tuple[int, ...]
+    ) -> PlacementCost:
+        """With so many microbatches for each pipeline; without those that get none."""
+        if 0 in dealt:
+            placement, costs, dealt = _used(placement, costs, dealt)
+        tails = self._tails(placement, costs) if _alike(costs) else []
+        return self._total(placement, costs, dealt, tails)
+
+    def _total(
         self,
         placement: Placement,
         costs: list[PipelineCost],
         dealt: tuple[int, ...],
-        bound_ns: int | None = None,
-    ) -> PlacementCost | None:
-        """With so many microbatches for each pipeline; without those that get none."""
-        if 0 in dealt:
-            used = [index for index, count in enumerate(dealt) if count]
-            placement = tuple(placement[index] for index in used)
-            costs = [costs[index] for index in used]
-            dealt = tuple(dealt[index] for index in used)
-        ends = [cost.ends_ns(count) for cost, count in zip(costs, dealt, strict=True)]
-        compute = max(each[0] for each in ends)
-        if bound_ns is not None and compute > bound_ns:
-            return None
-        commit = self._commit_ns(placement)
+        tails: list[tuple[int, int]],
+    ) -> PlacementCost:
+        durations = list(map(PipelineCost.duration_ns, costs, dealt))
+        compute, commit = max(durations), self._commit_ns(placement)
         if len(placement) == 1:
-            reduced, critical = self._guarded_ns(placement[0], costs[0], ends[0], commit), -1
+            ends = costs[0].ends_ns(dealt[0])
+            reduced, critical = self._guarded_ns(placement[0], costs[0], ends, commit), -1
+        elif tails:
+            reduced, critical = max(
+                (end + tail, peer) for end, (tail, peer) in zip(durations, tails, strict=True)
+            )
         else:
-            reduced, critical = self._reduced_ns(placement, costs, ends)
+            each = [cost.ends_ns(count) for cost, count in zip(costs, dealt, strict=True)]
+            reduced, critical = self._reduced_ns(placement, costs, each)
         return PlacementCost(
             placement, tuple(costs), dealt, compute, max(0, reduced - compute), commit, critical
         )
@@ -318,14 +309,33 @@ class StepModel:
             )
         return found
 
+    def _tails(self, placement: Placement, costs: list[PipelineCost]) -> list[tuple[int, int]]:
+        """Of pipelines cut alike: (how long after its end it holds up the reduction, by whom)."""
+        self._work += sum(map(len, placement))
+        ready = (0,) * len(costs)
+        hides = list(zip(*(cost.hides_ns for cost in costs), strict=True))
+        drains = list(zip(*(cost.drain_ns for cost in costs), strict=True))
+        stages = list(zip(*placement, strict=True))
+        segments = [
+            self._segment(first, end, holders, True, ready, hidden).tails()
+            for (first, end), holders, hidden in zip(
+                itertools.pairwise(costs[0].cuts), stages, hides, strict=True
+            )
+        ]
+        return [
+            max((tail - drain, peer) for (tail, peer), drain in zip(own, drained, strict=True))
+            for own, drained in zip(
+                zip(*segments, strict=True), zip(*drains, strict=True), strict=True
+            )
+        ]
+
     def _reduced_ns(
         self, placement: Placement, costs: list[PipelineCost], ends: list[tuple[int, ...]]
     ) -> tuple[int, int]:
-        """(when the last segment is reduced, the peer that holds up the longest one)."""
-        aligned = all(cost.cuts == costs[0].cuts for cost in costs)
+        """(when the last segment is reduced, the peer that holds it up) where cuts differ."""
         hides = [cost.hides_ns for cost in costs]
         cuts = {cut for cost in costs for cut in cost.cuts}
-        alone = aligned or (len(cuts) - 1) * len(costs) ** 2 <= MOST_PAIRS_DIVIDED
+        alone = (len(cuts) - 1) * len(costs) ** 2 <= MOST_PAIRS_DIVIDED
         segments = [
             self._segment(
                 first,
@@ -337,7 +347,7 @@ class StepModel:
             )
             for first, end, holders, stages in self._segments(placement, costs)
         ]
-        return self.reductions.end_ns(segments, aligned)
+        return self.reductions.end_ns(segments)
 
     def _segment(
         self,
@@ -349,10 +359,12 @@ class StepModel:
         hides: tuple[int, ...],
     ) -> Segment:
         """Of the layers `first .. end - 1`; too small ones travel together, and nothing early."""
-        size_of = self.reductions.segment_bytes
-        group, size, low = self.reductions.group(holders, alone), size_of(first, end), size_of(first, first + 1)
+        group = self.reductions.group(holders, alone)
+        size = low = self.reductions.segment_bytes(first, end)
         if self.problem.block.gradient_bytes < len(holders) * PIECE_ELEMENTS_EACH * FLOAT_BYTES:
-            low, hides = size, (0,) * len(holders)
+            hides = (0,) * len(holders)
+        else:
+            low = self.reductions.segment_bytes(first, first + 1)
         return Segment(group, size, low, holders, ready, hides)
 
     def _guarded(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[Guarded, ...]:
@@ -395,42 +407,19 @@ class StepModel:
         return found
 
 
-def deal_microbatches(
-    costs: list[PipelineCost], count: int, tails_ns: Sequence[int] = ()
-) -> tuple[int, ...]:
-    """Microbatches for each pipeline so that the last to end ends soonest; some may get none.
-
-    `tails_ns`: for each pipeline, what follows on its end.
-    """
-    fills = [cost.fill_ns for cost in costs]
-    if tails_ns:
-        fills = list(map(int.__add__, fills, tails_ns))
-    periods = [cost.period_ns for cost in costs]
-    dealt = _dealt_at_once(fills, periods, count)
-    queue = [
-        (fill + own * period, index)
-        for index, (fill, period, own) in enumerate(zip(fills, periods, dealt, strict=True))
-    ]
-    heapq.heapify(queue)
-    for _ in range(count - sum(dealt)):
-        end_ns, index = queue[0]
-        dealt[index] += 1
-        heapq.heapreplace(queue, (end_ns + periods[index], index))
-    return tuple(dealt)
+def _alike(costs: list[PipelineCost]) -> bool:
+    """Several, and all cut alike."""
+    cuts = costs[0].cuts
+    return len(costs) > 1 and all(cost.cuts == cuts for cost in costs)
 
 
-def _dealt_at_once(fills: list[int], periods: list[int], count: int) -> list[int]:
-    """A little fewer than each gets in the end: the solution in fractions, rounded down."""
-    active = list(range(len(fills)))
-    while True:
-        rates = {index: (1 << 80) // periods[index] for index in active}
-        lost = sum((fills[i] - periods[i]) * rates[i] for i in active)
-        end_ns = ((count << 80) + lost) // sum(rates.values())
-        remaining = [index for index in active if fills[index] <= end_ns]
-        if len(remaining) == len(active) or not remaining:
-            break
-        active = remaining
-    dealt = [0] * len(fills)
-    for index in active:
-        dealt[index] = max(0, (end_ns - fills[index]) // periods[index])
-    return dealt if sum(dealt) <= count else [0] * len(fills)
+def _used(
+    placement: Placement, costs: list[PipelineCost], dealt: tuple[int, ...]
+) -> tuple[Placement, list[PipelineCost], tuple[int, ...]]:
+    """Without the pipelines that get no microbatch."""
+    used = [index for index, count in enumerate(dealt) if count]
+    return (
+        tuple(placement[index] for index in used),
+        [costs[index] for index in used],
+        tuple(dealt[index] for index in used),
+    )

@@ -133,7 +133,9 @@ class PipelineModel:
         for here, away, count in zip(here_ns, away_ns, fitting, strict=True):
             if count < limit:
                 period = max(period, -(-(here + away) // count))
-        hides = tuple(self.last_part_ns(peers[s], cuts[s], cuts[s + 1] - 1, s) for s in range(last + 1))
+        hides = tuple(
+            self.last_part_ns(peers[s], cuts[s], cuts[s + 1] - 1, s) for s in range(last + 1)
+        )
         return wanted, PipelineCost(cuts, fitting, round_trips[0], period, tuple(drain), hides)
 
     def stage_timings(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[StageTiming, ...]:

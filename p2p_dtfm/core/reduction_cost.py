@@ -9,6 +9,7 @@ pair, uplink and downlink is added up over the segments that use it.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -61,24 +62,31 @@ class Segment(NamedTuple):
     def spent_ns(self) -> int:
         return duration_ns(self.size_bytes, self.group.bytes_per_s) + 2 * self.group.latency_ns
 
-    def tails_ns(self) -> list[int]:
-        """For each holder: how long after it is ready the last sum may arrive because of it."""
+    def tails(self) -> list[tuple[int, int]]:
+        """For each holder: (how long after it is ready the last sum may arrive because of it, it
+        or the one that is slowest in sending sums)."""
         group, size, low = self.group, self.size_bytes, self.low_bytes
-        each, sums, hops = group.each_ns, group.sums_ns, 2 * group.latency_ns
+        each, sums, hops, weakest = (
+            group.each_ns,
+            group.sums_ns,
+            2 * group.latency_ns,
+            group.weakest,
+        )
         tails = []
         for peer, hidden in zip(self.holders, self.hides_ns, strict=True):
-            own = each[peer]
-            busy = own if own > sums else sums
+            busy = each[peer]
+            if busy < sums:
+                busy, peer = sums, weakest
             whole, last = (busy * size >> 30) - hidden, busy * low >> 30
-            tails.append((whole if whole > last else last) + hops)
+            tails.append(((whole if whole > last else last) + hops, peer))
         return tails
 
     def end_ns(self) -> tuple[int, int]:
         """(when the last sum arrives, the holder because of which)."""
-        ends = list(map(int.__add__, self.ready_ns, self.tails_ns()))
-        end = max(ends)
-        peer = self.holders[ends.index(end)]
-        return end, peer if self.group.each_ns[peer] > self.group.sums_ns else self.group.weakest
+        return max(
+            (ready + tail, peer)
+            for ready, (tail, peer) in zip(self.ready_ns, self.tails(), strict=True)
+        )
 
 
 class ReductionModel:
@@ -87,16 +95,13 @@ class ReductionModel:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.work = 0
+        layers = map(problem.layer_bytes, range(problem.layer_count))
+        self._bytes_below = [0, *accumulate(layer.gradient_bytes for layer in layers)]
         self._groups: dict[tuple[tuple[int, ...], bool], Group] = {}
 
     def segment_bytes(self, first: int, end: int) -> int:
         """Gradients of the layers `first .. end - 1`."""
-        problem = self.problem
-        blocks = min(end, problem.block_count + 1) - max(first, 1)
-        size = blocks * problem.block.gradient_bytes
-        size += problem.embedding.gradient_bytes if first == 0 else 0
-        size += problem.head.gradient_bytes if end == problem.layer_count else 0
-        return size
+        return self._bytes_below[end] - self._bytes_below[first]
 
     def group(self, holders: tuple[int, ...], alone: bool) -> Group:
         """What is known of two or more holders. `alone`: none of them has another segment."""
@@ -108,18 +113,13 @@ class ReductionModel:
             found = self._groups[key] = self._new_group(*key)
         return found
 
-    def end_ns(self, segments: list[Segment], aligned: bool) -> tuple[int, int]:
-        """(when all are reduced, the holder that holds up the last one); at least one segment.
-
-        `aligned`: no peer has two segments.
-        """
+    def end_ns(self, segments: list[Segment]) -> tuple[int, int]:
+        """(when all are reduced, the holder that holds up the last one); at least one segment, and
+        peers may have several."""
         end, critical = max(segment.end_ns() for segment in segments)
-        if not aligned:
-            if sum(len(s.holders) ** 2 for s in segments) // 2 > MOST_LOADS:
-                end = max(end, self._one_after_another_ns(segments))
-            else:
-                end = max(end, self._side_by_side_ns(segments))
-        return end, critical
+        if sum(len(s.holders) ** 2 for s in segments) // 2 > MOST_LOADS:
+            return max(end, self._one_after_another_ns(segments)), critical
+        return max(end, self._side_by_side_ns(segments)), critical
 
     def _one_after_another_ns(self, segments: list[Segment]) -> int:
         ready: dict[int, int] = {}
@@ -158,7 +158,7 @@ class ReductionModel:
         limits = [self.limit(a) for a in holders]
         self.work += count * count // (2 if count <= MANY else 16)
         if alone:
-            spent = 20 + 2 * count * count if count <= MANY else count * count // 16
+            spent = 10 + count * count // 4 if count <= MANY else count * count // 16
             self.work += spent if min(limits) >= UNLIMITED_BYTES_PER_S else 2 * spent
         divide = shard_weights if alone else fair_weights
         weights = divide([pick(problem.pair_bytes_per_s[a]) for a in holders], limits)

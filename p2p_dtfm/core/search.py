@@ -75,7 +75,9 @@ def _judged(model: StepModel, found: list[PlacementCost]) -> PlacementCost:
     """The best of the cheapest: link by link, and the best of these message by message."""
     distinct = {cost.placement: cost for cost in found}
     refined = _refined_first(model, list(distinct.values()))
-    unlike = {len(cost.placement): cost for cost in reversed(refined)}
+    unlike: dict[int, PlacementCost] = {}
+    for cost in refined:
+        unlike.setdefault(len(cost.placement), cost)
     wanted = dict.fromkeys([*refined[:LAST_FINALISTS], *unlike.values()])
     spent = list(itertools.accumulate(map(model.events, wanted)))
     affordable = sum(events <= EVENTS for events in spent)

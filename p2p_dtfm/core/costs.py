@@ -213,6 +213,10 @@ class StepModel:
         dear = 1 if limits >= UNLIMITED_BYTES_PER_S else 3
         return dear * event_count(self._timed(cost), segments)
 
+    def pairs(self, cost: PlacementCost) -> int:
+        """Of holders that `refined` looks at."""
+        return sum(len(each.holders) ** 2 for each in self._divided(cost) or ()) or MOST_PAIRS
+
     def judged(self, cost: PlacementCost) -> PlacementCost:
         """Timed as well as can be afforded once."""
         affordable = self.events(cost) <= MOST_EVENTS

@@ -186,10 +186,11 @@ class ReductionModel:
         each were as busy as the busiest."""
         count, total = len(holders), sum(weights)
         if count > MANY:
-            busiest = duration_ns(_GIBIBYTE, rate)
-            return dict.fromkeys(holders, busiest), busiest
+            longest = duration_ns(_GIBIBYTE, rate)
+            return dict.fromkeys(holders, longest), longest
         pick = itemgetter(*holders)
-        busiest, sums = [], 0
+        busiest: list[int] = []
+        sums = 0
         for at, (peer, weight) in enumerate(zip(holders, weights, strict=True)):
             rates = list(pick(self.problem.pair_bytes_per_s[peer]))
             rates[at] = UNLIMITED_BYTES_PER_S

@@ -3,7 +3,7 @@
 `reduction_cost` adds up what a pair of holders exchanges. Here each directed link carries what it
 is given first come first served: a holder's gradients of one piece after another, from when each
 is whole, and between them the sums of its own parts, from when the first chunk of all gradients is
-in. Within 0.6% of the simulator where links have rates of their own. An uplink or downlink, which
+in. Within 0.9% of the simulator where links have rates of their own. An uplink or downlink, which
 its links share, carries gradients before sums, and what it carries is through when all beside it
 is: mostly up to 4% off.
 

@@ -53,10 +53,14 @@ def search(
     if peer_count == 1:
         return best
     few = min(peer_count, FEW_PEERS)
-    budget = min(
-        WORK_FOR_EACH_PEER * peer_count * few // FEW_PEERS,
-        WORK_FOR_ANY + WORK_FOR_EACH_OF_MANY * peer_count,
-    ) // (HURRY_DIVISOR if in_a_hurry else 1)
+    divisor = HURRY_DIVISOR if in_a_hurry else 1
+    budget = (
+        min(
+            WORK_FOR_EACH_PEER * peer_count * few // FEW_PEERS,
+            WORK_FOR_ANY + WORK_FOR_EACH_OF_MANY * peer_count,
+        )
+        // divisor
+    )
     pool = _first_costs(model, best, present, budget // 3)[:FINALISTS]
     share = 2 * budget // (3 * ROUNDS * ROUNDS.bit_length())
     survivors, found = _refined_first(model, pool)[:ROUNDS], pool
@@ -65,7 +69,7 @@ def search(
         found += improved
         survivors = _refined_first(model, improved)[: len(survivors) // 2]
         share *= 2
-    return _judged(model, [_anneal(model, survivors[0], prng, share), *found])
+    return _judged(model, [_anneal(model, survivors[0], prng, share), *found], divisor)
 
 
 def _refined_first(model: StepModel, found: list[PlacementCost]) -> list[PlacementCost]:
@@ -73,8 +77,9 @@ def _refined_first(model: StepModel, found: list[PlacementCost]) -> list[Placeme
     return sorted(found, key=lambda cost: rank(model.refined(cost)))
 
 
-def _judged(model: StepModel, found: list[PlacementCost]) -> PlacementCost:
-    """The best of the cheapest: link by link, and the best of these message by message."""
+def _judged(model: StepModel, found: list[PlacementCost], divisor: int) -> PlacementCost:
+    """The best of the cheapest: link by link, and the best of these message by message; with one
+    part in `divisor` of the usual work."""
     distinct = {cost.placement: cost for cost in found}
     refined = _refined_first(model, list(distinct.values()))
     unlike: dict[int, PlacementCost] = {}
@@ -82,22 +87,22 @@ def _judged(model: StepModel, found: list[PlacementCost]) -> PlacementCost:
         unlike.setdefault(len(cost.placement), cost)
     wanted = dict.fromkeys([*refined[:LAST_FINALISTS], *unlike.values()])
     spent = list(itertools.accumulate(map(model.events, wanted)))
-    affordable = sum(events <= EVENTS for events in spent)
+    affordable = sum(events <= EVENTS // divisor for events in spent)
     if affordable < 2:
-        return _dealt_well(model, refined[0])
+        return _dealt_well(model, refined[0], divisor)
     best = min(itertools.islice(wanted, affordable), key=lambda cost: rank(model.simulated(cost)))
-    return _dealt_well(model, best)
+    return _dealt_well(model, best, divisor)
 
 
-def _dealt_well(model: StepModel, cost: PlacementCost) -> PlacementCost:
+def _dealt_well(model: StepModel, cost: PlacementCost, divisor: int) -> PlacementCost:
     """With the microbatches that are left over given to those who delay the reduction least.
 
     Of pipelines that are equally fast first those with the best links get more; then single
     microbatches are handed on.
     """
-    timed, tries = model.simulated, EVENTS // model.events(cost) - 1
+    timed, tries = model.simulated, EVENTS // divisor // model.events(cost) - 1
     if tries < FEW_DEALS:
-        timed, tries = model.refined, max(3, PAIRS_FOR_DEALS // model.pairs(cost))
+        timed, tries = model.refined, max(3, PAIRS_FOR_DEALS // divisor // model.pairs(cost))
     best_ns = timed(cost).step_ns
     deals = itertools.chain(_deals_by_links(model, cost), _handed_on(cost))
     for dealt in itertools.islice(deals, tries):

@@ -11,7 +11,7 @@ from p2p_dtfm.core.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.moves import random_move
 from p2p_dtfm.core.prng import Prng
 from p2p_dtfm.core.problem import Problem
-from p2p_dtfm.core.starts import nearest_chain, reach_bytes_per_s, starts
+from p2p_dtfm.core.starts import MANY_PEERS, nearest_chain, reach_bytes_per_s, starts
 
 WORK_FOR_EACH_PEER = 180_000
 WORK_FOR_ANY, WORK_FOR_EACH_OF_MANY = 7_000_000, 5_000
@@ -26,6 +26,8 @@ PATIENCE = 300
 FINALISTS = 24
 """Of the starts, so many of the cheapest are timed once more, with more care, and all that became
 of them."""
+FINALISTS_OF_MANY = 12
+"""In large swarms each takes a tenth of a second."""
 LAST_FINALISTS = 4
 """The best of them, and the best of each number of pipelines, are simulated if that is cheap."""
 EVENTS = 600_000
@@ -61,7 +63,8 @@ def search(
         )
         // divisor
     )
-    pool = _first_costs(model, best, present, budget // 3)[:FINALISTS]
+    finalists = FINALISTS if peer_count <= MANY_PEERS else FINALISTS_OF_MANY
+    pool = _first_costs(model, best, present, budget // 3)[:finalists]
     share = 2 * budget // (3 * ROUNDS * ROUNDS.bit_length())
     survivors, found = _refined_first(model, pool)[:ROUNDS], pool
     while len(survivors) > 1:

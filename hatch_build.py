@@ -1,4 +1,4 @@
-"""Compiles the planner's kernel when the package is built; builds without it if need be.
+"""Compiles the planner's kernels when the package is built; builds without it if need be.
 
 The kernel is the same algorithm as its Python twin with equal results, only hundreds of times
 faster, so a machine without a compiler or Python's headers loses time, never correctness.
@@ -14,7 +14,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = ("p2p_dtfm/core/_kernel.c",)
+SOURCES = ("p2p_dtfm/core/_kernel.c", "p2p_dtfm/core/_weights.c")
 
 
 class KernelHook(BuildHookInterface):  # type: ignore[type-arg]

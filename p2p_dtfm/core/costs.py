@@ -7,23 +7,24 @@ ends soonest. Reduction: `reduction_cost`; a lone pipeline has guardians instead
 Commit: Prepared travels between the two stage holders that are farthest apart.
 """
 
-import heapq
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from p2p_dtfm.core.dealing import deal_microbatches
 from p2p_dtfm.core.guarding import Guarded, guarded_by, guarded_ns, in_place
-from p2p_dtfm.core.pieces import pieces_of
+from p2p_dtfm.core.pieces import PIECE_ELEMENTS_EACH, pieces_of
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
 from p2p_dtfm.core.pipeline_timing import stage_ends_ns
 from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem
-from p2p_dtfm.core.reduction_cost import ReductionModel, SegmentCost
+from p2p_dtfm.core.reduction_cost import ReductionModel, Segment
 from p2p_dtfm.core.reduction_timing import Reduction, reduced_ns
+from p2p_dtfm.core.segment_weights import MOST_PAIRS as MOST_PAIRS_DIVIDED
 from p2p_dtfm.core.segment_weights import segment_weights
 from p2p_dtfm.core.step_timing import StepEnds, TimedPipeline, event_count, step_ends
 from p2p_dtfm.core.workload import FLOAT_BYTES
 
-__all__ = ["PlacementCost", "StepModel", "deal_microbatches", "held_bytes"]
+__all__ = ["PlacementCost", "StepModel", "held_bytes"]
 
 Placement = tuple[tuple[int, ...], ...]
 """Pipelines as ordered peer numbers."""
@@ -99,32 +100,50 @@ class StepModel:
     def combine(
         self, placement: Placement, costs: list[PipelineCost], bound_ns: int | None
     ) -> PlacementCost | None:
-        """Deal microbatches to pipelines that are already timed, reduce and commit."""
-        dealt = deal_microbatches(costs, self.problem.microbatch_count)
-        return self.dealt(placement, costs, dealt, bound_ns)
+        """Deal microbatches to pipelines that are already timed, reduce and commit.
+
+        Where all are cut alike, those that take long to reduce end sooner.
+        """
+        count = self.problem.microbatch_count
+        dealt = deal_microbatches(costs, count)
+        if 0 in dealt:
+            placement, costs, dealt = _used(placement, costs, dealt)
+        if bound_ns is not None and bound_ns < max(map(PipelineCost.duration_ns, costs, dealt)):
+            return None
+        tails = self._tails(placement, costs) if _alike(costs) else []
+        if tails:
+            again = deal_microbatches(costs, count, [tail_ns for tail_ns, _ in tails])
+            dealt = dealt if 0 in again else again
+        return self._total(placement, costs, dealt, tails)
 
     def dealt(
+        self, placement: Placement, costs: list[PipelineCost], dealt: tuple[int, ...]
+    ) -> PlacementCost:
+        """With so many microbatches for each pipeline; without those that get none."""
+        if 0 in dealt:
+            placement, costs, dealt = _used(placement, costs, dealt)
+        tails = self._tails(placement, costs) if _alike(costs) else []
+        return self._total(placement, costs, dealt, tails)
+
+    def _total(
         self,
         placement: Placement,
         costs: list[PipelineCost],
         dealt: tuple[int, ...],
-        bound_ns: int | None = None,
-    ) -> PlacementCost | None:
-        """With so many microbatches for each pipeline; without those that get none."""
-        if 0 in dealt:
-            used = [index for index, count in enumerate(dealt) if count]
-            placement = tuple(placement[index] for index in used)
-            costs = [costs[index] for index in used]
-            dealt = tuple(dealt[index] for index in used)
-        ends = [cost.ends_ns(count) for cost, count in zip(costs, dealt, strict=True)]
-        compute = max(each[0] for each in ends)
-        if bound_ns is not None and compute > bound_ns:
-            return None
-        commit = self._commit_ns(placement)
+        tails: list[tuple[int, int]],
+    ) -> PlacementCost:
+        durations = list(map(PipelineCost.duration_ns, costs, dealt))
+        compute, commit = max(durations), self._commit_ns(placement)
         if len(placement) == 1:
-            reduced, critical = self._guarded_ns(placement[0], costs[0], ends[0], commit), -1
+            ends = costs[0].ends_ns(dealt[0])
+            reduced, critical = self._guarded_ns(placement[0], costs[0], ends, commit), -1
+        elif tails:
+            reduced, critical = max(
+                (end + tail, peer) for end, (tail, peer) in zip(durations, tails, strict=True)
+            )
         else:
-            reduced, critical = self._reduced_ns(placement, costs, ends)
+            each = [cost.ends_ns(count) for cost, count in zip(costs, dealt, strict=True)]
+            reduced, critical = self._reduced_ns(placement, costs, each)
         return PlacementCost(
             placement, tuple(costs), dealt, compute, max(0, reduced - compute), commit, critical
         )
@@ -193,6 +212,10 @@ class StepModel:
         limits = min(*self.problem.uplink_bytes_per_s, *self.problem.downlink_bytes_per_s)
         dear = 1 if limits >= UNLIMITED_BYTES_PER_S else 3
         return dear * event_count(self._timed(cost), segments)
+
+    def pairs(self, cost: PlacementCost) -> int:
+        """Of holders that `refined` looks at."""
+        return sum(len(each.holders) ** 2 for each in self._divided(cost) or ()) or MOST_PAIRS
 
     def judged(self, cost: PlacementCost) -> PlacementCost:
         """Timed as well as can be afforded once."""
@@ -290,17 +313,63 @@ class StepModel:
             )
         return found
 
+    def _tails(self, placement: Placement, costs: list[PipelineCost]) -> list[tuple[int, int]]:
+        """Of pipelines cut alike: (how long after its end it holds up the reduction, by whom)."""
+        self._work += sum(map(len, placement))
+        ready = (0,) * len(costs)
+        hides = list(zip(*(cost.hides_ns for cost in costs), strict=True))
+        drains = list(zip(*(cost.drain_ns for cost in costs), strict=True))
+        stages = list(zip(*placement, strict=True))
+        segments = [
+            self._segment(first, end, holders, True, ready, hidden).tails()
+            for (first, end), holders, hidden in zip(
+                itertools.pairwise(costs[0].cuts), stages, hides, strict=True
+            )
+        ]
+        return [
+            max((tail - drain, peer) for (tail, peer), drain in zip(own, drained, strict=True))
+            for own, drained in zip(
+                zip(*segments, strict=True), zip(*drains, strict=True), strict=True
+            )
+        ]
+
     def _reduced_ns(
         self, placement: Placement, costs: list[PipelineCost], ends: list[tuple[int, ...]]
     ) -> tuple[int, int]:
-        """(when the last segment is reduced, the peer that holds up the longest one)."""
-        segments: list[SegmentCost] = []
-        aligned = all(cost.cuts == costs[0].cuts for cost in costs)
-        for first, end, holders, stages in self._segments(placement, costs):
-            start = max(map(tuple.__getitem__, ends, stages))
-            size = self.reductions.segment_bytes(first, end)
-            segments.append(SegmentCost(self.reductions.group(holders, aligned), size, start))
-        return self.reductions.end_ns(segments, aligned)
+        """(when the last segment is reduced, the peer that holds it up) where cuts differ."""
+        hides = [cost.hides_ns for cost in costs]
+        cuts = {cut for cost in costs for cut in cost.cuts}
+        alone = (len(cuts) - 1) * len(costs) ** 2 <= MOST_PAIRS_DIVIDED
+        segments = [
+            self._segment(
+                first,
+                end,
+                holders,
+                alone,
+                tuple(map(tuple.__getitem__, ends, stages)),
+                tuple(map(tuple.__getitem__, hides, stages)),
+            )
+            for first, end, holders, stages in self._segments(placement, costs)
+        ]
+        return self.reductions.end_ns(segments)
+
+    def _segment(
+        self,
+        first: int,
+        end: int,
+        holders: tuple[int, ...],
+        alone: bool,
+        ready: tuple[int, ...],
+        hides: tuple[int, ...],
+    ) -> Segment:
+        """Of the layers `first .. end - 1`; too small ones travel together, and nothing early."""
+        group = self.reductions.group(holders, alone)
+        size = low = self.reductions.segment_bytes(first, end)
+        if self.problem.block.gradient_bytes < len(holders) * PIECE_ELEMENTS_EACH * FLOAT_BYTES:
+            hides = (0,) * len(holders)
+        else:
+            low = self.reductions.segment_bytes(first, first + 1)
+        return Segment(group, size, low, holders, ready, hides)
 
     def _guarded(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[Guarded, ...]:
         self._work += 20 * len(peers)
@@ -342,31 +411,19 @@ class StepModel:
         return found
 
 
-def deal_microbatches(costs: list[PipelineCost], count: int) -> tuple[int, ...]:
-    """Microbatches for each pipeline so that the last to end ends soonest; some may get none."""
-    dealt = _dealt_at_once(costs, count)
-    queue = [(cost.duration_ns(dealt[index] + 1), index) for index, cost in enumerate(costs)]
-    heapq.heapify(queue)
-    for _ in range(count - sum(dealt)):
-        _, index = queue[0]
-        dealt[index] += 1
-        heapq.heapreplace(queue, (costs[index].duration_ns(dealt[index] + 1), index))
-    return tuple(dealt)
+def _alike(costs: list[PipelineCost]) -> bool:
+    """Several, and all cut alike."""
+    cuts = costs[0].cuts
+    return len(costs) > 1 and all(cost.cuts == cuts for cost in costs)
 
 
-def _dealt_at_once(costs: list[PipelineCost], count: int) -> list[int]:
-    """A little fewer than each gets in the end: the solution in fractions, rounded down."""
-    active = list(range(len(costs)))
-    while True:
-        rates = {index: (1 << 80) // costs[index].period_ns for index in active}
-        lost = sum((costs[i].fill_ns - costs[i].period_ns) * rates[i] for i in active)
-        end_ns = ((count << 80) + lost) // sum(rates.values())
-        remaining = [index for index in active if costs[index].fill_ns <= end_ns]
-        if len(remaining) == len(active) or not remaining:
-            break
-        active = remaining
-    dealt = [0] * len(costs)
-    for index in active:
-        cost = costs[index]
-        dealt[index] = max(0, (end_ns - cost.fill_ns) // cost.period_ns)
-    return dealt if sum(dealt) <= count else [0] * len(costs)
+def _used(
+    placement: Placement, costs: list[PipelineCost], dealt: tuple[int, ...]
+) -> tuple[Placement, list[PipelineCost], tuple[int, ...]]:
+    """Without the pipelines that get no microbatch."""
+    used = [index for index, count in enumerate(dealt) if count]
+    return (
+        tuple(placement[index] for index in used),
+        [costs[index] for index in used],
+        tuple(dealt[index] for index in used),
+    )

@@ -41,6 +41,8 @@ class PipelineCost:
     """Each further microbatch."""
     drain_ns: tuple[int, ...]
     """How long after this stage's last backward stage 0 ends its own."""
+    hides_ns: tuple[int, ...]
+    """How long before this stage's last backward ends the gradient of its last layer is whole."""
 
     def duration_ns(self, microbatches: int) -> int:
         return self.fill_ns + (microbatches - 1) * self.period_ns
@@ -131,7 +133,10 @@ class PipelineModel:
         for here, away, count in zip(here_ns, away_ns, fitting, strict=True):
             if count < limit:
                 period = max(period, -(-(here + away) // count))
-        return wanted, PipelineCost(cuts, fitting, round_trips[0], period, tuple(drain))
+        hides = tuple(
+            self.last_part_ns(peers[s], cuts[s], cuts[s + 1] - 1, s) for s in range(last + 1)
+        )
+        return wanted, PipelineCost(cuts, fitting, round_trips[0], period, tuple(drain), hides)
 
     def stage_timings(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[StageTiming, ...]:
         """What timing a pipeline tasklet by tasklet needs."""

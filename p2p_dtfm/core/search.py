@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from p2p_dtfm.core.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.moves import random_move
 from p2p_dtfm.core.prng import Prng
-from p2p_dtfm.core.starts import reach_bytes_per_s, starts
+from p2p_dtfm.core.problem import Problem
+from p2p_dtfm.core.starts import MANY_PEERS, nearest_chain, reach_bytes_per_s, starts
 
 WORK_FOR_EACH_PEER = 180_000
 WORK_FOR_ANY, WORK_FOR_EACH_OF_MANY = 7_000_000, 5_000
@@ -25,12 +26,15 @@ PATIENCE = 300
 FINALISTS = 24
 """Of the starts, so many of the cheapest are timed once more, with more care, and all that became
 of them."""
+FINALISTS_OF_MANY = 12
+"""In large swarms each takes a tenth of a second."""
 LAST_FINALISTS = 4
 """The best of them, and the best of each number of pipelines, are simulated if that is cheap."""
 EVENTS = 600_000
 """That may be simulated while one of them is chosen, and again while its microbatches are dealt."""
-PAIRS_FOR_DEALS = 300_000
-"""Pairs of holders that may be looked at while the best one's microbatches are dealt anew."""
+PAIRS_FOR_DEALS = 2_000_000
+"""Pairs of holders that may be looked at, where fewer than `FEW_DEALS` deals can be simulated."""
+FEW_DEALS = 12
 
 
 HURRY_DIVISOR = 4
@@ -51,11 +55,16 @@ def search(
     if peer_count == 1:
         return best
     few = min(peer_count, FEW_PEERS)
-    budget = min(
-        WORK_FOR_EACH_PEER * peer_count * few // FEW_PEERS,
-        WORK_FOR_ANY + WORK_FOR_EACH_OF_MANY * peer_count,
-    ) // (HURRY_DIVISOR if in_a_hurry else 1)
-    pool = _first_costs(model, best, present, budget // 3)[:FINALISTS]
+    divisor = HURRY_DIVISOR if in_a_hurry else 1
+    budget = (
+        min(
+            WORK_FOR_EACH_PEER * peer_count * few // FEW_PEERS,
+            WORK_FOR_ANY + WORK_FOR_EACH_OF_MANY * peer_count,
+        )
+        // divisor
+    )
+    finalists = FINALISTS if peer_count <= MANY_PEERS else FINALISTS_OF_MANY
+    pool = _first_costs(model, best, present, budget // 3)[:finalists]
     share = 2 * budget // (3 * ROUNDS * ROUNDS.bit_length())
     survivors, found = _refined_first(model, pool)[:ROUNDS], pool
     while len(survivors) > 1:
@@ -63,7 +72,7 @@ def search(
         found += improved
         survivors = _refined_first(model, improved)[: len(survivors) // 2]
         share *= 2
-    return _judged(model, [_anneal(model, survivors[0], prng, share), *found])
+    return _judged(model, [_anneal(model, survivors[0], prng, share), *found], divisor)
 
 
 def _refined_first(model: StepModel, found: list[PlacementCost]) -> list[PlacementCost]:
@@ -71,66 +80,75 @@ def _refined_first(model: StepModel, found: list[PlacementCost]) -> list[Placeme
     return sorted(found, key=lambda cost: rank(model.refined(cost)))
 
 
-def _judged(model: StepModel, found: list[PlacementCost]) -> PlacementCost:
-    """The best of the cheapest: link by link, and the best of these message by message."""
+def _judged(model: StepModel, found: list[PlacementCost], divisor: int) -> PlacementCost:
+    """The best of the cheapest: link by link, and the best of these message by message; with one
+    part in `divisor` of the usual work."""
     distinct = {cost.placement: cost for cost in found}
     refined = _refined_first(model, list(distinct.values()))
-    unlike = {len(cost.placement): cost for cost in reversed(refined)}
+    unlike: dict[int, PlacementCost] = {}
+    for cost in refined:
+        unlike.setdefault(len(cost.placement), cost)
     wanted = dict.fromkeys([*refined[:LAST_FINALISTS], *unlike.values()])
     spent = list(itertools.accumulate(map(model.events, wanted)))
-    affordable = sum(events <= EVENTS for events in spent)
+    affordable = sum(events <= EVENTS // divisor for events in spent)
     if affordable < 2:
-        return _dealt_well(model, refined[0])
+        return _dealt_well(model, refined[0], divisor)
     best = min(itertools.islice(wanted, affordable), key=lambda cost: rank(model.simulated(cost)))
-    return _dealt_well(model, best)
+    return _dealt_well(model, best, divisor)
 
 
-def _dealt_well(model: StepModel, cost: PlacementCost) -> PlacementCost:
+def _dealt_well(model: StepModel, cost: PlacementCost, divisor: int) -> PlacementCost:
     """With the microbatches that are left over given to those who delay the reduction least.
 
     Of pipelines that are equally fast first those with the best links get more; then single
     microbatches are handed on.
     """
-    segments = len({cut for pipeline in cost.pipelines for cut in pipeline.cuts})
-    tries = max(3, PAIRS_FOR_DEALS // (segments * len(cost.placement) ** 2))
-    timed = model.refined
-    affordable = EVENTS // model.events(cost)
-    if affordable > 1:
-        tries, timed = min(tries, affordable - 1), model.simulated
+    timed, tries = model.simulated, EVENTS // divisor // model.events(cost) - 1
+    if tries < FEW_DEALS:
+        timed, tries = model.refined, max(3, PAIRS_FOR_DEALS // divisor // model.pairs(cost))
     best_ns = timed(cost).step_ns
     deals = itertools.chain(_deals_by_links(model, cost), _handed_on(cost))
     for dealt in itertools.islice(deals, tries):
         moved = model.dealt(cost.placement, list(cost.pipelines), dealt)
-        moved_ns = best_ns if moved is None else timed(moved).step_ns
-        if moved is not None and moved_ns < best_ns:
+        moved_ns = timed(moved).step_ns
+        if moved_ns < best_ns:
             cost, best_ns = moved, moved_ns
     return cost
 
 
 def _deals_by_links(model: StepModel, cost: PlacementCost) -> Iterator[tuple[int, ...]]:
-    problem = model.problem
     alike: dict[tuple[int, int], list[int]] = {}
     for number, pipeline in enumerate(cost.pipelines):
         alike.setdefault((pipeline.fill_ns, pipeline.period_ns), []).append(number)
+    for order in _orders(model.problem, cost.placement):
+        place = {number: at for at, number in enumerate(order)}
+        dealt = list(cost.microbatches)
+        for numbers in alike.values():
+            counts = sorted((cost.microbatches[number] for number in numbers), reverse=True)
+            for number, count in zip(sorted(numbers, key=place.__getitem__), counts, strict=True):
+                dealt[number] = count
+        yield tuple(dealt)
+
+
+def _orders(problem: Problem, placement: Placement) -> Iterator[list[int]]:
+    """Pipelines by their links, best first; then so that those near one another are side by side,
+    which lets whole neighbourhoods end early."""
     slowest = [
         min(
             min(rate for other, rate in enumerate(problem.bytes_per_s[peer]) if other != peer)
             for peer in peers
         )
-        for peers in cost.placement
+        for peers in placement
     ]
-    medians = [min(reach_bytes_per_s(problem, peer) for peer in peers) for peers in cost.placement]
-    nearness = [-max(max(problem.latency_ns[peer]) for peer in peers) for peers in cost.placement]
+    medians = [min(reach_bytes_per_s(problem, peer) for peer in peers) for peers in placement]
+    nearness = [-max(max(problem.latency_ns[peer]) for peer in peers) for peers in placement]
     for links in (medians, slowest, nearness):
-        dealt = list(cost.microbatches)
-        for numbers in alike.values():
-            counts = sorted((cost.microbatches[number] for number in numbers), reverse=True)
-            best_first = sorted(
-                numbers, key=lambda number: (-links[number], -nearness[number], number)
-            )
-            for number, count in zip(best_first, counts, strict=True):
-                dealt[number] = count
-        yield tuple(dealt)
+        yield sorted(range(len(placement)), key=lambda n: (-links[n], -nearness[n], n))
+    listed = sorted(range(len(placement)), key=placement.__getitem__)
+    chain = nearest_chain(problem, [peers[0] for peers in placement])
+    owner = {peers[0]: number for number, peers in enumerate(placement)}
+    near = [owner[peer] for peer in chain]
+    yield from (listed, listed[::-1], near, near[::-1])
 
 
 def _handed_on(cost: PlacementCost) -> Iterator[tuple[int, ...]]:
@@ -141,7 +159,7 @@ def _handed_on(cost: PlacementCost) -> Iterator[tuple[int, ...]]:
     ]
     soonest = sorted(range(len(ends)), key=lambda number: (ends[number], number))
     takers = [number for number in soonest if ends[number] <= cost.compute_ns][:3]
-    givers = [number for number, count in enumerate(cost.microbatches) if count > 1]
+    givers = [number for number in reversed(soonest) if cost.microbatches[number] > 1]
     pairs = ((giver, taker) for giver in givers for taker in takers if giver != taker)
     for giver, taker in pairs:
         dealt = list(cost.microbatches)

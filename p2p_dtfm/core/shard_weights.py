@@ -11,12 +11,18 @@ best: beside one peer that is slow to everybody all stop at half of its rate, wh
 have all of it if the slow one owned nothing. So fillings in which those with the slowest links come
 last are tried too, and the best counts: over random groups of 3 to 32 holders within 3% of the
 optimum (by linear programming) on average, where the plain filling takes a quarter longer. Integers
-only, so that every holder computes the same parts.
+only, so that every holder computes the same parts. `_weights.c` is `shard_weights` in C, twenty to
+forty times as fast; both give equal results for equal arguments.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
+
+try:
+    from p2p_dtfm.core import _weights
+except ImportError:  # no C compiler when this was installed
+    _weights = None  # type: ignore[assignment]
 
 MANY = 64
 """Above so many holders fillings are rough."""
@@ -41,11 +47,21 @@ def fair_weights(pair: Rows, limit: Sequence[int]) -> tuple[int, ...]:
     return _Filler(rows, list(range(len(rows)))).filling(next(_own_rates(limit)), 0)
 
 
-def shard_weights(pair: Rows, limit: Sequence[int]) -> tuple[int, ...]:
+def has_compiled_weights() -> bool:
+    """Whether `_weights.c` was built."""
+    return _weights is not None
+
+
+def shard_weights(pair: Rows, limit: Sequence[int], compiled: bool = True) -> tuple[int, ...]:
     """Positive weights by the filling that makes one segment alone go fastest.
 
-    Arguments as of `fair_weights`; takes a few times as long.
+    Arguments as of `fair_weights`; takes a few times as long. `compiled`: by the compiled twin,
+    which leaves more than `MANY` holders to this one.
     """
+    if compiled and _weights is not None:
+        found: tuple[int, ...] | None = _weights.shard_weights(pair, limit)
+        if found is not None:
+            return found
     rows = _without_diagonal(pair)
     plain, *others = _own_rates(limit)
     filler = _Filler(rows, sorted(range(len(limit)), key=lambda a: (sum(rows[a]), a)))

@@ -13,6 +13,8 @@ Point = tuple[float, float]
 _ROUNDS = 400
 _ROOMY_PEERS, _ROOMY = 24, 2.2
 """With few peers circles are so many times as large, which leaves room for names."""
+_ON_ONE_RING = 5
+"""So many peers of a group lie around its middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +121,16 @@ def _push_apart(
 
 
 def _rings(names: list[str], group: tuple[float, float, float]) -> dict[str, Point]:
-    """Sunflower spiral: even density, no two alike (Vogel 1979)."""
+    """Few on one ring, more on a sunflower spiral: even density, no two alike (Vogel 1979)."""
     x, y, radius = group
     if len(names) == 1:
         return {names[0]: (x, y)}
     points: dict[str, Point] = {}
+    few = len(names) <= _ON_ONE_RING
+    turn = 2 * math.pi / len(names) if few else math.pi * (3 - math.sqrt(5))
+    first = math.pi if len(names) == 2 else -math.pi / 2
     for at, name in enumerate(names):
-        reach = (radius - 9) * math.sqrt((at + 0.5) / len(names))
-        angle = at * math.pi * (3 - math.sqrt(5)) - math.pi / 2
+        reach = (radius - 9) * (0.6 if few else math.sqrt((at + 0.5) / len(names)))
+        angle = at * turn + first
         points[name] = (x + reach * math.cos(angle), y + reach * math.sin(angle))
     return points

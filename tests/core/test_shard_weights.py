@@ -2,13 +2,14 @@
 
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p_dtfm.core.divide import divide
 from p2p_dtfm.core.problem import UNLIMITED_BYTES_PER_S as UNLIMITED
 from p2p_dtfm.core.segment_weights import segment_weights
-from p2p_dtfm.core.shard_weights import fair_weights, shard_weights
+from p2p_dtfm.core.shard_weights import fair_weights, has_compiled_weights, shard_weights
 
 Table = list[list[int]]
 
@@ -119,6 +120,39 @@ def test_segments_side_by_side_do_not_all_load_the_same_links() -> None:
 
     assert busiest(found) == min(map(busiest, sides.values()))
     assert found in sides.values()
+
+
+large_groups = st.integers(2, 66).flatmap(
+    lambda n: st.tuples(
+        st.randoms(use_true_random=False).map(
+            lambda chance: symmetric(
+                [[chance.choice((1, 10**4, chance.randint(1, 10**9), UNLIMITED))
+                  for _ in range(n)] for _ in range(n)]
+            )
+        ),
+        st.lists(st.sampled_from((1, 10**4, 2 * 10**7, 10**9, UNLIMITED)), min_size=n, max_size=n),
+    )
+)  # fmt: skip
+
+
+@pytest.mark.skipif(not has_compiled_weights(), reason="no C compiler when this was installed")
+@given(st.one_of(groups, large_groups))
+def test_the_compiled_twin_gives_equal_parts(group: tuple[Table, list[int]]) -> None:
+    """Up to 64 holders; more are left to the other."""
+    pair, limit = group
+    assert shard_weights(pair, limit) == shard_weights(pair, limit, compiled=False)
+
+
+@pytest.mark.skipif(not has_compiled_weights(), reason="no C compiler when this was installed")
+@pytest.mark.parametrize("rate", [0, -1, UNLIMITED + 1, 1 << 70])
+def test_the_compiled_twin_leaves_what_it_cannot_count_to_the_other(rate: int) -> None:
+    from p2p_dtfm.core import _weights
+
+    assert _weights.shard_weights([[0, rate], [rate, 0]], [UNLIMITED] * 2) is None
+    assert _weights.shard_weights([[0, 1], [1, 0]], [UNLIMITED, rate]) is None
+    assert _weights.shard_weights([[0, 1], [1, 0]], [1, 2, 3]) is None
+    with pytest.raises(TypeError):
+        _weights.shard_weights([[0, "1"], [1, 0]], [1, 1])
 
 
 @given(st.integers(0, 10**12), st.lists(st.integers(1, 10**9), min_size=1, max_size=40))

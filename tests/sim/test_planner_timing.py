@@ -27,6 +27,9 @@ from p2p_dtfm.sim.step_time import simulate_step
         (21, 5, False),
         (50, 2, True),
         (1, 1, True),
+        (1022, 3, True),
+        (1040, 2, True),
+        (1058, 2, True),
     ],
 )
 def test_a_step_takes_as_long_as_in_the_simulator(seed: int, stages: int, recompute: bool) -> None:
@@ -46,6 +49,9 @@ def test_a_step_takes_as_long_as_in_the_simulator(seed: int, stages: int, recomp
     assert timed.step_ns == pytest.approx(step.total_ns, rel=1e-3)
     refined = model.refined(cost)
     assert refined.compute_ns == pytest.approx(step.pipelines_done_ns, rel=0.03)
+    if not any(peer.uplink_bytes_per_s for peer in scenario.peers):
+        assert refined.step_ns == pytest.approx(step.total_ns, rel=0.01)
+        assert cost.step_ns == pytest.approx(step.total_ns, rel=0.15)
 
 
 def test_what_is_predicted_for_a_small_swarm_is_what_is_simulated() -> None:

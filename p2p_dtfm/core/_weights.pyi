@@ -1,0 +1,5 @@
+from collections.abc import Sequence
+
+def shard_weights(
+    pair: Sequence[Sequence[int]], limit: Sequence[int], /
+) -> tuple[int, ...] | None: ...

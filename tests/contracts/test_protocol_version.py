@@ -1,0 +1,70 @@
+"""Daemons that speak alike plan alike: what they say and how they plan belongs to a version.
+
+Where one of these tests fails, members of the last release and of this one would not understand
+each other, or would stop because they planned the same snapshot unlike. If the change is meant:
+raise `PROTOCOL_VERSION`, once for each release, and write down here what it says and plans.
+"""
+
+from typing import Any
+
+import msgspec
+
+from p2p_dtfm.core.agreement_messages import Contribution
+from p2p_dtfm.core.canonical import digest_bytes
+from p2p_dtfm.core.plan import NoPlan, Plan
+from p2p_dtfm.core.planner import compute_plan
+from p2p_dtfm.core.records import PROTOCOL_VERSION, Link, PeerRecord
+from p2p_dtfm.core.snapshot import HeldLayer, Snapshot
+from p2p_dtfm.daemon.wire import KnownPeers, Message, TraceReply, Welcome
+from p2p_dtfm.net.frames import FrameHeader
+from tests.core.planning import Peer, name_of, snapshot
+
+SAID = {1: "ea10e921a34c5eda3f0ffbd318fc7f47b9cbb8346a689fe58cd2874872f68853"}
+PLANNED = {1: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
+
+
+def without_words(schema: Any) -> Any:
+    """Names and kinds of fields, without what is written about them."""
+    if isinstance(schema, dict):
+        return {k: without_words(v) for k, v in sorted(schema.items()) if k != "description"}
+    if isinstance(schema, list):
+        return [without_words(item) for item in schema]
+    return schema
+
+
+def test_what_daemons_say() -> None:
+    kinds = (Message, Contribution, PeerRecord, Snapshot, Plan | NoPlan, FrameHeader)
+    answers = (KnownPeers, TraceReply, Welcome)
+    found = msgspec.json.schema_components([*kinds, *answers])
+    said = digest_bytes(msgspec.json.encode(without_words(list(found)), order="sorted"))
+    assert said == SAID[PROTOCOL_VERSION]
+
+
+def snapshots() -> list[Snapshot]:
+    alike = snapshot([Peer()] * 7)
+    far = Link(round_trip_ns=100_000_000, bytes_per_s=20_000_000)
+    apart = {(a, b): far for a in range(6) for b in range(6) if (a < 3) != (b < 3)}
+    mixed = [Peer(block_ns=ns * 1_000_000) for ns in (1, 1, 4, 4, 9, 30)]
+    homes = [Peer(uplink_bytes_per_s=rate * 125_000) for rate in (20, 50, 100, 1000)]
+    small = [Peer(memory_bytes=size << 20) for size in (100, 150, 200, 300, 80)]
+    plan = compute_plan(alike)
+    assert isinstance(plan, Plan)
+    held = tuple(
+        HeldLayer(name_of(n), layer, 5) for n in range(1, 7) for layer in plan.layers_of(name_of(n))
+    )
+    failed = msgspec.structs.replace(
+        alike, records=alike.records[1:], present=plan, planned=False, step=5, held=held
+    )
+    return [
+        snapshot([Peer()]),
+        alike,
+        failed,
+        snapshot(mixed, links=apart),
+        snapshot(homes),
+        snapshot(small),
+    ]
+
+
+def test_what_daemons_plan() -> None:
+    digests = [compute_plan(each).digest() for each in snapshots()]
+    assert digest_bytes(" ".join(digests).encode()) == PLANNED[PROTOCOL_VERSION]

@@ -30,7 +30,7 @@ from p2p_dtfm.sim.files import read_run_spec
 
 SEEDS = (2, 3, 5)
 QUICK_SEED = 31
-"""Of two peers and one fault: a kill, and a new start after 3.6 s."""
+"""Of three peers and one fault: a kill, and a new start after 3.6 s."""
 LIMITS_S = {"kill": 3.0, "pause": 8.0, "cut": 8.0, "partition": 8.0}
 SILENCE_S = LAN_LIVENESS.silence_ns / SECOND_NS
 GOODPUT_TARGET = 0.95
@@ -91,7 +91,7 @@ def measure(seeds: Iterable[int], quick: bool, only: str | None) -> dict[str, An
     if only == "goodput":
         reports = []
     elif quick:
-        reports = [chaos("--peers", "2", "--faults", "1", "--seed", str(QUICK_SEED))]
+        reports = [chaos("--peers", "3", "--faults", "1", "--seed", str(QUICK_SEED))]
     else:
         reports = [chaos("--peers", "8", "--faults", "20", "--seed", str(s)) for s in seeds]
     result: dict[str, Any] = {
@@ -119,7 +119,7 @@ def goodput() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--quick", action="store_true", help="two peers, one kill")
+    parser.add_argument("--quick", action="store_true", help="three peers, one kill")
     parser.add_argument("--only", choices=("recovery", "goodput"))
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -26,7 +26,7 @@ ELSEWHERE = {
     "docs/dashboard.md": "tests/e2e/test_watching.py",
 }
 """Pages whose commands the tests of their subject type."""
-OF_OTHERS = {"--quick", "--only", "--case"}
+OF_OTHERS = {"--quick", "--only", "--case", "--slower", "--kind", "--scenario"}
 """Options of the benchmarks, of which pages speak."""
 LIKE_OTHERS = "docs/troubleshooting.md"
 TYPED = {

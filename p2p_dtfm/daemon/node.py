@@ -70,8 +70,8 @@ log = logging.getLogger("p2p_dtfm")
 
 DONE_WAIT_S = 60.0
 ORPHAN_GRACE_S = 15.0
-SWITCH_INTERVAL_S = 0.0005
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
+SWITCH_INTERVAL_S = 0.0005
 
 
 class Daemon(Upkeep, Entrance, Readings):

@@ -16,6 +16,7 @@ from tests.documentation.error_messages import PAGE, heading_of
 
 DEADLINE_S = 240.0
 """Long, since a busy machine is no reason to fail; what succeeds waits for nothing."""
+ENDS_WITHIN_S = 10.0
 
 
 def wait_until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
@@ -83,6 +84,14 @@ def processes_of(directory: Path) -> list[list[str]]:
         for process in psutil.process_iter(["cmdline"])
         if str(directory) in " ".join(process.info["cmdline"] or ())
     ]
+
+
+def assert_nothing_is_left(directory: Path) -> None:
+    """The p2pd of a daemon that was killed ends by itself, within a moment."""
+    end_s = time.monotonic() + ENDS_WITHIN_S
+    while processes_of(directory) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert not processes_of(directory)
 
 
 def first_json(text: str) -> dict:

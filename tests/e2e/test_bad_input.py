@@ -29,9 +29,9 @@ from tests.core.builders import record
 from tests.documentation.screens import check_screen
 from tests.e2e.helpers import (
     DEADLINE_S,
+    assert_nothing_is_left,
     errors_of,
     logged,
-    processes_of,
     run_program,
     state_of,
     step_of,
@@ -65,7 +65,7 @@ def test_an_unreachable_address_is_named_with_what_to_look_at(tmp_path: Path) ->
     done = run_program("--home", tmp_path, "--listen", LOOPBACK[0], "--initial-peers", address)
     assert done.returncode == 6
     assert address in done.stderr and "fix 1" in done.stderr
-    assert not processes_of(tmp_path)
+    assert_nothing_is_left(tmp_path)
     typed = ["--initial-peers", address]
     check_screen("An address that nobody answers at", errors_of(done), tmp_path, typed)
 
@@ -218,7 +218,7 @@ def live(prepared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield Live(founder, address)
         founder.process.send_signal(signal.SIGTERM)
         assert founder.process.wait(DEADLINE_S) == 0, founder.log_tail()
-    assert not processes_of(directory)
+    assert_nothing_is_left(directory)
 
 
 @dataclass

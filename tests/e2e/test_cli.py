@@ -13,6 +13,7 @@ from p2p_dtfm.cli import main
 from p2p_dtfm.daemon.local_swarm import LocalSwarm
 from tests.e2e.helpers import (
     DEADLINE_S,
+    assert_nothing_is_left,
     logged,
     processes_of,
     run_program,
@@ -134,7 +135,7 @@ def test_data_are_prepared_trained_on_and_written_from(tmp_path: Path, program: 
         return written
 
     assert text_of(1) == text_of(1) != text_of(2)
-    assert not processes_of(tmp_path)
+    assert_nothing_is_left(tmp_path)
 
 
 def test_without_a_checkpoint_generate_says_so(tmp_path: Path, program: Program) -> None:
@@ -149,7 +150,7 @@ def test_without_a_checkpoint_generate_says_so(tmp_path: Path, program: Program)
 def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
     with LocalSwarm(tmp_path, ["--threads", "1"]) as found:
         yield found
-    assert not processes_of(tmp_path)
+    assert_nothing_is_left(tmp_path)
 
 
 def test_one_home_has_one_daemon_and_signals_end_it(

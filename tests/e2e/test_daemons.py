@@ -10,7 +10,14 @@ import pytest
 
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
 from tests.conftest import DemoRun
-from tests.e2e.helpers import DEADLINE_S, losses, processes_of, step_of, wait_until, write_spec
+from tests.e2e.helpers import (
+    DEADLINE_S,
+    assert_nothing_is_left,
+    losses,
+    step_of,
+    wait_until,
+    write_spec,
+)
 from tests.e2e.parity import assert_equals_the_plain_loop
 
 
@@ -102,7 +109,7 @@ def alive(process: psutil.Process) -> bool:
 @pytest.fixture(autouse=True)
 def no_daemon_is_left(tmp_path: Path):
     yield
-    assert not processes_of(tmp_path)
+    assert_nothing_is_left(tmp_path)
 
 
 @pytest.mark.nightly

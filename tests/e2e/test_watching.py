@@ -23,8 +23,8 @@ from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
 from p2p_dtfm.web.guard import TOKEN_HEADER
 from tests.daemon.test_event_files import figures
 from tests.e2e.helpers import (
+    assert_nothing_is_left,
     losses,
-    processes_of,
     run_program,
     step_of,
     wait_until,
@@ -52,7 +52,7 @@ def swarm(prepared_data: Path, tmp_path: Path) -> Iterator[LocalSwarm]:
         found.join(address, ["--tensorboard", str(tmp_path / BOARD)])
         wait_until(lambda: step_of(founder) > 5, "it trains")
         yield found
-    assert not processes_of(tmp_path)
+    assert_nothing_is_left(tmp_path)
 
 
 def asked(address: str, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:

@@ -7,7 +7,7 @@ import pytest
 
 from p2p_dtfm.daemon.local_client import ask_daemon
 from p2p_dtfm.daemon.local_swarm import Child
-from tests.e2e.helpers import logged, processes_of, step_of, wait_until, write_spec
+from tests.e2e.helpers import assert_nothing_is_left, logged, step_of, wait_until, write_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
 from tests.nat.home_networks import Network, missing
 from tests.nat.swarm import HomeSwarm
@@ -24,7 +24,7 @@ THIRD_OF_THE_MODEL_GIB = "0.003"
 @pytest.fixture(autouse=True)
 def no_daemon_is_left(tmp_path: Path):
     yield
-    assert not processes_of(tmp_path)
+    assert_nothing_is_left(tmp_path)
 
 
 def status_of(child: Child) -> dict:

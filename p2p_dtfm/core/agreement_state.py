@@ -131,6 +131,10 @@ class AgreementState:
         self.inventory.held = dict(held)
         self.inventory.saved = saved
 
+    def has_saved(self, saved: tuple[SavedState, ...]) -> None:
+        """What is on disk now, and could be started from."""
+        self.inventory.saved = saved
+
     def set_record(self, record: PeerRecord, signed: Signed) -> None:
         """This peer's newest record; it counts from the next view on."""
         assert record.peer_id == signed.peer_id == self.me.peer_id

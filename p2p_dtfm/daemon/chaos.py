@@ -195,6 +195,8 @@ class Chaos:
         if not fault.is_careful:
             return True
         is_calm = all(item.is_for_good for item in self._under_way)
+        left = {name for item in self.inflicted if item.kind == "leave" for name in item.peers}
+        is_calm = is_calm and not any(self._runs(name) for name in left)
         return is_calm and self._has_recovered(CALM_STEPS)
 
     def _all_take_part(self) -> bool:

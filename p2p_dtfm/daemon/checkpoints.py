@@ -14,6 +14,7 @@ from p2p_dtfm.core.agreement_messages import SavedState
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.compute import Compute
+from p2p_dtfm.daemon.disk import changed_ns
 from p2p_dtfm.daemon.wire import CheckpointFiles
 from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.train.checkpoint import (
@@ -35,6 +36,8 @@ log = logging.getLogger("p2p_dtfm.checkpoints")
 STEPS_REMEMBERED = 4
 SET_ASIDE = "set-aside"
 SET_ASIDE_KEPT = 2
+SAVED_TOLD = 4
+"""So many of the newest checkpoints others are told of, should all have to go back to one."""
 
 
 class Checkpoints:
@@ -63,6 +66,9 @@ class Checkpoints:
         self._busy = asyncio.Lock()
         self._completing: asyncio.Task[None] | None = None
         self._has_news = False
+        self._changes = 0
+        self._seen: tuple[int, int] | None = None
+        self._saved: tuple[SavedState, ...] = ()
         self.whole_step: int | None = None
         """The newest step of which every layer's file is here."""
         self._remember_files()
@@ -78,11 +84,15 @@ class Checkpoints:
 
     @property
     def saved(self) -> tuple[SavedState, ...]:
-        """What can be loaded from this disk."""
-        return tuple(
-            SavedState(item.manifest.step, item.manifest.lineage, item.layers)
-            for item in list_checkpoints(self._root)
-        )
+        """What can be loaded from this disk, newest first; read anew when that has changed."""
+        seen = (self._changes, changed_ns(self._root))
+        if seen != self._seen:
+            found = list_checkpoints(self._root)[:SAVED_TOLD]
+            self._seen, self._saved = (
+                seen,
+                tuple(SavedState(it.manifest.step, it.manifest.lineage, it.layers) for it in found),
+            )
+        return self._saved
 
     async def save(self, step: int, states: dict[int, LayerState], lineage: str = "") -> None:
         """Write these layers as they are after `step` committed steps."""
@@ -224,6 +234,7 @@ class Checkpoints:
         if len(files) == layer_count(self._spec):
             self.whole_step = max(step, self.whole_step or 0)
             self._prune()
+        self._changes += 1
 
     def _prune(self) -> None:
         try:

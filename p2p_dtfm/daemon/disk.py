@@ -37,7 +37,7 @@ async def keep_under(home: Path, run_directory: Path, limit_bytes: int) -> None:
     told = False
     checkpoints = run_directory / "checkpoints"
     while True:
-        seen_ns = _changed_ns(checkpoints)
+        seen_ns = changed_ns(checkpoints)
         used_bytes = await asyncio.to_thread(trim, home, run_directory, limit_bytes)
         if used_bytes > limit_bytes and not told:
             log.warning(
@@ -46,11 +46,11 @@ async def keep_under(home: Path, run_directory: Path, limit_bytes: int) -> None:
             )  # fmt: skip
         told = used_bytes > limit_bytes
         counted_s = time.monotonic()
-        while _changed_ns(checkpoints) == seen_ns and time.monotonic() < counted_s + COUNT_EVERY_S:
+        while changed_ns(checkpoints) == seen_ns and time.monotonic() < counted_s + COUNT_EVERY_S:
             await asyncio.sleep(LOOK_EVERY_S)
 
 
-def _changed_ns(directory: Path) -> int:
+def changed_ns(directory: Path) -> int:
     """When an entry was last made or removed in it."""
     try:
         return directory.stat().st_mtime_ns

@@ -29,10 +29,11 @@ class Upkeep(Reception):
     """Loops that run from when this peer takes part until it ends."""
 
     async def _tick_loop(self) -> None:
-        assert self._agreement is not None
+        assert self._agreement is not None and self._checkpoints is not None
         while True:
             await asyncio.sleep(TICK_S)
             now_ns = time.monotonic_ns()
+            self._agreement.has_saved(self._checkpoints.saved)
             self._beat(self._agreement, now_ns)
             self._do(self._agreement.tick(now_ns))
             self._leave_at_last()

@@ -239,8 +239,8 @@ class SimulatedProcess:
             self._say_saved()
 
     def _say_saved(self) -> None:
-        self.agreement.inventory.saved = tuple(
-            SavedState(item.step, item.lineage, tuple(sorted(item.states))) for item in self.disk
+        self.agreement.has_saved(
+            tuple(SavedState(it.step, it.lineage, tuple(sorted(it.states))) for it in self.disk)
         )
 
     def is_up_to_date(self, layer: int) -> bool:

@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import losses, step_of, wait_until, write_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
@@ -56,3 +58,34 @@ def newest(peers: list[Child]) -> int:
 def whole_checkpoint(child: Child) -> int:
     status = child.status() or {}
     return status.get("whole_checkpoint_step") or 0
+
+
+@pytest.mark.nightly
+def test_lost_layers_come_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    """Of three peers, each of which has room for some layers, two die at once, for good. Nobody has
+    some layers any more, but the disk of the third has all of them, as they were before."""
+    spec = write_spec(
+        tmp_path,
+        total_steps=100_000,
+        model={"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256},
+        evaluation={"every_steps": 10_000, "sequences": 4},
+        optimizer={"peak_learning_rate": 2e-4, "warmup_steps": 20},
+        checkpoint={"every_steps": EVERY},
+    )
+    half = ["--threads", "1", "--memory-gib", "0.0042"]
+    with LocalSwarm(tmp_path) as swarm:
+        founder, address = swarm.found(["--run", str(spec), "--expect-peers", "3", *half])
+        others = [swarm.join(address, half) for _ in range(2)]
+        wait_until(lambda: whole_checkpoint(founder) >= 2 * EVERY, "all of it is on disk")
+        for child in others:
+            os.kill(child.process.pid, signal.SIGKILL)
+        for child in others:
+            child.process.wait()
+        killed_at = step_of(founder)
+        newcomer = swarm.join(address, half)
+        end = killed_at + STEPS_AFTER
+        wait_until(lambda: min(step_of(founder), step_of(newcomer)) >= end, "they go on")
+    views = [event for event in founder.events() if event["event"] == "view"]
+    assert_equals_the_plain_loop(founder, step_of(founder) + 1, may_repeat=True)
+    assert any("no member holds layers" in view.get("no_plan", "") for view in views)
+    assert views[-1]["step"] >= 2 * EVERY, "from a checkpoint, not from the start"

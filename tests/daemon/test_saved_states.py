@@ -1,0 +1,39 @@
+"""Others are told what is on disk now, not what was there when the daemon started."""
+
+import asyncio
+from pathlib import Path
+
+from p2p_dtfm.daemon.checkpoints import SAVED_TOLD, Checkpoints
+from p2p_dtfm.daemon.compute import Compute
+from p2p_dtfm.train.checkpoint import list_checkpoints, remove_checkpoint
+from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.train.model import layer_count
+from tests.daemon.trainer_parts import NO_BLOBS, SPEC
+
+
+def test_what_is_saved_and_removed_is_known_at_once(tmp_path: Path) -> None:
+    compute = Compute()
+    checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
+    every = set(range(layer_count(SPEC)))
+
+    async def save(step: int, layers: set[int]) -> None:
+        states = {layer: LayerState.genesis(SPEC, layer) for layer in layers}
+        for state in states.values():
+            state.version = step
+        await checkpoints.save(step, states, f"lineage {step}")
+
+    async def scenario() -> None:
+        assert checkpoints.saved == ()
+        await save(5, every)
+        await save(10, {0})
+        found = [(it.version, it.lineage, set(it.layers)) for it in checkpoints.saved]
+        assert found == [(10, "lineage 10", {0}), (5, "lineage 5", every)]
+        remove_checkpoint(list_checkpoints(tmp_path)[-1].directory)
+        assert [it.version for it in checkpoints.saved] == [10]
+        for step in range(15, 15 + 5 * SAVED_TOLD, 5):
+            await save(step, {0})
+        assert len(checkpoints.saved) == SAVED_TOLD
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()

@@ -22,6 +22,7 @@ from p2p_dtfm.core.agreement_messages import (
 )
 from p2p_dtfm.core.canonical import decode, digest_bytes
 from p2p_dtfm.core.guardians import Receipts
+from p2p_dtfm.core.lineage import extend
 from p2p_dtfm.core.liveness import Liveness
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.records import Intent, PeerRecord, sign_record
@@ -249,8 +250,9 @@ class SimulatedProcess:
     def reaches(self, layer: int, step: int, lineage: str | None, before: str | None) -> bool:
         """Whether the state of a layer at `step` of a lineage is here, or one gradient away.
 
-        `before` is the lineage's digest one step earlier. A state that the present view does not
-        ask for goes with the next commit.
+        `before` is the lineage's digest one step earlier; the gradient must be of the view that
+        committed the step on this lineage. A state that the present view does not ask for goes
+        with the next commit.
         """
         view = self.agreement.view
         if view is None or not (self.agreement.frozen or layer in self._wanted(view)):
@@ -264,5 +266,8 @@ class SimulatedProcess:
             state.version == step - 1
             and before is not None
             and mine.at(step - 1) == before
-            and any(key[1] == step - 1 and layer in held for key, held in self.gradients.items())
+            and any(
+                key[1] == step - 1 and layer in held and extend(before, step - 1, key[0]) == lineage
+                for key, held in self.gradients.items()
+            )
         )

@@ -129,7 +129,7 @@ class AgreementState:
         """Start from what is on disk."""
         self.inventory.lineage.move_to(step, lineage)
         self.inventory.held = dict(held)
-        self.inventory.saved = saved
+        self.has_saved(saved)
 
     def has_saved(self, saved: tuple[SavedState, ...]) -> None:
         """What is on disk now, and could be started from."""

@@ -57,10 +57,8 @@ def _plan(snapshot: Snapshot, problem: Problem) -> tuple[Plan | NoPlan, bool]:
     warm = present.placement() if present else None
     in_a_hurry = warm is not None and not snapshot.planned  # all wait; it starts from what stands
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm, in_a_hurry)
-    chosen = present.choose(best) if present else best
-    wanted = chosen
-    if present and in_a_hurry:
-        chosen = present.at_once(wanted)
+    wanted = present.choose(best) if present else best
+    chosen = present.at_once(wanted) if present and in_a_hurry else wanted
     unchanged = present.unchanged(chosen) if present else None
     plan = unchanged or plan_of(problem, model.judged(chosen))
     if _shape(chosen) != _shape(wanted):

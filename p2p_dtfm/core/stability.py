@@ -90,10 +90,7 @@ class Present:
         kept = [self._choice(cost) for cost in self._kept()]
         rival = self._choice(found)
         if not kept:
-            left = self.placement()
-            again = self.model.cost(left) if left else None
-            near = [rival] if again is None else [rival, self._choice(again)]
-            return min(near, key=_bargain).cost
+            return min([rival, *map(self._choice, self._left())], key=_bargain).cost
         base = min(kept, key=_bargain)
         grown = [self._choice(cost) for cost in self._grown(base.cost)]
         worthwhile = [c for c in (rival, *grown) if _pays(c, base)]
@@ -101,10 +98,7 @@ class Present:
 
     def at_once(self, wanted: PlacementCost) -> PlacementCost:
         """`wanted`, or whatever lets a swarm that stands still end its next step sooner."""
-        left = self.placement()
-        again = self.model.cost(left) if left else None
-        near = [again] if again is not None else []
-        offers = [*near, *self._kept(), *self._joined()]
+        offers = [*self._left(), *self._kept(), *self._joined()]
         first = min(map(self._choice, offers), key=_next_step_first, default=None)
         rival = self._choice(wanted)
         if first is None or _next_step_ns(first) + WORTH_A_VIEW_NS > _next_step_ns(rival):
@@ -139,6 +133,13 @@ class Present:
         peer = self.numbers[stage.peer_id]
         room = self.model.pipelines.room(peer, stage.first_layer, stage.end_layer)
         return stage.in_flight <= room
+
+    def _left(self) -> Iterator[PlacementCost]:
+        """The present pipelines less those who are gone, their layers cut anew."""
+        left = self.placement()
+        cost = self.model.cost(left) if left else None
+        if cost is not None:
+            yield cost
 
     def _kept(self) -> Iterator[PlacementCost]:
         """The present pipelines that still stand; and with a spare in the place of each loss."""

@@ -125,7 +125,7 @@ class BlobExchange:
         descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with open(descriptor, "w+b") as file:
-                await self._fetch_into(file, digest, peers, max_bytes)
+                await self._complete(_Download(file, digest, max_bytes), peers)
                 await asyncio.to_thread(_settle, file)
             os.replace(temporary, target)
         finally:
@@ -153,11 +153,6 @@ class BlobExchange:
             self._begun[download.digest] = (download, file)
         while sum(item.offset for item, _ in self._begun.values()) > BEGUN_LIMIT_BYTES:
             del self._begun[next(iter(self._begun))]
-
-    async def _fetch_into(
-        self, file: BinaryIO, digest: str, peers: Sequence[str], max_bytes: int
-    ) -> None:
-        await self._complete(_Download(file, digest, max_bytes), peers)
 
     async def _complete(self, download: _Download, peers: Sequence[str]) -> None:
         """Raises `BlobUnavailable`."""

@@ -19,6 +19,7 @@ from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.train.data import BlobStore
 from p2p_dtfm.train.layer_state import LayerState
 from tests.core.builders import run_spec
+from tests.daemon.trainer_parts import settle
 
 VIEW = ViewId(2, "ab" * 32)
 SPEC = run_spec()
@@ -78,11 +79,6 @@ def outcome(step: int) -> StepOutcome:
 
 def gradients(states: dict[int, LayerState]) -> dict[int, Any]:
     return {layer: state.gradient_vector() for layer, state in states.items()}
-
-
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 def test_a_follower_gets_state_then_every_step_and_its_blobs_go_in_the_end(play) -> None:

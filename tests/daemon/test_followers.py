@@ -16,7 +16,7 @@ from p2p_dtfm.daemon.trainer_state import TrainerState
 from p2p_dtfm.daemon.wire import FollowLayers, LayerOffered
 from p2p_dtfm.train.layer_state import LayerState
 from tests.core.planning import name_of
-from tests.daemon.trainer_parts import SPEC, trainer_tools, view_of
+from tests.daemon.trainer_parts import SPEC, settle, trainer_tools, view_of
 
 HELD = tuple(HeldLayer(name_of(0), layer, 7) for layer in (0, 1))
 
@@ -45,11 +45,6 @@ class Line:
         pass
 
 
-async def turns() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize("stops", [False, True])
 def test_what_arrives_while_it_is_stopped(tmp_path: Path, stops: bool) -> None:
     """A holder says that this peer has the layer already that it asked for."""
@@ -65,15 +60,15 @@ def test_what_arrives_while_it_is_stopped(tmp_path: Path, stops: bool) -> None:
     async def run() -> None:
         followers = Followers(tools, outlet, state)
         followers.follow(view, {0})
-        await turns()
+        await settle()
         number = line.requests[0].number
         followers.receive(name_of(0), LayerOffered(view.id, number, 0, 0, "", 0))
         if stops:
             followers.stop_following()
-        await turns()
+        await settle()
         await state.wait(0.01)  # raises what has ended the follower
         followers.stop_following()
-        await turns()
+        await settle()
 
     asyncio.run(run())
     tools.compute.close()
@@ -113,7 +108,7 @@ def test_layers_come_side_by_side_and_a_later_offer_replaces_an_earlier_one(tmp_
     async def run() -> None:
         followers = Followers(tools, outlet, state)
         followers.follow(view, {0, 1})
-        await turns()
+        await settle()
         number = line.requests[0].number
 
         def offer(layer: int, version: int, name: str) -> None:
@@ -123,10 +118,10 @@ def test_layers_come_side_by_side_and_a_later_offer_replaces_an_earlier_one(tmp_
 
         offer(0, 7, "a")
         offer(1, 7, "b")
-        await turns()
+        await settle()
         assert blobs.begun == [names["a"], names["b"]], "neither waits for the other"
         offer(0, 9, "c")
-        await turns()
+        await settle()
         assert blobs.given[names["a"]].cancelled()
         blobs.given[names["c"]].set_result(bytes_of(0, 9))
         blobs.given[names["b"]].set_result(bytes_of(1, 7))
@@ -134,7 +129,7 @@ def test_layers_come_side_by_side_and_a_later_offer_replaces_an_earlier_one(tmp_
             await state.wait(1.0)
         assert [state.states[layer].version for layer in (0, 1)] == [9, 7]
         followers.stop_following()
-        await turns()
+        await settle()
 
     asyncio.run(asyncio.wait_for(run(), 20))
     tools.compute.close()

@@ -5,11 +5,7 @@ import asyncio
 import pytest
 
 from p2p_dtfm.daemon.room import Room
-
-
-async def settle() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
+from tests.daemon.trainer_parts import settle
 
 
 def test_items_and_bytes_are_bounded() -> None:

@@ -1,5 +1,6 @@
 """What a trainer works with, where there is nobody else."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ ME = name_of(0)
 SPEC = run_spec()
 NO_BLOBS: Any = None
 """Nothing is fetched here: no step is saved, and weights come from the seed."""
+
+
+async def settle() -> None:
+    """Let all that can go on without waiting do so."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 class DeadLine:

@@ -88,10 +88,7 @@ def processes_of(directory: Path) -> list[list[str]]:
 
 def assert_nothing_is_left(directory: Path) -> None:
     """The p2pd of a daemon that was killed ends by itself, within a moment."""
-    end_s = time.monotonic() + ENDS_WITHIN_S
-    while processes_of(directory) and time.monotonic() < end_s:
-        time.sleep(0.05)
-    assert not processes_of(directory)
+    wait_until(lambda: not processes_of(directory), "no process is left", ENDS_WITHIN_S)
 
 
 def first_json(text: str) -> dict:

@@ -183,8 +183,8 @@ class Faults:
 
     def _has_stand_ins(self, victim: SimulatedPeer) -> bool:
         """While a view trains: all its members are well, and each layer has another holder that has
-        got the state, or, if the victim alone holds it, a guardian that was in place from the start
-        or has acknowledged it. Others may still commit the step for which the victim has said
+        got the state, or, if the victim alone holds it, a guardian that has it from
+        the start or has acknowledged it. Others may still commit the step for which the victim has said
         Prepared.
         """
         view, peers = victim.view, self.world.peers
@@ -194,11 +194,20 @@ class Faults:
         well = [p for p in members if p.alive and not p.stopped and not p.agreement.frozen]
         if any(p not in well or p.view is None or p.view.id != view.id for p in members):
             return False
+
+        def in_place(guardian: str, layer: int) -> bool:
+            """No step of the view commits before it has the state."""
+            return self.world.invariants.has_committed(view.id) or (
+                peers[guardian].is_up_to_date(layer)
+            )
+
         for layer in range(self.world.workload.layer_count):
             others = [peers[name] for name in view.plan.holders(layer) if name != victim.name]
             guardian = view.guards.get(layer)
-            at_once = layer in view.guarded_at_once
-            guarded = at_once or (guardian and victim.receipts.received_all_of(guardian))
+            guarded = guardian is not None and (
+                victim.receipts.received_all_of(guardian)
+                or (layer in view.guarded_at_once and in_place(guardian, layer))
+            )
             if not others and not guarded:
                 return False
             if others and not any(other.is_up_to_date(layer) for other in others):

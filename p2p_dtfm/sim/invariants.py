@@ -106,6 +106,10 @@ class Invariants:
                 f"view {view} loses {lost} committed steps, though a copy of each layer was left"
             )
 
+    def has_committed(self, view: ViewId) -> bool:
+        """Whether anybody has committed a step of this view."""
+        return view in self._starts
+
     def commits_step(self, name: str, view: ViewId, outcome: StepOutcome, lineage: str) -> None:
         """A step of a view has one outcome and one lineage, and the loss of an undisturbed run."""
         step = outcome.step

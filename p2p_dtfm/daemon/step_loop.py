@@ -180,9 +180,9 @@ class StepLoop:
         while not state.is_over(view) and receipts is not None and receipts.waits_for(step):
             await self._place.offer_states()
             donor.reduced(step, reduced)
-            left_s = give_up_s - time.monotonic()
-            await state.wait(left_s if left_s > 0 else None)
-            if left_s > 0 >= give_up_s - time.monotonic():
+            await state.wait(max(0.0, give_up_s - time.monotonic()))
+            if time.monotonic() >= give_up_s:
+                give_up_s = time.monotonic() + patience_s
                 for guardian in receipts.give_up(step):
                     log.warning("%s has not got the states that it guards: goes on", guardian)
         if state.is_over(view):

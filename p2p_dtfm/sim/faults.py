@@ -183,8 +183,8 @@ class Faults:
 
     def _has_stand_ins(self, victim: SimulatedPeer) -> bool:
         """While a view trains: all its members are well, and each layer has another holder that has
-        got the state, or, if the victim alone holds it, a guardian that has it from
-        the start or has acknowledged it. Others may still commit the step for which the victim has said
+        got the state, or, if the victim alone holds it, a guardian that has it from the start or
+        has acknowledged it. Others may still commit the step for which the victim has said
         Prepared.
         """
         view, peers = victim.view, self.world.peers

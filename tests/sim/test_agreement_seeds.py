@@ -1,6 +1,6 @@
 """Seeded runs of peers that fail: every invariant holds; and a planted bug is found."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import pytest
@@ -35,8 +35,11 @@ REGRESSIONS = {
     2200: "a newcomer reopened a failed attempt by itself, and began at the first step",
     2269: "a leaver stopped in the moment of the takeover, and was waited for and for ever",
     2451: "a crash just after a leaver was let go, before all had followed it to the end",
+    3772: "two leavers took the only copies of a layer along, while others dealt with a failure",
+    4177: "the last that was left took its states along, though others had only failed",
     5063: "newcomers made a view of their own while members were slow to agree on theirs",
     7704: "a leaver that waited kept others from going back to what was left",
+    9252: "a leaver went with its copy during a failure, and the next one took the last",
 }
 """Seeds that broke something when they were found, and what."""
 
@@ -126,6 +129,19 @@ def test_a_holder_that_does_not_wait_for_its_guardian_is_found(
 ) -> None:
     monkeypatch.setattr(Receipts, "waits_for", lambda self, step: ())
     _, violation = first_seed_that_fails(says=("loses",), loss=0.15)
+    assert "loses" in violation
+
+
+def test_a_guardian_that_nobody_waits_for_at_first_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin = Receipts.__init__
+
+    def later(self: Receipts, view: ViewId, guards: Mapping[int, str], _: object) -> None:
+        begin(self, view, guards, ())
+
+    monkeypatch.setattr(Receipts, "__init__", later)
+    _, violation = first_seed_that_fails(says=("loses",))
     assert "loses" in violation
 
 

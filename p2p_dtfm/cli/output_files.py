@@ -6,7 +6,7 @@ from p2p_dtfm.core.errors import UserError
 
 
 def check_writable(path: Path | None, option: str) -> None:
-    """Refuse a file that could not be written, before the work for it is done. Raises `UserError`."""
+    """Before the work for it is done. Raises `UserError` if the file could not be written."""
     if path is None:
         return
     if path.is_dir():

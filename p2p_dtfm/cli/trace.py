@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from p2p_dtfm.cli.app import HomeOption, app
-from p2p_dtfm.cli.swarm import short
 from p2p_dtfm.cli.output_files import write_text
+from p2p_dtfm.cli.swarm import short
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.local_client import call_daemon
 from p2p_dtfm.sim.trace import complete_event, name_event

@@ -191,7 +191,7 @@ class Attempt:
             number=self.number,
             previous=self.base if self.planned else (newest.view if newest else GENESIS),
             planned=self.planned,
-            records=sorted_records(staying(records, self.planned, plan, held)),
+            records=sorted_records(staying(records, self.planned, plan, held, bool(missing))),
             contributors=self.participants,
             absent=tuple(sorted(missing)),
             step=step,

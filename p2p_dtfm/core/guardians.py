@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.problem import duration_ns, flow_of
+from p2p_dtfm.core.problem import MESSAGE_NS, duration_ns, flow_of
 from p2p_dtfm.core.records import ACCELERATOR, Intent, PeerRecord
-from p2p_dtfm.core.snapshot import Snapshot, ViewId
+from p2p_dtfm.core.snapshot import Snapshot
 from p2p_dtfm.core.workload import STATE_COPIES, Workload
 
 LEAST_ROOM_BYTES = 64 << 20
@@ -22,6 +22,8 @@ layers more may (`queued_bytes_limit`)."""
 Peer = TypeVar("Peer", str, int)
 Way = Callable[[Peer, Peer], tuple[int, int]]
 """`way(holder, guardian)`: bytes/s of one flow to the guardian, and the round trip in ns."""
+States = Mapping[Peer, set[int]]
+"""Layers of which each member has the state already."""
 
 
 def alike(holder: object, guardian: object) -> tuple[int, int]:
@@ -34,6 +36,7 @@ def guarded_layers(
     room_bytes: Mapping[str, int],
     cost_bytes: Callable[[int], int],
     way: Way[str] = alike,
+    states: States[str] | None = None,
 ) -> dict[int, str]:
     """The guardian of each layer that a single member holds: a pure function of the view.
 
@@ -41,12 +44,12 @@ def guarded_layers(
     gradients are with the guardians, so it is the one that has them first, beside what it gets from
     others; of those alike spares come first, since they have nothing else to do. `room_bytes` is
     what each member has left, `cost_bytes(layer)` what guarding a layer takes. What nobody has room
-    for has no guardian.
+    for has no guardian. Who has the `states` already comes first, unless it is twice as late.
     """
     if not isinstance(plan, Plan):
         return {}
     candidates = sorted(room_bytes, key=lambda peer: (plan.stage_of(peer) is not None, peer))
-    return assigned(_held_alone(plan), candidates, room_bytes, cost_bytes, way)
+    return assigned(_held_alone(plan), candidates, room_bytes, cost_bytes, way, states)
 
 
 def assigned(
@@ -55,6 +58,7 @@ def assigned(
     room_bytes: Mapping[Peer, int],
     cost_bytes: Callable[[int], int],
     way: Way[Peer] = alike,
+    states: States[Peer] | None = None,
 ) -> dict[int, Peer]:
     """The guardian of each layer. `alone`: what each holder alone holds; first candidates first."""
     left_bytes = dict(room_bytes)
@@ -78,7 +82,15 @@ def assigned(
                 (left_bytes[peer] < needed_bytes, ready_ns(holder, peer, needed_bytes))
                 for peer in able
             ]
-            guardian = able[ready.index(min(ready))]
+            best = min(ready)
+            having = [
+                when
+                for when, peer in zip(ready, able, strict=True)
+                if states is not None
+                and states.get(peer, set()).issuperset(layers)
+                and when <= (best[0], 2 * best[1])
+            ]
+            guardian = able[ready.index(min(having, default=best))]
             while layers and left_bytes[guardian] >= cost_bytes(layers[0]):
                 left_bytes[guardian] -= cost_bytes(layers[0])
                 guardians[layers[0]] = guardian
@@ -107,7 +119,38 @@ def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
     def way(holder: str, guardian: str) -> tuple[int, int]:
         return flow_of(records[holder], records[guardian])
 
-    return guarded_layers(plan, rooms, lambda layer: guarded_bytes(workload, layer), way)
+    def cost_bytes(layer: int) -> int:
+        return guarded_bytes(workload, layer)
+
+    states = None if snapshot.planned else snapshot.states()
+    return guarded_layers(plan, rooms, cost_bytes, way, states)
+
+
+def guarded_at_once(
+    snapshot: Snapshot, plan: Plan | NoPlan, guards: Mapping[int, str]
+) -> frozenset[int]:
+    """Layers for whose guardian the first step of the view waits already.
+
+    In a planned view, since its guardians have the states before it takes over; where training
+    begins, since anybody can make them; after a failure, where the guardian has them. For one that
+    could not keep up nobody waits.
+    """
+    if not isinstance(plan, Plan):
+        return frozenset()
+    sent: dict[tuple[str, str], list[int]] = {}
+    for layer, guardian in guards.items():
+        sent.setdefault((plan.holders(layer)[0], guardian), []).append(layer)
+    records = {record.peer_id: record for record in snapshot.records}
+    has_all = snapshot.planned or snapshot.step == 0
+    states, workload = snapshot.states(), snapshot.workload
+    found: set[int] = set()
+    for (holder, guardian), layers in sent.items():
+        size_bytes = sum(workload.guarded_bytes(workload.cost(layer)) for layer in layers)
+        bytes_per_s, _ = flow_of(records[holder], records[guardian])
+        transfer_ns = MESSAGE_NS + duration_ns(size_bytes, bytes_per_s)
+        if keeps_up(size_bytes, transfer_ns, plan.predicted_step_ns):
+            found |= set(layers) if has_all else states.get(guardian, set()) & set(layers)
+    return frozenset(found)
 
 
 def guarded_bytes(workload: Workload, layer: int) -> int:
@@ -152,40 +195,3 @@ def queued_bytes_limit(step_bytes: int) -> int:
     """What may wait for one follower or guardian that gets `step_bytes` of gradients in each step:
     always two steps, or it could never begin."""
     return max(QUEUED_BYTES_LIMIT, 2 * step_bytes)
-
-
-class Receipts:
-    """A holder's memory of which guardians are in place and what they have received.
-
-    A guardian counts from its first receipt on; until then nobody waits for it, so that a new view
-    is not held up by the transfer of its guardians' states.
-    """
-
-    def __init__(self, view: ViewId, guards: dict[int, str]) -> None:
-        """`guards`: the guardian of each layer of which this peer is the only holder."""
-        self.view = view
-        self._guards = guards
-        self._received: dict[int, int] = {}
-
-    def receipt(self, sender: str, view: ViewId, step: int, layers: tuple[int, ...]) -> None:
-        """`sender` has the states of `layers` at `step` and the reduced gradients of `step`."""
-        for layer in layers if view == self.view else ():
-            if self._guards.get(layer) == sender:
-                self._received[layer] = max(step, self._received.get(layer, -1))
-
-    def begins_again(self, guardian: str) -> None:
-        """It asks for states anew: nobody waits for it until its next receipt."""
-        for layer, of in self._guards.items():
-            if of == guardian:
-                self._received.pop(layer, None)
-
-    def received_all_of(self, guardian: str) -> bool:
-        """Whether every layer that this guardian guards here has a receipt."""
-        return all(layer in self._received for layer, of in self._guards.items() if of == guardian)
-
-    def waits_for(self, step: int) -> tuple[int, ...]:
-        """Layers whose guardian is in place but has no reduced gradient of `step` yet.
-
-        While there are any, Prepared for `step` must not be said.
-        """
-        return tuple(sorted(layer for layer, last in self._received.items() if last < step))

@@ -5,7 +5,7 @@ step that commits in it shows that every other member has what its place needs. 
 between finds the states at a member. `docs/decisions/0015-who-leaves-goes-last.md`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.records import Intent, PeerRecord
@@ -16,27 +16,35 @@ def staying(
     records: Sequence[PeerRecord],
     planned: bool,
     present: Plan | None,
-    held: Iterable[HeldLayer],
+    held: Collection[HeldLayer],
+    is_anybody_absent: bool,
 ) -> list[PeerRecord]:
     """Those that are members of the next view: without who leaves, unless it still has something.
 
-    In a planned view change that is a stage of the `present` plan, in an unplanned one a layer
-    that nobody else holds at a version as new (`held`). Where all leave nobody needs anything.
+    In a planned view change that is a stage of the `present` plan. In an unplanned one it is any
+    layer at the newest version (`held`) while steps happen: whoever else has it may fail before
+    the next holders have it. Where no steps happen it is what nobody else has who stays.
+    Where all leave nobody needs anything, unless somebody failed, who may come back.
     """
-    if all(record.intent is Intent.LEAVING for record in records):
+    leaving = leavers(records)
+    if len(leaving) == len(records) and not is_anybody_absent:
         return []
-    alone = frozenset() if planned else only_holders(held)
+    if planned:
+        places = {peer for peer in leaving if present is not None and present.stage_of(peer)}
+    elif present is not None:
+        places = {peer for peers in newest_holders(held).values() for peer in peers}
+    else:
+        places = set(last_holders(held, leaving))
+    return [r for r in records if r.peer_id not in leaving or r.peer_id in places]
 
-    def is_needed(peer_id: str) -> bool:
-        if planned:
-            return present is not None and present.stage_of(peer_id) is not None
-        return peer_id in alone
 
-    return [r for r in records if r.intent is not Intent.LEAVING or is_needed(r.peer_id)]
+def leavers(records: Iterable[PeerRecord]) -> frozenset[str]:
+    """Peers that want to leave."""
+    return frozenset(r.peer_id for r in records if r.intent is Intent.LEAVING)
 
 
-def only_holders(held: Iterable[HeldLayer]) -> frozenset[str]:
-    """Peers that alone have the newest version of some layer."""
+def newest_holders(held: Iterable[HeldLayer]) -> dict[int, frozenset[str]]:
+    """By layer, who has its newest version."""
     newest: dict[int, tuple[int, set[str]]] = {}
     for item in held:
         version, peers = newest.get(item.layer, (-1, set()))
@@ -44,9 +52,15 @@ def only_holders(held: Iterable[HeldLayer]) -> frozenset[str]:
             newest[item.layer] = item.version, {item.peer_id}
         elif item.version == version:
             peers.add(item.peer_id)
-    return frozenset(next(iter(peers)) for _, peers in newest.values() if len(peers) == 1)
+    return {layer: frozenset(peers) for layer, (_, peers) in newest.items()}
+
+
+def last_holders(held: Iterable[HeldLayer], leaving: frozenset[str]) -> frozenset[str]:
+    """Those of the `leaving` that have a layer as new as nobody has who stays."""
+    ends = [peers for peers in newest_holders(held).values() if peers <= leaving]
+    return frozenset(peer for peers in ends for peer in peers)
 
 
 def is_waited_for(peer_id: str, snapshot: Snapshot, has_plan: bool) -> bool:
-    """Whether a leaver had better stay: no steps happen, and it has the only copy of a layer."""
-    return not has_plan and peer_id in only_holders(snapshot.held)
+    """Whether a leaver had better stay: no steps happen, and nobody who stays has its states."""
+    return not has_plan and peer_id in last_holders(snapshot.held, leavers(snapshot.records))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from p2p_dtfm.core.guardians import guards_in, unguarded_layers
+from p2p_dtfm.core.guardians import guarded_at_once, guards_in, unguarded_layers
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId
 
@@ -38,6 +38,11 @@ class View:
     def guards(self) -> dict[int, str]:
         """The guardian of each layer that a single member holds."""
         return guards_in(self.snapshot, self.plan)
+
+    @cached_property
+    def guarded_at_once(self) -> frozenset[int]:
+        """Layers for whose guardian the first step waits already."""
+        return guarded_at_once(self.snapshot, self.plan, self.guards)
 
     @property
     def unguarded(self) -> tuple[int, ...]:

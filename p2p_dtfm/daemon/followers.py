@@ -1,10 +1,11 @@
 """The states that come here while others train on them: for this peer's place, or to be guarded."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable
 
-from p2p_dtfm.core.guardians import Receipts
+from p2p_dtfm.core.receipts import Receipts
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.follower import Follower, FollowerTools, OnGradient
 from p2p_dtfm.daemon.status import State
@@ -22,6 +23,11 @@ from p2p_dtfm.net.frames import FrameHeader
 Following = FollowLayers | LayerOffered | LayersCommitted | LayerReceipt | FollowEnded | FollowDone
 
 
+CATCH_UP_S = 3.0
+"""How long a layer that is to be guarded may take to come to the view's first step by what its old
+donors still send, before its holder is asked for its state."""
+
+
 class Followers:
     """At most one follower for the place that comes, and one guardian of others' layers."""
 
@@ -33,8 +39,11 @@ class Followers:
         self._tools = tools
         self._outlet = outlet
         self._state = state
-        self._following: asyncio.Task[None] | None = None
-        self._guarding: asyncio.Task[None] | None = None
+        self._tasks: dict[Follower, asyncio.Task[None]] = {}
+        self._ending: list[Follower] = []
+        """Those of before, until what is guarded next has caught up."""
+        self._beginning: asyncio.Task[None] | None = None
+        self._progressed = asyncio.Event()
         self._request_numbers = itertools.count(1)
 
     # following ----------------------------------------------------------------------------------
@@ -42,23 +51,25 @@ class Followers:
     def follow(self, view: View, layers: set[int]) -> None:
         """Bring these layers for this peer's place in `view`."""
         self.follower = self._new(view, layers, self._progress)
-        self._following = self._run(self.follower)
 
     def stop_following(self) -> None:
-        if self._following is not None and self.follower is not None:
-            self._following.cancel()
-            self.follower.stop()
-        self._following = self.follower = None
+        self._stop(self.follower)
+        self.follower = None
 
     def _progress(self) -> None:
         follower = self.follower
-        assert follower is not None
-        self._outlet.states_changed()
+        self._changed()
+        if follower is None:
+            return  # it is ending
         if not follower.missing:
             self._outlet.synced(follower.view.id)
         elif self._state.view is None:
             self._tools.status.say(State.SYNCING, follower.behind)
         self._state.wake.set()
+
+    def _changed(self) -> None:
+        self._outlet.states_changed()
+        self._progressed.set()
 
     def _new(
         self,
@@ -77,10 +88,16 @@ class Followers:
             compute=tools.compute,
             numbers=self._request_numbers,
         )
-        return Follower(view, layers, follower_tools, on_progress, on_gradient)
+        follower = Follower(view, layers, follower_tools, on_progress, on_gradient)
+        self._tasks[follower] = self._watched(asyncio.create_task(follower.run()))
+        return follower
 
-    def _run(self, follower: Follower) -> asyncio.Task[None]:
-        task = asyncio.create_task(follower.run())
+    def _stop(self, follower: Follower | None) -> None:
+        if follower is not None:
+            self._tasks.pop(follower).cancel()
+            follower.stop()
+
+    def _watched(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         task.add_done_callback(self._ended)
         return task
 
@@ -94,23 +111,68 @@ class Followers:
     def guard(self, view: View) -> set[int]:
         """Follow the layers of `view` that one other member holds alone and this one guards.
 
-        Returns those layers.
+        Returns those layers. What brought states until now goes on for a moment, where a layer is
+        to be guarded of which the last gradient is still on its way.
         """
-        self.stop_guarding()
         me, guards = self._tools.me, view.guards
         mine = {layer for layer, guardian in guards.items() if guardian == me}
         alone = {layer: peer for layer, peer in guards.items() if layer in view.layers_of(me)}
-        self.receipts = Receipts(view.id, alone)
-        if mine:
-            self.guardian = self._new(view, mine, self._outlet.states_changed, self._guarded)
-            self._guarding = self._run(self.guardian)
+        self.receipts = Receipts(view.id, alone, view.guarded_at_once)
+        self._cancel_beginning()
+        if self.guardian is not None:
+            self._ending.append(self.guardian)
+            self.guardian = None
+        if self.follower is not None and self.follower.view.id == view.id:
+            self._ending.append(self.follower)
+            self.follower = None
+        if mine and (self._state.step == 0 or self._are_coming(mine)):
+            self._beginning = self._watched(asyncio.create_task(self._begin_soon(view, mine)))
+        else:
+            self._begin(view, mine)
         return mine
 
+    def _are_coming(self, layers: set[int]) -> bool:
+        """Whether some are late, and all of those on their way."""
+        late = self._state.late(layers)
+        here = {layer for item in self._ending for layer in item.layers - item.missing}
+        return bool(late) and late <= here
+
+    async def _begin_soon(self, view: View, mine: set[int]) -> None:
+        """Where training begins anybody can make the states; else wait for the last gradient."""
+        state = self._state
+        for layer in sorted(mine):
+            if state.step == 0 and layer not in state.states:
+                made = await self._tools.initial.state(layer)
+                state.states.setdefault(layer, made)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CATCH_UP_S):
+                while self._are_coming(mine):
+                    self._progressed.clear()
+                    await self._progressed.wait()
+        self._beginning = None
+        self._begin(view, mine)
+
+    def _begin(self, view: View, mine: set[int]) -> None:
+        self._end_ending()
+        if mine:
+            self.guardian = self._new(view, mine, self._changed, self._guarded)
+        self._outlet.states_changed()
+
+    def _cancel_beginning(self) -> None:
+        if self._beginning is not None:
+            self._beginning.cancel()
+        self._beginning = None
+
+    def _end_ending(self) -> None:
+        for follower in self._ending:
+            self._stop(follower)
+        self._ending = []
+
     def stop_guarding(self) -> None:
-        if self._guarding is not None and self.guardian is not None:
-            self._guarding.cancel()
-            self.guardian.stop()
-        self._guarding = self.guardian = None
+        self._cancel_beginning()
+        self._end_ending()
+        self._stop(self.guardian)
+        self.guardian = None
 
     def _guarded(self, holder: str, layer: int, step: int, gradient: Tensor) -> None:
         """A step's gradient of a guarded layer is here: keep it, and give a receipt."""
@@ -170,4 +232,4 @@ class Followers:
         return None
 
     def _all(self) -> list[Follower]:
-        return [item for item in (self.follower, self.guardian) if item is not None]
+        return [item for item in (self.follower, self.guardian, *self._ending) if item is not None]

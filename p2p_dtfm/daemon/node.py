@@ -374,13 +374,16 @@ class Daemon(Upkeep, Entrance, Readings):
 
     async def _end_left(self) -> int:
         """Nothing depends on this peer any more: save what it holds, give what was asked for."""
+        assert self._agreement is not None
         assert self._trainer is not None and self._checkpoints is not None
-        trainer = self._trainer
+        trainer, view = self._trainer, self._agreement.view
         await trainer.settled()
-        versions = {state.version for state in trainer.states.values()}
-        if len(versions) == 1 and (step := versions.pop()) > 0:
-            await self._checkpoints.save(step, dict(trainer.states), self.lineage_at(step))
-        await trainer.hand_over()
+        step = max((state.version for state in trainer.states.values()), default=0)
+        newest = {n: state for n, state in trainer.states.items() if state.version == step}
+        if step > 0:  # what it guarded for others may be a step behind
+            await self._checkpoints.save(step, newest, self.lineage_at(step))
+        if view is None or view.members:  # else all leave, and nobody asks for anything
+            await trainer.hand_over()
         log.info("left the swarm")
         self.status.say(State.STOPPED, "left")
         return 0

@@ -53,7 +53,9 @@ class Place:
         view, self._next_view = self._next_view, None
         if view is None:
             return
-        self._wanted_next = set(view.layers_of(self._tools.me))
+        me = self._tools.me
+        guarded = {layer for layer in view.guarded_at_once if view.guards[layer] == me}
+        self._wanted_next = guarded | set(view.layers_of(me))
         missing = self._wanted_next - self._kept_up()
         if missing:
             self._followers.follow(view, missing)
@@ -110,7 +112,6 @@ class Place:
             await state.wait(grace_s if grace_s > 0 else None)
             if state.is_over(view):
                 raise Stopped
-        followers.stop_following()
         self.guard(view)
         self._has_settled = True
         self._prepare_next_view()

@@ -1,6 +1,8 @@
 """The steps of a stage-holder in one view: compute, keep, prepare, commit, apply."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any
@@ -22,6 +24,11 @@ from p2p_dtfm.daemon.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.step_shards import have_shards
 from p2p_dtfm.daemon.trainer_state import Outlet, Stopped, Tensor, Tools, TrainerState
 from p2p_dtfm.train.layer_state import LayerState
+
+GUARDIAN_LIMIT_S = 10.0
+"""How long a step waits for a guardian that has not got the states; at least two steps."""
+
+log = logging.getLogger("p2p_dtfm")
 
 
 class StepLoop:
@@ -112,7 +119,7 @@ class StepLoop:
             self._keep_reduced(view, step, engine.reduced)
             self._tools.donor.reduced(step, engine.reduced)
             with recorder.span("guard"):
-                await self._guarded(view, step)
+                await self._guarded(view, plan, step, engine.reduced)
         self._say_prepared(view, step, local)
         with recorder.span("commit"):
             outcome = await self._outcome(view)
@@ -162,12 +169,22 @@ class StepLoop:
         self._state.reduced.setdefault((view.id, step), {}).update(reduced)
         self._outlet.reduced(step, set(reduced))
 
-    async def _guarded(self, view: View, step: int) -> None:
-        """Wait until the guardians of layers held here alone have the step's gradients."""
-        state, receipts = self._state, self._followers.receipts
+    async def _guarded(self, view: View, plan: Plan, step: int, reduced: dict[int, Tensor]) -> None:
+        """Wait until the guardians of layers held here alone have the step's gradients.
+
+        Those that begin again meanwhile get the state, and the gradients once more.
+        """
+        state, receipts, donor = self._state, self._followers.receipts, self._tools.donor
+        patience_s = max(GUARDIAN_LIMIT_S, 2 * plan.predicted_step_ns / 1e9)
+        give_up_s = time.monotonic() + patience_s
         while not state.is_over(view) and receipts is not None and receipts.waits_for(step):
-            await state.wait()
-            receipts = self._followers.receipts
+            await self._place.offer_states()
+            donor.reduced(step, reduced)
+            left_s = give_up_s - time.monotonic()
+            await state.wait(left_s if left_s > 0 else None)
+            if left_s > 0 >= give_up_s - time.monotonic():
+                for guardian in receipts.give_up(step):
+                    log.warning("%s has not got the states that it guards: goes on", guardian)
         if state.is_over(view):
             raise Stopped
 

@@ -183,8 +183,9 @@ class Faults:
 
     def _has_stand_ins(self, victim: SimulatedPeer) -> bool:
         """While a view trains: all its members are well, and each layer has another holder that has
-        got the state, or, if the victim alone holds it, a guardian that has acknowledged it. Others
-        may still commit the step for which the victim has said Prepared.
+        got the state, or, if the victim alone holds it, a guardian that was in place from the start
+        or has acknowledged it. Others may still commit the step for which the victim has said
+        Prepared.
         """
         view, peers = victim.view, self.world.peers
         if view is None or not isinstance(view.plan, Plan) or victim.receipts is None:
@@ -196,7 +197,8 @@ class Faults:
         for layer in range(self.world.workload.layer_count):
             others = [peers[name] for name in view.plan.holders(layer) if name != victim.name]
             guardian = view.guards.get(layer)
-            guarded = guardian is not None and victim.receipts.received_all_of(guardian)
+            at_once = layer in view.guarded_at_once
+            guarded = at_once or (guardian and victim.receipts.received_all_of(guardian))
             if not others and not guarded:
                 return False
             if others and not any(other.is_up_to_date(layer) for other in others):

@@ -25,8 +25,8 @@ from p2p_dtfm.core.agreement_messages import (
 )
 from p2p_dtfm.core.canonical import decode
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.guardians import Receipts
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.receipts import Receipts
 from p2p_dtfm.core.records import Intent, PeerRecord, sign_record
 from p2p_dtfm.core.snapshot import Member
 from p2p_dtfm.core.step import Prepared
@@ -213,7 +213,7 @@ class SimulatedPeer(SimulatedTraining):
             for layer in self._wanted(view):
                 self.states.setdefault(layer, State(0, GENESIS_VALUE))
         own = {n: peer for n, peer in view.guards.items() if n in view.layers_of(self.name)}
-        self.receipts = Receipts(view.id, own)
+        self.receipts = Receipts(view.id, own, view.guarded_at_once)
         for store in (self.partials, self.prepared, self.arrived):
             for key in [key for key in store if key[0].number < view.id.number]:
                 del store[key]

@@ -21,10 +21,10 @@ from p2p_dtfm.core.agreement_messages import (
     SavedState,
 )
 from p2p_dtfm.core.canonical import decode, digest_bytes
-from p2p_dtfm.core.guardians import Receipts
 from p2p_dtfm.core.lineage import extend
 from p2p_dtfm.core.liveness import Liveness
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.receipts import Receipts
 from p2p_dtfm.core.records import Intent, PeerRecord, sign_record
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from p2p_dtfm.core.leaving import only_holders, staying
+from p2p_dtfm.core.leaving import last_holders, newest_holders, staying
 from p2p_dtfm.core.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.records import Intent
 from p2p_dtfm.core.snapshot import HeldLayer
@@ -15,15 +15,21 @@ PLAN = Plan((Pipeline((Stage("a", 0, 2, 1), Stage("b", 2, 4, 1)), 0, 4),), ("c",
 class Case:
     leaving: str
 
-    def staying(self, planned: bool, held: str = "") -> str:
-        """`held`: peer, layer and version of each state."""
+    def staying(
+        self, planned: bool, held: str = "", steps: bool = True, failed: bool = False
+    ) -> str:
+        """`held`: peer, layer and version of each state; `steps`: there was a plan so far;
+        `failed`: somebody did."""
         records = [
             record(name, intent=Intent.LEAVING if name in self.leaving else Intent.TRAIN)
             for name in "abc"
         ]
-        states = [HeldLayer(item[0], int(item[1]), int(item[2])) for item in held.split()]
-        present = PLAN if planned else None
-        return "".join(r.peer_id for r in staying(records, planned, present, states))
+        present = PLAN if steps else None
+        return "".join(r.peer_id for r in staying(records, planned, present, states(held), failed))
+
+
+def states(text: str) -> list[HeldLayer]:
+    return [HeldLayer(item[0], int(item[1]), int(item[2])) for item in text.split()]
 
 
 def test_who_has_a_stage_first_gives_it_up() -> None:
@@ -33,10 +39,16 @@ def test_who_has_a_stage_first_gives_it_up() -> None:
     assert Case("").staying(planned=True) == "abc"
 
 
-def test_after_a_failure_who_has_the_only_copy_stays() -> None:
-    assert Case("a").staying(False, "a03 b03 b13") == "bc"
-    assert Case("a").staying(False, "a03 b02 b13") == "abc", "b's state of layer 0 is older"
-    assert Case("ab").staying(False, "a03 b03") == "c", "nobody alone"
+def test_after_a_failure_who_has_any_copy_stays() -> None:
+    assert Case("a").staying(False, "a03 b03 b13") == "abc", "b may fail before c has it"
+    assert Case("a").staying(False, "a02 b03 b13") == "bc", "an older state serves nobody"
+    assert Case("c").staying(False, "a03 b13") == "ab"
+
+
+def test_without_steps_who_leaves_stays_for_what_nobody_else_has() -> None:
+    assert Case("a").staying(False, "a03 b03 b13", steps=False) == "bc"
+    assert Case("a").staying(False, "a03 b02 b13", steps=False) == "abc", "b's is older"
+    assert Case("ab").staying(False, "a03 b03", steps=False) == "abc", "c has it not"
 
 
 def test_where_all_leave_all_go() -> None:
@@ -44,6 +56,13 @@ def test_where_all_leave_all_go() -> None:
     assert Case("abc").staying(False, "a03 b13") == ""
 
 
-def test_only_holders() -> None:
-    held = [HeldLayer("a", 0, 5), HeldLayer("b", 0, 5), HeldLayer("b", 1, 4), HeldLayer("c", 1, 3)]
-    assert only_holders(held) == {"b"}
+def test_where_all_leave_but_who_failed_they_stay_for_it() -> None:
+    assert Case("abc").staying(False, "a03 b13", failed=True) == "ab"
+
+
+def test_holders() -> None:
+    held = states("a05 b05 b14 c13")
+    assert newest_holders(held) == {0: {"a", "b"}, 1: {"b"}}
+    assert last_holders(held, frozenset("b")) == {"b"}
+    assert last_holders(held, frozenset("ab")) == {"a", "b"}
+    assert last_holders(held, frozenset("a")) == frozenset()

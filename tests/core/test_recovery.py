@@ -10,10 +10,11 @@ from p2p_dtfm.core.agreement_messages import (
     RetainedStep,
     SavedState,
 )
-from p2p_dtfm.core.guardians import Receipts, guarded_layers, unguarded_layers
+from p2p_dtfm.core.guardians import guarded_layers, unguarded_layers
 from p2p_dtfm.core.lineage import Lineage, extend
 from p2p_dtfm.core.membership import mutually_reachable, unanswered, universe
 from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.receipts import Receipts
 from p2p_dtfm.core.recovery import Target, recover
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId, sorted_records
@@ -139,7 +140,7 @@ def test_guardians_are_others_and_count_once_in_place() -> None:
 
     guards = guarded_layers(PLAN, dict.fromkeys("abc", 9), lambda layer: 1, way)
     assert guards == {0: "b", 1: "a"}, "a step would wait for a long line"
-    receipts = Receipts(VIEW, {0: "c"})
+    receipts = Receipts(VIEW, {0: "c"}, ())
     assert receipts.waits_for(7) == ()
     receipts.receipt("b", VIEW, 7, (0,))
     assert receipts.waits_for(7) == ()
@@ -185,11 +186,21 @@ def test_what_the_plan_takes_is_no_room() -> None:
     assert unguarded(stage_mib + guard_mib, guard_mib, "cuda") == ()
 
 
-def test_a_guardian_that_begins_again_is_not_waited_for() -> None:
-    receipts = Receipts(VIEW, {0: "c", 1: "d"})
+def test_a_guardian_that_begins_again_is_waited_for_until_given_up() -> None:
+    receipts = Receipts(VIEW, {0: "c", 1: "d"}, ())
     receipts.receipt("c", VIEW, 7, (0,))
     receipts.receipt("d", VIEW, 7, (1,))
     receipts.begins_again("c")
-    assert receipts.waits_for(8) == (1,)
+    assert receipts.waits_for(8) == (0, 1)
+    assert receipts.give_up(8) == ("c",) and receipts.waits_for(8) == (1,)
     receipts.receipt("c", VIEW, 8, (0,))
     assert receipts.waits_for(9) == (0, 1)
+    assert receipts.give_up(9) == (), "they have the states, and are only late"
+
+
+def test_who_has_the_states_at_once_is_waited_for_from_the_first_step() -> None:
+    receipts = Receipts(VIEW, {0: "c", 1: "d"}, {0, 5})
+    assert receipts.waits_for(7) == (0,) and not receipts.received_all_of("c")
+    receipts.receipt("c", VIEW, 7, (0,))
+    assert receipts.waits_for(7) == () and receipts.received_all_of("c")
+    assert receipts.waits_for(8) == (0,), "nobody waits for d until its first receipt"

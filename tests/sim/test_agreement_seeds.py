@@ -7,8 +7,8 @@ import pytest
 
 from p2p_dtfm.core import attempt, membership, newcomers, redo
 from p2p_dtfm.core.agreement_messages import Contribution
-from p2p_dtfm.core.guardians import Receipts
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.receipts import Receipts
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.recovery import Target
 from p2p_dtfm.core.redo import StageRedo

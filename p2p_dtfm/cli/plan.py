@@ -36,8 +36,8 @@ def plan(
     ] = "gpt3-xl",
     layers: LayersOption = None,
     global_batch: GlobalBatchOption = None,
-    stages: Annotated[int, typer.Option(help="With --cost paper.")] = 8,
-    replicas: Annotated[int, typer.Option(help="With --cost paper.")] = 8,
+    stages: Annotated[int, typer.Option(min=1, help="With --cost paper.")] = 8,
+    replicas: Annotated[int, typer.Option(min=1, help="With --cost paper.")] = 8,
     change: Annotated[
         str | None,
         typer.Option("--what-if", help='"+3 london", "-oregon-2", or several with commas.'),

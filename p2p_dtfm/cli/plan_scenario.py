@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import typer
 
+from p2p_dtfm.cli.output_files import check_writable, write_text
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.explain import explain
 from p2p_dtfm.core.paper_solver import solve_paper
@@ -59,7 +60,7 @@ def plan_scenario(question: Question) -> None:
                 "--explain, --svg and --html show plans of the step-time planner",
                 "leave out --cost paper",
             )
-        changed = what_if(scenario, question.change) if question.change else scenario
+        changed = what_if(scenario, question.change) if question.change is not None else scenario
         result = _paper_result(changed, question)
         typer.echo(json.dumps(result) if question.as_json else _paper_text(result))
         return
@@ -94,18 +95,20 @@ def _paper_text(result: dict[str, Any]) -> str:
 
 def _plan_step(scenario: Scenario, question: Question) -> None:
     spec = read_run_spec(question.run, question.layers, question.global_batch)
+    pictures = ((question.svg, "--svg", plan_svg), (question.html, "--html", plan_html))
+    for path, option, _ in pictures:
+        check_writable(path, option)
+    shown = what_if(scenario, question.change) if question.change is not None else scenario
     result, snapshot, found = _step_result(scenario, spec)
-    shown = scenario
-    if question.change:
-        shown = what_if(scenario, question.change)
+    if question.change is not None:
         changed, snapshot, found = _step_result(shown, spec)
         result = {"before": result, **changed, "what_if": question.change}
     explanation = explain(snapshot, found) if question.explained else None
     if explanation is not None:
         result["explanation"] = msgspec.to_builtins(explanation)
-    for path, draw in ((question.svg, plan_svg), (question.html, plan_html)):
+    for path, option, draw in pictures:
         if path is not None:
-            path.write_text(draw(found, shown, snapshot.workload), encoding="utf-8")
+            write_text(path, draw(found, shown, snapshot.workload), option)
     if question.as_json:
         typer.echo(json.dumps(result))
         return
@@ -157,12 +160,14 @@ def _step_text(result: dict[str, Any]) -> str:
     if "before" in result:
         before = result["before"]["seconds_per_step"]
         after = result["seconds_per_step"]
-        change = f"{100 * abs(after / before - 1):.1f}% {'shorter' if after < before else 'longer'}"
+        percent = f"{100 * abs(after / before - 1):.1f}%"
+        change = f"{percent} {'shorter' if after < before else 'longer'}, {after:.3f} s instead of "
+        change = "as long as before" if percent == "0.0%" else f"{change}{before:.3f} s"
         spares = [len(each["spares"]) for each in (result["before"], result)]
         lines.append(
-            f"what if {result['what_if']}: a step is {change}, {after:.3f} s instead of "
-            f"{before:.3f} s, with {result['peers']} peers instead of {result['before']['peers']} "
-            f"({spares[1]} of them spares, before {spares[0]})"
+            f"what if {result['what_if']}: a step is {change}, with {result['peers']} peers "
+            f"instead of {result['before']['peers']} ({spares[1]} of them spares, "
+            f"before {spares[0]})"
         )
     lines.append("pipelines, with the layers that each peer holds:")
     for number, pipeline in enumerate(result["pipelines"], 1):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from p2p_dtfm.cli.output_files import check_writable, write_text
 from p2p_dtfm.cli.scenario_options import GlobalBatchOption, LayersOption
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.plan import NoPlan, Plan
@@ -62,7 +63,7 @@ def simulate(
     scenario: Annotated[str, typer.Argument(help="Scenario file, or the name of a packaged one.")],
     run: Annotated[
         str, typer.Option("--run", help="Run spec file, or the name of a packaged one.")
-    ],
+    ] = "gpt3-xl",
     layers: LayersOption = None,
     global_batch: GlobalBatchOption = None,
     plan: Annotated[
@@ -76,7 +77,7 @@ def simulate(
         ExecutionName, typer.Option(help="How it is carried out: as we do, or as DT-FM did.")
     ] = ExecutionName.OURS,
     stages: Annotated[
-        int | None, typer.Option(help="Stages of a pipeline, for all plans but ours.")
+        int | None, typer.Option(min=1, help="Stages of a pipeline, for all plans but ours.")
     ] = None,
     seed: Annotated[
         int, typer.Option(help="Of random orders; 0 with 64 peers: the paper's own three.")
@@ -101,6 +102,7 @@ def simulate(
 ) -> None:
     """Time one training step in a scenario, in virtual time."""
     began = time.perf_counter()
+    check_writable(trace, "--trace")
     question = _question(
         scenario, run, layers, global_batch, execution, stages, seed, link_efficiency,
         recompute, codec, reduction,
@@ -111,7 +113,7 @@ def simulate(
     middle = order[len(order) // 2]
     if trace is not None:
         text = json.dumps(trace_json(steps[middle], question.scenario))
-        trace.write_text(text, encoding="utf-8")
+        write_text(trace, text, "--trace")
     result = _result(question, plan, plans[middle], steps[middle])
     result["runs_s"] = [step.total_ns / 1e9 for step in steps]
     result["elapsed_s"] = round(time.perf_counter() - began, 3)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from p2p_dtfm.cli.app import HomeOption, app
+from p2p_dtfm.cli.output_files import write_text
 from p2p_dtfm.cli.swarm import short
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.local_client import call_daemon
@@ -30,10 +31,7 @@ def trace(
             ("wait until the swarm has committed one: p2p-dtfm status",),
             exit_code=1,
         )
-    try:
-        out.write_text(json.dumps(trace_events(answer["peers"])))
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}", "choose another --out") from error
+    write_text(out, json.dumps(trace_events(answer["peers"])), "--out")
     worst_ms = max(peer["clock_error_ns"] for peer in answer["peers"]) / 1e6
     numbers = sorted({int(step) for peer in answer["peers"] for step in peer["steps"]})
     typer.echo(

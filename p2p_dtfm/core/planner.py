@@ -13,6 +13,8 @@ from p2p_dtfm.core.snapshot import Snapshot, sorted_records
 from p2p_dtfm.core.stability import Present
 from p2p_dtfm.core.standing_plan import standing_plan
 
+LONGEST_STEP_NS = 1 << 62
+"""A century and a half: more is not told apart, so that any plan fits into 64 bits."""
 RECOMPUTING_PAYS = 32
 """By at least one part in so many, else no stage is made to recompute."""
 
@@ -102,7 +104,8 @@ def plan_of(problem: Problem, cost: PlacementCost) -> Plan:
         first += count
     used = {peer for peers in cost.placement for peer in peers}
     spares = [problem.peer_ids[peer] for peer in range(problem.peer_count) if peer not in used]
-    plan = Plan(tuple(pipelines), tuple(sorted([*spares, *problem.idle])), cost.step_ns)
+    step_ns = min(cost.step_ns, LONGEST_STEP_NS)
+    plan = Plan(tuple(pipelines), tuple(sorted([*spares, *problem.idle])), step_ns)
     members = {*problem.peer_ids, *problem.idle}
     check_plan(plan, problem.layer_count, problem.microbatch_count, members)
     return plan

@@ -17,10 +17,10 @@ def paper_problem_of(
     if stages < 1 or replicas < 1 or stages * replicas != count:
         even = [s for s in range(1, count + 1) if count % s == 0]
         raise UserError(
-            f"{stages} stages of {replicas} replicas need {stages * replicas} peers, "
-            f"{scenario.name} has {count}; the paper's grid uses every peer",
-            f"choose --stages from {', '.join(map(str, even[:12]))} and --replicas to match, "
-            "or plan with --cost step",
+            f"the paper's grid uses every peer: {stages} stages of {replicas} replicas are "
+            f"{stages * replicas}, {scenario.name} has {count}",
+            f"choose --stages from {', '.join(map(str, even[:12]))}, with as many replicas as "
+            "make that number, or a plan that may leave peers out",
         )
     peers = scenario.peers if order is None else tuple(scenario.peers[at] for at in order)
 

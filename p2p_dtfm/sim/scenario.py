@@ -71,6 +71,8 @@ class Scenario:
     faults: tuple[ScenarioFault, ...]
     head: bool = True
     """Whether the model ends in a language-model head (see `workload_in`)."""
+    origin: str = ""
+    """The file it was read from, for messages."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {peer.name: peer for peer in self.peers})
@@ -104,7 +106,7 @@ class Scenario:
                 rate = min([stated.bytes_per_s, *(cap for cap in caps if cap)])
                 return ScenarioLink(stated.latency_ns, rate)
         raise UserError(
-            f"{self.name}: no link from {origin.name} to {to.name}",
+            f"{self.origin or self.name}: no link from {origin.name} to {to.name}",
             f'add [[link]] with from = "{origin.group}", to = "{to.group}", latency_ms and '
             'bandwidth_mbps (and both = true), or one with from = "*", to = "*" for all the rest',
         )
@@ -178,7 +180,7 @@ def _ends_by_rank(origin: ScenarioPeer, to: ScenarioPeer) -> Iterator[tuple[str,
 def load_scenario(path: Path) -> Scenario:
     """Read a scenario file. Raises `UserError` naming the line and the fix."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors put a mark in front
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"cannot read the scenario file {path}: {error}",
@@ -229,6 +231,7 @@ class _Builder:
             links=self._links(),
             faults=tuple(self._fault(n, fault) for n, fault in enumerate(self.file.fault)),
             head=self.file.workload.head,
+            origin=self.origin,
         )
 
     def _override(self, number: int, table: PeerTable) -> None:

@@ -23,13 +23,13 @@ class _Table(BaseModel):
 class Resources(_Table):
     """What a peer has; each may be stated for a group and overridden for one peer."""
 
-    forward_tflops: float | None = Field(default=None, gt=0, le=1e6)
+    forward_tflops: float | None = Field(default=None, ge=1e-6, le=1e6)
     """Sustained in a forward pass."""
     memory_gb: float | None = Field(default=None, gt=0, le=1e6)
-    uplink_mbps: float | None = Field(default=None, gt=0, le=1e9)
+    uplink_mbps: float | None = Field(default=None, ge=1e-3, le=1e9)
     """Shared by everything that the peer sends; absent: not limited."""
-    downlink_mbps: float | None = Field(default=None, gt=0, le=1e9)
-    link_cap_mbps: float | None = Field(default=None, gt=0, le=1e9)
+    downlink_mbps: float | None = Field(default=None, ge=1e-3, le=1e9)
+    link_cap_mbps: float | None = Field(default=None, ge=1e-3, le=1e9)
     """No single link from or to the peer is faster; links do not share it."""
 
 
@@ -62,7 +62,7 @@ class LinkTable(_Table):
     both: bool = False
     latency_ms: float = Field(ge=0, le=600_000)
     """One way."""
-    bandwidth_mbps: float = Field(gt=0, le=1e9)
+    bandwidth_mbps: float = Field(ge=1e-3, le=1e9)
 
 
 class FaultTable(_Table):
@@ -112,6 +112,10 @@ def parse_scenario_file(text: str, origin: str) -> ScenarioFile:
             f"{where}: not valid TOML: {error}",
             "write it as the examples in configs/scenarios/ are written; "
             "names and other text stand in double quotes",
+        ) from error
+    except RecursionError as error:
+        raise UserError(
+            f"{origin}: not valid TOML: nested too deeply", "keep to tables and plain values"
         ) from error
     try:
         return ScenarioFile.model_validate(values)
@@ -165,6 +169,17 @@ def _explain(item: Any, values: dict[str, Any], text: str, origin: str) -> tuple
         return f"{where}: unknown key {key!r}", f"{hint} Otherwise remove {str(path[-1])!r}."
     if item["type"] == "missing":
         return f"{where}: {key!r} is missing", f"add {str(path[-1])!r} there"
+    if item["type"] in ("tuple_type", "model_type"):
+        if item["type"] == "tuple_type":
+            return (
+                f"{where}: {key!r} is one table or a value, where a list of tables is due",
+                f"write [[{key}]], with two brackets, above each of them",
+            )
+        return (
+            f"{where}: {key!r} is a value, where a table is due",
+            f"write {'[workload]' if key == 'workload' else f'[[{path[0]}]]'} on a line of its "
+            "own, and its keys on those below",
+        )
     message = item["msg"].removeprefix("Value error, ")
     found = _lookup(values, path)
     if isinstance(found, dict | list):

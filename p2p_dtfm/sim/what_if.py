@@ -7,13 +7,13 @@ from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.sim.scenario import Scenario
 from p2p_dtfm.sim.scenario_file import LARGEST_SCENARIO
 
-_ADDED = re.compile(r"\+\s*(\d+)\s+(\S+)")
+_ADDED = re.compile(r"\+\s*([1-9]\d{0,8})\s+(\S+)")
 _GONE = re.compile(r"-\s*(\S+)")
 
 
 def what_if(scenario: Scenario, change: str) -> Scenario:
     """The scenario after one or more changes, separated by commas. Raises `UserError`."""
-    for part in filter(None, (part.strip() for part in change.split(","))):
+    for part in (part.strip() for part in change.split(",")):
         if added := _ADDED.fullmatch(part):
             scenario = _with_more(scenario, int(added[1]), added[2])
         elif gone := _GONE.fullmatch(part):

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from p2p_dtfm.cli import plan  # noqa: F401  (registers the command)
@@ -41,6 +42,34 @@ def test_the_same_question_has_the_same_answer() -> None:
         json.loads(typed("three-homes", "--run", "tiny", "--json").stdout) for _ in range(2)
     )
     assert (first["snapshot"], first["plan"]) == (second["snapshot"], second["plan"])
+
+
+def test_a_change_that_changes_nothing_is_told_so_and_one_that_says_nothing_is_refused() -> None:
+    done = typed("three-homes", "--run", "tiny", "--what-if", "+1 london")
+    assert "% longer" in done.stdout or "% shorter" in done.stdout or "as long as" in done.stdout
+    assert "0.0%" not in done.stdout
+    for nothing in ("", "+0 tokyo", "+1 tokyo,"):
+        failed = typed("three-homes", "--run", "tiny", "--what-if", nothing)
+        assert isinstance(failed.exception, UserError) and failed.exception.fixes
+
+
+@pytest.mark.parametrize("option", ["--svg", "--html"])
+def test_a_picture_that_cannot_be_written_is_told_before_planning(tmp_path, option: str) -> None:
+    for path, words in ((tmp_path, "is a directory"), (tmp_path / "no" / "map", "no directory")):
+        failed = typed("three-homes", "--run", "tiny", option, str(path))
+        assert isinstance(failed.exception, UserError)
+        assert words in failed.exception.cause
+
+
+def test_a_swarm_too_slow_for_any_clock_is_planned_all_the_same(tmp_path) -> None:
+    path = tmp_path / "slow.toml"
+    path.write_text(
+        'name = "slow"\n[[group]]\nname = "a"\ncount = 1\nforward_tflops = 1e-6\nmemory_gb = 80\n'
+    )
+    result = json.loads(
+        typed(str(path), "--run", "gpt3-xl", "--global-batch", "16000000", "--json").stdout
+    )
+    assert result["seconds_per_step"] > 1e9
 
 
 def test_a_grid_that_does_not_fit_names_the_fix() -> None:

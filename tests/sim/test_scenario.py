@@ -119,7 +119,7 @@ def test_link_efficiency_scales_rates_and_nothing_else() -> None:
         ("count = 3\n", "", 2, ["count", "missing"]),
         ("count = 3", 'count = "many"', 4, ["count", "integer"]),
         ("count = 3", "count = 0", 4, ["greater than or equal to 1"]),
-        ("forward_tflops = 40.0", "forward_tflops = -1.0", 5, ["greater than 0"]),
+        ("forward_tflops = 40.0", "forward_tflops = -1.0", 5, ["than or equal to 0.000001"]),
         ("measured = true", "memory_gb = 2.0", 10, ["forward_tflops or measured"]),
         ('name = "london-2"', 'name = "london-9"', 16, ["no peer is called 'london-9'"]),
         ('to = "tokyo"', 'to = "kyoto"', 22, ["no group or peer is called 'kyoto'"]),
@@ -159,8 +159,30 @@ def test_a_missing_link_says_what_to_add() -> None:
     scenario = parse_scenario(text, "example.toml")
     with pytest.raises(UserError) as caught:
         scenario.link("tokyo-2", "tokyo-1")
-    assert "no link from tokyo-2 to tokyo-1" in caught.value.cause
+    assert caught.value.cause == "example.toml: no link from tokyo-2 to tokyo-1"
     assert 'from = "tokyo"' in caught.value.fixes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('name = "x"\n[group]\nname = "a"\n', "write [[group]], with two brackets"),
+        ('name = "x"\ngroup = [1]\n', "write [[group]] on a line of its own"),
+        ('name = "x"\nlink = 5\n', "write [[link]], with two brackets"),
+        (EXAMPLE + "[[workload]]\n", "write [workload]"),
+        (f"name = {'[' * 5000}", "nested too deeply"),
+    ],
+)
+def test_tables_of_the_wrong_kind_say_how_to_write_them(text: str, words: str) -> None:
+    error = refused(text)
+    assert words in error.render(), error.render()
+    assert "tuple" not in error.render() and "instance" not in error.render()
+
+
+def test_a_mark_that_editors_put_in_front_is_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "marked.toml"
+    path.write_text(EXAMPLE, encoding="utf-8-sig")
+    assert load_scenario(path).peers == example().peers
 
 
 def test_an_unreadable_file_says_so(tmp_path: Path) -> None:

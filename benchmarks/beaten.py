@@ -1,6 +1,6 @@
 """Seconds per step of our plan and execution on the paper's networks, next to what was measured.
 
-    python -m benchmarks.beaten [--only PART] [--quick]
+    python -m benchmarks.beaten [--only PART] [--quick] [--json]
 
 The same compute rate, fp16, synchronous, no lossy codec; links at 85% of their stated rates.
 `bound` is what computing alone takes when all 64 peers share it evenly; `grid` is the least that
@@ -9,7 +9,9 @@ beaten.json.
 """
 
 import argparse
+import contextlib
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,7 +137,17 @@ def main() -> None:
     )
     parser.add_argument("--case", nargs="*", choices=list(SCENARIOS), default=list(SCENARIOS))
     parser.add_argument("--quick", action="store_true", help="the world-wide case, recomputing")
+    parser.add_argument("--json", action="store_true", help="print what --out gets, no table")
     options = parser.parse_args()
+    with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
+        figures = compared(options)
+    options.out.write_text(json.dumps(figures, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(figures))
+
+
+def compared(options: argparse.Namespace) -> dict[str, object]:
+    """All lines, printed as they are found."""
     cases = options.case[-1:] if options.quick else options.case
     only = "recompute" if options.quick else options.only
     measured = {
@@ -168,7 +180,7 @@ def main() -> None:
     sweep = in_flight_sweep() if "5" in options.case else []
     for point in sweep:
         print(f"in flight {point['times_textbook']:.1f} x textbook: {point['seconds']:.2f} s")
-    options.out.write_text(json.dumps({"rows": lines, "in_flight": sweep}, indent=1) + "\n")
+    return {"rows": lines, "in_flight": sweep}
 
 
 if __name__ == "__main__":

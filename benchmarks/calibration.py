@@ -9,9 +9,11 @@ fitted without a case and validated on it. Writes calibration.json.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import statistics
+import sys
 from pathlib import Path
 
 from benchmarks.paper_rows import (
@@ -217,11 +219,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the constants that ship")
     parser.add_argument("--out", type=Path, default=Path("calibration.json"))
+    parser.add_argument("--json", action="store_true", help="print what --out gets, no table")
     options = parser.parse_args()
+    with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
+        result = calibrated(options.quick)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(result))
+
+
+def calibrated(quick: bool) -> dict[str, object]:
+    """All figures; tables are printed on the way."""
     model, rows = Model(), measured_rows()
     result: dict[str, object] = {}
     constants = shipped()
-    if not options.quick:
+    if not quick:
         fitted = fit(model, [row for row in rows if (row.layers, row.batch) in FIT_ROWS])
         print("fitted: ", rounded(fitted))
         print("shipped:", rounded(constants))
@@ -229,9 +241,9 @@ def main() -> None:
     result["shipped"] = rounded(constants)
     result.update(report(rows, constants, model))
     result["derived"] = derived(rows, constants, model)
-    if not options.quick:
+    if not quick:
         result["cross_validation"] = cross_validate(rows, model)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    return result
 
 
 if __name__ == "__main__":

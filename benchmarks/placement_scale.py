@@ -70,7 +70,11 @@ def main() -> None:
     shapes = [(64, 1024), (256, 2048), (1024, 4096)][: 1 if arguments.quick else 3]
     rows = [measured(*shape) for shape in shapes]
     if arguments.json:
-        print(json.dumps(rows))
+        print(
+            json.dumps(
+                {"rows": rows, "limits_s": LIMITS_S, "memory_limit_bytes": MEMORY_LIMIT_BYTES}
+            )
+        )
         return
     print(f"64 peers, 8,192 microbatches simulated in {paper_case_simulated_in_s()} s")
     print("  ".join(f"{key:>12}" for key in rows[0]))

@@ -91,7 +91,7 @@ def measure(seeds: Iterable[int], quick: bool, only: str | None) -> dict[str, An
     if only == "goodput":
         reports = []
     elif quick:
-        reports = [chaos("--peers", "3", "--faults", "1", "--seed", str(QUICK_SEED))]
+        reports = [one_kill()]
     else:
         reports = [chaos("--peers", "8", "--faults", "20", "--seed", str(s)) for s in seeds]
     result: dict[str, Any] = {
@@ -102,6 +102,21 @@ def measure(seeds: Iterable[int], quick: bool, only: str | None) -> dict[str, An
     if only == "goodput" or (only is None and not quick):
         result["goodput"] = goodput()
     return result
+
+
+def one_kill() -> dict[str, Any]:
+    """Three peers with a model so small that what is timed is starting, noticing and planning."""
+    spec = read_run_spec("tiny")
+    changes = {
+        "model": spec.model.model_copy(update={"layers": 2, "width": 64}),
+        "batch": spec.batch.model_copy(update={"global_batch": 12}),
+        "evaluation": spec.evaluation.model_copy(update={"sequences": 8}),
+    }
+    with TemporaryDirectory() as directory:
+        run = Path(directory) / "run.json"
+        run.write_text(spec.model_copy(update=changes).model_dump_json())
+        faults = ("--faults", "1", "--seed", str(QUICK_SEED))
+        return chaos("--peers", "3", "--run", str(run), *faults)
 
 
 def goodput() -> dict[str, Any]:
@@ -119,7 +134,9 @@ def goodput() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--quick", action="store_true", help="three peers, one kill")
+    parser.add_argument(
+        "--quick", action="store_true", help="three peers with a smaller model, one kill"
+    )
     parser.add_argument("--only", choices=("recovery", "goodput"))
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -32,6 +32,8 @@ SCENARIOS = (
 DRAWS = 30
 DRAWS_QUICK = 5
 UNLIMITED = 1e15
+PAYS = 0.95
+"""Below this it would have been built."""
 SCALE = 1e6
 Table = Any
 
@@ -204,7 +206,7 @@ def main() -> int:
         name = f"gateways: {groups} x {size}, {mbps} Mbit/s, uplinks {uplink or 'unlimited'}"
         rows.append(row_of(name, [Network.gateways(size, groups, mbps, uplink)]))
     if options.json:
-        print(json.dumps(rows))
+        print(json.dumps({"rows": rows, "built_if_below": PAYS}))
         return 0
     print(f"{'two levels / direct, least time':60s} least median   most | our parts / best parts")
     for row in rows:

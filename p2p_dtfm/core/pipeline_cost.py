@@ -14,9 +14,11 @@ The model (times of one microbatch, S stages, k_s microbatches in flight at stag
 the second is its steady state (Narayanan et al. 2019, PipeDream, section 3, with links as further
 resources). k_s is planned as 1 + 2 elsewhere_s / period where memory allows; simulated pipelines
 that take turns (`pipeline_order`) reach their period with 1.5 instead of 2. Textbook 1F1B has
-k_s = S - s, which on long links is far fewer. Where memory allows fewer than wanted the last term
-(Little 1961) is right to a hundredth on average, but up to a tenth too short where k_s is just the
-round trip over the period; `pipeline_timing` tells.
+k_s = S - s, which on long links is far fewer. A stage that splits its backwards may hold as many
+more as it can end while the pipeline drains behind it: it owes their last parts, and sends its last
+gradients so much earlier (Qi et al. 2023, ZB-H2). Where memory allows fewer than wanted the last
+term (Little 1961) is right to a hundredth on average, but up to a tenth too short where k_s is just
+the round trip over the period; `pipeline_timing` tells.
 """
 
 from dataclasses import dataclass
@@ -82,7 +84,7 @@ class PipelineModel:
         if cuts is None:
             return None
         wanted, first = self.time(peers, cuts)
-        if first.in_flight == wanted:
+        if all(map(int.__ge__, first.in_flight, wanted)):
             return first
         roomier = self._cut(peers, wanted)
         if roomier is None:
@@ -133,6 +135,13 @@ class PipelineModel:
         for here, away, count in zip(here_ns, away_ns, fitting, strict=True):
             if count < limit:
                 period = max(period, -(-(here + away) // count))
+        owed = [
+            -(-drain[s] // self.last_part_ns(peers[s], cuts[s], cuts[s + 1], s))
+            if self.splits(s)
+            else 0
+            for s in range(last + 1)
+        ]
+        fitting = tuple(map(min, map(int.__add__, fitting, owed), rooms, (limit,) * (last + 1)))
         hides = tuple(
             self.last_part_ns(peers[s], cuts[s], cuts[s + 1] - 1, s) for s in range(last + 1)
         )

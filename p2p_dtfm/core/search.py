@@ -6,6 +6,7 @@ machine stops at the same placement.
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 from p2p_dtfm.core.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.moves import random_move
@@ -32,6 +33,8 @@ LAST_FINALISTS = 4
 """The best of them, and the best of each number of pipelines, are simulated if that is cheap."""
 EVENTS = 600_000
 """That may be simulated while one of them is chosen, and again while its microbatches are dealt."""
+FEW_EVENTS = 200_000
+"""Within which further finalists are simulated; and again while its layers are cut better."""
 PAIRS_FOR_DEALS = 2_000_000
 """Pairs of holders that may be looked at, where fewer than `FEW_DEALS` deals can be simulated."""
 FEW_DEALS = 12
@@ -88,13 +91,81 @@ def _judged(model: StepModel, found: list[PlacementCost], divisor: int) -> Place
     unlike: dict[int, PlacementCost] = {}
     for cost in refined:
         unlike.setdefault(len(cost.placement), cost)
-    wanted = dict.fromkeys([*refined[:LAST_FINALISTS], *unlike.values()])
+    first = dict.fromkeys([*refined[:LAST_FINALISTS], *unlike.values()])
+    wanted = list(dict.fromkeys([*first, *refined[:FINALISTS]]))
     spent = list(itertools.accumulate(map(model.events, wanted)))
-    affordable = sum(events <= EVENTS // divisor for events in spent)
+    affordable = sum(events <= EVENTS // divisor for events in spent[: len(first)])
+    affordable += sum(events <= FEW_EVENTS // divisor for events in spent[len(first) :])
     if affordable < 2:
         return _dealt_well(model, refined[0], divisor)
-    best = min(itertools.islice(wanted, affordable), key=lambda cost: rank(model.simulated(cost)))
-    return _dealt_well(model, best, divisor)
+    best = min(wanted[:affordable], key=lambda cost: rank(model.simulated(cost)))
+    return _cut_well(model, _dealt_well(model, best, divisor), divisor)
+
+
+def _cut_well(model: StepModel, cost: PlacementCost, divisor: int) -> PlacementCost:
+    """With single layers, or microbatches, handed on as long as the step gets shorter.
+
+    The search cuts for the shortest period; what ends a step besides, it does not cut for.
+    """
+    tries = FEW_EVENTS // divisor // model.events(cost)
+    best_ns = model.simulated(cost).step_ns
+    neighbours = _neighbours(model, cost)
+    while tries > 0 and (moved := next(neighbours, None)) is not None:
+        tries -= 1
+        moved_ns = model.simulated(moved).step_ns
+        if moved_ns < best_ns:
+            cost, best_ns = moved, moved_ns
+            neighbours = _neighbours(model, cost)
+    return cost
+
+
+def _neighbours(model: StepModel, cost: PlacementCost) -> Iterator[PlacementCost]:
+    yield from _less_owed(model, cost)
+    yield from _cut_anew(model, cost)
+    for dealt in _handed_on(cost):
+        yield model.dealt(cost.placement, list(cost.pipelines), dealt)
+
+
+def _less_owed(model: StepModel, cost: PlacementCost) -> Iterator[PlacementCost]:
+    """Fewer in flight: a stage that owes less of its backwards has its own gradients sooner."""
+    for number, (peers, pipeline) in enumerate(zip(cost.placement, cost.pipelines, strict=True)):
+        wanted, _ = model.pipelines.time(peers, pipeline.cuts)
+        fewer = tuple(map(min, wanted, pipeline.in_flight))
+        if fewer != pipeline.in_flight:
+            pipelines = list(cost.pipelines)
+            pipelines[number] = replace(pipeline, in_flight=fewer)
+            yield model.dealt(cost.placement, pipelines, cost.microbatches)
+
+
+def _cut_anew(model: StepModel, cost: PlacementCost) -> Iterator[PlacementCost]:
+    """One layer handed on from a stage to a neighbour; then so in all pipelines that are cut alike
+    there."""
+    for number, pipeline in enumerate(cost.pipelines):
+        for at in range(1, len(pipeline.cuts) - 1):
+            alike = [n for n, other in enumerate(cost.pipelines)
+                     if other.cuts[at : at + 1] == pipeline.cuts[at : at + 1]]  # fmt: skip
+            together = [alike] if len(alike) > 1 and alike[0] == number else []
+            for numbers, step in itertools.product([[number], *together], (-1, 1)):
+                moved = _shifted(model, cost, numbers, at, step)
+                if moved is not None:
+                    yield moved
+
+
+def _shifted(
+    model: StepModel, cost: PlacementCost, numbers: list[int], at: int, step: int
+) -> PlacementCost | None:
+    """With the edge `at` of these pipelines so many layers later; None where that does not fit."""
+    pipelines = list(cost.pipelines)
+    for number in numbers:
+        cuts = list(pipelines[number].cuts)
+        cuts[at] += step
+        if not cuts[at - 1] < cuts[at] < cuts[at + 1]:
+            return None
+        timed = model.pipelines.time_fixed(cost.placement[number], tuple(cuts))
+        if timed is None:
+            return None
+        pipelines[number] = timed
+    return model.dealt(cost.placement, pipelines, cost.microbatches)
 
 
 def _dealt_well(model: StepModel, cost: PlacementCost, divisor: int) -> PlacementCost:

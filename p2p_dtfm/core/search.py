@@ -142,8 +142,8 @@ def _cut_anew(model: StepModel, cost: PlacementCost) -> Iterator[PlacementCost]:
     there."""
     for number, pipeline in enumerate(cost.pipelines):
         for at in range(1, len(pipeline.cuts) - 1):
-            alike = [n for n, other in enumerate(cost.pipelines)
-                     if other.cuts[at : at + 1] == pipeline.cuts[at : at + 1]]  # fmt: skip
+            edge = pipeline.cuts[at : at + 1]
+            alike = [n for n, other in enumerate(cost.pipelines) if other.cuts[at : at + 1] == edge]
             together = [alike] if len(alike) > 1 and alike[0] == number else []
             for numbers, step in itertools.product([[number], *together], (-1, 1)):
                 moved = _shifted(model, cost, numbers, at, step)

@@ -16,9 +16,9 @@ def paper_problem_of(
     count = len(scenario.peers)
     if stages < 1 or replicas < 1 or stages * replicas != count:
         even = [s for s in range(1, count + 1) if count % s == 0]
+        grid = f"{stages} stages of {replicas} replicas" if replicas > 0 else f"{stages} stages"
         raise UserError(
-            f"the paper's grid uses every peer: {stages} stages of {replicas} replicas are "
-            f"{stages * replicas}, {scenario.name} has {count}",
+            f"the paper's grid uses every peer: {grid} do not make the {count} of {scenario.name}",
             f"choose --stages from {', '.join(map(str, even[:12]))}, with as many replicas as "
             "make that number, or a plan that may leave peers out",
         )

@@ -161,5 +161,5 @@ def test_one_stage_and_one_replica() -> None:
 
 def test_a_grid_that_does_not_fit_is_refused() -> None:
     scenario = load_scenario(SCENARIOS / "paper-2-spot.toml")
-    with pytest.raises(UserError, match="need 56 peers"):
+    with pytest.raises(UserError, match="7 stages of 8 replicas do not make the 64"):
         paper_problem_of(scenario, 7, 8)

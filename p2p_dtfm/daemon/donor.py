@@ -13,6 +13,7 @@ for it.
 
 import asyncio
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -135,11 +136,16 @@ class Donor:
         request = subscription.request
         return not subscription.closed and (not request.from_takeover or request.view == self._view)
 
-    async def offer(self, states: dict[int, LayerState], version: int) -> None:
-        """At a step boundary: offer states at `version` to those who have not got them."""
+    async def offer(
+        self, states: dict[int, LayerState], version: int, coming: Collection[int] = ()
+    ) -> None:
+        """At a step boundary: offer states at `version` to those who have not got them; those that
+        are still `coming` here later."""
         for key, subscription in list(self._subscriptions.items()):
             for layer in sorted(subscription.pending) if self._is_due(subscription) else ():
                 state = states.get(layer)
+                if state is None and layer in coming:
+                    continue
                 if state is None:
                     self._end(key, subscription, f"layer {layer} is not held here")
                     break

@@ -50,6 +50,7 @@ class Followers:
 
     def follow(self, view: View, layers: set[int]) -> None:
         """Bring these layers for this peer's place in `view`."""
+        self.stop_following()
         self.follower = self._new(view, layers, self._progress)
 
     def stop_following(self) -> None:

@@ -113,6 +113,7 @@ class Place:
             if state.is_over(view):
                 raise Stopped
         self.guard(view)
+        followers.stop_following()  # for a view that was never taken over
         self._has_settled = True
         self._prepare_next_view()
 
@@ -120,4 +121,6 @@ class Place:
         """To new followers; after a failure only what the next view has put right."""
         state, donor = self._state, self._tools.donor
         if donor.has_new_followers and not state.stopped and state.restart is None:
-            await donor.offer(state.states, min(state.step, self._tools.spec.total_steps))
+            version = min(state.step, self._tools.spec.total_steps)
+            coming = state.view.layers_of(self._tools.me) if state.view is not None else ()
+            await donor.offer(state.states, version, coming)

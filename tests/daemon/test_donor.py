@@ -81,6 +81,24 @@ def gradients(states: dict[int, LayerState]) -> dict[int, Any]:
     return {layer: state.gradient_vector() for layer, state in states.items()}
 
 
+def test_what_is_still_coming_is_offered_when_it_is_here(play: Callable[..., None]) -> None:
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: Any) -> None:
+        donor.subscribe("c", request({0: -1, 1: -1}))
+        late = states.pop(1)
+        await donor.offer(states, 0, coming=range(2))
+        await settle()
+        assert [offer.layer for offer in line.heard_by("c", LayerOffered)] == [0]
+        assert not line.heard_by("c", FollowEnded) and donor.has_new_followers
+        await donor.offer(states | {1: late}, 0, coming=range(2))
+        await settle()
+        assert [offer.layer for offer in line.heard_by("c", LayerOffered)] == [0, 1]
+        donor.subscribe("d", request({1: -1}))
+        await donor.offer(states, 0)
+        assert line.heard_by("d", FollowEnded), "it is not held here, and does not come"
+
+    play(scenario)
+
+
 def test_a_follower_gets_state_then_every_step_and_its_blobs_go_in_the_end(play) -> None:
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
         donor.subscribe("x", request({0: -1, 1: -1}))

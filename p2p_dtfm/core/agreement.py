@@ -149,7 +149,17 @@ class Agreement(Gathering):
             self._synced_sent_ns = now_ns
             actions.append(self._synced_message(view))
         actions += self._give_up_unsynced(now_ns)
+        actions += self._open_without_lost(now_ns)
         return actions + self._tell_active(now_ns) + self._meet(now_ns) + self._open_if_due(now_ns)
+
+    def _open_without_lost(self, now_ns: int) -> Actions:
+        """Somebody was lost just before the view with it in it was taken over, and is not back."""
+        view, settled_ns = self.view, self._taken_over_ns + self._timing.resend_ns
+        if view is None or self.frozen or now_ns < settled_ns or self.me not in view.members:
+            return []
+        lost = sorted(self._suspects & set(view.members))
+        names = ", ".join(member.peer_id for member in lost)
+        return self._open(False, f"{names} did not come along", now_ns) if lost else []
 
     def _hear(self, sender: Member, now_ns: int) -> Actions:
         self._suspects.discard(sender)

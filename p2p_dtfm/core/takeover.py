@@ -73,9 +73,10 @@ class Takeover(AgreementState):
     def reduced(self, step: int, layers: set[int]) -> None:
         """The reduced gradients of `step` for `layers` are here, as a holder or as a follower.
 
-        The caller keeps them until a later step has committed.
+        The caller keeps them until a later step has committed. Those of a step that is committed
+        already, with which a guardian catches up, are of no use to anybody.
         """
-        if self.view is not None and not self.frozen:
+        if self.view is not None and not self.frozen and step >= self.step:
             self.inventory.reduced(self.view.id, step, layers)
 
     def computed(self, step: int, progress: StageProgress | None) -> None:

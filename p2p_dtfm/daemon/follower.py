@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.view import View
 from p2p_dtfm.core.wire_plan import CHUNK_ELEMENTS
@@ -73,17 +73,25 @@ def replay_outcome(
 def donors_of(view: View, layer: int, me: str, taken_over: bool = False) -> list[str]:
     """Who has a layer's state from which `view` goes on, best first.
 
-    For a planned view these are the holders of the view before it; once it has taken over, its own
-    holders have the state as well.
+    For a planned view these are the holders of the view before it, first those that stay; once it
+    has taken over, its own holders have the state as well. Whoever goes with an unplanned view has
+    nothing that its members have not.
     """
     snapshot, plan = view.snapshot, view.plan
     if snapshot.planned and snapshot.present is not None:
-        own = plan.holders(layer) if taken_over and isinstance(plan, Plan) else ()
-        holders = dict.fromkeys((*snapshot.present.holders(layer), *own))
+        present, own = snapshot.present.holders(layer), holders_in(plan, layer)
+        staying = [peer for peer in present if peer in own]
+        holders = dict.fromkeys((*staying, *present, *(own if taken_over else ())))
         return [peer for peer in holders if peer != me]
     versions = {item.peer_id: item.version for item in snapshot.held if item.layer == layer}
     newest = max(versions.values(), default=-1)
-    return sorted(peer for peer, version in versions.items() if version == newest and peer != me)
+    newest_holders = [peer for peer, version in versions.items() if version == newest]
+    return sorted(peer for peer in newest_holders if peer in view.member_ids and peer != me)
+
+
+def holders_in(plan: Plan | NoPlan, layer: int) -> tuple[str, ...]:
+    """Who holds a layer by a plan, if there is one."""
+    return plan.holders(layer) if isinstance(plan, Plan) else ()
 
 
 def guarded_from(view: View, layer: int, me: str) -> list[str]:
@@ -169,7 +177,8 @@ class Follower:
         for layer in sorted(self.layers):
             donors = self._donors(layer)
             assert donors, f"nobody holds layer {layer}"
-            self._donor_of[layer] = donors[layer % len(donors)]
+            is_mine = self._tools.me in holders_in(self.view.plan, layer)
+            self._donor_of[layer] = donors[layer % len(donors) if is_mine else 0]
             self._ask_soon(self._donor_of[layer])
         async with asyncio.TaskGroup() as group:
             group.create_task(self._ask_donors())

@@ -5,7 +5,9 @@ import contextlib
 import itertools
 from collections.abc import Callable
 
+from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.receipts import Receipts
+from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.follower import Follower, FollowerTools, OnGradient
 from p2p_dtfm.daemon.status import State
@@ -24,8 +26,8 @@ Following = FollowLayers | LayerOffered | LayersCommitted | LayerReceipt | Follo
 
 
 CATCH_UP_S = 3.0
-"""How long a layer that is to be guarded may take to come to the view's first step by what its old
-donors still send, before its holder is asked for its state."""
+"""How long, at least, a layer that is to be guarded may take to come to the view's first step by what
+its old donors still send, before its holder is asked for its state; or for one step."""
 
 
 class Followers:
@@ -36,6 +38,8 @@ class Followers:
         self.guardian: Follower | None = None
         self.receipts: Receipts | None = None
         """Of the guardians of layers that this peer holds alone."""
+        self.guarded: frozenset[int] = frozenset()
+        """Layers that this peer guards, or is about to."""
         self._tools = tools
         self._outlet = outlet
         self._state = state
@@ -53,6 +57,11 @@ class Followers:
         self.stop_following()
         self.follower = self._new(view, layers, self._progress)
 
+    def brought_for(self, view: View) -> frozenset[int]:
+        """Layers that are on their way for this peer's place in `view`."""
+        follower = self.follower
+        return follower.layers if follower and follower.view.id == view.id else frozenset()
+
     def stop_following(self) -> None:
         self._stop(self.follower)
         self.follower = None
@@ -66,11 +75,11 @@ class Followers:
             self._outlet.synced(follower.view.id)
         elif self._state.view is None:
             self._tools.status.say(State.SYNCING, follower.behind)
-        self._state.wake.set()
 
     def _changed(self) -> None:
         self._outlet.states_changed()
         self._progressed.set()
+        self._state.wake.set()
 
     def _new(
         self,
@@ -119,6 +128,7 @@ class Followers:
         mine = {layer for layer, guardian in guards.items() if guardian == me}
         alone = {layer: peer for layer, peer in guards.items() if layer in view.layers_of(me)}
         self.receipts = Receipts(view.id, alone, view.guarded_at_once)
+        self.guarded = frozenset(mine)
         self._cancel_beginning()
         if self.guardian is not None:
             self._ending.append(self.guardian)
@@ -145,13 +155,15 @@ class Followers:
             if state.step == 0 and layer not in state.states:
                 made = await self._tools.initial.state(layer)
                 state.states.setdefault(layer, made)
+        step_s = view.plan.predicted_step_ns / 1e9 if isinstance(view.plan, Plan) else 0.0
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CATCH_UP_S):
+            async with asyncio.timeout(max(CATCH_UP_S, step_s)):
                 while self._are_coming(mine):
                     self._progressed.clear()
                     await self._progressed.wait()
         self._beginning = None
-        self._begin(view, mine)
+        if state.view is view:
+            self._begin(view, mine)
 
     def _begin(self, view: View, mine: set[int]) -> None:
         self._end_ending()
@@ -173,7 +185,7 @@ class Followers:
         self._cancel_beginning()
         self._end_ending()
         self._stop(self.guardian)
-        self.guardian = None
+        self.guardian, self.guarded = None, frozenset()
 
     def _guarded(self, holder: str, layer: int, step: int, gradient: Tensor) -> None:
         """A step's gradient of a guarded layer is here: keep it, and give a receipt."""
@@ -189,8 +201,9 @@ class Followers:
 
     def gradient(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
         """A reduced gradient of a layer that is followed or guarded. Raises `PeerFault`."""
+        view = ViewId(header.view_number, header.view_digest)
         for follower in self._all():
-            if header.layer in follower.layers:
+            if header.layer in follower.layers and follower.view.id == view:
                 follower.gradient(sender, header, payload)
 
     def receive(self, sender: str, message: Following) -> None:

@@ -86,8 +86,7 @@ class Place:
 
     def drop_guarded(self) -> None:
         """This peer is in no view any more: nobody moves on what it guards."""
-        guardian = self._followers.guardian
-        for layer in guardian.layers if guardian is not None else ():
+        for layer in self._followers.guarded:
             self._state.states.pop(layer, None)
 
     async def have_states(self, view: View, plan: Plan) -> None:
@@ -101,8 +100,9 @@ class Place:
         while late := state.late(mine):
             guardian = followers.guardian
             guarded = guardian.layers if guardian is not None else frozenset()
-            grace_s = grace_end_s - time.monotonic() if late <= guarded else 0.0
-            if followers.follower is None and grace_s <= 0:
+            rest = late - followers.brought_for(view)
+            grace_s = grace_end_s - time.monotonic() if rest and rest <= guarded else 0.0
+            if rest and grace_s <= 0:
                 followers.stop_guarding()
                 state.memory.forget(late)
                 followers.follow(view, late)

@@ -122,7 +122,7 @@ class StepLoop:
                 await self._guarded(view, plan, step, engine.reduced)
         self._say_prepared(view, step, local)
         with recorder.span("commit"):
-            outcome = await self._outcome(view)
+            outcome = await self._outcome(view, step, engine.reduced if train else {})
         await self._apply(view, engine, outcome, train=train)
         recorder.end()
 
@@ -205,8 +205,11 @@ class StepLoop:
         self._state.ledger.record(prepared)
         self._outlet.say_prepared(prepared, view)
 
-    async def _outcome(self, view: View) -> StepOutcome:
-        """Wait for everyone's Prepared."""
+    async def _outcome(self, view: View, step: int, reduced: dict[int, Tensor]) -> StepOutcome:
+        """Wait for everyone's Prepared.
+
+        After a failure that may be somebody's who needs states from here, and asks only now.
+        """
         state, status = self._state, self._tools.status
         ledger = state.ledger
         while ledger is not None and not state.is_over(view):
@@ -218,6 +221,8 @@ class StepLoop:
                 self._outlet.committed(outcome)
                 return outcome
             status.facts["waits_for"] = list(ledger.missing)
+            await self._place.offer_states()
+            self._tools.donor.reduced(step, reduced)
             await state.wait()
         raise Stopped
 

@@ -268,6 +268,7 @@ class Trainer:
                 continue
             self.history.record(outcome, state.step)
             self._place.drop_unwanted()
+            self._outlet.states_changed()
             state.step = outcome.step + 1
             self._outlet.committed(outcome)
             state.forget_reduced(outcome.step)

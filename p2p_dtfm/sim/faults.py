@@ -230,8 +230,14 @@ class Faults:
         ends = {(own.at(step), own.at(step - 1)) for own in lineages if own.length >= step}
         ends = {end for end in ends if end[0] is not None}
         layers = range(self.world.workload.layer_count)
+        is_known = any(peer.knows_outcome(step - 1) for peer in peers)
+
+        def reaches(peer: SimulatedPeer, layer: int, end: tuple[str | None, str | None]) -> bool:
+            """With a gradient only where somebody knows that its step was committed."""
+            return peer.reaches(layer, step, *end) and (is_known or peer.has(layer, step))
+
         return any(
-            all(any(peer.reaches(layer, step, *end) for peer in peers) for layer in layers)
+            all(any(reaches(peer, layer, end) for peer in peers) for layer in layers)
             for end in ends
         )
 

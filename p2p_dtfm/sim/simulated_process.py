@@ -247,6 +247,14 @@ class SimulatedProcess:
     def is_up_to_date(self, layer: int) -> bool:
         return layer in self.states and self.states[layer].version == self.agreement.step
 
+    def has(self, layer: int, step: int) -> bool:
+        return layer in self.states and self.states[layer].version == step
+
+    def knows_outcome(self, step: int) -> bool:
+        """Of the last step committed here; a peer without a stage may have learnt of it late."""
+        retained = self.agreement.inventory.retained
+        return retained is not None and retained.step == step and retained.outcome is not None
+
     def reaches(self, layer: int, step: int, lineage: str | None, before: str | None) -> bool:
         """Whether the state of a layer at `step` of a lineage is here, or one gradient away.
 

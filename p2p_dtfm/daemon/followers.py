@@ -26,8 +26,8 @@ Following = FollowLayers | LayerOffered | LayersCommitted | LayerReceipt | Follo
 
 
 CATCH_UP_S = 3.0
-"""How long, at least, a layer that is to be guarded may take to come to the view's first step by what
-its old donors still send, before its holder is asked for its state; or for one step."""
+"""How long, or one step if that is longer, a layer that is to be guarded may take to come to the
+view's first step by what its old donors still send, before its holder is asked for its state."""
 
 
 class Followers:

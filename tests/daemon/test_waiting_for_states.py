@@ -1,0 +1,214 @@
+"""Whoever waits goes on giving states to those that wait for them, and hears of what arrives."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.ledger import Ledger
+from p2p_dtfm.core.plan import NoPlan, Plan
+from p2p_dtfm.core.snapshot import HeldLayer
+from p2p_dtfm.core.view import View
+from p2p_dtfm.daemon.follower import donors_of
+from p2p_dtfm.daemon.followers import Followers
+from p2p_dtfm.daemon.place import Place
+from p2p_dtfm.daemon.run_history import RunHistory
+from p2p_dtfm.daemon.step_loop import StepLoop
+from p2p_dtfm.daemon.trainer_state import Tools, TrainerState
+from p2p_dtfm.daemon.wire import FollowLayers, LayerOffered
+from p2p_dtfm.net.frames import FrameHeader, FrameKind
+from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.train.reduction import tensor_to_bytes
+from tests.core.planning import name_of
+from tests.daemon.trainer_parts import ME, SPEC, trainer_tools, view_of
+from tests.e2e.test_parity import even_plan
+
+STEP = 7
+OTHER = name_of(1)
+VIEW = view_of(1, 2)
+assert isinstance(VIEW.plan, Plan)
+MINE = VIEW.plan.layers_of(ME)
+THEIRS = VIEW.plan.layers_of(OTHER)
+
+
+class Outlet:
+    def __getattr__(self, name: str) -> Any:
+        """What a trainer tells is of no interest here."""
+        return lambda *arguments: None
+
+
+class Line:
+    """A courier and bulk plane that keep what is said."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    async def ask(self, peer_id: str, message: Any) -> None:
+        self.told.append(message)
+
+    def tell(self, peer_id: str, message: Any) -> None:
+        self.told.append(message)
+
+    async def send(self, peer_id: str, lane: str, header: Any, payload: Any) -> None:
+        self.told.append(header)
+
+    async def heard(self, *kinds: type) -> list[Any]:
+        """What is told of these kinds, as soon as there is any."""
+        while not (found := [item for item in self.told if isinstance(item, kinds)]):
+            await asyncio.sleep(0.01)
+        return found
+
+
+@dataclass
+class Parts:
+    tools: Tools
+    line: Line
+    state: TrainerState
+    followers: Followers
+    place: Place
+    outlet: Any
+
+
+def state_of(layer: int, version: int = STEP) -> LayerState:
+    made = LayerState.genesis(SPEC, layer)
+    made.version = version
+    return made
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., None]:
+    """Runs what it is given with the parts of a peer that is in the view, at its first step."""
+
+    def run(scenario: Callable[[Parts], Awaitable[None]]) -> None:
+        line, outlet = Line(), Outlet()
+        tools = trainer_tools(tmp_path, ME, line)
+        state = TrainerState()
+        state.view, state.step = VIEW, STEP
+
+        async def whole() -> None:
+            followers = Followers(tools, outlet, state)
+            place = Place(tools, outlet, state, followers)
+            tools.donor.take_over(VIEW.id)
+            try:
+                await scenario(Parts(tools, line, state, followers, place, outlet))
+            finally:
+                followers.stop_following()
+                followers.stop_guarding()
+                tools.donor.close()
+                tools.compute.close()
+
+        asyncio.run(asyncio.wait_for(whole(), 20))
+
+    return run
+
+
+def test_who_waits_for_prepared_gives_states_to_who_must_still_prepare(
+    play: Callable[..., None],
+) -> None:
+    """After a failure all of this peer's part was kept, and who takes the lost place asks late."""
+
+    async def scenario(parts: Parts) -> None:
+        assert isinstance(VIEW.plan, Plan)
+        state = parts.state
+        state.states[THEIRS[0]] = state_of(THEIRS[0])
+        state.ledger = Ledger(VIEW.id, VIEW.plan, STEP)
+        history = RunHistory(SPEC, parts.tools.status)
+        loop = StepLoop(parts.tools, parts.outlet, state, parts.place, parts.followers, history)
+        waiting = asyncio.create_task(loop._outcome(VIEW, STEP, {}))
+        await asyncio.sleep(0)
+        parts.followers.receive(OTHER, FollowLayers(VIEW.id, 1, {THEIRS[0]: -1}, True))
+        (offer,) = await parts.line.heard(LayerOffered)
+        assert (offer.layer, offer.version) == (THEIRS[0], STEP) and not waiting.done()
+        waiting.cancel()
+
+    play(scenario)
+
+
+def test_a_guardian_that_becomes_a_holder_goes_on_as_soon_as_it_has_caught_up(
+    play: Callable[..., None],
+) -> None:
+    async def scenario(parts: Parts) -> None:
+        state, followers = parts.state, parts.followers
+        for layer in MINE:
+            state.states[layer] = state_of(layer)
+        late = MINE[0]
+        state.states[late].version = STEP - 1
+        earlier = msgspec.structs.replace(VIEW.snapshot, number=VIEW.id.number - 1)
+        before = View(earlier, even_plan([OTHER, ME], (2,), SPEC))
+        followers.guardian = followers._new(before, {late}, followers._changed, lambda *_: None)
+        followers.guardian.missing.clear()
+        waiting = asyncio.create_task(parts.place.have_states(VIEW, VIEW.plan))  # type: ignore[arg-type]
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        state.states[late].version = STEP
+        followers._changed()
+        await asyncio.wait_for(waiting, 2)
+
+    play(scenario)
+
+
+def test_what_does_not_come_is_asked_for_though_other_layers_are_on_their_way(
+    play: Callable[..., None],
+) -> None:
+    held = tuple(HeldLayer(OTHER, layer, STEP) for layer in MINE)
+    view = View(msgspec.structs.replace(VIEW.snapshot, held=held, planned=False), VIEW.plan)
+
+    async def scenario(parts: Parts) -> None:
+        parts.state.view = view
+        parts.followers.follow(view, {MINE[0]})
+        waiting = asyncio.create_task(parts.place.have_states(view, view.plan))  # type: ignore[arg-type]
+        asked: set[int] = set()
+        while asked != set(MINE):
+            await asyncio.sleep(0.01)
+            asked = {n for m in parts.line.told if isinstance(m, FollowLayers) for n in m.layers}
+        waiting.cancel()
+
+    assert len(MINE) > 1
+    play(scenario)
+
+
+def test_a_gradient_of_another_view_is_nobodys(play: Callable[..., None]) -> None:
+    async def scenario(parts: Parts) -> None:
+        followers, layer = parts.followers, THEIRS[0]
+        parts.state.states[layer] = state_of(layer)
+        received: list[int] = []
+        followers.guardian = followers._new(
+            VIEW, {layer}, followers._changed, lambda holder, layer, step, _: received.append(step)
+        )
+        await parts.line.heard(FollowLayers)
+        followers.receive(OTHER, LayerOffered(VIEW.id, 1, layer, STEP, "", 0))
+        gradient = parts.state.states[layer].gradient_vector()
+        header = FrameHeader(
+            view_number=VIEW.id.number - 1,
+            view_digest=VIEW.id.snapshot,
+            step=STEP,
+            kind=FrameKind.LAYER_GRADIENT,
+            index=0,
+            layer=layer,
+            codec="fp32",
+            dtype="float32",
+            shape=tuple(gradient.shape),
+        )
+        payload = bytearray(tensor_to_bytes(gradient))
+        followers.gradient(OTHER, header, payload)
+        await asyncio.sleep(0.1)
+        assert received == []
+        followers.gradient(
+            OTHER, msgspec.structs.replace(header, view_number=VIEW.id.number), payload
+        )
+        while not received:
+            await asyncio.sleep(0.01)
+        assert received == [STEP]
+
+    play(scenario)
+
+
+def test_who_goes_with_an_unplanned_view_is_not_asked_for_states() -> None:
+    gone = HeldLayer("a peer that leaves", 0, STEP)
+    held = (gone, HeldLayer(OTHER, 0, STEP))
+    snapshot = msgspec.structs.replace(VIEW.snapshot, planned=False, held=held)
+    assert donors_of(View(snapshot, NoPlan("too few")), 0, ME) == [OTHER]

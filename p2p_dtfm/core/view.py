@@ -39,6 +39,10 @@ class View:
         """The guardian of each layer that a single member holds."""
         return guards_in(self.snapshot, self.plan)
 
+    def guarded_by(self, peer_id: str) -> set[int]:
+        """The layers of which a peer is the guardian."""
+        return {layer for layer, guardian in self.guards.items() if guardian == peer_id}
+
     @cached_property
     def guarded_at_once(self) -> frozenset[int]:
         """Layers for whose guardian the first step waits already."""

@@ -125,7 +125,7 @@ class Followers:
         to be guarded of which the last gradient is still on its way.
         """
         me, guards = self._tools.me, view.guards
-        mine = {layer for layer, guardian in guards.items() if guardian == me}
+        mine = view.guarded_by(me)
         alone = {layer: peer for layer, peer in guards.items() if layer in view.layers_of(me)}
         self.receipts = Receipts(view.id, alone, view.guarded_at_once)
         self.guarded = frozenset(mine)

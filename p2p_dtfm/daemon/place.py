@@ -54,7 +54,7 @@ class Place:
         if view is None:
             return
         me = self._tools.me
-        guarded = {layer for layer in view.guarded_at_once if view.guards[layer] == me}
+        guarded = view.guarded_by(me) & view.guarded_at_once
         self._wanted_next = guarded | set(view.layers_of(me))
         missing = self._wanted_next - self._kept_up()
         if missing:

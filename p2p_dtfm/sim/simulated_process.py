@@ -211,8 +211,7 @@ class SimulatedProcess:
         return view, step
 
     def _wanted(self, view: View) -> set[int]:
-        guarded = {layer for layer, guardian in view.guards.items() if guardian == self.name}
-        return set(view.layers_of(self.name)) | guarded
+        return set(view.layers_of(self.name)) | view.guarded_by(self.name)
 
     def _load(self, layer: int, step: int) -> State:
         if step == 0:
@@ -245,7 +244,7 @@ class SimulatedProcess:
         )
 
     def is_up_to_date(self, layer: int) -> bool:
-        return layer in self.states and self.states[layer].version == self.agreement.step
+        return self.has(layer, self.agreement.step)
 
     def has(self, layer: int, step: int) -> bool:
         return layer in self.states and self.states[layer].version == step

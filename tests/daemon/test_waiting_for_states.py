@@ -30,9 +30,9 @@ from tests.e2e.test_parity import even_plan
 STEP = 7
 OTHER = name_of(1)
 VIEW = view_of(1, 2)
-assert isinstance(VIEW.plan, Plan)
-MINE = VIEW.plan.layers_of(ME)
-THEIRS = VIEW.plan.layers_of(OTHER)
+PLAN = VIEW.plan
+assert isinstance(PLAN, Plan)
+MINE, THEIRS = PLAN.layers_of(ME), PLAN.layers_of(OTHER)
 
 
 class Outlet:
@@ -141,7 +141,7 @@ def test_a_guardian_that_becomes_a_holder_goes_on_as_soon_as_it_has_caught_up(
         before = View(earlier, even_plan([OTHER, ME], (2,), SPEC))
         followers.guardian = followers._new(before, {late}, followers._changed, lambda *_: None)
         followers.guardian.missing.clear()
-        waiting = asyncio.create_task(parts.place.have_states(VIEW, VIEW.plan))  # type: ignore[arg-type]
+        waiting = asyncio.create_task(parts.place.have_states(VIEW, PLAN))
         await asyncio.sleep(0.05)
         assert not waiting.done()
         state.states[late].version = STEP
@@ -160,7 +160,7 @@ def test_what_does_not_come_is_asked_for_though_other_layers_are_on_their_way(
     async def scenario(parts: Parts) -> None:
         parts.state.view = view
         parts.followers.follow(view, {MINE[0]})
-        waiting = asyncio.create_task(parts.place.have_states(view, view.plan))  # type: ignore[arg-type]
+        waiting = asyncio.create_task(parts.place.have_states(view, PLAN))
         asked: set[int] = set()
         while asked != set(MINE):
             await asyncio.sleep(0.01)

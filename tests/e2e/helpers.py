@@ -33,6 +33,18 @@ def write_spec(directory: Path, **changes: object) -> Path:
     return path
 
 
+def write_endless_spec(directory: Path, **changes: object) -> Path:
+    """A small model that trains until it is stopped."""
+    return write_spec(
+        directory,
+        total_steps=100_000,
+        model={"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256},
+        evaluation={"every_steps": 10_000, "sequences": 4},
+        optimizer={"peak_learning_rate": 2e-4, "warmup_steps": 20},
+        **changes,
+    )
+
+
 def losses(child: Child) -> dict[int, float]:
     events = [event for event in child.events() if event["event"] == "step"]
     return {event["step"]: event["loss"] for event in events if event["loss"] is not None}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
-from tests.e2e.helpers import losses, state_of, step_of, wait_until, write_spec
+from tests.e2e.helpers import losses, state_of, step_of, wait_until, write_endless_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
 
 STEPS_BEFORE = 15
@@ -19,14 +19,7 @@ STEPS_AFTER = 10
 def test_who_holds_a_layer_alone_may_die_as_soon_as_it_does(tmp_path: Path) -> None:
     """Four peers with room for half of the layers each are two pipelines, and three are one. Nobody
     saves a checkpoint, so what a single peer has would be lost with it, back to the first step."""
-    spec = write_spec(
-        tmp_path,
-        total_steps=100_000,
-        model={"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256},
-        evaluation={"every_steps": 10_000, "sequences": 4},
-        optimizer={"peak_learning_rate": 2e-4, "warmup_steps": 20},
-        checkpoint={"every_steps": 100_000},
-    )
+    spec = write_endless_spec(tmp_path, checkpoint={"every_steps": 100_000})
     half = ["--threads", "1", "--memory-gib", "0.0042"]
     with LocalSwarm(tmp_path) as swarm:
         founder, address = swarm.found(["--run", str(spec), "--expect-peers", "4", *half])

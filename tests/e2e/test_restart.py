@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
-from tests.e2e.helpers import losses, step_of, wait_until, write_spec
+from tests.e2e.helpers import losses, step_of, wait_until, write_endless_spec, write_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
 
 STEPS = 2000
@@ -64,14 +64,7 @@ def whole_checkpoint(child: Child) -> int:
 def test_lost_layers_come_from_the_newest_checkpoint(tmp_path: Path) -> None:
     """Of three peers, each of which has room for some layers, two die at once, for good. Nobody has
     some layers any more, but the disk of the third has all of them, as they were before."""
-    spec = write_spec(
-        tmp_path,
-        total_steps=100_000,
-        model={"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256},
-        evaluation={"every_steps": 10_000, "sequences": 4},
-        optimizer={"peak_learning_rate": 2e-4, "warmup_steps": 20},
-        checkpoint={"every_steps": EVERY},
-    )
+    spec = write_endless_spec(tmp_path, checkpoint={"every_steps": EVERY})
     half = ["--threads", "1", "--memory-gib", "0.0042"]
     with LocalSwarm(tmp_path) as swarm:
         founder, address = swarm.found(["--run", str(spec), "--expect-peers", "3", *half])

@@ -154,6 +154,22 @@ class AgreementState:
         return self._attempt is not None
 
     @property
+    def accused(self) -> frozenset[str]:
+        """By other members, in the unplanned attempt under way."""
+        attempt = self._attempt
+        if attempt is None or attempt.planned:
+            return frozenset()
+        return frozenset(link.of.peer_id for link in attempt.accusations if link.by != self.me)
+
+    @property
+    def not_active(self) -> tuple[str, ...]:
+        """Members that have not said that they are active in the view in force."""
+        if self.view is None:
+            return ()
+        missing = set(self.view.members) - self._active_members.get(self.view.id, set())
+        return tuple(sorted(member.peer_id for member in missing))
+
+    @property
     def joiners(self) -> tuple[PeerRecord, ...]:
         """Records of the newcomers that wait to be let in, sorted by peer id."""
         return self._newcomers.opened

@@ -18,6 +18,7 @@ from p2p_dtfm.daemon.run_source import Run
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.step_recorder import StepRecorder
+from p2p_dtfm.daemon.step_watch import StepWatch
 from p2p_dtfm.daemon.trainer import Trainer
 
 log = logging.getLogger("p2p_dtfm")
@@ -58,6 +59,7 @@ class PeerState:
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._liveness = Liveness(LAN_LIVENESS if settings.is_near else WAN_LIVENESS)
+        self._step_watch: StepWatch | None = None
         self._moved = asyncio.Event()
         """This peer's addresses are others than those in its presence."""
         self._far_ends: dict[str, str] = {}

@@ -49,16 +49,21 @@ class Upkeep(Reception):
     def _beat(self, agreement: Agreement, now_ns: int) -> None:
         """Say that this peer lives, and find out who does not."""
         assert self._trainer is not None
-        watched = set()
+        watched: set[str] = set()
         for view in (agreement.view, agreement.next_view):
             if view is not None and agreement.me in view.members:
                 watched |= set(view.member_ids)
         self._liveness.watch(watched - {self._me.peer_id}, now_ns)
-        for suspicion in self._liveness.tick(now_ns):
+        assert self._step_watch is not None
+        suspicions = self._liveness.tick(now_ns)
+        suspicions += self._step_watch.tick(agreement, watched, now_ns)
+        for suspicion in suspicions:
             self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
-        for peer_id in self._liveness.due_heartbeats(now_ns):
-            beat = Heartbeat(agreement.me, self.compute.done_count, self.compute.is_idle)
-            self._courier.tell(peer_id, beat)
+        if due := self._liveness.due_heartbeats(now_ns):
+            work = self._step_watch.work(agreement)
+            beat = Heartbeat(agreement.me, self.compute.done_count, work)
+            for peer_id in due:
+                self._courier.tell(peer_id, beat)
 
     def _on_call_failed(self, peer_id: str) -> None:
         self._liveness.stream_reset(peer_id, time.monotonic_ns())

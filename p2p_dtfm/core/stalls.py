@@ -51,6 +51,9 @@ class _Found:
     travels: bool = False
     """Something is on its way from it or to it: nobody sees it complete anything."""
     fetches: bool = False
+    in_circle: bool = False
+    """There is no end: peers say that they wait for one another. Those of them that do not lie know
+    who does, and are given the time to say so."""
 
 
 class Stalls:
@@ -125,6 +128,8 @@ class Stalls:
         walk = _Walk(self._me, mine, self._said, possible, handed)
         for lack in mine.lacks:
             walk.follow(lack, mine.step)
+        if not walk.found:
+            return [_Found(peer_id, in_circle=True) for peer_id in sorted(walk.owing)]
         return [walk.found[peer_id] for peer_id in sorted(walk.found)]
 
     def _judge(self, found: _Found, patience: Patience, gap_ns: int) -> str:
@@ -141,11 +146,11 @@ class Stalls:
         for lack, false_ns in end.false_ns.items():
             if false_ns >= FLOOR_NS:
                 return f"says that it lacks {_named(lack)} of this peer, and has accepted it"
+        if found.in_circle:
+            return _late(end.held_ns, 2 * patience.step_ns, "waits in a circle with others")
         if not found.travels and end.stuck_ns >= patience.stuck_ns:
-            return _late(
-                end.stuck_ns, patience.stuck_ns, "all wait for it, and it completes nothing"
-            )
-        return _late(end.held_ns, max(patience.step_ns, patience.stuck_ns), "all wait for it")
+            return _late(end.stuck_ns, patience.stuck_ns, "is waited for, and completes nothing")
+        return _late(end.held_ns, max(patience.step_ns, patience.stuck_ns), "is waited for")
 
 
 def _late(waited_ns: int, limit_ns: int, text: str) -> str:
@@ -176,9 +181,12 @@ class _Walk:
         self._handed = handed
         self._visited: set[str] = set()
         self.found: dict[str, _Found] = {}
+        self.owing: set[str] = set()
+        """Those who owe this peer itself something."""
 
     def follow(self, owed: Lack, step: int) -> None:
         """`owed` is lacked in `step`: why has it not come?"""
+        self.owing.add(owed.peer_id)
         waiting = [(owed, step)]
         while waiting:
             owed, step = waiting.pop()

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from enum import StrEnum
+from itertools import pairwise
 
 import msgspec
 
@@ -92,7 +93,7 @@ class PossibleWaits:
         self._holders = frozenset(plan.stage_holders())
         for pipeline in plan.pipelines:
             peers = [stage.peer_id for stage in pipeline.stages]
-            for one, other in zip(peers, peers[1:], strict=False):
+            for one, other in pairwise(peers):
                 self._before[other].add(one)
                 self._after[one].add(other)
         for segment in plan.segments():

@@ -1,4 +1,4 @@
-"""Watches who holds up the steps of the view in force: `core.stalls` with what this daemon knows."""
+"""Who holds up the steps of the view in force: `core.stalls` with what this daemon knows."""
 
 from collections.abc import Iterable
 

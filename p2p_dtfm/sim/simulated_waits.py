@@ -1,4 +1,4 @@
-"""What a simulated peer says of its step, and whom it holds against it: `core.stalls` as in life."""
+"""What a simulated peer says of its step, and whom it suspects: `core.stalls` as in life."""
 
 from __future__ import annotations
 

@@ -154,12 +154,15 @@ class AgreementState:
         return self._attempt is not None
 
     @property
-    def accused(self) -> frozenset[str]:
-        """By other members, in the unplanned attempt under way."""
+    def doubted(self) -> frozenset[str]:
+        """Who accuses, or is accused by, another one than this peer in the unplanned attempt under
+        way: either may be the one at fault."""
         attempt = self._attempt
         if attempt is None or attempt.planned:
             return frozenset()
-        return frozenset(link.of.peer_id for link in attempt.accusations if link.by != self.me)
+        links = (link for link in attempt.accusations if link.by != self.me)
+        found = {end.peer_id for link in links for end in (link.by, link.of)}
+        return frozenset(found - {self.me.peer_id})
 
     @property
     def not_active(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ Handed = Callable[[str, Lack], bool]
 """`handed(peer, lack)`: this peer has given `peer` what it says it lacks, and it was accepted."""
 PatienceOf = Callable[[str, int], Patience]
 JOINING_DIVISOR = 2
-"""Where another has accused it already, half the patience is enough to agree."""
+"""Where one accuses another, half the patience is enough to say which of them is at fault."""
 
 
 @dataclass
@@ -87,15 +87,13 @@ class Stalls:
         handed: Handed,
         patience: PatienceOf,
         now_ns: int,
-        accused: Iterable[str] = (),
     ) -> list[Suspicion]:
-        """`mine`: where this peer stands; None while it takes no steps. `accused`: by others in the
-        attempt under way; while there is one, nobody else is judged."""
+        """`mine`: where this peer stands; None while it takes no steps."""
         gap_ns = 0 if self._ticked_ns is None else now_ns - self._ticked_ns
         self._ticked_ns = now_ns
         gap_ns = gap_ns if gap_ns <= self._sleep_ns else 0
         if mine is None:
-            return self.join(accused, patience)
+            return []
         if self._at != (mine.view, mine.step):
             self._at, self._ends, self._suspected = (mine.view, mine.step), {}, set()
         found: list[Suspicion] = []
@@ -106,17 +104,18 @@ class Stalls:
                 found.append(Suspicion(end.peer_id, reason))
         return found
 
-    def join(self, accused: Iterable[str], patience: PatienceOf) -> list[Suspicion]:
-        """The step is stopped: who was about to be suspected here is accused by others now."""
+    def join(self, doubted: Iterable[str], patience: PatienceOf) -> list[Suspicion]:
+        """The step is stopped, since one of these accuses another: who was about to be suspected
+        here is so now."""
         found = []
-        for peer_id in sorted(set(accused) & set(self._ends) - self._suspected):
+        for peer_id in sorted(set(doubted) & set(self._ends) - self._suspected):
             end, step = self._ends[peer_id], self._at[1] if self._at else 0
             limits = patience(peer_id, step)
             counted = [(end.stuck_ns, limits.stuck_ns), (end.held_ns, limits.step_ns)]
             counted += [(false_ns, FLOOR_NS) for false_ns in end.false_ns.values()]
             if any(ns * JOINING_DIVISOR >= limit for ns, limit in counted):
                 self._suspected.add(peer_id)
-                found.append(Suspicion(peer_id, "others have found it stuck, too"))
+                found.append(Suspicion(peer_id, "is waited for, and one of those in doubt"))
         return found
 
     # chains -----------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class Membership(PeerState):
                 self.status.say(State.WAITING, "a failure: the members agree on how to go on")
                 self.observer.fault("a failure: the step under way has stopped")
                 self._trainer.stop_step()
-                self._join_accusers()
+                self._take_sides()
             elif isinstance(action, ViewAgreed):
                 self._on_agreed(action)
             elif isinstance(action, TakeOver):
@@ -111,13 +111,13 @@ class Membership(PeerState):
                 log.info("%s", action.text)
                 self.observer.note(action.text)
 
-    def _join_accusers(self) -> None:
-        """At once, before all have agreed: who holds up this peer, too, of those whom another one
-        accuses."""
+    def _take_sides(self) -> None:
+        """At once, before all have agreed: say who holds up this peer, too, of those of whom one
+        accuses the other."""
         agreement = self._agreement
         assert agreement is not None and self._step_watch is not None
         now_ns = time.monotonic_ns()
-        for suspicion in self._step_watch.accused(agreement):
+        for suspicion in self._step_watch.take_sides(agreement):
             self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
 
     async def _compute_plan(self, snapshot: Snapshot) -> None:

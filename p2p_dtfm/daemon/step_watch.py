@@ -45,7 +45,7 @@ class StepWatch:
         return None if agreement.frozen else self._waits.work(agreement.not_active)
 
     def tick(self, agreement: Agreement, watched: Iterable[str], now_ns: int) -> list[Suspicion]:
-        """New suspicions; while the members agree on how to go on, of those whom others accuse."""
+        """New suspicions."""
         self._stalls.watch(watched)
         if self._possible is None:
             return []
@@ -55,13 +55,12 @@ class StepWatch:
             self._waits.has_given,
             self._patience,
             now_ns,
-            agreement.accused,
         )
 
-    def accused(self, agreement: Agreement) -> list[Suspicion]:
-        """Of those whom others accuse in the attempt that has just begun, who holds up this peer,
-        too. Its next tick may come when all have agreed."""
-        return self._stalls.join(agreement.accused, self._patience)
+    def take_sides(self, agreement: Agreement) -> list[Suspicion]:
+        """Of those who accuse, or are accused, in the attempt that has just begun, who holds up
+        this peer, too. Its next tick may come when all have agreed."""
+        return self._stalls.join(agreement.doubted, self._patience)
 
     def _patience(self, peer_id: str, step: int) -> Patience:
         assert self._pace is not None, "judged before a view"

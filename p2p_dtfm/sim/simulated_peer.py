@@ -178,7 +178,7 @@ class SimulatedPeer(SimulatedWaits):
             else:
                 assert isinstance(action, StopStep)
                 self.computing = self.part = None
-                self.join_accusers()
+                self.take_sides()
 
     def _plan_later(self, action: ComputePlan) -> None:
         def planned() -> None:

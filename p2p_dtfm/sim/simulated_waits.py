@@ -37,8 +37,8 @@ class SimulatedWaits(SimulatedTraining):
         for suspicion in found:
             self.do(self.agreement.suspect(suspicion.peer_id, suspicion.reason, self.now_ns))
 
-    def join_accusers(self) -> None:
-        for suspicion in self.stalls.join(self.agreement.accused, self._patience):
+    def take_sides(self) -> None:
+        for suspicion in self.stalls.join(self.agreement.doubted, self._patience):
             self.do(self.agreement.suspect(suspicion.peer_id, suspicion.reason, self.now_ns))
 
     def _patience(self, peer_id: str, step: int) -> Patience:

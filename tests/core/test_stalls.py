@@ -94,7 +94,9 @@ class TestPipelineOfFour:
             D: always(self.work(self.activation(C, D))),
         }
 
-    def judged_by_all(self, liar: Script, **changes: object) -> dict[str, dict[str, float]]:
+    def judged_by_all(
+        self, liar: Script, seconds: int = 30, **changes: object
+    ) -> dict[str, dict[str, float]]:
         """What A, B and D find where C says what it says."""
         scripts = self.honest() | {C: liar}
         found = {}
@@ -104,7 +106,7 @@ class TestPipelineOfFour:
             judge = Judge(me, self.view, mine)
             for name, value in changes.items():
                 setattr(judge, name, value)
-            found[me] = judge.run(scripts)
+            found[me] = judge.run(scripts, seconds)
         return found
 
     def test_who_completes_nothing_is_suspected_by_all_and_nobody_else_is(self) -> None:
@@ -127,7 +129,7 @@ class TestPipelineOfFour:
     def test_a_wait_for_what_it_has_accepted_is_its_victims_to_deny(self) -> None:
         lack = self.activation(B, C)
         liar = always(self.work(lack))
-        found = self.judged_by_all(liar, given={(C, lack)})
+        found = self.judged_by_all(liar, seconds=9, given={(C, lack)})
         assert set(found[B]) == {C}
         assert found[B][C] < 7
         assert C in found[D] or not found[D]
@@ -239,7 +241,7 @@ class TestReplicas:
                 _, mine = scripts[me](0)
                 assert mine is not None
                 given = {(C, Lack(B, Kind.PART, 0, 1))} if me == B else set()
-                found = Judge(me, self.view, mine, given).run(scripts)
+                found = Judge(me, self.view, mine, given).run(scripts, seconds=9)
                 assert me != B or (set(found) == {C} and found[C] < 7)
                 assert found.keys() <= {C}, (me, lies)
 
@@ -255,7 +257,8 @@ def test_patience_follows_the_plan_and_the_last_steps() -> None:
     pace = Pace(view, SPEC, 0)
     pace.begin(0)
     small = pace.patience(A, 3)
-    assert 5 * SECOND_NS <= small.stuck_ns <= small.step_ns < 8 * SECOND_NS
+    assert min(small.stuck_ns, small.step_ns) >= 5 * SECOND_NS
+    assert max(small.stuck_ns, small.step_ns) < 8 * SECOND_NS
     for _ in range(8):
         pace.committed(20 * SECOND_NS)
     assert pace.patience(A, 3).step_ns > 100 * SECOND_NS
@@ -263,7 +266,7 @@ def test_patience_follows_the_plan_and_the_last_steps() -> None:
 
 
 class TestJoining:
-    """Another one has accused it first."""
+    """Another one has accused it, or was accused by it, first."""
 
     view = view_of((4,))
 

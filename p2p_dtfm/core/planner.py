@@ -8,10 +8,12 @@ from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.prng import prng_of_digest
 from p2p_dtfm.core.problem import Problem, problem_of
 from p2p_dtfm.core.recomputation import recomputing
+from p2p_dtfm.core.records import Intent
 from p2p_dtfm.core.search import search
 from p2p_dtfm.core.snapshot import Snapshot, sorted_records
 from p2p_dtfm.core.stability import Present
 from p2p_dtfm.core.standing_plan import standing_plan
+from p2p_dtfm.core.unmeasured import held_back
 
 LONGEST_STEP_NS = 1 << 62
 """A century and a half: more is not told apart, so that any plan fits into 64 bits."""
@@ -25,8 +27,9 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
     Peers that do not intend to train get no stage. `NoPlan` says what is short.
     """
     snapshot = msgspec.structs.replace(snapshot, records=sorted_records(list(snapshot.records)))
-    problem = problem_of(snapshot)
-    able, wanted = problem.peer_count, max(1, snapshot.workload.min_members)
+    problem = _problem(snapshot)
+    training = [record for record in snapshot.records if record.intent is Intent.TRAIN]
+    able, wanted = len(training), max(1, snapshot.workload.min_members)
     if able < wanted:
         return NoPlan(
             f"this run asks for at least {wanted} training peers; {able} of "
@@ -45,6 +48,16 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
         return plain if isinstance(plain, Plan) else other
     gains = plain.predicted_step_ns - other.predicted_step_ns
     return other if gains * RECOMPUTING_PAYS > plain.predicted_step_ns else plain
+
+
+def _problem(snapshot: Snapshot) -> Problem:
+    """Whose links are not measured holds nothing, unless the others have too little memory."""
+    waiting = held_back(snapshot)
+    if waiting:
+        problem = problem_of(snapshot, waiting)
+        if problem.peer_count and memory_pipeline(problem) is not None:
+            return problem
+    return problem_of(snapshot)
 
 
 def _plan(snapshot: Snapshot, problem: Problem) -> tuple[Plan | NoPlan, bool]:

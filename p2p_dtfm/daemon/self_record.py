@@ -151,9 +151,10 @@ class SelfRecord:
             if other is None:
                 continue
             if before is None:
-                if self._me.peer_id not in other.links:
+                guess = other.links.get(self._me.peer_id)
+                if guess is None:
                     return True
-                continue
+                before = guess  # the other direction stood for this one
             slower, faster = sorted((link.bytes_per_s, before.bytes_per_s))
             if faster > REPLAN_RATIO * slower:
                 return True

@@ -4,6 +4,7 @@ import msgspec
 
 from p2p_dtfm.core.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.feasibility import memory_pipeline, why_infeasible
+from p2p_dtfm.core.measured_plans import agreed
 from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.prng import prng_of_digest
 from p2p_dtfm.core.problem import Problem, problem_of
@@ -68,7 +69,8 @@ def _plan(snapshot: Snapshot, problem: Problem) -> tuple[Plan | NoPlan, bool]:
     model = StepModel(problem)
     # in a planned view members have what their present stages need
     states = None if snapshot.planned else snapshot.states()
-    present = Present(model, snapshot.present, states) if snapshot.present else None
+    measured = agreed([record.measured for record in snapshot.records])
+    present = Present(model, snapshot.present, states, measured) if snapshot.present else None
     warm = present.placement() if present else None
     in_a_hurry = warm is not None and not snapshot.planned  # all wait; it starts from what stands
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm, in_a_hurry)

@@ -156,6 +156,8 @@ class Membership(PeerState):
             self._spawn(self._connect(peer_id))
         assert self._step_watch is not None
         self._step_watch.took_over(view, step)
+        self._plan_times.took_over(view)
+        self._device_pace.took_over()
         self._trainer.take_over(view, step, action.ledger, action.restart, action.redo)
         if self._leaving.is_set():
             self._leave_now_or_ask()

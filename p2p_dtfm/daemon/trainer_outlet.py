@@ -34,6 +34,8 @@ class TrainerOutlet(Membership):
         self._troubled.clear()
         assert self._step_watch is not None
         self._step_watch.committed(time.monotonic_ns())
+        self._plan_times.committed()
+        self._device_pace.committed(self.compute.busy_ns)
         self._do(self._agreement.committed(outcome, time.monotonic_ns()))
 
     def states_changed(self) -> None:

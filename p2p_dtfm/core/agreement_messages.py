@@ -8,6 +8,7 @@ from p2p_dtfm.core.signed import Sign, Signed, Verify, open_signed, sign
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.stage_progress import StageProgress
 from p2p_dtfm.core.step import Prepared, StepOutcome
+from p2p_dtfm.core.waits import Work
 
 _CONTRIBUTION = "contribution"
 
@@ -144,8 +145,8 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="he
 
     sender: Member
     progress: int
-    waits: bool
-    """It has nothing to compute before somebody else sends something."""
+    work: Work | None = None
+    """Where it stands in the step under way, and what it lacks of whom; None: it takes no steps."""
 
 
 class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="join_request"):

@@ -154,6 +154,25 @@ class AgreementState:
         return self._attempt is not None
 
     @property
+    def doubted(self) -> frozenset[str]:
+        """Who accuses, or is accused by, another one than this peer in the unplanned attempt under
+        way: either may be the one at fault."""
+        attempt = self._attempt
+        if attempt is None or attempt.planned:
+            return frozenset()
+        links = (link for link in attempt.accusations if link.by != self.me)
+        found = {end.peer_id for link in links for end in (link.by, link.of)}
+        return frozenset(found - {self.me.peer_id})
+
+    @property
+    def not_active(self) -> tuple[str, ...]:
+        """Members that have not said that they are active in the view in force."""
+        if self.view is None:
+            return ()
+        missing = set(self.view.members) - self._active_members.get(self.view.id, set())
+        return tuple(sorted(member.peer_id for member in missing))
+
+    @property
     def joiners(self) -> tuple[PeerRecord, ...]:
         """Records of the newcomers that wait to be let in, sorted by peer id."""
         return self._newcomers.opened

@@ -95,6 +95,7 @@ class Membership(PeerState):
                 self.status.say(State.WAITING, "a failure: the members agree on how to go on")
                 self.observer.fault("a failure: the step under way has stopped")
                 self._trainer.stop_step()
+                self._take_sides()
             elif isinstance(action, ViewAgreed):
                 self._on_agreed(action)
             elif isinstance(action, TakeOver):
@@ -109,6 +110,15 @@ class Membership(PeerState):
             elif isinstance(action, Report):
                 log.info("%s", action.text)
                 self.observer.note(action.text)
+
+    def _take_sides(self) -> None:
+        """At once, before all have agreed: say who holds up this peer, too, of those of whom one
+        accuses the other."""
+        agreement = self._agreement
+        assert agreement is not None and self._step_watch is not None
+        now_ns = time.monotonic_ns()
+        for suspicion in self._step_watch.take_sides(agreement):
+            self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
 
     async def _compute_plan(self, snapshot: Snapshot) -> None:
         assert self._agreement is not None
@@ -144,8 +154,10 @@ class Membership(PeerState):
             log.info("waiting: %s", view.plan.reason)
         for peer_id in view.member_ids:
             self._spawn(self._connect(peer_id))
-        if isinstance(view.plan, Plan):
-            self._liveness.expect_steps_of(view.plan.predicted_step_ns)
+        assert self._step_watch is not None
+        self._step_watch.took_over(view, step)
+        self._plan_times.took_over(view)
+        self._device_pace.took_over()
         self._trainer.take_over(view, step, action.ledger, action.restart, action.redo)
         if self._leaving.is_set():
             self._leave_now_or_ask()

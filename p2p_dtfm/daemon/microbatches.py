@@ -137,7 +137,7 @@ class Microbatches:
                     tasklet = order.next()
                     if tasklet is None:
                         with self._recorder.span("wait"):
-                            await self._mailbox.wait_for_arrival()
+                            await self._mailbox.wait_for_arrival(self._awaited(step, order))
                         continue
                     if not order.splits and order.only_weights_are_left:
                         await self._end_backwards(step, tasklet, tensors, is_final)
@@ -153,6 +153,16 @@ class Microbatches:
                 ahead.running.cancel()
         for layer in list(not_final):  # where all was done before
             is_final(layer)
+
+    def _awaited(self, step: int, order: StageOrder) -> FrameKey:
+        """The frame without which nothing can be computed."""
+        kind, place = order.lacks
+        number = self._redo.microbatches[place]
+        if kind is TaskletKind.FORWARD:
+            return self._activation(step, number)
+        after = self._neighbour(FrameKind.ACTIVATION, number).peer_id
+        gradient = FrameKind.ACTIVATION_GRADIENT
+        return FrameKey(step, gradient, self._stage.end_layer, number, after)
 
     def _begin(self, step: int, tasklet: Tasklet, tensors: "_Arrived") -> "_Begun":
         """Give a tasklet to the compute thread, behind what it has to do already."""

@@ -42,6 +42,7 @@ from p2p_dtfm.daemon.peer_state import bytes_per_s
 from p2p_dtfm.daemon.readings import Readings, laboratory_marks
 from p2p_dtfm.daemon.run_source import Run
 from p2p_dtfm.daemon.status import State
+from p2p_dtfm.daemon.step_watch import StepWatch
 from p2p_dtfm.daemon.trace_collector import TraceCollector
 from p2p_dtfm.daemon.trainer import Trainer
 from p2p_dtfm.daemon.trainer_state import Tools
@@ -301,6 +302,13 @@ class Daemon(Upkeep, Entrance, Readings):
             recorder=self._recorder,
         )
         self._trainer = Trainer(tools, self)
+        self._step_watch = StepWatch(
+            self._me.peer_id,
+            run.spec,
+            max(run.manifest.blobs().values(), default=0),
+            self._trainer.waits,
+            self._liveness.sleep_ns,
+        )
         self._trainer.history.on_record = self._on_step
 
     async def _take_part(self) -> None:

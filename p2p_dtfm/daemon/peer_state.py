@@ -11,13 +11,16 @@ from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.device_pace import DevicePace
 from p2p_dtfm.daemon.event_files import EventFiles
 from p2p_dtfm.daemon.home import Home
 from p2p_dtfm.daemon.observer import Observer, Seen
+from p2p_dtfm.daemon.plan_times import PlanTimes
 from p2p_dtfm.daemon.run_source import Run
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.step_recorder import StepRecorder
+from p2p_dtfm.daemon.step_watch import StepWatch
 from p2p_dtfm.daemon.trainer import Trainer
 
 log = logging.getLogger("p2p_dtfm")
@@ -58,6 +61,9 @@ class PeerState:
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._liveness = Liveness(LAN_LIVENESS if settings.is_near else WAN_LIVENESS)
+        self._step_watch: StepWatch | None = None
+        self._plan_times = PlanTimes()
+        self._device_pace = DevicePace()
         self._moved = asyncio.Event()
         """This peer's addresses are others than those in its presence."""
         self._far_ends: dict[str, str] = {}
@@ -93,6 +99,7 @@ class PeerState:
 
     def _set_record(self, intent: Intent | None = None) -> None:
         assert self._agreement is not None
+        self._self_record.state_steps(self._plan_times.told())
         record, signed = self._self_record.make(self._host.identity.sign, intent)
         self._agreement.set_record(record, signed)
 

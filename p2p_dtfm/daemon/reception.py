@@ -82,9 +82,8 @@ class Reception(TrainerOutlet):
             actions = self._agreement.receive(sender, message, time.monotonic_ns())
             self._learn_addresses(message)
             if isinstance(message, Heartbeat):
-                self._liveness.heartbeat(
-                    sender, message.progress, message.waits, time.monotonic_ns()
-                )
+                assert self._step_watch is not None
+                self._step_watch.heard(sender, message.progress, message.work)
             self._do(actions)
         elif isinstance(message, Prepared):
             if message.peer_id != sender:

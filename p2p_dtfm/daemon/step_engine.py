@@ -113,6 +113,7 @@ class StepEngine:
         """
         redo = redo or self.whole
         self.mailbox.begin_step(step)
+        self.frames.begin_step(step)
         self._recorder.begin(step, goes_on=redo.forwards > 0)
         await self._compute.run(self._start, step, redo)
         held_out_loss = 0.0

@@ -54,6 +54,8 @@ class StepLoop:
         self._history = history
         self._computing: asyncio.Task[LocalResult] | None = None
         self._work: StageWork | None = None
+        self.engine: StepEngine | None = None
+        """Of the view in which steps are taken."""
 
     async def run(self, view: View, plan: Plan, mailbox: Mailbox) -> None:
         """Train as long as this peer is in `view`, whose states are here.
@@ -80,7 +82,7 @@ class StepLoop:
             self._outlet.computed,
             partial(self._reduced_alone, view),
         )
-        self._work = engine.work
+        self._work, self.engine = engine.work, engine
         while state.view is view and state.step <= self._spec.total_steps:
             await self._one_step(view, plan, engine)
 
@@ -91,6 +93,11 @@ class StepLoop:
             return None
         held = work.runner.layer_states
         return work if all(held[layer] is states[layer] for layer in states) else None
+
+    @property
+    def computes(self) -> bool:
+        """The engine's part of a step is not at its end."""
+        return self._computing is not None
 
     def forget_work(self) -> None:
         """This peer has no stage any more."""

@@ -38,9 +38,20 @@ async def have_shards(
     beside = neighbours_of(plan, tools.me, tools.spec)
     held_out = evaluate and any(each.held_out for each in beside)
     needed = tools.batches.shards(step, microbatches, held_out=held_out)
+    try:
+        await _fetch(tools, outlet, state, view, needed)
+    finally:
+        state.fetches = False
+
+
+async def _fetch(
+    tools: Tools, outlet: Outlet, state: TrainerState, view: View, needed: set[str]
+) -> None:
     while not state.is_over(view):
         try:
+            state.fetches = True
             await outlet.fetch_shards(needed)
+            state.fetches = False
             await tools.compute.run(tools.batches.open_shards, needed)
             return
         except ShardDamaged as error:

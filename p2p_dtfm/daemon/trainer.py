@@ -28,6 +28,7 @@ from p2p_dtfm.daemon.place import Place
 from p2p_dtfm.daemon.run_history import RunHistory
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.step_loop import StepLoop
+from p2p_dtfm.daemon.step_waits import StepWaits
 from p2p_dtfm.daemon.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.daemon.view_mail import ViewMail
 from p2p_dtfm.net.frames import FrameHeader, FrameKind
@@ -54,6 +55,7 @@ class Trainer:
         self._steps = StepLoop(
             tools, outlet, self._state, self._place, self._followers, self.history
         )
+        self.waits = StepWaits(tools, self._state, self._steps, self._followers)
         self._behind: Ledger | None = None
         """Of the view before, whose last step this peer has not seen commit yet."""
 
@@ -212,7 +214,11 @@ class Trainer:
                 await self._watch(view)
             else:
                 with contextlib.suppress(Stopped):
-                    await self._place.have_states(view, view.plan)
+                    state.fetches = True
+                    try:
+                        await self._place.have_states(view, view.plan)
+                    finally:
+                        state.fetches = False
                     if state.view is view:
                         mailbox = self._mail.mailbox(view.id)
                         assert mailbox is not None

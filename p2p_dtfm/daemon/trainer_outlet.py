@@ -32,6 +32,10 @@ class TrainerOutlet(Membership):
     def committed(self, outcome: StepOutcome) -> None:
         assert self._agreement is not None
         self._troubled.clear()
+        assert self._step_watch is not None
+        self._step_watch.committed(time.monotonic_ns())
+        self._plan_times.committed()
+        self._device_pace.committed(self.compute.busy_ns)
         self._do(self._agreement.committed(outcome, time.monotonic_ns()))
 
     def states_changed(self) -> None:

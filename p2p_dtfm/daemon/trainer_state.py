@@ -106,6 +106,8 @@ class TrainerState:
         """What the present view keeps of the step with which it began."""
         self.stopped = False
         """A failure has frozen the step under way."""
+        self.fetches = False
+        """States or data without which the step cannot begin are on their way here."""
         self.memory = ReplicaMemory()
         self.reduced: dict[tuple[ViewId, int], dict[int, Tensor]] = {}
         """Reduced gradients by view, step and layer: the next view may roll them forward."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from p2p_dtfm.core.lineage import extend
 from p2p_dtfm.core.liveness import Liveness
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.receipts import Receipts
-from p2p_dtfm.core.records import Intent, PeerRecord, sign_record
+from p2p_dtfm.core.records import Intent, Link, PeerRecord, sign_record
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.step import Prepared
@@ -50,6 +51,9 @@ LINGER_NS = 20 * SECOND_NS
 """A peer that has left gives state to those that took its place for so long."""
 CHECKPOINT_STEPS = 3
 PREPARED_KEPT = 2
+LINK = Link(round_trip_ns=20_000_000, bytes_per_s=10_000_000)
+UNMEASURED = 0.05
+"""Of the links; those who could not measure them wait for others that can."""
 
 
 def sign_for(peer_id: str) -> Callable[[bytes], bytes]:
@@ -120,7 +124,7 @@ class SimulatedProcess:
             verify,
             self.world.timing,
         )
-        self._set_record()
+        self._set_record(links=self._measured_links())
         if self.disk:
             newest = self.disk[-1]
             self.states = dict(newest.states)
@@ -138,6 +142,13 @@ class SimulatedProcess:
         if self.record.life == self.agreement.me.life:
             self.agreement.set_record(self.record, signed)
         return signed
+
+    def _measured_links(self) -> dict[str, Link]:
+        """To all that are there when it starts, as a daemon measures before it asks to be let in;
+        now and then one is left out."""
+        chance = random.Random(f"{self.name}{self.record.life}")
+        others = sorted(set(self.world.peers) - {self.name})
+        return {name: LINK for name in others if chance.random() > UNMEASURED}
 
     def restart(self) -> None:
         """After a crash: a new process in a higher life."""

@@ -154,6 +154,11 @@ class AgreementState:
         return self._attempt is not None
 
     @property
+    def suspected(self) -> tuple[str, ...]:
+        """Members that this peer holds for lost, for its user."""
+        return tuple(sorted(member.peer_id for member in self._suspects))
+
+    @property
     def joiners(self) -> tuple[PeerRecord, ...]:
         """Records of the newcomers that wait to be let in, sorted by peer id."""
         return self._newcomers.opened

@@ -218,7 +218,9 @@ class Daemon(Upkeep, Entrance, Readings):
             run = await self._join_run(self.settings.run_digest)
         self._run = run
         self._workload = workload_of(run.spec)
-        self._events = EventLog(self.home.run_directory(run.digest) / "events.jsonl")
+        self._events = EventLog(
+            self.home.run_directory(run.digest) / "events.jsonl", self.status.troubles
+        )
         limits = FrameLimits(payload_bytes=max(64 << 20, self._workload.boundary_bytes))
         self._bulk = BulkPlane(
             self._host,
@@ -277,6 +279,7 @@ class Daemon(Upkeep, Entrance, Readings):
             self.compute,
             self._announce,
             self._has_stage,
+            self.status.troubles,
         )
         dataset = Dataset(run.manifest, run.blobs.path, run.spec.model.context)
         tools = Tools(
@@ -302,6 +305,7 @@ class Daemon(Upkeep, Entrance, Readings):
         )
         self._trainer = Trainer(tools, self)
         self._trainer.history.on_record = self._on_step
+        self.observer.measures_with(lambda: self._measured_rate() > 0)
 
     async def _take_part(self) -> None:
         assert self._run is not None and self._trainer is not None

@@ -21,7 +21,7 @@ from p2p_dtfm.daemon.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.home import Home
 from p2p_dtfm.daemon.hours import Hours
 from p2p_dtfm.daemon.node import Daemon
-from p2p_dtfm.daemon.observer import Seen
+from p2p_dtfm.daemon.seen import Seen
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.train.measure import release_memory

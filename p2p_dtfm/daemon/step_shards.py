@@ -42,6 +42,7 @@ async def have_shards(
         try:
             await outlet.fetch_shards(needed)
             await tools.compute.run(tools.batches.open_shards, needed)
+            tools.status.troubles.over("data")
             return
         except ShardDamaged as error:
             log.warning("%s", error.cause)
@@ -52,16 +53,20 @@ async def have_shards(
             _say_missing(tools, error)
             await asyncio.sleep(SHARD_RETRY_S)
         except OSError as error:
-            tools.status.say(
-                State.WAITING,
-                f"a data shard cannot be written ({error}); free space on that disk",
-            )
+            what = f"a data shard cannot be written ({error})"
+            tools.status.say(State.WAITING, f"{what}; free space on that disk")
+            tools.status.troubles.tell("data", what, "free space on that disk")
             await asyncio.sleep(SHARD_RETRY_S)
 
 
 def _say_missing(tools: Tools, error: BlobUnavailable) -> None:
     """Waiting, until a peer turns up that has it or somebody puts the file back."""
     causes = "; ".join(f"{peer}: {in_plain_words(cause)}" for peer, cause in error.causes.items())
+    tools.status.troubles.tell(
+        "data",
+        f"data shard {error.digest[:16]} is missing here, and no peer gives it",
+        "start a peer that has it; if these data are your own, make them anew and start again",
+    )
     tools.status.say(
         State.WAITING,
         f"data shard {error.digest[:16]} is missing here, and no peer gives it "

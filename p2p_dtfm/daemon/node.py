@@ -27,6 +27,7 @@ from p2p_dtfm.core.agreement import Agreement
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.snapshot import Member
 from p2p_dtfm.core.workload import workload_of
+from p2p_dtfm.daemon.before_start import check_before_start
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.courier import Courier
 from p2p_dtfm.daemon.device_lock import only_daemon_on
@@ -79,6 +80,7 @@ class Daemon(Upkeep, Entrance, Readings):
 
     async def run(self) -> int:
         """Returns the exit code. Raises `UserError`."""
+        check_before_start(self.settings)
         self._refuse_emulation_among_strangers()
         self.home.acquire()
         async with contextlib.AsyncExitStack() as stack:

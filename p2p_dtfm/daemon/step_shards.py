@@ -71,6 +71,6 @@ def _say_missing(tools: Tools, error: BlobUnavailable) -> None:
         State.WAITING,
         f"data shard {error.digest[:16]} is missing here, and no peer gives it "
         f"({causes or 'there is no other peer'}); it is taken as soon as a peer has it. "
-        "If these data are your own: end this daemon, make them anew with the same command, "
-        "and start again",
+        "If these data are your own: end this daemon, make them anew with the same command and "
+        "--overwrite, and start again",
     )

@@ -155,8 +155,12 @@ class AgreementState:
 
     @property
     def suspected(self) -> tuple[str, ...]:
-        """Members that this peer holds for lost, for its user."""
-        return tuple(sorted(member.peer_id for member in self._suspects))
+        """Members that are held for lost, for this peer's user."""
+        lost = set(self._suspects)
+        if self._attempt is not None:
+            lost |= self._attempt.absent
+            lost |= {accusation.accused for accusation in self._attempt.accusations}
+        return tuple(sorted(member.peer_id for member in lost if member != self.me))
 
     @property
     def joiners(self) -> tuple[PeerRecord, ...]:

@@ -45,7 +45,7 @@ def problems_in(sight: Sight) -> Iterator[Problem]:
             f"no steps happen: {sight.no_plan}",
             "start p2p-dtfm on another computer with --initial-peers and this peer's address",
         )
-    elif sight.is_failing:
+    elif sight.is_failing and sight.lost:  # else a step is repeated, by itself and at once
         yield _failing(sight)
     elif sight.state in (State.TRAINING, State.WAITING) and _is_late(sight):
         yield _late(sight)
@@ -57,9 +57,8 @@ def problems_in(sight: Sight) -> Iterator[Problem]:
 
 
 def _failing(sight: Sight) -> Problem:
-    whom = f"{', '.join(sight.lost)} fell silent" if sight.lost else "a peer failed"
     return Problem(
-        f"{whom}: the step is stopped until the members agree on how to go on",
+        f"{', '.join(sight.lost)} fell silent: the step is stopped until the members agree on how to go on",
         "nothing, if that computer was switched off: the others go on without it",
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.daemon.pace import Pace
-from p2p_dtfm.daemon.status import Status
+from p2p_dtfm.daemon.status import State, Status
 
 LOSSES_KEPT = 4096
 
@@ -50,8 +50,14 @@ class RunHistory:
             "loss": self.losses[-1][1] if self.losses else None,
             "held_out_loss": self.held_out[-1][1] if self.held_out else None,
         }
+        if self._status.state is State.TRAINING:
+            self._status.say(State.TRAINING, self._of_all(outcome.step + 1))
         if self.on_record is not None:
             self.on_record(outcome)
+
+    def _of_all(self, step: int) -> str:
+        total = self._spec.total_steps
+        return f"step {min(step, total)} of {total}"
 
     def _measured(self) -> dict[str, object]:
         """Rate and time left, as they are at this moment."""

@@ -38,6 +38,7 @@ def test_a_failure_is_said_at_once() -> None:
     failing = replace(WELL, state=State.WAITING, is_failing=True, lost=("…aaaaaa",))
     (what,) = texts(failing)
     assert what.startswith("…aaaaaa fell silent")
+    assert not texts(replace(failing, lost=())), "a step is repeated, by itself and at once"
 
 
 def test_no_plan_and_nobody_who_lets_one_in() -> None:

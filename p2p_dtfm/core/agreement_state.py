@@ -159,7 +159,7 @@ class AgreementState:
         lost = set(self._suspects)
         if self._attempt is not None:
             lost |= self._attempt.absent
-            lost |= {accusation.accused for accusation in self._attempt.accusations}
+            lost |= {accusation.of for accusation in self._attempt.accusations}
         return tuple(sorted(member.peer_id for member in lost if member != self.me))
 
     @property

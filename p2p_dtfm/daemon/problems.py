@@ -58,7 +58,8 @@ def problems_in(sight: Sight) -> Iterator[Problem]:
 
 def _failing(sight: Sight) -> Problem:
     return Problem(
-        f"{', '.join(sight.lost)} fell silent: the step is stopped until the members agree on how to go on",
+        f"{', '.join(sight.lost)} fell silent: the step is stopped until the members agree on how "
+        "to go on",
         "nothing, if that computer was switched off: the others go on without it",
     )
 

@@ -38,15 +38,23 @@ def run(
     shape: Annotated[
         Path | None, typer.Option(help="Shaped links, from a launcher's file.", hidden=True)
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads to compute with.")] = None,
-    memory_gib: Annotated[float | None, typer.Option(help="Memory to use, in GiB.")] = None,
-    resident_gib: Annotated[
-        float | None, typer.Option(help="Most memory of the whole process, in GiB.")
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads to compute with; 0: half of the cores.")
     ] = None,
-    uplink_mbps: Annotated[float | None, typer.Option(help="Most to send, in Mbit/s.")] = None,
-    downlink_mbps: Annotated[float | None, typer.Option(help="Most to receive, in Mbit/s.")] = None,
+    memory_gib: Annotated[
+        float | None, typer.Option(help="Memory to use, in GiB; 0: four fifths of free.")
+    ] = None,
+    resident_gib: Annotated[
+        float | None, typer.Option(help="Most memory of the whole process, in GiB; 0: no limit.")
+    ] = None,
+    uplink_mbps: Annotated[
+        float | None, typer.Option(help="Most to send, in Mbit/s; 0: no limit.")
+    ] = None,
+    downlink_mbps: Annotated[
+        float | None, typer.Option(help="Most to receive, in Mbit/s; 0: no limit.")
+    ] = None,
     disk_gib: Annotated[
-        float | None, typer.Option(help="Most disk for checkpoints and data, in GiB.")
+        float | None, typer.Option(help="Most disk for checkpoints and data, in GiB; 0: no limit.")
     ] = None,
     hours: Annotated[
         str | None, typer.Option(help="Take part in these hours only, such as 22-07.")

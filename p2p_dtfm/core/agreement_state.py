@@ -173,6 +173,15 @@ class AgreementState:
         return tuple(sorted(member.peer_id for member in missing))
 
     @property
+    def suspected(self) -> tuple[str, ...]:
+        """Members that are held for lost, for this peer's user."""
+        lost = set(self._suspects)
+        if self._attempt is not None:
+            lost |= self._attempt.absent
+            lost |= {accusation.of for accusation in self._attempt.accusations}
+        return tuple(sorted(member.peer_id for member in lost if member != self.me))
+
+    @property
     def joiners(self) -> tuple[PeerRecord, ...]:
         """Records of the newcomers that wait to be let in, sorted by peer id."""
         return self._newcomers.opened

@@ -128,6 +128,7 @@ class Entrance(PeerState):
             run_digest,
             lambda text: self.status.say(State.JOINING, text),
         )
+        self.observer.came_to(welcome.tokens_per_s, welcome.members)
         members = {self._welcomed_by, *(peer.peer_id for peer in welcome.peers)}
         for peer_id in set(initial) - members:
             self._courier.forget(peer_id)  # a bootstrap node

@@ -194,10 +194,15 @@ class Membership(PeerState):
         """Without a number on disk that grows, a later start could speak as an earlier one."""
         while True:
             try:
-                return self.home.next_life()
+                life = self.home.next_life()
+                self.status.troubles.over("life")
+                return life
             except OSError as error:
                 text = f"its life cannot be written down ({error}); free space on that disk"
                 self.status.say(State.WAITING, text)
+                self.status.troubles.tell(
+                    "life", f"its life cannot be written down ({error})", "free space on that disk"
+                )
                 await asyncio.sleep(DATA_RETRY_S)
 
     async def _connect(self, peer_id: str) -> None:

@@ -27,6 +27,7 @@ from p2p_dtfm.core.agreement import Agreement
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.snapshot import Member
 from p2p_dtfm.core.workload import workload_of
+from p2p_dtfm.daemon.before_start import check_before_start
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.courier import Courier
 from p2p_dtfm.daemon.device_lock import only_daemon_on
@@ -80,6 +81,7 @@ class Daemon(Upkeep, Entrance, Readings):
 
     async def run(self) -> int:
         """Returns the exit code. Raises `UserError`."""
+        check_before_start(self.settings)
         self._refuse_emulation_among_strangers()
         self.home.acquire()
         async with contextlib.AsyncExitStack() as stack:
@@ -219,7 +221,9 @@ class Daemon(Upkeep, Entrance, Readings):
             run = await self._join_run(self.settings.run_digest)
         self._run = run
         self._workload = workload_of(run.spec)
-        self._events = EventLog(self.home.run_directory(run.digest) / "events.jsonl")
+        self._events = EventLog(
+            self.home.run_directory(run.digest) / "events.jsonl", self.status.troubles
+        )
         limits = FrameLimits(payload_bytes=max(64 << 20, self._workload.boundary_bytes))
         self._bulk = BulkPlane(
             self._host,
@@ -278,6 +282,7 @@ class Daemon(Upkeep, Entrance, Readings):
             self.compute,
             self._announce,
             self._has_stage,
+            self.status.troubles,
         )
         dataset = Dataset(run.manifest, run.blobs.path, run.spec.model.context)
         tools = Tools(
@@ -310,6 +315,7 @@ class Daemon(Upkeep, Entrance, Readings):
             self._liveness.sleep_ns,
         )
         self._trainer.history.on_record = self._on_step
+        self.observer.measures_with(lambda: self._measured_rate() > 0)
 
     async def _take_part(self) -> None:
         assert self._run is not None and self._trainer is not None

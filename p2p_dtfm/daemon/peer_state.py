@@ -14,9 +14,10 @@ from p2p_dtfm.daemon.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.device_pace import DevicePace
 from p2p_dtfm.daemon.event_files import EventFiles
 from p2p_dtfm.daemon.home import Home
-from p2p_dtfm.daemon.observer import Observer, Seen
+from p2p_dtfm.daemon.observer import Observer
 from p2p_dtfm.daemon.plan_times import PlanTimes
 from p2p_dtfm.daemon.run_source import Run
+from p2p_dtfm.daemon.seen import Seen
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.step_recorder import StepRecorder
@@ -126,6 +127,13 @@ class PeerState:
         assert self._failed is not None
         if not self._failed.done():
             self._failed.set_exception(task.exception() or RuntimeError("unknown"))
+
+    def _measured_rate(self) -> int:
+        """Tokens a second of the view in force; 0 while too little of it was seen."""
+        trainer = self._trainer
+        if trainer is None or not trainer.history.pace.is_settled:
+            return 0
+        return int(self.status.figures().get("tokens_per_s") or 0)
 
     def _cancel_tasks(self) -> None:
         for task in self._tasks:

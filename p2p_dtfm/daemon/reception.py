@@ -143,7 +143,14 @@ class Reception(TrainerOutlet):
         peers = [PeerAddress(record.peer_id, record.addresses) for record in records]
         others = [peer for peer in peers if peer.peer_id not in (sender, own.peer_id)]
         return encode(
-            Welcome(PROTOCOL_VERSION, self._run.signed_spec, (own, *others), self._agreement.step)
+            Welcome(
+                PROTOCOL_VERSION,
+                self._run.signed_spec,
+                (own, *others),
+                self._agreement.step,
+                len(records),
+                self._measured_rate(),
+            )
         )
 
     def _on_frame(

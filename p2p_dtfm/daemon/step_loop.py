@@ -248,7 +248,7 @@ class StepLoop:
         if state.view is view:
             self._place.drop_unwanted()
         self._outlet.states_changed()
-        self._history.record(outcome, state.step)
+        self._history.record(outcome)
         is_due = (step + 1) % spec.checkpoint.every_steps == 0 or step + 1 == spec.total_steps
         if train and is_due:
             with recorder.span("save"):

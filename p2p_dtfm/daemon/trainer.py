@@ -139,7 +139,7 @@ class Trainer:
         while ledger is not None and ledger.step < self._state.step:
             if (outcome := ledger.next_outcome()) is None:
                 return
-            self.history.record(outcome, self._state.step)
+            self.history.record(outcome)
         self._behind = None
 
     def prepared(self, prepared: Prepared) -> None:
@@ -242,7 +242,7 @@ class Trainer:
                 held = state.states[layer]
                 await compute.run(replay_outcome, self._spec, held, kept[layer], step - 1, norm)
             state.memory.commit(step - 1)
-            self.history.record(restart.outcome, state.step)
+            self.history.record(restart.outcome)
         if state.restart is restart:
             state.restart = None
         self._outlet.states_changed()
@@ -272,7 +272,7 @@ class Trainer:
                 await self._place.offer_states()
                 await state.wait()
                 continue
-            self.history.record(outcome, state.step)
+            self.history.record(outcome)
             self._place.drop_unwanted()
             self._outlet.states_changed()
             state.step = outcome.step + 1

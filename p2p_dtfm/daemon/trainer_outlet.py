@@ -127,7 +127,7 @@ class TrainerOutlet(Membership):
         )
         self.observer.step_committed(outcome)
         if self._event_files is not None:
-            self._event_files.step_committed(outcome, self.status.facts.get("tokens_per_s"))
+            self._event_files.step_committed(outcome, self.status.figures().get("tokens_per_s"))
         held_out = outcome.held_out_loss
         text = "" if held_out is None else f", held-out loss {held_out:.4f}"
         if outcome.loss is not None:

@@ -13,12 +13,14 @@ from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.event_files import EventFiles
 from p2p_dtfm.daemon.home import Home
+from p2p_dtfm.daemon.memory import Memory
 from p2p_dtfm.daemon.observer import Observer, Seen
 from p2p_dtfm.daemon.run_source import Run
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.daemon.trainer import Trainer
+from p2p_dtfm.net.nearby import Nearby
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -67,6 +69,16 @@ class PeerState:
         self._learnt: dict[str, Signed] = {}
         self._training: asyncio.Task[Any] | None = None
         self._welcomed_by = ""
+        self._members_named: tuple[str, ...] = ()
+        """By the member that answered first."""
+        self._first_contacts: tuple[str, ...] = ()
+        """Addresses that were reached before anything else."""
+        self._past: list[Memory] = []
+        self._recalled: Memory | None = None
+        self._memory: Memory | None = None
+        self._memory_lock = asyncio.Lock()
+        self._memory_fails = False
+        self._nearby: Nearby | None = None
         self._founds = settings.founds
         self.pause_reason: str | None = None
         """Why this peer left, if it is to come back."""

@@ -31,6 +31,16 @@ def run(
     run: Annotated[
         str | None, typer.Option("--run", help="Found a swarm with this run spec (file or name).")
     ] = None,
+    new: Annotated[
+        bool | None,
+        typer.Option("--new", help="With --run: found afresh, whatever became of it before."),
+    ] = None,
+    nearby: Annotated[
+        bool | None,
+        typer.Option(
+            "--nearby/--no-nearby", help="Whether to look for members on the local network."
+        ),
+    ] = None,
     run_digest: Annotated[
         str | None, typer.Option("--run-digest", help="Join only the run of this digest.")
     ] = None,
@@ -98,7 +108,8 @@ def run(
     ] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Without a command: the daemon. It founds a swarm, or joins one with --initial-peers."""
+    """Without a command: the daemon. It takes up the last run of its home, joins a swarm with
+    --initial-peers, or founds one with --run."""
     if context.invoked_subcommand is not None:
         return
     if version:
@@ -113,6 +124,8 @@ def run(
         {
             "home": home,
             "run": run,
+            "new": new,
+            "nearby": nearby,
             "initial_peers": tuple(initial_peers or ()),
             "run_digest": run_digest,
             "device": device,

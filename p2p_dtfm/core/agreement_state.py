@@ -150,6 +150,11 @@ class AgreementState:
                 del self._known_peers[next(iter(self._known_peers))]
 
     @property
+    def known_peers(self) -> tuple[str, ...]:
+        """All that were heard of, those that were named last at the end."""
+        return tuple(self._known_peers)
+
+    @property
     def attempting(self) -> bool:
         return self._attempt is not None
 

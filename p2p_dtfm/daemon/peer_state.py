@@ -14,6 +14,7 @@ from p2p_dtfm.daemon.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.device_pace import DevicePace
 from p2p_dtfm.daemon.event_files import EventFiles
 from p2p_dtfm.daemon.home import Home
+from p2p_dtfm.daemon.memory import Memory
 from p2p_dtfm.daemon.observer import Observer
 from p2p_dtfm.daemon.plan_times import PlanTimes
 from p2p_dtfm.daemon.run_source import Run
@@ -23,6 +24,7 @@ from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.daemon.step_watch import StepWatch
 from p2p_dtfm.daemon.trainer import Trainer
+from p2p_dtfm.net.nearby import Nearby
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -74,6 +76,16 @@ class PeerState:
         self._learnt: dict[str, Signed] = {}
         self._training: asyncio.Task[Any] | None = None
         self._welcomed_by = ""
+        self._members_named: tuple[str, ...] = ()
+        """By the member that answered first."""
+        self._first_contacts: tuple[str, ...] = ()
+        """Addresses that were reached before anything else."""
+        self._past: list[Memory] = []
+        self._recalled: Memory | None = None
+        self._memory: Memory | None = None
+        self._memory_lock = asyncio.Lock()
+        self._memory_fails = False
+        self._nearby: Nearby | None = None
         self._founds = settings.founds
         self.pause_reason: str | None = None
         """Why this peer left, if it is to come back."""

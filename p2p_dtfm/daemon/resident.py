@@ -259,7 +259,11 @@ def _away(shown: DashboardState, status: Status) -> DashboardState:
 
 
 def _to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> Settings:
-    """As a newcomer to those who were met; as it was started, if there was nobody."""
+    """As a newcomer to those who were met. Whoever founded the run, or took it up, finds them by
+    itself, and goes on alone if they are gone."""
+    if not settings.initial_peers or settings.run:
+        return settings.model_copy(update={"new": False, "run_digest": run_digest})
     if not met or not run_digest:
         return settings
-    return settings.model_copy(update={"initial_peers": met, "run": "", "run_digest": run_digest})
+    known = tuple(dict.fromkeys((*met, *settings.initial_peers)))
+    return settings.model_copy(update={"initial_peers": known, "run_digest": run_digest})

@@ -25,7 +25,14 @@ class Settings(BaseModel):
     home: Path = Field(default_factory=default_home, description="identity, data, checkpoints")
     run: str = Field(
         default="",
-        description='run spec to found a swarm with, "tiny" if neither it nor initial_peers is set',
+        description="run spec to found a swarm with; without it and initial_peers, the home's last "
+        "run is taken up",
+    )
+    new: bool = Field(
+        default=False, description="found afresh, whatever this home or others have of the run"
+    )
+    nearby: bool = Field(
+        default=True, description="look for members that were met before on the local network"
     )
     initial_peers: tuple[str, ...] = Field(default=(), description="addresses of a swarm to join")
     run_digest: str = Field(
@@ -107,7 +114,7 @@ class Settings(BaseModel):
     @property
     def founds(self) -> bool:
         """Whether to bring a run along; with initial peers it is founded in their directory."""
-        return bool(self.run) or not self.initial_peers
+        return bool(self.run)
 
 
 LOOPBACK = ("/ip4/127.", "/ip6/::1/")

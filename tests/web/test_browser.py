@@ -202,7 +202,7 @@ def test_choosing_a_peer_shows_its_facts(page: Page, tmp_path: Path) -> None:
 def test_whether_this_peer_is_useful_is_said_once_it_is_measured(page: Page) -> None:
     example = two()
     page.set_view(1440, 900)
-    part = "document.querySelector('#part').textContent"
+    part = "(document.querySelector('#part')?.textContent ?? '')"
 
     def measured(now: float | None) -> Worth:
         return Worth(

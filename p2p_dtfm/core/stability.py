@@ -86,6 +86,7 @@ class Present:
         fits = plan.pipelines[0].stages[-1].end_layer == self.problem.layer_count
         self.pipelines = plan.pipelines if fits else ()
         self._off = self._how_far_off()
+        self._off_alone = self._how_far_off_alone() if self._off else None
 
     def placement(self) -> tuple[tuple[int, ...], ...]:
         """Present pipelines less those who are gone: where a search may begin."""
@@ -102,7 +103,7 @@ class Present:
         if not kept:
             return min([rival, *map(self._choice, self._left())], key=_bargain).cost
         base = min(kept, key=_bargain)
-        grown = [self._choice(cost) for cost in (*self._grown(base.cost), *self._tried())]
+        grown = [self._choice(cost) for cost in self._others(base)]
         worthwhile = [c for c in (rival, *grown) if _pays(c, base)]
         return min([base, *worthwhile], key=_bargain).cost
 
@@ -151,6 +152,18 @@ class Present:
         if cost is not None:
             yield cost
 
+    def _others(self, base: Choice) -> Iterator[PlacementCost]:
+        """What may be better than the present plan, besides what a search finds."""
+        yield from self._grown(base.cost)
+        yield from self._tried()
+        if self._off is not None:
+            yield from self._alone()
+
+    def _alone(self) -> Iterator[PlacementCost]:
+        """One peer by itself: a swarm must not be slower than its best member."""
+        alone = (self.model.cost(((peer,),)) for peer in range(self.problem.peer_count)[:64])
+        return (cost for cost in alone if cost is not None)
+
     def _tried(self) -> Iterator[PlacementCost]:
         """Plans that were measured, if all who held a stage are still here."""
         for shape in self.measured:
@@ -170,22 +183,30 @@ class Present:
             return None
         return found, cost.step_ns
 
+    def _how_far_off_alone(self) -> tuple[int, int] | None:
+        """The same of peers that were tried alone: the most."""
+        alone = [cost for cost in self._tried() if cost.stage_count == 1]
+        pairs = [(self.measured[self._shape(cost)], cost.step_ns) for cost in alone]
+        late = [(took, planned) for took, planned in pairs if took > planned]
+        return max(late, key=lambda pair: (pair[0] * 1000 // max(1, pair[1]), pair), default=None)
+
     def _shape(self, cost: PlacementCost) -> Shape:
         ids = self.problem.peer_ids
         pairs = zip(cost.placement, cost.pipelines, strict=True)
         return tuple(sorted((tuple(ids[p] for p in peers), c.cuts) for peers, c in pairs))
 
     def _step_ns(self, cost: PlacementCost) -> int:
-        """As measured. What was never tried is taken to be as far off as the plan in force; but not
-        a peer alone, which has no links, if that is one with links."""
+        """As measured. What was never tried is taken to be as far off as the plan in force; but a
+        peer alone, which has no links, only as far as others alone, if that plan has links."""
         found = self.measured.get(self._shape(cost)) if self.measured else None
         if found is not None:
             return found
         stages = sum(len(pipeline.stages) for pipeline in self.pipelines)
-        if self._off is None or (cost.stage_count == 1 < stages):
+        off = self._off_alone if cost.stage_count == 1 < stages else self._off
+        if off is None:
             return cost.step_ns
-        measured_ns, predicted_ns = self._off
-        return cost.step_ns * measured_ns // max(1, predicted_ns)
+        measured_ns, predicted_ns = off
+        return -(-cost.step_ns * measured_ns // max(1, predicted_ns))
 
     def _kept(self) -> Iterator[PlacementCost]:
         """The present pipelines that still stand; and with a spare in the place of each loss."""

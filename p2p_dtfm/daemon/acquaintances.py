@@ -112,8 +112,9 @@ class Acquaintances(PeerState):
         sought = self._sought(run_digest)
         places = self._search.places(sought)
         what = f"looks for members of run {run_digest[:16]}: asks {places}"
+        if self.status.state is State.JOINING:
+            log.info("%s", what)
         self.status.say(State.JOINING, what)
-        log.info("%s", what)
         found = await self._search.look(sought)
         if found is None:
             log.info("no member of run %s answers: asked %s", run_digest[:16], places)
@@ -195,9 +196,9 @@ class Acquaintances(PeerState):
         assert self._memory is not None
         used_s = int(time.time())
         self._memory = msgspec.structs.replace(self._memory.met(seen), used_s=used_s)
-        directory = self.home.run_directory(self._memory.run_digest)
         async with self._memory_lock:
             try:
+                directory = self.home.run_directory(self._memory.run_digest)
                 await asyncio.to_thread(write_memory, directory, self._memory)
                 self._memory_fails = False
             except OSError as error:
@@ -263,16 +264,12 @@ class Acquaintances(PeerState):
 
 def nothing_to_take_up(home: Path, run_digest: str) -> UserError:
     """A daemon without an argument, in a home without a past."""
-    what = f"run {run_digest[:16]}" if run_digest else "no run"
-    cause = f"{home} remembers {what} that could be taken up"
-    if run_digest:
-        cause = f"{home} does not remember {what}"
-    return UserError(
-        cause,
-        (
-            "join a swarm: p2p-dtfm --initial-peers ADDRESS",
-            "found one: p2p-dtfm --run tiny, or a run spec of your own",
-            "see one train on this machine: p2p-dtfm demo",
-            "look at this machine and its network: p2p-dtfm doctor",
-        ),
+    fixes = (
+        "join a swarm: p2p-dtfm --initial-peers ADDRESS",
+        "found one: p2p-dtfm --run tiny, or a run spec of your own",
+        "see one train on this machine: p2p-dtfm demo",
+        "look at this machine and its network: p2p-dtfm doctor",
     )
+    if run_digest:
+        return UserError(f"{home} does not remember run {run_digest[:16]}", fixes)
+    return UserError(f"nothing says what to do, and {home} remembers no run to take up", fixes)

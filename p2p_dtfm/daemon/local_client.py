@@ -12,7 +12,7 @@ from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.home import Home, default_home
 
 TIMEOUT_S = 10.0
-PATIENCE_S = 3.0
+PATIENCE_S = 10.0
 LOOK_EVERY_S = 0.05
 
 
@@ -54,6 +54,12 @@ def call_daemon(
         payload = response.read()
     except (OSError, http.client.HTTPException) as error:
         none_runs = isinstance(error, FileNotFoundError | ConnectionRefusedError)
+        if none_runs and _lives(place):
+            raise UserError(
+                f"the daemon in {place.root} does not answer yet: it starts or ends just now",
+                "try again in a moment",
+                exit_code=4,
+            ) from error
         why = "it was not started there, or has ended" if none_runs else error
         raise UserError(
             f"no daemon answers in {place.root} ({why})",

@@ -13,7 +13,7 @@ from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.core.view import View
 from p2p_dtfm.core.workload import Workload
 from p2p_dtfm.daemon.courier import Courier
-from p2p_dtfm.daemon.problems import SILENT_S, Sight, problems_in
+from p2p_dtfm.daemon.problems import SILENT_S, UNHEARD_S, Sight, problems_in
 from p2p_dtfm.daemon.seen import EVENTS_LIMIT, Events, Seen
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.view_facts import points_of, view_state
@@ -274,7 +274,7 @@ class Observer:
         return [
             (shortened(peer.peer_id), ago_s)
             for peer, ago_s in heard
-            if ago_s is not None and ago_s > SILENT_S
+            if ago_s is not None and ago_s > UNHEARD_S
         ]
 
 

@@ -11,6 +11,8 @@ LATE_STEPS = 5
 LATE_S = 10.0
 """A step is late after this time and this many times what steps took of late."""
 SILENT_S = 10.0
+UNHEARD_S = 3.0
+"""Whoever was not heard for so long while no step commits may be what it waits for."""
 JOINING_LIMIT_S = 90.0
 WAITS_FOR_NOBODY = (State.SPARE, State.DONE, State.LEAVING, State.STOPPED, State.PAUSED)
 
@@ -67,7 +69,8 @@ def _failing(sight: Sight) -> Problem:
 def _is_late(sight: Sight) -> bool:
     if sight.state is State.WAITING and sight.step_s is None:
         return False  # for the first view; the reason says what for
-    return sight.uncommitted_s > max(LATE_S, LATE_STEPS * (sight.step_s or 0))
+    late_s = UNHEARD_S if sight.silent else LATE_S
+    return sight.uncommitted_s > max(late_s, LATE_STEPS * (sight.step_s or 0))
 
 
 def _late(sight: Sight) -> Problem:

@@ -118,11 +118,6 @@ class Nearby:
     async def answer(self, run_digest: str, port: int, knows: Callable[[str], bool]) -> None:
         """From now on answer questions about this run. Where the system does not allow it, others
         do not find this peer here: no reason to fail."""
-        try:
-            listener = _listening_socket([str(item.ip) for item in self._interfaces])
-        except OSError as error:
-            log.info("does not listen for questions on the local network: %s", error.strerror)
-            return
 
         def on_datagram(datagram: bytes, source: tuple[str, int]) -> None:
             question = read_question(datagram, run_digest)
@@ -133,10 +128,13 @@ class Nearby:
                 reply = make_answer(run_digest, self._peer_id, port, nonce, knows(asker))
                 self._transport.sendto(reply, source)
 
-        loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_datagram_endpoint(
-            lambda: _Datagrams(on_datagram), sock=listener
-        )
+        try:
+            listener = _listening_socket([str(item.ip) for item in self._interfaces])
+            self._transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+                lambda: _Datagrams(on_datagram), sock=listener
+            )
+        except OSError as error:
+            log.info("does not listen for questions on the local network: %s", error.strerror)
 
     async def ask(self, run_digest: str, on_answer: Callable[[Neighbour], None]) -> None:
         """Ask all neighbours; hear of each that answers, once, within `LISTEN_S`."""
@@ -151,13 +149,11 @@ class Nearby:
                 heard.add(found)
                 on_answer(found)
 
-        asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        asking.setblocking(False)
-        asking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_datagram_endpoint(
-            lambda: _Datagrams(on_datagram), sock=asking
-        )
+        try:
+            transport, asking = await self._asking_socket(on_datagram)
+        except OSError as error:
+            log.debug("cannot ask on the local network: %s", error)
+            return
         question = make_question(run_digest, self._peer_id, nonce)
         begin_s = time.monotonic()
         try:
@@ -167,6 +163,22 @@ class Nearby:
             await asyncio.sleep(max(0.0, begin_s + LISTEN_S - time.monotonic()))
         finally:
             transport.close()
+
+    async def _asking_socket(
+        self, on_datagram: Callable[[bytes, tuple[str, int]], None]
+    ) -> tuple[asyncio.DatagramTransport, socket.socket]:
+        """Of its own: answers to a port that several daemons share would reach one of them."""
+        asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            asking.setblocking(False)
+            asking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
+            transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+                lambda: _Datagrams(on_datagram), sock=asking
+            )
+        except OSError:
+            asking.close()
+            raise
+        return transport, asking
 
     def _send(self, asking: socket.socket, question: bytes) -> None:
         for interface in self._interfaces:

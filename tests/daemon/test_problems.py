@@ -31,6 +31,7 @@ def test_a_late_step_names_who_is_silent_before_whom_it_waits_for() -> None:
     late = replace(WELL, uncommitted_s=12.0, waits_for=("…bbbbbb",))
     assert texts(late) == ["no step was committed for 12 s: this peer waits for …bbbbbb"]
     silent = replace(late, silent=(("…aaaaaa", 11.0), ("…cccccc", 14.0)))
+    assert texts(replace(silent, uncommitted_s=4.0)), "nobody is silent for seconds"
     assert texts(silent) == ["no step was committed for 12 s: …cccccc was not heard of for 14 s"]
 
 

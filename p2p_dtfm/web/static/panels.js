@@ -59,7 +59,7 @@ export function drawPart({ live, view }) {
     room.replaceChildren(element("p", { className: "quiet" }, paused || "It takes no part in a view yet."));
     return;
   }
-  const lines = [element("p", { className: "verdict" }, verdict(view, me))];
+  const lines = [element("p", { className: "verdict" }, verdict(view, me, live?.worth))];
   const guards = guarded(view.part);
   if (guards) lines.push(element("p", {}, guards));
   for (const text of [placeOf(view, me), worthOf(live?.worth)]) {
@@ -70,12 +70,22 @@ export function drawPart({ live, view }) {
   room.replaceChildren(...lines);
 }
 
-function verdict(view, me) {
+function verdict(view, me, worth) {
   if (me.pipeline === null) return view.no_plan ? "Not yet: there is no plan." : "As a spare: it computes nothing now.";
   const pipeline = view.pipelines[me.pipeline];
-  return `Yes: ${percent(view.part?.share ?? 0)} of each step is computed here, ` +
+  return `${answer(worth)}${percent(view.part?.share ?? 0)} of each step is computed here, ` +
     `${layers(me)} for ${count(pipeline.microbatch_count)} microbatches ` +
     `(pipeline ${me.pipeline + 1}, stage ${me.position + 1} of ${pipeline.peers.length}).`;
+}
+
+const NOTICED = 0.03;
+
+/** By what was measured before this peer came and since; a founder has nothing to compare with. */
+function answer(worth) {
+  if (!worth) return "";
+  if (worth.now_tokens_per_s === null) return "Not known yet: ";
+  const more = worth.now_tokens_per_s / worth.before_tokens_per_s - 1;
+  return more >= NOTICED ? "Yes: " : more <= -NOTICED ? "No: " : "Hardly: ";
 }
 
 /** Which layers would be lost with their holder, were it not for this peer. */
@@ -105,7 +115,8 @@ function worthOf(worth) {
   const before = `Before it came, ${who(worth.before_members)} did ${count(worth.before_tokens_per_s)} tokens a second, as measured`;
   if (worth.now_tokens_per_s === null) return `${before}; what it adds is not known yet.`;
   const times = worth.now_tokens_per_s / worth.before_tokens_per_s;
-  const change = times >= 1.03 ? `${percent(times - 1)} more` : times <= 0.97 ? `${percent(1 - times)} less` : "about the same";
+  const change = times >= 1 + NOTICED ? `${percent(times - 1)} more`
+    : times <= 1 - NOTICED ? `${percent(1 - times)} less` : "about the same";
   return `${before}; now ${who(worth.now_members)} do ${count(worth.now_tokens_per_s)}: ${change}.`;
 }
 

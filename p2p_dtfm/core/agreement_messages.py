@@ -11,6 +11,8 @@ from p2p_dtfm.core.stage_progress import StageProgress
 from p2p_dtfm.core.step import StepOutcome, open_prepared
 
 _CONTRIBUTION = "contribution"
+PREPARED_LIMIT = 1024
+"""In a contribution: of two steps, and as many that were refused."""
 
 
 class PresentView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,11 +38,14 @@ class PendingStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base: str
     """Lineage digest of the states that the step starts from."""
     prepared: tuple[Signed, ...]
-    """All that this peer had received, and its own, as their makers signed them."""
+    """All that this peer had received, and its own, as their makers signed them; and those that it
+    has refused."""
     reduced_layers: tuple[int, ...]
     """Of these it has the step's reduced gradients."""
     progress: StageProgress | None = None
     """What of the step's microbatches it has computed, and keeps."""
+    counts: dict[str, int] = {}
+    """Of so many microbatches each peer with the head counts the loss (`loss_counts`)."""
 
 
 class RetainedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,6 +59,8 @@ class RetainedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base: str
     outcome: StepOutcome | None
     reduced_layers: tuple[int, ...]
+    prepared: tuple[Signed, ...] = ()
+    """By which it was committed here: who said something else to others is found out."""
 
 
 class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,8 +182,12 @@ def open_contribution(signed: Signed, verify: Verify) -> Contribution:
     Its maker has checked what others said before it passed that on: a forgery in it is its own.
     """
     contribution = open_signed(signed, _CONTRIBUTION, Contribution, verify)
-    pending = contribution.pending
-    for said in pending.prepared if pending is not None else ():
+    pending, retained = contribution.pending, contribution.retained
+    passed_on = pending.prepared if pending is not None else ()
+    passed_on += retained.prepared if retained is not None else ()
+    if len(passed_on) > PREPARED_LIMIT:
+        raise PeerFault(f"passes on {len(passed_on)} Prepared", signed.peer_id)
+    for said in passed_on:
         try:
             open_prepared(said, verify)
         except PeerFault as fault:

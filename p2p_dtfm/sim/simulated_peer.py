@@ -209,6 +209,10 @@ class SimulatedPeer(SimulatedTraining):
                 kept = self.gradients.get((restart.rolled_view, action.step - 1), {})
                 for layer in restart.roll_forward:
                     self._apply(layer, kept.get(layer))
+                lineage = self.agreement.inventory.lineage.digest
+                self.world.invariants.leads_to(
+                    self.name, restart.rolled_view, action.step - 1, lineage
+                )
         if action.step == 0:
             for layer in self._wanted(view):
                 self.states.setdefault(layer, State(0, GENESIS_VALUE))

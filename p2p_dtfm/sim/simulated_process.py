@@ -21,7 +21,6 @@ from p2p_dtfm.core.agreement_messages import (
     SavedState,
 )
 from p2p_dtfm.core.canonical import decode, digest_bytes
-from p2p_dtfm.core.lineage import extend
 from p2p_dtfm.core.liveness import Liveness
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.receipts import Receipts
@@ -29,6 +28,7 @@ from p2p_dtfm.core.records import Intent, PeerRecord, sign_record
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.step import SignedPrepared, Statement
+from p2p_dtfm.core.step_terms import StepTerms
 from p2p_dtfm.core.view import View
 from p2p_dtfm.sim.invariants import Violation
 from p2p_dtfm.sim.training import (
@@ -50,6 +50,16 @@ LINGER_NS = 20 * SECOND_NS
 """A peer that has left gives state to those that took its place for so long."""
 CHECKPOINT_STEPS = 3
 PREPARED_KEPT = 2
+
+
+TERMS = StepTerms(
+    microbatch_tokens=1,
+    evaluation_microbatches=0,
+    evaluation_every=1,
+    states_every=CHECKPOINT_STEPS,
+    total_steps=1 << 40,
+    loss_limit=2.0,
+)
 
 
 def sign_for(peer_id: str) -> Callable[[bytes], bytes]:
@@ -120,6 +130,7 @@ class SimulatedProcess:
             verify,
             self.world.timing,
         )
+        self.agreement.terms = TERMS
         self._set_record()
         if self.disk:
             newest = self.disk[-1]
@@ -274,7 +285,9 @@ class SimulatedProcess:
             and before is not None
             and mine.at(step - 1) == before
             and any(
-                key[1] == step - 1 and layer in held and extend(before, step - 1, key[0]) == lineage
+                key[1] == step - 1
+                and layer in held
+                and self.world.invariants.lineage_after(*key) == lineage
                 for key, held in self.gradients.items()
             )
         )

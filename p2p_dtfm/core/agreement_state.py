@@ -96,6 +96,8 @@ class AgreementState:
         self._dropped: View | None = None
         self._quiet_until_ns = 0
         self._suspects: set[Member] = set()
+        self._distrusted: set[Member] = set()
+        """Suspects whose life is not what is in doubt; until a view takes over."""
         self._carried: set[Accusation] = set()
         """Links of newcomers that made the attempt before fail."""
         self._active_members: dict[ViewId, set[Member]] = {}

@@ -61,6 +61,14 @@ class Gathering(Takeover):
                 actions += self._on_evidence(member, reason, now_ns)
         return actions
 
+    def distrust(self, peer_id: str, reason: str, now_ns: int) -> Actions:
+        """`peer_id` sends what no correct peer sends, and being heard from is no excuse."""
+        view = self.view
+        for member in view.members if view is not None else ():
+            if member.peer_id == peer_id and member != self.me:
+                self._distrusted.add(member)
+        return self.suspect(peer_id, reason, now_ns)
+
     def _on_evidence(self, member: Member, reason: str, now_ns: int) -> Actions:
         self._suspects.add(member)
         attempt = self._attempt
@@ -152,7 +160,8 @@ class Gathering(Takeover):
             accepts_loss=self._accepts_loss or self._sees_fork,
         )
         attempt.add(sign_contribution(mine, self._signer), mine, self._open_record)
-        attempt.accusations = {Accusation(self.me, member) for member in self._suspects}
+        doubted = self._suspects | self._distrusted
+        attempt.accusations = {Accusation(self.me, member) for member in doubted}
         attempt.accusations |= self._carried
         self._carried = set()
         return actions + (self._knowledge_grew(attempt, now_ns) if grew else [])

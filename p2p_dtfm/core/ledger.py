@@ -71,6 +71,11 @@ class Ledger:
             self.step += 1
         return outcome
 
+    def has_refused(self, signed: Signed) -> bool:
+        """Whether this Prepared is evidence against its maker."""
+        evidence = (t.evidence.get(signed.peer_id) for t in self._transactions.values())
+        return signed in evidence
+
     @property
     def conflict(self) -> Conflict:
         """Why the present step does not commit, though all have said Prepared."""

@@ -150,12 +150,31 @@ class Trainer:
         elif ledger is not None and prepared.view == ledger.view:
             is_ahead = prepared.step >= ledger.step + STEPS_AHEAD_LIMIT
             if is_ahead and state.view is not None and not state.view.layers_of(self._tools.me):
-                self._outlet.skip_to(prepared.step)
-                state.step = ledger.step
-            ledger.record(statement)
+                self._skip(ledger, statement)
+            if not is_ahead:
+                self._record(ledger, statement)
+            elif prepared.step < ledger.step + STEPS_AHEAD_LIMIT:
+                ledger.record(statement)
             state.wake.set()
         elif ledger is None or prepared.view.number > ledger.view.number:
             self._mail.keep_early(statement)
+
+    def _skip(self, ledger: Ledger, statement: Statement) -> None:
+        """Raises `PeerFault`."""
+        found = ledger.says_ahead(statement)
+        if found is not None:
+            self._outlet.skip_to(*found)
+            self._state.step = ledger.step
+
+    def _record(self, ledger: Ledger, statement: Statement) -> None:
+        """Raises `PeerFault`, and has the step repeated without whom its own words convict."""
+        try:
+            ledger.record(statement)
+        except PeerFault as fault:
+            if ledger.has_refused(statement.signed):
+                reason = f"{statement.prepared.peer_id}: {fault.cause}"
+                asyncio.get_running_loop().call_soon(self._outlet.contradiction, reason)
+            raise
 
     async def frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
         """Raises `PeerFault` for what is not due.

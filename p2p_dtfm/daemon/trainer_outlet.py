@@ -51,9 +51,9 @@ class TrainerOutlet(Membership):
         assert self._agreement is not None
         self._agreement.computed(step, progress)
 
-    def skip_to(self, step: int) -> None:
+    def skip_to(self, step: int, lineage: str) -> None:
         assert self._agreement is not None
-        self._agreement.skip_to(step)
+        self._agreement.skip_to(step, lineage)
 
     def trouble(self, peer_id: str, cause: str) -> None:
         """Once in a step it may be the link, and the step is repeated; twice it is the peer."""
@@ -68,6 +68,17 @@ class TrainerOutlet(Membership):
             self._troubled.add(peer_id)
             text = f"what goes to or comes from {peer_id} is lost: {cause}"
             self._do(self._agreement.repeat_step(text, now_ns))
+
+    def poison(self, peer_id: str, cause: str) -> None:
+        """It is no link that makes such numbers, so the step is repeated without their sender."""
+        assert self._agreement is not None
+        if self._agreement.view is not None and peer_id in self._agreement.view.member_ids:
+            self._do(self._agreement.distrust(peer_id, cause, time.monotonic_ns()))
+
+    def contradiction(self, reason: str) -> None:
+        """The next view finds out from what all were told who is to be left out."""
+        assert self._agreement is not None
+        self._do(self._agreement.repeat_step(reason, time.monotonic_ns()))
 
     def _on_undelivered(self, peer_id: str, lane: str, failure: Refused | Unreachable) -> None:
         log.debug("frames of %s to %s are lost: %s", lane, peer_id, failure.cause)

@@ -8,6 +8,7 @@ import math
 
 import msgspec
 
+from p2p_dtfm.core.cuts import kept_by_all
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.snapshot import ViewId
@@ -30,6 +31,8 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pre
     held_out_loss_sum: float
     held_out_token_count: int
     ready_for: ViewId | None
+    kept: int = -1
+    """The newest cut of which the sender's part is kept elsewhere; -1 for none (`core.cuts`)."""
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
@@ -45,6 +48,8 @@ class StepOutcome(msgspec.Struct, frozen=True):
     """Of the parameters before the update."""
     take_over: ViewId | None
     """The view in which the next step happens, if it is another one."""
+    kept: int = -1
+    """Step of the newest cut that all stage-holders have kept; -1 for none."""
 
 
 class StepTransaction:
@@ -74,6 +79,8 @@ class StepTransaction:
             raise PeerFault(
                 f"Prepared for step {self.step} with a number that is not finite", sender
             )
+        if not -1 <= prepared.kept <= self.step:
+            raise PeerFault(f"Prepared for step {self.step} with a cut of {prepared.kept}", sender)
         counts = (prepared.token_count, prepared.held_out_token_count)
         if min(*counts, *prepared.squared_norms.values()) < 0:
             raise PeerFault("Prepared with a negative count or squared norm", sender)
@@ -110,4 +117,5 @@ class StepTransaction:
             if held_out_tokens
             else None,
             take_over=ready_for.pop() if len(ready_for) == 1 else None,
+            kept=kept_by_all(item.kept for item in prepared),
         )

@@ -4,6 +4,7 @@ import logging
 import math
 import time
 
+from p2p_dtfm.core.agreement_messages import SavedState
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.stage_progress import StageProgress
@@ -40,6 +41,10 @@ class TrainerOutlet(Membership):
         held = self._trainer.held
         if held is not None:
             self._agreement.held = held
+
+    def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
+        assert self._agreement is not None
+        self._agreement.has_cuts(cuts)
 
     def reduced(self, step: int, layers: set[int]) -> None:
         assert self._agreement is not None

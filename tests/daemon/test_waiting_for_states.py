@@ -14,6 +14,7 @@ from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.snapshot import HeldLayer
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.follower import donors_of
+from p2p_dtfm.daemon.cuts import Cuts
 from p2p_dtfm.daemon.followers import Followers
 from p2p_dtfm.daemon.place import Place
 from p2p_dtfm.daemon.run_history import RunHistory
@@ -91,7 +92,7 @@ def play(tmp_path: Path) -> Callable[..., None]:
 
         async def whole() -> None:
             followers = Followers(tools, outlet, state)
-            place = Place(tools, outlet, state, followers)
+            place = Place(tools, outlet, state, followers, Cuts(tools, outlet, state))
             tools.donor.take_over(VIEW.id)
             try:
                 await scenario(Parts(tools, line, state, followers, place, outlet))

@@ -73,6 +73,16 @@ class Trainer:
             return None
         return {layer: state.version for layer, state in self._state.states.items()}
 
+    @property
+    def safe_step(self) -> int | None:
+        """How many steps outlive a crash of any one peer: all that are committed, or those of the
+        newest whole cut where guardians lag, or of a checkpoint where a layer has one copy only."""
+        state, view = self._state, self._state.view
+        if view is not None and view.cut_pace is not None:
+            return self.cuts.safe_step
+        is_alone = view is None or len(view.members) < 2 or bool(view.unguarded)
+        return self._tools.checkpoints.whole_step if is_alone else state.step
+
     # what the daemon tells ---------------------------------------------------------------------
 
     def adopt(self, states: dict[int, LayerState], step: int) -> None:

@@ -125,6 +125,7 @@ class TrainerOutlet(Membership):
             held_out_loss=outcome.held_out_loss,
             gradient_norm=outcome.gradient_norm,
             view=self.views[-1]["view"] if self.views else 0,
+            safe_step=self._trainer.safe_step if self._trainer else None,
         )
         self.observer.step_committed(outcome)
         if self._event_files is not None:

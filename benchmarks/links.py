@@ -13,12 +13,9 @@ own rate; and what a plain TCP connection carries over the same network, warm, i
 
 import argparse
 import asyncio
-import contextlib
 import fcntl
 import json
 import os
-import shutil
-import signal
 import socket
 import struct
 import subprocess
@@ -26,12 +23,13 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from benchmarks.wide_area import Missing, wide_area
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.frames import FrameHeader, FrameKind, FrameLimits
@@ -53,10 +51,6 @@ REPEATS = 3
 SPAN_S = 2.0
 TCP_PORT = 4701
 ADDRESS = "10.77.0.{}"
-
-
-class Missing(Exception):
-    """What the real network needs is not here."""
 
 
 # one end, as a process ----------------------------------------------------------------------------
@@ -267,39 +261,6 @@ def _transfer_tcp(times: list[str]) -> dict[str, Any]:
     return result
 
 
-@contextlib.contextmanager
-def _network(source: Path | None, folder: Path) -> Iterator[None]:
-    """Namespaces wan0 and wan1 with the link between them. Raises `Missing`."""
-    if source is None or not source.is_file():
-        raise Missing("no wanem.c: give --wanem PATH or set P2P_DTFM_WANEM")
-    if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
-        raise Missing("network namespaces need root and /dev/net/tun")
-    for tool in ("gcc", "ip"):
-        if shutil.which(tool) is None:
-            raise Missing(f"{tool} is not installed")
-    names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
-    if any(line.startswith("wan") for line in names.stdout.splitlines()):
-        raise Missing("namespaces called wan... exist: another wanem runs here")
-    program, matrix = folder / "wanem", folder / "matrix"
-    subprocess.run(["gcc", "-O2", "-w", "-o", str(program), str(source)], check=True)
-    way = f"{ONE_WAY_MS} {RATE_MBPS}"
-    matrix.write_text(f"2\n0 1 {way}\n1 0 {way}\n")
-    process = subprocess.Popen(
-        [str(program), str(matrix), str(MTU)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        if process.stdout.readline().strip() != "ready 2":
-            raise Missing("wanem could not make its network: " + process.communicate()[1][-300:])
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=10)
-
-
 def _shape_file(folder: Path) -> Path:
     ids = []
     for name in ("sender", "receiver"):
@@ -330,7 +291,8 @@ def measure(source: Path | None, quick: bool, repeats: int = REPEATS) -> list[di
     with tempfile.TemporaryDirectory(prefix="p2p-dtfm-links-") as name:
         folder = Path(name)
         ips, namespaces = (ADDRESS.format(1), ADDRESS.format(2)), ("wan0", "wan1")
-        with _network(source, folder):
+        way = f"{ONE_WAY_MS} {RATE_MBPS}"
+        with wide_area(source, folder, f"2\n0 1 {way}\n1 0 {way}\n", 2, MTU):
             rows.append({"transfer": "TCP, wanem", **_transfer_tcp(short_times)})
             if not quick:
                 more = (*short_times, "--stripes", "1")

@@ -222,7 +222,8 @@ def _summary(console: Console, report: dict[str, Any]) -> None:
     )
     console.print(
         f"samples lost {report['lost_samples']}, counted twice {report['duplicated_samples']}; "
-        f"steps given up by one side of a split {report['given_up_steps']}; largest loss "
+        f"steps given up by one side of a split {report['given_up_steps']}, "
+        f"most repeated after a failure {report['repeated_steps']}; largest loss "
         "difference to an undisturbed run in one process "
         + ("not compared" if difference is None else f"{difference:.1e}"),
         highlight=False,

@@ -54,6 +54,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         ("loss", _number(facts.get("loss"))),
         ("held-out loss", _number(facts.get("held_out_loss"))),
         ("tokens per second", _number(facts.get("tokens_per_s"), 0)),
+        ("safe step", _safe(facts)),
         ("time left", duration(facts["eta_s"]) if facts.get("eta_s") is not None else None),
         ("view", _view(facts)),
         ("layers", _layers(facts)),
@@ -67,6 +68,14 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     waits_for = facts.get("waits_for") or []
     if waits_for:
         console.print(f"  waits for Prepared of {', '.join(map(short, waits_for))}")
+
+
+def _safe(facts: dict[str, Any]) -> str | None:
+    """What a crash of one peer cannot set back; left out where that is every step."""
+    safe, step = facts.get("safe_step"), facts.get("step")
+    if not step or safe == step:
+        return None
+    return f"{safe or 0}: a crash of one peer may set training back to it"
 
 
 def _marks(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ class PresentView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SavedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Layers of a checkpoint on disk, and the lineage that they lie on."""
+    """Layers of a checkpoint on disk, or of a cut, and the lineage that they lie on."""
 
     version: int
     lineage: str
@@ -80,6 +80,8 @@ class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lineages: dict[int, str] = {}
     """Lineage digest of each version in `held`; a version without one is of no use to others."""
     saved: tuple[SavedState, ...] = ()
+    cuts: tuple[SavedState, ...] = ()
+    """What this peer has of cuts; going back to one is what a view with such guardians promises."""
     pending: PendingStep | None = None
     retained: RetainedStep | None = None
     accepts_loss: bool = False

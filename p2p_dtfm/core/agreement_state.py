@@ -140,6 +140,10 @@ class AgreementState:
         """What is on disk now, and could be started from."""
         self.inventory.saved = saved
 
+    def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
+        """What this peer has of cuts now."""
+        self.inventory.cuts = cuts
+
     def set_record(self, record: PeerRecord, signed: Signed) -> None:
         """This peer's newest record; it counts from the next view on."""
         assert record.peer_id == signed.peer_id == self.me.peer_id

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from p2p_dtfm.core.dealing import deal_microbatches
-from p2p_dtfm.core.guarding import Guarded, guarded_by, guarded_ns, in_place
+from p2p_dtfm.core.guarding import Guarded, guarded_by, guarded_ns, waited_for
 from p2p_dtfm.core.pieces import PIECE_ELEMENTS_EACH, pieces_of
 from p2p_dtfm.core.pipeline_cost import PipelineCost, PipelineModel, held_bytes
 from p2p_dtfm.core.pipeline_timing import stage_ends_ns
@@ -203,7 +203,9 @@ class StepModel:
         timed = self._timed(cost)
         ends = step_ends(self.problem, timed, segments)
         if len(timed) == 1:
-            guarded = in_place(self._guarded(timed[0].peers, cost.pipelines[0]), ends.committed_ns)
+            guarded = waited_for(
+                self._guarded(timed[0].peers, cost.pipelines[0]), ends.committed_ns
+            )
             if guarded:
                 return step_ends(self.problem, timed, segments, guarded)
         return ends
@@ -383,7 +385,7 @@ class StepModel:
         self, peers: tuple[int, ...], cost: PipelineCost, ends: tuple[int, ...], commit_ns: int
     ) -> int:
         """When the guardians of a lone pipeline have what they wait for; 0 without any."""
-        guarded = in_place(self._guarded(peers, cost), max(ends) + commit_ns)
+        guarded = waited_for(self._guarded(peers, cost), max(ends) + commit_ns)
         return guarded_ns(self.problem, guarded, dict(zip(peers, ends, strict=True)))
 
     def _segments(

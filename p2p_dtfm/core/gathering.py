@@ -155,6 +155,7 @@ class Gathering(Takeover):
             joiners=self._newcomers.records,
             lineages=inventory.lineages(),
             saved=inventory.saved,
+            cuts=inventory.cuts,
             pending=inventory.pending(self.view.id) if self.view and not planned else None,
             retained=inventory.retained,
             accepts_loss=self._accepts_loss or self._sees_fork,

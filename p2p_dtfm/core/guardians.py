@@ -3,18 +3,27 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from p2p_dtfm.core.cuts import (
+    HELD_CUTS,
+    STATE_PARTS,
+    CutPace,
+    GuardedPair,
+    lags,
+    pace_of,
+)
 from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.problem import MESSAGE_NS, duration_ns, flow_of
+from p2p_dtfm.core.problem import duration_ns, flow_of
 from p2p_dtfm.core.records import ACCELERATOR, Intent, PeerRecord
 from p2p_dtfm.core.snapshot import Snapshot
 from p2p_dtfm.core.unmeasured import held_back
-from p2p_dtfm.core.workload import STATE_COPIES, Workload
+from p2p_dtfm.core.workload import FLOAT_BYTES, STATE_COPIES, Workload
 
 LEAST_ROOM_BYTES = 64 << 20
 """Everybody guards so much, even where the plan takes all memory that the owner allows: next to the
 program itself it is little, and it is all that a small model needs."""
 GUARDED_COPIES = STATE_COPIES + 2
-"""A layer's state, and the reduced gradients of the last step and of this one."""
+"""A layer's state, and the reduced gradients of the last step and of this one; or, of a guardian
+that lags, two copies of parameters and moments."""
 
 QUEUED_BYTES_LIMIT = 256 << 20
 """Of gradients that wait for one guardian; when more do, its holder stops feeding it. Of large
@@ -128,31 +137,65 @@ def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
     return guarded_layers(plan, rooms, cost_bytes, way, states)
 
 
-def guarded_at_once(
-    snapshot: Snapshot, plan: Plan | NoPlan, guards: Mapping[int, str]
-) -> frozenset[int]:
-    """Layers for whose guardian the first step of the view waits already.
+def guarded_at_once(snapshot: Snapshot, guards: Mapping[int, str]) -> frozenset[int]:
+    """Layers for whose guardian the first step of the view waits already, if it waits for any.
 
     In a planned view, since its guardians have the states before it takes over; where training
-    begins, since anybody can make them; after a failure, where the guardian has them. For one that
-    could not keep up nobody waits.
+    begins, since anybody can make them; after a failure, where the guardian has them.
     """
-    if not isinstance(plan, Plan):
-        return frozenset()
-    sent: dict[tuple[str, str], list[int]] = {}
+    if snapshot.planned or snapshot.step == 0:
+        return frozenset(guards)
+    states = snapshot.states()
+    return frozenset(n for n, guardian in guards.items() if n in states.get(guardian, set()))
+
+
+def guarded_pairs(
+    snapshot: Snapshot, plan: Plan, guards: Mapping[int, str]
+) -> tuple[GuardedPair, ...]:
+    """Each holder with each of its guardians, and the way between them."""
+    layers_of: dict[tuple[str, str], list[int]] = {}
     for layer, guardian in guards.items():
-        sent.setdefault((plan.holders(layer)[0], guardian), []).append(layer)
+        layers_of.setdefault((plan.holders(layer)[0], guardian), []).append(layer)
     records = {record.peer_id: record for record in snapshot.records}
-    has_all = snapshot.planned or snapshot.step == 0
-    states, workload = snapshot.states(), snapshot.workload
-    found: set[int] = set()
-    for (holder, guardian), layers in sent.items():
-        size_bytes = sum(workload.guarded_bytes(workload.cost(layer)) for layer in layers)
-        bytes_per_s, _ = flow_of(records[holder], records[guardian])
-        transfer_ns = MESSAGE_NS + duration_ns(size_bytes, bytes_per_s)
-        if keeps_up(size_bytes, transfer_ns, plan.predicted_step_ns):
-            found |= set(layers) if has_all else states.get(guardian, set()) & set(layers)
-    return frozenset(found)
+    workload = snapshot.workload
+    return tuple(
+        GuardedPair(
+            holder,
+            guardian,
+            tuple(layers),
+            sum(workload.guarded_bytes(workload.cost(layer)) for layer in layers),
+            *flow_of(records[holder], records[guardian]),
+        )
+        for (holder, guardian), layers in layers_of.items()
+    )
+
+
+def cut_pace(snapshot: Snapshot, plan: Plan | NoPlan, guards: Mapping[int, str]) -> CutPace | None:
+    """How often cuts are taken in a view; None where its guardians keep up with each step.
+
+    All guardians of a view lag, or none does: layers that go back must go back to one step. Several
+    stage-holders keep copies of their own layers, too; where one has no room for that, none lags.
+    """
+    if not isinstance(plan, Plan) or not guards:
+        return None
+    pairs = guarded_pairs(snapshot, plan, guards)
+    if not lags((pair.wait_ns for pair in pairs), plan.predicted_step_ns):
+        return None
+    workload = snapshot.workload
+    records = {record.peer_id: record for record in snapshot.records}
+    copies = {
+        peer: STATE_PARTS * sum(workload.cost(n).parameter_count for n in plan.layers_of(peer))
+        for peer in plan.stage_holders()
+    }
+    if len(copies) > 1:
+        left = {peer: _room_bytes(records[peer], plan, workload) for peer in copies}
+        for layer, guardian in guards.items():
+            if guardian in left:
+                left[guardian] -= guarded_bytes(workload, layer)
+        if any(HELD_CUTS * FLOAT_BYTES * copies[peer] > left[peer] for peer in copies):
+            return None
+    most_bytes = FLOAT_BYTES * max(copies.values())
+    return pace_of((pair.copy_ns for pair in pairs), most_bytes, plan.predicted_step_ns)
 
 
 def guarded_bytes(workload: Workload, layer: int) -> int:
@@ -181,16 +224,6 @@ def _room_bytes(record: PeerRecord, plan: Plan, workload: Workload) -> int:
         costs = [workload.cost(layer) for layer in stage.layers]
         used_bytes = sum(c.state_bytes + stage.in_flight * c.saved_bytes for c in costs)
     return max(LEAST_ROOM_BYTES, record.device.memory_bytes - used_bytes)
-
-
-def keeps_up(gradient_bytes: int, transfer_ns: int, step_ns: int) -> bool:
-    """Whether a guardian ever gets in place, if nobody waits for it until then.
-
-    It fetches a state of three times the gradient's size, then the first gradient, while gradients
-    of further steps queue for it; when too many do, its holder stops feeding it.
-    """
-    steps = -(-STATE_COPIES * transfer_ns // max(1, step_ns))
-    return steps * gradient_bytes <= queued_bytes_limit(gradient_bytes)
 
 
 def queued_bytes_limit(step_bytes: int) -> int:

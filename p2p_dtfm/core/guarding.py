@@ -5,14 +5,15 @@ step's gradients (`guardians`). They set out uncoded when the stage has done its
 
     Prepared of a stage = its end + gradient / rate of the link + there and back
 
-Where several send to one guardian they share its downlink. A guardian that could not keep up never
-gets in place, and nobody waits for it.
+Where several send to one guardian they share its downlink. Where that would take more than 2% of
+the step guardians lag (`cuts`), and nobody waits for them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2p_dtfm.core.guardians import GUARDED_COPIES, LEAST_ROOM_BYTES, assigned, keeps_up
+from p2p_dtfm.core.cuts import lags
+from p2p_dtfm.core.guardians import GUARDED_COPIES, LEAST_ROOM_BYTES, assigned
 from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem, duration_ns
 
 
@@ -73,9 +74,10 @@ def _link(problem: Problem, holder: int, guardian: int) -> tuple[int, int]:
     return problem.bytes_per_s[holder][guardian], round_trip_ns
 
 
-def in_place(guarded: Sequence[Guarded], step_ns: int) -> tuple[Guarded, ...]:
-    """Those that keep up with steps of this length."""
-    return tuple(g for g in guarded if keeps_up(g.size_bytes, g.transfer_ns, step_ns))
+def waited_for(guarded: Sequence[Guarded], step_ns: int) -> tuple[Guarded, ...]:
+    """All, or none where guardians lag since steps of this length would wait too long."""
+    waits_ns = (g.transfer_ns - MESSAGE_NS + g.round_trip_ns for g in guarded)
+    return () if lags(waits_ns, step_ns) else tuple(guarded)
 
 
 def guarded_ns(problem: Problem, guarded: Sequence[Guarded], ends_ns: dict[int, int]) -> int:

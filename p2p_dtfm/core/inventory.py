@@ -17,8 +17,8 @@ class Restart:
     """What the states of this peer have to do with where an unplanned view starts.
 
     `outcome` of the step before may be news here; `roll_forward`: apply it to these layers, with
-    the reduced gradients retained from `rolled_view`. `load`: take these from the checkpoint of
-    the view's first step. `discard`: states that do not lie on the view's lineage. Whatever else
+    the reduced gradients retained from `rolled_view`. `load`: take these from the cut or checkpoint
+    of the view's first step. `discard`: states that do not lie on the view's lineage. Whatever else
     the peer's place in the view needs is to be fetched from a member that has it at the first step
     (`snapshot.held`).
     """
@@ -36,6 +36,8 @@ class Inventory:
     def __init__(self) -> None:
         self.held: dict[int, int] = {}
         self.saved: tuple[SavedState, ...] = ()
+        self.cuts: tuple[SavedState, ...] = ()
+        """Copies of states as of earlier steps, kept up to date by the caller."""
         self.lineage = Lineage()
         self.retained: RetainedStep | None = None
         self.progress: StageProgress | None = None
@@ -118,7 +120,8 @@ class Inventory:
         assert target is not None
         there = set(recovery.held.get(me, ()))
         key = recovery.rolled
-        roll = [n for n in sorted(there) if self._rolls(n, key)] if key is not None else []
+        gradients = set(self._gradients_of(key)) if key is not None else set()
+        roll = [n for n in sorted(there & gradients) if key is not None and self._rolls(n, key)]
         discard = [
             layer
             for layer, version in sorted(self.held.items())

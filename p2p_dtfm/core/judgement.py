@@ -71,6 +71,8 @@ def fault_of(
         return f"Prepared for step {prepared.step} with a number that is not finite"
     if min(prepared.token_count, prepared.held_out_token_count, *numbers) < 0:
         return "Prepared with a negative count, loss or squared norm"
+    if not -1 <= prepared.kept <= prepared.step:
+        return f"Prepared for step {prepared.step} with a cut of {prepared.kept}"
     if max(prepared.squared_norms.values(), default=0.0) > SQUARED_NORM_LIMIT:
         return "Prepared with a norm that no gradient has"
     for number, digests in prepared.sums.items():

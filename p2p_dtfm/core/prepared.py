@@ -36,6 +36,8 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     order of the holders, a digest; empty for a holder that makes none."""
     states: dict[int, bytes] = {}
     """By layer, a digest of the state that the step starts from; in some steps only."""
+    kept: int = -1
+    """The newest cut of which the sender's part is kept elsewhere; -1 for none (`core.cuts`)."""
 
 
 class SignedPrepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="prepared"):

@@ -50,8 +50,9 @@ def recover(
 ) -> Recovery:
     """The longest lineage that for every layer some contributor holds or can reach.
 
-    A lineage that ends more than one step before what members had committed is taken only where a
-    contributor accepts the loss; saved checkpoints and the initial parameters count only then.
+    A lineage that ends more than one step before what members had committed is taken at once where
+    it is that of a cut: the view before has said how much it may repeat. Else it is taken only
+    where a contributor accepts the loss; checkpoints and the initial parameters count only then.
     """
     parts = sorted(contributions, key=lambda part: part.member)
     complete = _complete_steps(parts, terms)
@@ -59,15 +60,16 @@ def recover(
     members = [part for part in parts if part.present is not None]
     floor = max((part.step for part in members or parts), default=0) - 1
     candidates = _candidates(parts, complete)
+    cuts = {Target(item.version, item.lineage) for part in parts for item in part.cuts}
     if accepts_loss:
         floor = 0
         candidates |= {Target(item.version, item.lineage) for p in parts for item in p.saved}
     if floor <= 0:
         candidates.add(Target(0, GENESIS_LINEAGE))
     best_missing: tuple[int, ...] | None = None
-    for target in sorted(candidates, reverse=True):
-        if target.step < floor:
-            break
+    for target in sorted(candidates | cuts, reverse=True):
+        if target.step < floor and target not in cuts:
+            continue
         held = {part.member: _reach(part, target, complete, accepts_loss) for part in parts}
         there = {layer for layers in held.values() for layer in layers}
         missing = tuple(layer for layer in range(layer_count) if layer not in there)
@@ -112,10 +114,9 @@ def _reach(
         if (version == target.step and part.lineages.get(version) == target.lineage)
         or (key is not None and can_roll(part, layer, key))
     }
-    if saved_too:
-        for item in part.saved:
-            if (item.version, item.lineage) == (target.step, target.lineage):
-                layers |= set(item.layers)
+    for item in (*part.cuts, *(part.saved if saved_too else ())):
+        if (item.version, item.lineage) == (target.step, target.lineage):
+            layers |= set(item.layers)
     return tuple(sorted(layers))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from p2p_dtfm.core.canonical import digest_bytes, encode
+from p2p_dtfm.core.cuts import kept_by_all
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.judgement import Conflict, conflict_of, fault_of
 from p2p_dtfm.core.plan import Plan
@@ -49,6 +50,8 @@ class StepOutcome(msgspec.Struct, frozen=True):
     """Of the parameters before the update."""
     take_over: ViewId | None
     """The view in which the next step happens, if it is another one."""
+    kept: int = -1
+    """Step of the newest cut that all stage-holders have kept; -1 for none."""
 
     @property
     def digest(self) -> str:
@@ -146,4 +149,5 @@ class StepTransaction:
             if held_out_tokens
             else None,
             take_over=ready_for.pop() if len(ready_for) == 1 else None,
+            kept=kept_by_all(item.kept for item in prepared),
         )

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from p2p_dtfm.core.guardians import guarded_at_once, guards_in, unguarded_layers
+from p2p_dtfm.core.cuts import CutPace
+from p2p_dtfm.core.guardians import cut_pace, guarded_at_once, guards_in, unguarded_layers
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId
 
@@ -46,7 +47,20 @@ class View:
     @cached_property
     def guarded_at_once(self) -> frozenset[int]:
         """Layers for whose guardian the first step waits already."""
-        return guarded_at_once(self.snapshot, self.plan, self.guards)
+        if self.cut_pace is not None:
+            return frozenset()
+        return guarded_at_once(self.snapshot, self.guards)
+
+    @cached_property
+    def cut_pace(self) -> CutPace | None:
+        """How often copies of all layers are taken for guardians that lag; None where those that
+        there are keep up with each step."""
+        return cut_pace(self.snapshot, self.plan, self.guards)
+
+    def guardians_of(self, peer_id: str) -> dict[int, str]:
+        """The guardian of each layer that a peer alone holds."""
+        layers = self.layers_of(peer_id)
+        return {layer: peer for layer, peer in self.guards.items() if layer in layers}
 
     @property
     def unguarded(self) -> tuple[int, ...]:

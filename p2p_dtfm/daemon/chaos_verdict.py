@@ -1,13 +1,16 @@
 """What a run under faults was worth, read from the histories that its daemons wrote.
 
 Checked: one plan for each view; each step's loss that of the undisturbed run; every step committed,
-and none given up but by a split swarm. Measured: how long each fault held up the next commit.
+and none twice in the lineage that stays. Given up are only steps of a split swarm's shorter side,
+and those since the newest whole cut where guardians lagged, no more than was said. Measured: how
+long each fault held up the next commit.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from p2p_dtfm.core.cuts import LIMIT_NS, LIMIT_STEPS
 from p2p_dtfm.daemon.recovery_times import (
     Event,
     Histories,
@@ -30,6 +33,8 @@ class Verdict:
     duplicated_samples: int = 0
     given_up_steps: int = 0
     """Commits that a split swarm's shorter side gave up when it healed; no fault of the run."""
+    repeated_steps: int = 0
+    """Most that one failure set training back by, to the newest whole cut."""
     max_loss_difference: float | None = None
     """To the same run in one process; None where that cannot be compared."""
     recovery_s: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -107,9 +112,37 @@ def _check_steps(
         again = sorted(step for step, count in counts.items() if count > 1)
         if again and was_split:
             verdict.given_up_steps = max(verdict.given_up_steps, len(again))
-        elif again:
+            continue
+        counts -= Counter(_repeated_as_promised(name, history, verdict))
+        again = sorted(step for step, count in counts.items() if count > 1)
+        if again:
             verdict.duplicated_samples += len(again) * samples_per_step
             verdict.violations.append(f"{name} committed step {again[0]} twice")
+
+
+def _repeated_as_promised(name: str, history: list[Event], verdict: Verdict) -> Iterator[int]:
+    """Steps that a view repeats since a peer was lost whose guardians lagged, as it had said."""
+    seen: dict[int, float] = {}
+    safe, may_repeat = 0, None
+    for event in history:
+        if event["event"] == "step" and event["loss"] is not None:
+            seen[event["step"]] = event["time_s"]
+            safe = max(safe, event.get("safe_step") or 0)
+        if event["event"] != "view":
+            continue
+        back = [step for step in seen if step >= event.get("step", 0)]
+        if len(back) > 1 and may_repeat is not None and event.get("step", 0) >= safe:
+            took_s = max(seen[step] for step in back) - min(seen[step] for step in back)
+            verdict.repeated_steps = max(verdict.repeated_steps, len(back))
+            if len(back) > max(may_repeat, LIMIT_STEPS) and took_s > LIMIT_NS / 1e9:
+                verdict.violations.append(
+                    f"{name}: view {event['view']} repeats {len(back)} steps, {took_s:.0f} s of "
+                    f"them, where {may_repeat} were said"
+                )
+            yield from back
+        for step in back:
+            del seen[step]
+        may_repeat = event.get("may_repeat_steps")
 
 
 def _check_losses(

@@ -121,12 +121,13 @@ class Followers:
     def guard(self, view: View) -> set[int]:
         """Follow the layers of `view` that one other member holds alone and this one guards.
 
-        Returns those layers. What brought states until now goes on for a moment, where a layer is
-        to be guarded of which the last gradient is still on its way.
+        Returns those layers; none where guardians lag, who follow nothing (`daemon.cuts`). What
+        brought states until now goes on for a moment, where a layer is to be guarded of which the
+        last gradient is still on its way.
         """
-        me, guards = self._tools.me, view.guards
+        me, lags = self._tools.me, view.cut_pace is not None
         mine = view.guarded_by(me)
-        alone = {layer: peer for layer, peer in guards.items() if layer in view.layers_of(me)}
+        alone = {} if lags else view.guardians_of(me)
         self.receipts = Receipts(view.id, alone, view.guarded_at_once)
         self.guarded = frozenset(mine)
         self._cancel_beginning()
@@ -136,11 +137,16 @@ class Followers:
         if self.follower is not None and self.follower.view.id == view.id:
             self._ending.append(self.follower)
             self.follower = None
-        if mine and (self._state.step == 0 or self._are_coming(mine)):
+        if mine and ((self._state.step == 0 and not lags) or self._are_coming(mine)):
             self._beginning = self._watched(asyncio.create_task(self._begin_soon(view, mine)))
         else:
             self._begin(view, mine)
-        return mine
+        return set() if lags else mine
+
+    @property
+    def catching_up(self) -> frozenset[int]:
+        """Layers of which the last gradient of the view before is still waited for."""
+        return self.guarded if self._beginning is not None else frozenset()
 
     def _are_coming(self, layers: set[int]) -> bool:
         """Whether some are late, and all of those on their way."""
@@ -152,7 +158,7 @@ class Followers:
         """Where training begins anybody can make the states; else wait for the last gradient."""
         state = self._state
         for layer in sorted(mine):
-            if state.step == 0 and layer not in state.states:
+            if state.step == 0 and view.cut_pace is None and layer not in state.states:
                 made = await self._tools.initial.state(layer)
                 state.states.setdefault(layer, made)
         step_s = view.plan.predicted_step_ns / 1e9 if isinstance(view.plan, Plan) else 0.0
@@ -167,7 +173,7 @@ class Followers:
 
     def _begin(self, view: View, mine: set[int]) -> None:
         self._end_ending()
-        if mine:
+        if mine and view.cut_pace is None:
             self.guardian = self._new(view, mine, self._changed, self._guarded)
         self._outlet.states_changed()
 

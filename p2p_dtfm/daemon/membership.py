@@ -328,6 +328,8 @@ def _history_entry(action: TakeOver) -> dict[str, Any]:
         "members": list(view.member_ids),
         "step": action.step,
     }
+    if view.cut_pace is not None:
+        entry["may_repeat_steps"] = view.cut_pace.may_repeat_steps
     if redo is not None:
         entry["kept_microbatches"] = redo.kept_forwards
         entry["redone_microbatches"] = redo.redone_forwards
@@ -347,6 +349,11 @@ def _remarks(action: TakeOver) -> Iterator[str]:
         kept, redone = redo.kept_forwards, redo.redone_forwards
         kept_text = f"{kept} microbatches are kept at their stages, {redone} redone"
         yield f"of step {action.step}, {kept_text}"
+    if view.cut_pace is not None:
+        yield (
+            f"guardians get copies every {view.cut_pace.every_steps} steps or more, beside "
+            f"training; a failure may cost up to {view.cut_pace.may_repeat_steps} steps"
+        )
     if view.unguarded:
         layers = ", ".join(map(str, view.unguarded))
         yield f"nobody has room to guard layers {layers}: one peer alone holds each of them"

@@ -4,6 +4,7 @@ import time
 
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.view import View
+from p2p_dtfm.daemon.cuts import Cuts
 from p2p_dtfm.daemon.followers import Followers
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.trainer_state import Outlet, Stopped, Tools, TrainerState
@@ -17,12 +18,13 @@ class Place:
     a planned one come while steps go on, and then this peer says synced."""
 
     def __init__(
-        self, tools: Tools, outlet: Outlet, state: TrainerState, followers: Followers
+        self, tools: Tools, outlet: Outlet, state: TrainerState, followers: Followers, cuts: Cuts
     ) -> None:
         self._tools = tools
         self._outlet = outlet
         self._state = state
         self._followers = followers
+        self._cuts = cuts
         self._has_settled = True
         """All states that the present view wants here are here."""
         self._next_view: View | None = None
@@ -35,6 +37,7 @@ class Place:
             self._followers.stop_following()
         if discard:
             self._state.states.clear()
+            self._cuts.clear()
             self._state.memory.keep_only(())
         self._state.wake.set()
         self._next_view = view if view.snapshot.planned else None
@@ -81,8 +84,9 @@ class Place:
 
     def drop_unwanted(self) -> None:
         """A step has committed in this view, so everyone has what it needed from this peer."""
-        for layer in set(self._state.states) - self._wanted - self._wanted_next:
-            del self._state.states[layer]
+        unwanted = set(self._state.states) - self._wanted - self._wanted_next
+        for layer in unwanted - self._followers.catching_up:
+            self._cuts.outlives(self._state.states.pop(layer))
 
     def drop_guarded(self) -> None:
         """This peer is in no view any more: nobody moves on what it guards."""

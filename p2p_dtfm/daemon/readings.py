@@ -41,6 +41,7 @@ class Readings(PeerState):
             **self.status.as_json(),
             "step": self.observer.step(),
             "problems": msgspec.to_builtins(self.observer.problems()),
+            "safe_step": self._trainer.safe_step if self._trainer else None,
             "view": view.id.number if view else None,
             "snapshot": view.id.snapshot if view else None,
             "plan": view.plan.digest() if view else None,

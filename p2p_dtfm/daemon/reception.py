@@ -17,6 +17,7 @@ from p2p_dtfm.daemon.trainer_outlet import TrainerOutlet
 from p2p_dtfm.daemon.wire import (
     AGREEMENT,
     CheckpointFiles,
+    CutReceipt,
     FollowDone,
     FollowEnded,
     FollowLayers,
@@ -43,6 +44,7 @@ FOLLOWING = (
     LayerOffered,
     LayersCommitted,
     LayerReceipt,
+    CutReceipt,
     FollowEnded,
     FollowDone,
 )

@@ -15,6 +15,7 @@ from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.step import Prepared, Statement, StepOutcome, sign_prepared
 from p2p_dtfm.core.step_terms import terms_of
 from p2p_dtfm.core.view import View
+from p2p_dtfm.daemon.cuts import Cuts
 from p2p_dtfm.daemon.follower import apply_outcome
 from p2p_dtfm.daemon.followers import Followers
 from p2p_dtfm.daemon.mailbox import Mailbox
@@ -44,6 +45,7 @@ class StepLoop:
         state: TrainerState,
         place: Place,
         followers: Followers,
+        cuts: Cuts,
         history: RunHistory,
     ) -> None:
         self.is_applying = False
@@ -54,6 +56,7 @@ class StepLoop:
         self._state = state
         self._place = place
         self._followers = followers
+        self._cuts = cuts
         self._history = history
         self._computing: asyncio.Task[LocalResult] | None = None
         self._work: StageWork | None = None
@@ -119,6 +122,8 @@ class StepLoop:
         train = step < spec.total_steps
         evaluate = not train or step % spec.evaluation.every_steps == 0
         await self._place.offer_states()
+        if train:
+            self._cuts.begin(step, engine.states)
         redo = self._redo(plan, step) or engine.whole
         microbatches = redo.microbatches if train else ()
         await have_shards(
@@ -258,6 +263,7 @@ class StepLoop:
             base=self._outlet.lineage_at(step),
             sums=local.sums,
             states=states,
+            kept=self._cuts.kept,
         )
         if self._state.ledger is None or self._state.is_over(view):
             raise Stopped
@@ -282,6 +288,7 @@ class StepLoop:
                 status.facts["waits_for"] = []
                 state.step, self.is_applying = outcome.step + 1, True
                 self._tools.donor.committed(outcome)
+                self._cuts.committed(view, outcome)
                 self._outlet.committed(outcome)
                 return outcome
             if ledger.conflict.reason and not is_told:
@@ -301,6 +308,7 @@ class StepLoop:
         state.forget_reduced(step)
         lineage = self._outlet.lineage_at(step + 1)
         if train:
+            await self._cuts.copied()
             apply = recorder.timed("apply", 0, _apply_all)
             await self._tools.compute.run(apply, spec, engine, outcome)
             state.memory.commit(step)

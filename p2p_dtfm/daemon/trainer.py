@@ -7,6 +7,7 @@ trainer_state   where this peer stands, which all parts share
 view_mail       what arrives for a view, be it early
 place           the layers of this peer's place in the present view and the next
 followers       states that come here while others train on them
+cuts            copies of states as of one step, for guardians that lag
 step_loop       the steps of a stage-holder
 run_history     what has been committed
 """
@@ -22,6 +23,7 @@ from p2p_dtfm.core.redo import Redo
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import Statement
 from p2p_dtfm.core.view import View
+from p2p_dtfm.daemon.cuts import Cuts
 from p2p_dtfm.daemon.follower import replay_outcome
 from p2p_dtfm.daemon.followers import Followers, Following
 from p2p_dtfm.daemon.place import Place
@@ -31,6 +33,7 @@ from p2p_dtfm.daemon.step_loop import StepLoop
 from p2p_dtfm.daemon.step_waits import StepWaits
 from p2p_dtfm.daemon.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.daemon.view_mail import ViewMail
+from p2p_dtfm.daemon.wire import CutReceipt
 from p2p_dtfm.net.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.layer_state import LayerState
 
@@ -51,9 +54,10 @@ class Trainer:
         self._state = TrainerState()
         self._mail = ViewMail(tools.me, tools.spec, self._state)
         self._followers = Followers(tools, outlet, self._state)
-        self._place = Place(tools, outlet, self._state, self._followers)
+        self.cuts = Cuts(tools, outlet, self._state)
+        self._place = Place(tools, outlet, self._state, self._followers, self.cuts)
         self._steps = StepLoop(
-            tools, outlet, self._state, self._place, self._followers, self.history
+            tools, outlet, self._state, self._place, self._followers, self.cuts, self.history
         )
         self.waits = StepWaits(tools, self._state, self._steps, self._followers)
         self._behind: Ledger | None = None
@@ -71,6 +75,16 @@ class Trainer:
             return None
         return {layer: state.version for layer, state in self._state.states.items()}
 
+    @property
+    def safe_step(self) -> int | None:
+        """How many steps outlive a crash of any one peer: all that are committed, or those of the
+        newest whole cut where guardians lag, or of a checkpoint where a layer has one copy only."""
+        state, view = self._state, self._state.view
+        if view is not None and view.cut_pace is not None:
+            return self.cuts.safe_step
+        is_alone = view is None or len(view.members) < 2 or bool(view.unguarded)
+        return self._tools.checkpoints.whole_step if is_alone else state.step
+
     # what the daemon tells ---------------------------------------------------------------------
 
     def adopt(self, states: dict[int, LayerState], step: int) -> None:
@@ -87,6 +101,7 @@ class Trainer:
         """A failure: the step under way is decided by the next view. Keep all, compute nothing."""
         self._state.stopped = True
         self._followers.stop_guarding()
+        self.cuts.stop()
         self._steps.stop()
         self._state.wake.set()
 
@@ -95,6 +110,7 @@ class Trainer:
         self._followers.stop_following()
         self._place.drop_guarded()
         self._followers.stop_guarding()
+        self.cuts.stop()
         self._steps.forget_work()
         self._state.view = self._state.ledger = None
         self._state.wake.set()
@@ -124,6 +140,7 @@ class Trainer:
         self._catch_up()
         state.ledger, state.restart = ledger, restart or state.restart
         state.redo, state.stopped = redo, False
+        self.cuts.take_over(view, step)
         for statement in self._mail.take_over(view, redo):
             with contextlib.suppress(PeerFault):
                 self.prepared(statement)
@@ -185,14 +202,19 @@ class Trainer:
         """
         view = ViewId(header.view_number, header.view_digest)
         await self._mail.until_known(view, sender)
-        if header.kind is FrameKind.LAYER_GRADIENT:
+        if header.kind is FrameKind.LAYER_STATE:
+            self.cuts.frame(sender, header, payload)
+        elif header.kind is FrameKind.LAYER_GRADIENT:
             self._followers.gradient(sender, header, payload)
         elif (mailbox := self._mail.mailbox(view)) is not None:
             mailbox.put(sender, header, payload)
 
-    def following(self, sender: str, message: Following) -> None:
+    def following(self, sender: str, message: Following | CutReceipt) -> None:
         """Raises `PeerFault`."""
-        self._followers.receive(sender, message)
+        if isinstance(message, CutReceipt):
+            self.cuts.receipt(sender, message)
+        else:
+            self._followers.receive(sender, message)
 
     def stream_lost(self, sender: str) -> None:
         """What `sender` had sent of layers' states may not all arrive."""
@@ -201,6 +223,7 @@ class Trainer:
     def undelivered(self, receiver: str) -> None:
         """Gradients on their way to a follower are lost."""
         self._tools.donor.undelivered(receiver)
+        self.cuts.undelivered(receiver)
 
     async def hand_over(self) -> None:
         """Wait, for a bounded time, until those who take over layers from here have them."""
@@ -209,6 +232,7 @@ class Trainer:
     async def close(self) -> None:
         self._followers.stop_following()
         self._followers.stop_guarding()
+        self.cuts.stop()
         self._tools.donor.close()
 
     # the loop ---------------------------------------------------------------------------------
@@ -251,7 +275,11 @@ class Trainer:
         for layer in restart.discard:
             state.states.pop(layer, None)
         for layer in restart.load:
-            if step == 0:
+            if (copy := self.cuts.find(layer, step)) is not None:
+                state.states[layer] = await compute.run(
+                    LayerState.from_bytes, self._spec, layer, copy.to_bytes()
+                )
+            elif step == 0:
                 state.states[layer] = await self._tools.initial.state(layer)
             else:
                 state.states[layer] = await self._tools.checkpoints.load(layer, step)
@@ -296,5 +324,6 @@ class Trainer:
             self._place.drop_unwanted()
             self._outlet.states_changed()
             state.step = outcome.step + 1
+            self.cuts.committed(view, outcome)
             self._outlet.committed(outcome)
             state.forget_reduced(outcome.step)

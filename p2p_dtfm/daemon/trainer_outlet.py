@@ -4,6 +4,7 @@ import logging
 import math
 import time
 
+from p2p_dtfm.core.agreement_messages import SavedState
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
@@ -46,6 +47,10 @@ class TrainerOutlet(Membership):
         held = self._trainer.held
         if held is not None:
             self._agreement.held = held
+
+    def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
+        assert self._agreement is not None
+        self._agreement.has_cuts(cuts)
 
     def reduced(self, step: int, layers: set[int]) -> None:
         assert self._agreement is not None
@@ -137,6 +142,7 @@ class TrainerOutlet(Membership):
             held_out_loss=outcome.held_out_loss,
             gradient_norm=outcome.gradient_norm,
             view=self.views[-1]["view"] if self.views else 0,
+            safe_step=self._trainer.safe_step if self._trainer else None,
         )
         self.observer.step_committed(outcome)
         if self._event_files is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from p2p_dtfm.core.agreement_messages import SavedState
 from p2p_dtfm.core.inventory import Restart
 from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.redo import Redo
@@ -42,6 +43,9 @@ class Outlet(Protocol):
 
     def states_changed(self) -> None:
         """What is held, or its version, is another."""
+
+    def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
+        """What is here of cuts is something else."""
 
     def reduced(self, step: int, layers: set[int]) -> None:
         """The reduced gradients of these layers are here, and are kept."""

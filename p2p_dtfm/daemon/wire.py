@@ -88,6 +88,15 @@ class LayerReceipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     layers: tuple[int, ...]
 
 
+class CutReceipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cut_receipt"):
+    """A guardian that lags has a copy of a layer as of `step`, with this digest."""
+
+    view: ViewId
+    step: int
+    layer: int
+    digest: str
+
+
 class FollowEnded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="follow_ended"):
     """The sender can no longer feed this follower, which must ask again."""
 
@@ -146,6 +155,7 @@ Message = (
     | LayerOffered
     | LayersCommitted
     | LayerReceipt
+    | CutReceipt
     | FollowEnded
     | FollowDone
     | CheckpointFiles

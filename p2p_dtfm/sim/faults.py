@@ -179,7 +179,26 @@ class Faults:
             return False
         if all(peer.agreement.frozen for peer in rest):
             return self._has_copies(victim, rest)
-        return self._has_stand_ins(victim)
+        return self._has_stand_ins(victim) or self._has_whole_cut(victim, rest)
+
+    def _has_whole_cut(self, victim: SimulatedPeer, rest: list[SimulatedPeer]) -> bool:
+        """While a view trains whose guardians lag: its other members, all well, have together a
+        copy of each layer as of one step, no older than the newest whole cut."""
+        view = victim.view
+        if view is None or view.cut_pace is None:
+            return False
+        others = [self.world.peers[name] for name in view.member_ids if name != victim.name]
+        if any(p not in rest or (p.view is not view and p.view.id != view.id) for p in others):  # type: ignore[union-attr]
+            return False
+        if any(peer.agreement.frozen for peer in (victim, *others)):
+            return False
+        layers = set(range(self.world.workload.layer_count))
+        keys = {key for peer in others for key in peer.cuts}
+        return any(
+            step >= self.world.invariants.whole_cut
+            and layers <= {n for peer in others for n in peer.cuts.get((step, lineage), {})}
+            for step, lineage in keys
+        )
 
     def _has_stand_ins(self, victim: SimulatedPeer) -> bool:
         """While a view trains: all its members are well, and each layer has another holder that has

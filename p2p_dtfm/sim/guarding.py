@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
-from p2p_dtfm.core.guardians import GUARDED_COPIES, LEAST_ROOM_BYTES, guarded_layers, keeps_up
+from p2p_dtfm.core.cuts import lags
+from p2p_dtfm.core.guardians import GUARDED_COPIES, LEAST_ROOM_BYTES, guarded_layers
 from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.virtual_network import SECOND_NS, VirtualNetwork
+from p2p_dtfm.core.problem import duration_ns
+from p2p_dtfm.core.virtual_network import VirtualNetwork
 from p2p_dtfm.core.virtual_time import VirtualTime
 from p2p_dtfm.core.workload import FLOAT_BYTES, Workload
-from p2p_dtfm.sim.execution import STREAM_OVERHEAD_NS
 from p2p_dtfm.sim.scenario import Scenario
 
 
@@ -25,7 +26,8 @@ class Guard:
 def guards_in_place(
     plan: Plan, scenario: Scenario, workload: Workload, step_ns: int
 ) -> tuple[Guard, ...]:
-    """Of all members of the plan; those that keep up with steps that take so long without them."""
+    """Of all members of the plan; none where guardians lag, since steps that take so long without
+    them would wait too long."""
     members = (*plan.stage_holders(), *plan.spares)
     if len(plan.pipelines) > 1 or len(members) < 2:
         return ()
@@ -52,14 +54,16 @@ def guards_in_place(
             if layer in guardians:
                 ends = stage.peer_id, guardians[layer]
                 sent[ends] = sent.get(ends, 0) + sizes[layer]
-    guards = []
-    for (holder, guardian), size in sent.items():
-        rate, _ = way(holder, guardian)
-        transfer_ns = STREAM_OVERHEAD_NS - (-size * SECOND_NS // rate)
-        if keeps_up(size, transfer_ns, step_ns):
-            back_ns = scenario.link(guardian, holder).latency_ns
-            guards.append(Guard(numbers[holder], numbers[guardian], size, back_ns))
-    return tuple(guards)
+    waits_ns = []
+    for ends, size in sent.items():
+        rate, round_trip_ns = way(*ends)
+        waits_ns.append(duration_ns(size, rate) + round_trip_ns)
+    if lags(waits_ns, step_ns):
+        return ()
+    return tuple(
+        Guard(numbers[holder], numbers[guardian], size, scenario.link(guardian, holder).latency_ns)
+        for (holder, guardian), size in sent.items()
+    )
 
 
 def _room_bytes(plan: Plan, scenario: Scenario, workload: Workload, name: str) -> int:

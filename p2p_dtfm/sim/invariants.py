@@ -22,6 +22,11 @@ class Invariants:
         self.keeps_steps = False
         """Whether no fault takes the last copy of a layer: then no committed step may be lost."""
         self.given_up_steps = 0
+        self.whole_cut = 0
+        """The newest cut that any member knew to be whole."""
+        self.cut_count = 0
+        self.most_repeated = 0
+        """Steps of a lineage that a view went back by, to a cut."""
         self.views: dict[ViewId, View] = {}
         """All that were ever taken over."""
         self.commits: dict[int, tuple[ViewId, float | None]] = {}
@@ -88,7 +93,8 @@ class Invariants:
                     )
 
     def _check_start(self, name: str, view: ViewId, step: int) -> None:
-        """Where a copy of everything is left, no view repeats more than the last committed step.
+        """Where a copy of everything is left, no view repeats more than the last committed step, or
+        where guardians lagged than the steps since the newest whole cut.
 
         Whoever commits first may take that one step along when it dies. And a sleeper may wake up
         and commit by itself what the others have given up: it counts what all stage-holders do.
@@ -101,10 +107,20 @@ class Invariants:
         if not isinstance(plan, Plan) or not names >= set(plan.stage_holders()):
             return
         self.given_up_steps += max(0, lost)
+        previous = self.views.get(self.views[view].snapshot.previous)
+        if lost > 1 and previous is not None and previous.cut_pace is not None:
+            self.most_repeated = max(self.most_repeated, lost)
+            if step >= self.whole_cut:
+                return
         if self.keeps_steps and lost > 1:
             raise Violation(
                 f"view {view} loses {lost} committed steps, though a copy of each layer was left"
             )
+
+    def is_whole(self, step: int) -> None:
+        """A member knows that the cut of this step is whole."""
+        self.cut_count += step > self.whole_cut
+        self.whole_cut = max(self.whole_cut, step)
 
     def has_committed(self, view: ViewId) -> bool:
         """Whether anybody has committed a step of this view."""

@@ -37,6 +37,8 @@ from p2p_dtfm.sim.simulated_waits import SimulatedWaits
 from p2p_dtfm.sim.training import (
     GENESIS_VALUE,
     Boundary,
+    CutCopy,
+    CutReceipt,
     Partial,
     Receipt,
     Reduced,
@@ -116,6 +118,7 @@ class SimulatedPeer(SimulatedWaits):
         if mine is not None:
             self._send_partial(plan, mine)
             self._feed_guardians(key)
+        self._send_cut(view)
 
     def receive(self, sender: str, message: AgreementMessage | SignedPrepared | Tensor) -> None:
         now_ns = self.now_ns
@@ -134,6 +137,11 @@ class SimulatedPeer(SimulatedWaits):
             if self.receipts is not None:
                 self.receipts.receipt(sender, message.view, message.step, message.layers)
                 self._try_prepare()
+        elif isinstance(message, CutCopy):
+            self._receive_cut(message)
+        elif isinstance(message, CutReceipt):
+            if self.clock is not None and self.view is not None and message.view == self.view.id:
+                self.clock.receipt(sender, message.step, message.layers)
         elif isinstance(message, StateRequest):
             self._give_states(message)
         elif isinstance(message, StateReply):
@@ -189,7 +197,8 @@ class SimulatedPeer(SimulatedWaits):
 
     def _agreed(self, action: ViewAgreed) -> None:
         if action.discard:
-            self.states = {}
+            self.states, self.cuts = {}, {}
+            self._say_cuts()
         if action.view.snapshot.planned:
             self.later(self.world.chance.randrange(SECOND_NS), self._check_synced)
 
@@ -214,8 +223,9 @@ class SimulatedPeer(SimulatedWaits):
         if action.step == 0:
             for layer in self._wanted(view):
                 self.states.setdefault(layer, State(0, GENESIS_VALUE))
-        own = {n: peer for n, peer in view.guards.items() if n in view.layers_of(self.name)}
+        own = {} if view.cut_pace is not None else view.guardians_of(self.name)
         self.receipts = Receipts(view.id, own, view.guarded_at_once)
+        self._enter_cuts(view, action.step)
         for store in (self.partials, self.prepared, self.arrived):
             for key in [key for key in store if key[0].number < view.id.number]:
                 del store[key]
@@ -241,7 +251,7 @@ class SimulatedPeer(SimulatedWaits):
 
     def _rejoin(self, action: Rejoin) -> None:
         self.say(f"rejoins: {action.reason}")
-        self.computing = self.part = self.receipts = None
+        self.computing = self.part = self.receipts = self.clock = None
         self.record = msgspec.structs.replace(self.record, life=self.record.life + 1)
         signed = sign_record(self.record, sign_for(self.name))
         self.agreement.begin_life(self.record, signed)

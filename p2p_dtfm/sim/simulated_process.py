@@ -233,16 +233,24 @@ class SimulatedProcess:
         return view, step
 
     def _wanted(self, view: View) -> set[int]:
-        return set(view.layers_of(self.name)) | view.guarded_by(self.name)
+        guarded = view.guarded_by(self.name) if view.cut_pace is None else set()
+        return set(view.layers_of(self.name)) | guarded
 
     def _load(self, layer: int, step: int) -> State:
         if step == 0:
             return State(0, GENESIS_VALUE)
         lineage = self.agreement.inventory.lineage.at(step)
+        cut = self._of_cut(layer, step, lineage or "")
+        if cut is not None:
+            return cut
         saved = [c.states[layer] for c in self.disk if (c.step, c.lineage) == (step, lineage)]
         if not saved:
             raise Violation(f"{self.name} has no checkpoint of layer {layer} at step {step}")
         return saved[-1]
+
+    def _of_cut(self, layer: int, step: int, lineage: str) -> State | None:
+        """A layer's copy."""
+        raise NotImplementedError
 
     def _apply(self, layer: int, gradient: Gradient | None) -> None:
         state = self.states[layer]

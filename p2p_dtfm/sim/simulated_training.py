@@ -11,6 +11,7 @@ from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import Prepared, Statement, open_prepared, sign_prepared
 from p2p_dtfm.core.view import View
 from p2p_dtfm.sim.invariants import Violation
+from p2p_dtfm.sim.simulated_cuts import SimulatedCuts
 from p2p_dtfm.sim.simulated_microbatches import SimulatedMicrobatches
 from p2p_dtfm.sim.simulated_process import CHECKPOINT_STEPS, TERMS, Key, sign_for, verify
 from p2p_dtfm.sim.training import (
@@ -25,7 +26,7 @@ from p2p_dtfm.sim.training import (
 )
 
 
-class SimulatedTraining(SimulatedMicrobatches):
+class SimulatedTraining(SimulatedMicrobatches, SimulatedCuts):
     """What the trainer does in the daemon."""
 
     def _start_step(self) -> None:
@@ -37,6 +38,7 @@ class SimulatedTraining(SimulatedMicrobatches):
         ready = all(n in self.states and self.states[n].version == key[1] for n in layers)
         if layers and ready and self.computing != key and key not in self.said:
             self.computing = key
+            self._take_cut(view, key[1])
             self._begin_work(view, plan, key)
         self._check_commit()
 
@@ -94,7 +96,7 @@ class SimulatedTraining(SimulatedMicrobatches):
     def _feed_guardians(self, key: Key) -> None:
         """Reduced gradients of layers that nobody else holds go to their guardians."""
         view, plan = self._training()
-        if view is None or plan is None:
+        if view is None or plan is None or view.cut_pace is not None:
             return
         guards = view.guards
         for guardian in sorted(set(guards.values()) - {self.name}):
@@ -184,6 +186,7 @@ class SimulatedTraining(SimulatedMicrobatches):
             base=self.agreement.inventory.lineage.digest,
             sums=sums,
             states=states,
+            kept=self.clock.kept if self.clock is not None else -1,
         )
 
     def _receive_prepared(self, signed: Signed) -> None:
@@ -236,6 +239,7 @@ class SimulatedTraining(SimulatedMicrobatches):
         for layer, state in list(self.states.items()):
             if layer in stage or (layer in gradients and state.version == step):
                 self._apply(layer, gradients.get(layer))
+        self._cut_committed(view, step, outcome.kept)
         actions = self.agreement.committed(outcome, now_ns)
         lineage = self.agreement.inventory.lineage.at(step + 1)
         assert lineage is not None
@@ -256,7 +260,8 @@ class SimulatedTraining(SimulatedMicrobatches):
         if self.agreement.next_view is not None:
             wanted |= self._wanted(self.agreement.next_view)
         if self.agreement.view is view:
-            self.states = {n: state for n, state in self.states.items() if n in wanted}
+            for layer in set(self.states) - wanted:
+                self._outlives(layer, self.states.pop(layer))
         retained = (view.id, step)
         self.gradients = {
             key: held for key, held in self.gradients.items() if key == retained or key[1] > step

@@ -70,6 +70,26 @@ class Receipt:
 
 
 @dataclass(frozen=True)
+class CutCopy:
+    """States as of a cut's step, for a guardian that lags."""
+
+    sender: Member
+    view: ViewId
+    step: int
+    states: dict[int, State]
+
+
+@dataclass(frozen=True)
+class CutReceipt:
+    """The guardian has a copy of these layers as of `step`."""
+
+    sender: Member
+    view: ViewId
+    step: int
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class StateRequest:
     """For the sender's place in `view`."""
 
@@ -86,7 +106,7 @@ class StateReply:
     lineages: dict[int, str]
 
 
-Tensor = Boundary | Partial | Reduced | Receipt | StateRequest | StateReply
+Tensor = Boundary | Partial | Reduced | Receipt | CutCopy | CutReceipt | StateRequest | StateReply
 
 
 def applied(state: State, gradient: Gradient) -> State:

@@ -6,6 +6,7 @@ being gathered first, and a state is copied or hashed as three runs of bytes.
 """
 
 import hashlib
+import math
 import re
 import sys
 from dataclasses import dataclass
@@ -152,8 +153,9 @@ class LayerState:
             self.spec.digest(), self.layer, self.version, self.shapes, (first, second, third)
         )
 
-    def _seen_from_cpu(self) -> LayerSnapshot:
-        """Like a snapshot, without the copy where the state is on the CPU; use it at once."""
+    def seen_from_cpu(self) -> LayerSnapshot:
+        """Like a snapshot, without the copy where the state is on the CPU: use it at once, or when
+        this state is not trained any more."""
         first, second, third = (part.detach().to("cpu") for part in self._parts())
         return LayerSnapshot(
             self.spec.digest(), self.layer, self.version, self.shapes, (first, second, third)
@@ -161,11 +163,11 @@ class LayerState:
 
     def to_bytes(self) -> bytes:
         """Parameters and moments as a safetensors file with the version in its metadata."""
-        return self._seen_from_cpu().to_bytes()
+        return self.seen_from_cpu().to_bytes()
 
     def digest(self) -> str:
         """Hexadecimal BLAKE2b-256 of the parameters' and the moments' bytes."""
-        return self._seen_from_cpu().digest()
+        return self.seen_from_cpu().digest()
 
     def file_digest(self) -> bytes:
         """See `LayerSnapshot.file_digest`."""
@@ -200,6 +202,19 @@ class LayerState:
                 start += parameter.numel()
         moments = torch.from_numpy(values[1:].copy())
         return cls(spec, layer, module.to(device), version, moments)
+
+
+def snapshot_from(spec: RunSpec, layer: int, version: int, parts: Tensor) -> LayerSnapshot:
+    """Of flat fp32 parameters, first and second moments, which it takes over."""
+    shapes = _shapes(spec, layer)
+    assert parts.shape == (3, sum(math.prod(shape) for _, shape in shapes)), parts.shape
+    first, second, third = parts.unbind(0)
+    return LayerSnapshot(spec.digest(), layer, version, shapes, (first, second, third))
+
+
+def _shapes(spec: RunSpec, layer: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    named = build_layer(spec, layer, "meta").named_parameters()
+    return tuple((name, tuple(parameter.shape)) for name, parameter in named)
 
 
 def state_bytes_limit(spec: RunSpec, layer: int) -> int:

@@ -13,6 +13,7 @@ from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.snapshot import HeldLayer
 from p2p_dtfm.core.view import View
+from p2p_dtfm.daemon.cuts import Cuts
 from p2p_dtfm.daemon.follower import donors_of
 from p2p_dtfm.daemon.followers import Followers
 from p2p_dtfm.daemon.place import Place
@@ -91,7 +92,7 @@ def play(tmp_path: Path) -> Callable[..., None]:
 
         async def whole() -> None:
             followers = Followers(tools, outlet, state)
-            place = Place(tools, outlet, state, followers)
+            place = Place(tools, outlet, state, followers, Cuts(tools, outlet, state))
             tools.donor.take_over(VIEW.id)
             try:
                 await scenario(Parts(tools, line, state, followers, place, outlet))
@@ -117,7 +118,9 @@ def test_who_waits_for_prepared_gives_states_to_who_must_still_prepare(
         state.states[THEIRS[0]] = state_of(THEIRS[0])
         state.ledger = Ledger(VIEW.id, VIEW.plan, STEP)
         history = RunHistory(SPEC, parts.tools.status)
-        loop = StepLoop(parts.tools, parts.outlet, state, parts.place, parts.followers, history)
+        cuts = Cuts(parts.tools, parts.outlet, state)
+        parts_of = (parts.tools, parts.outlet, state, parts.place, parts.followers, cuts)
+        loop = StepLoop(*parts_of, history)
         waiting = asyncio.create_task(loop._outcome(VIEW, STEP, {}))
         await asyncio.sleep(0)
         parts.followers.receive(OTHER, FollowLayers(VIEW.id, 1, {THEIRS[0]: -1}, True))

@@ -162,6 +162,24 @@ def test_the_verdict_finds_what_is_wrong() -> None:
     assert "step 9 at a" in judge({"a": wrong}, [], 10, 32, lambda n: 1.0).violations[0]
 
 
+def test_steps_since_the_newest_whole_cut_may_be_repeated_as_was_said() -> None:
+    lagging = {**view(1, "s", "p"), "step": 0, "may_repeat_steps": 4}
+    before = [{**step(n, float(n)), "safe_step": 5 if n > 6 else 0} for n in range(9)]
+    after = [step(n, n + 10.0) for n in range(5, 12)]
+    back = {**view(3, "t", "q"), "step": 5}
+    kept = judge({"a": [lagging, *before, back, *after]}, [], 12, 32, None)
+    assert kept.ok and (kept.repeated_steps, kept.duplicated_samples) == (4, 0)
+    too_far = [lagging, *before, {**back, "step": 4}, step(4, 14.0), *after]
+    assert judge({"a": too_far}, [], 12, 32, None).duplicated_samples, "older than the whole cut"
+    unsaid = [view(1, "s", "p"), *before, back, *after]
+    assert judge({"a": unsaid}, [], 12, 32, None).duplicated_samples, "guardians did not lag"
+    many = [{**step(n, 30.0 * n), "safe_step": 0} for n in range(40)]
+    back = {**back, "step": 2}
+    rest = [step(n, 2000.0 + n) for n in range(2, 40)]
+    far = judge({"a": [lagging, *many, back, *rest]}, [], 40, 32, None)
+    assert "38 steps" in far.violations[0], "more than was said"
+
+
 def test_a_stall_is_the_time_without_a_commit() -> None:
     times = [0.0, 1.0, 2.0, 3.0, 8.0, 9.0, 10.0, 11.0]
     history = [step(n, time_s) for n, time_s in enumerate(times)]

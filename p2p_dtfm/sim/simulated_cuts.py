@@ -1,0 +1,113 @@
+"""Cuts of a simulated peer: what `daemon.cuts` does, with states that are hashes."""
+
+from __future__ import annotations
+
+from p2p_dtfm.core.agreement_messages import SavedState
+from p2p_dtfm.core.cuts import HELD_CUTS, CutClock, cuts_that_stay
+from p2p_dtfm.core.view import View
+from p2p_dtfm.sim.invariants import Violation
+from p2p_dtfm.sim.simulated_process import SimulatedProcess
+from p2p_dtfm.sim.training import CutCopy, CutReceipt, State
+
+
+class SimulatedCuts(SimulatedProcess):
+    """Copies for guardians that lag."""
+
+    def start(self) -> None:
+        """Main memory is lost with the process."""
+        self.cuts: dict[tuple[int, str], dict[int, State]] = {}
+        self.clock: CutClock | None = None
+        super().start()
+
+    def _enter_cuts(self, view: View, step: int) -> None:
+        pace, guarded = view.cut_pace, view.guardians_of(self.name)
+        self.clock = None if pace is None else CutClock(step, pace.every_steps, guarded)
+        self._first_step = step
+        self._prune_cuts(0)
+
+    def _prune_cuts(self, safe: int) -> None:
+        lineage = self.agreement.inventory.lineage
+        held = {
+            (step, of) for step, of in self.cuts if lineage.at(step) in (of, None)
+            and step <= lineage.length
+        }  # fmt: skip
+        stay = cuts_that_stay((step for step, _ in held), safe)
+        self.cuts = {key: cut for key, cut in self.cuts.items() if key in held and key[0] in stay}
+        self._say_cuts()
+
+    def _say_cuts(self) -> None:
+        if len(self.cuts) > HELD_CUTS + 1:
+            raise Violation(f"{self.name} keeps copies of {len(self.cuts)} steps")
+        self.agreement.has_cuts(
+            tuple(SavedState(*key, tuple(sorted(cut))) for key, cut in sorted(self.cuts.items()))
+        )
+
+    def _take_cut(self, view: View, step: int) -> None:
+        """A step begins, with the states here."""
+        clock = self.clock
+        if clock is None or not clock.is_due(step):
+            return
+        lineage = self.agreement.inventory.lineage.digest
+        layers = view.layers_of(self.name)
+        self.cuts.setdefault((step, lineage), {}).update({n: self.states[n] for n in layers})
+        self._say_cuts()
+        clock.taken()
+        self._send_cut(view)
+
+    def _send_cut(self, view: View) -> None:
+        """To guardians that have not said that they have it; it takes a while."""
+        clock = self.clock
+        if clock is None or not clock.missing:
+            return
+        lineage = self.agreement.inventory.lineage.at(clock.newest)
+        mine = self.cuts.get((clock.newest, lineage or ""), {})
+        for guardian in sorted({view.guards[layer] for layer in clock.missing}):
+            states = {n: mine[n] for n in clock.missing & set(mine) if view.guards[n] == guardian}
+            if states:
+                copy = CutCopy(self.agreement.me, view.id, clock.newest, states)
+                delay_ns = self.world.chance.randrange(2 * self.world.transfer_ns)
+                self.later(delay_ns, lambda to=guardian, it=copy: self._send(to, it))  # type: ignore[misc]
+
+    def _receive_cut(self, message: CutCopy) -> None:
+        view, clock, step = self.agreement.view, self.clock, message.step
+        lineage = self.agreement.inventory.lineage.at(step)
+        if view is None or clock is None or self.agreement.frozen or message.view != view.id:
+            return
+        if lineage is None or self.agreement.step < step or step < max(clock.safe, 0):
+            return
+        if any(view.guards.get(layer) != self.name for layer in message.states):
+            raise Violation(f"{self.name} gets a copy of layers that it does not guard")
+        self._drop_cuts_under_way(step)
+        self.cuts.setdefault((step, lineage), {}).update(message.states)
+        self._say_cuts()
+        layers = tuple(sorted(message.states))
+        receipt = CutReceipt(self.agreement.me, view.id, step, layers)
+        self._send(message.sender.peer_id, receipt)
+
+    def _drop_cuts_under_way(self, step: int) -> None:
+        """A newer cut has begun, so the ones between it and the newest whole one are nothing."""
+        clock = self.clock
+        if clock is not None and clock.safe >= 0:
+            self.cuts = {k: cut for k, cut in self.cuts.items() if k[0] in (clock.safe, step)}
+
+    def _cut_committed(self, view: View, step: int, kept: int) -> None:
+        """Before the takeover that may follow."""
+        clock = self.clock
+        if clock is None:
+            self.cuts = {}
+            self._say_cuts()
+        elif clock.committed(step, kept):
+            self.world.invariants.is_whole(clock.safe)
+            self._prune_cuts(clock.safe)
+
+    def _of_cut(self, layer: int, step: int, lineage: str) -> State | None:
+        return self.cuts.get((step, lineage), {}).get(layer)
+
+    def _outlives(self, layer: int, state: State) -> None:
+        """A state that is not wanted here any more may be part of the view's first cut."""
+        clock = self.clock
+        if clock is not None and clock.safe < 0 and state.version == self._first_step:
+            lineage = self.agreement.inventory.lineage.at(state.version)
+            if lineage is not None:
+                self.cuts.setdefault((state.version, lineage), {})[layer] = state
+                self._say_cuts()

@@ -1,0 +1,197 @@
+"""Copies of a holder's layers on their way to a guardian that lags, and kept there."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.agreement_messages import SavedState
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.step import StepOutcome
+from p2p_dtfm.core.view import View
+from p2p_dtfm.core.workload import workload_of
+from p2p_dtfm.daemon.cuts import Cuts
+from p2p_dtfm.daemon.trainer_state import TrainerState
+from p2p_dtfm.train.layer_state import LayerState
+from tests.core.planning import Link, Peer, name_of, snapshot
+from tests.daemon.trainer_parts import SPEC, trainer_tools
+
+HOLDER, GUARDIAN = name_of(0), name_of(1)
+STEP = 7
+STEP_NS = 1_000_000_000
+LAYERS = SPEC.model.layers + 2
+
+
+def lagging_view() -> View:
+    link = Link(round_trip_ns=80_000_000, bytes_per_s=1_000_000_000)
+    found = snapshot([Peer()] * 2, workload_of(SPEC), link=link)
+    stage = Stage(HOLDER, 0, LAYERS, 1)
+    pipeline = Pipeline((stage,), 0, SPEC.microbatches_per_step)
+    return View(found, Plan((pipeline,), (GUARDIAN,), STEP_NS))
+
+
+VIEW = lagging_view()
+
+
+class Outlet:
+    def __init__(self) -> None:
+        self.cuts: tuple[SavedState, ...] = ()
+
+    def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
+        self.cuts = cuts
+
+    def lineage_at(self, step: int) -> str:
+        return f"lineage {step}"
+
+
+@dataclass
+class End:
+    """One peer's cuts; what it sends reaches `other`."""
+
+    cuts: Cuts
+    outlet: Outlet
+    state: TrainerState
+
+
+@dataclass
+class Line:
+    """Courier and bulk plane of one end."""
+
+    me: str
+    deliver: Callable[[str, Any, Any], None]
+    told: list[Any] = field(default_factory=list)
+
+    def tell(self, peer_id: str, message: Any) -> None:
+        self.told.append(message)
+        self.deliver(self.me, message, None)
+
+    async def send(self, peer_id: str, lane: str, header: Any, payload: Any) -> None:
+        assert (peer_id, lane) == (GUARDIAN, "state")
+        self.deliver(self.me, header, bytearray(payload))
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., None]:
+    def run(scenario: Callable[[End, End], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            ends: dict[str, End] = {}
+
+            def deliver(sender: str, message: Any, payload: Any) -> None:
+                other = ends[GUARDIAN if sender == HOLDER else HOLDER].cuts
+                if payload is None:
+                    other.receipt(sender, message)
+                else:
+                    other.frame(sender, message, payload)
+
+            for name in (HOLDER, GUARDIAN):
+                (tmp_path / name).mkdir()
+                tools = trainer_tools(tmp_path / name, name, Line(name, deliver))
+                outlet, state = Outlet(), TrainerState()
+                state.view, state.step = VIEW, STEP
+                any_outlet: Any = outlet
+                ends[name] = End(Cuts(tools, any_outlet, state), outlet, state)
+                ends[name].cuts.take_over(VIEW, STEP)
+            try:
+                await scenario(ends[HOLDER], ends[GUARDIAN])
+            finally:
+                for end in ends.values():
+                    end.cuts.stop()
+
+        asyncio.run(asyncio.wait_for(whole(), 20))
+
+    return run
+
+
+def states_at(version: int) -> dict[int, LayerState]:
+    found = {layer: LayerState.genesis(SPEC, layer) for layer in range(LAYERS)}
+    for state in found.values():
+        state.version = version
+    return found
+
+
+def outcome(step: int, kept: int) -> StepOutcome:
+    return StepOutcome(step, 1.0, 1.0, 1, None, None, kept)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_a_guardian_gets_what_the_states_were_at_the_cut(play: Callable[..., None]) -> None:
+    async def scenario(holder: End, guardian: End) -> None:
+        assert VIEW.cut_pace is not None, "80 ms would be more than 2% of the step"
+        states = states_at(STEP)
+        digests = {layer: state.digest() for layer, state in states.items()}
+        holder.cuts.begin(STEP, states)
+        await holder.cuts.copied()
+        for state in states.values():
+            state.parameters.add_(1.0)
+        assert holder.cuts.kept == -1, "nobody has it yet"
+        await until(lambda: holder.cuts.kept == STEP)
+        (kept,) = guardian.outlet.cuts
+        assert kept == SavedState(STEP, f"lineage {STEP}", tuple(range(LAYERS)))
+        for layer, digest in digests.items():
+            copy = guardian.cuts.find(layer, STEP)
+            assert copy is not None and copy.digest() == digest
+            restored = LayerState.from_bytes(SPEC, layer, copy.to_bytes())
+            assert (restored.digest(), restored.version) == (digest, STEP)
+
+    play(scenario)
+
+
+def test_the_next_cut_begins_when_the_one_before_is_whole(play: Callable[..., None]) -> None:
+    async def scenario(holder: End, guardian: End) -> None:
+        every = VIEW.cut_pace.every_steps if VIEW.cut_pace is not None else 0
+        step, states = STEP, states_at(STEP)
+        holder.cuts.begin(step, states)
+        await until(lambda: holder.cuts.kept == STEP)
+        for step in range(STEP, STEP + every):
+            kept = holder.cuts.kept
+            for end in (holder, guardian):
+                end.state.step = step + 1
+                end.cuts.committed(VIEW, outcome(step, kept))
+            await holder.cuts.copied()
+            for state in states.values():
+                state.version = step + 1
+            holder.cuts.begin(step + 1, states)
+        assert (holder.cuts.safe_step, guardian.cuts.safe_step) == (STEP, STEP)
+        await until(lambda: holder.cuts.kept == STEP + every)
+        assert [cut.version for cut in guardian.outlet.cuts] == [STEP, STEP + every]
+        step = STEP + every
+        for end in (holder, guardian):
+            end.state.step = step + 1
+            end.cuts.committed(VIEW, outcome(step, step))
+        assert [cut.version for cut in guardian.outlet.cuts] == [step], "the older one may go"
+        assert holder.outlet.cuts == (), "of the only stage-holder no copy outlives its states"
+
+    play(scenario)
+
+
+def test_what_cannot_be_a_piece_is_refused(play: Callable[..., None]) -> None:
+    async def scenario(holder: End, guardian: End) -> None:
+        sent: list[Any] = []
+        line: Any = holder.cuts._tools.bulk
+        line.deliver = lambda sender, header, payload: sent.append((header, payload))
+        holder.cuts.begin(STEP, states_at(STEP))
+        await until(lambda: bool(sent))
+        header, payload = sent[0]
+        for change in (
+            {"index": 1 << 30},
+            {"shape": (1,)},
+            {"dtype": "float64"},
+            {"step": 1 << 40},
+            {"layer": 1 << 19},
+        ):
+            with pytest.raises(PeerFault):
+                guardian.cuts.frame(HOLDER, msgspec.structs.replace(header, **change), payload)
+        with pytest.raises(PeerFault, match="does not guard"):
+            holder.cuts.frame(GUARDIAN, header, payload)
+        assert guardian.outlet.cuts == ()
+
+    play(scenario)

@@ -111,6 +111,7 @@ class Invariants:
         if lost > 1 and previous is not None and previous.cut_pace is not None:
             self.most_repeated = max(self.most_repeated, lost)
             if step >= self.whole_cut:
+                self.furthest = step  # what comes after the cut is another lineage now
                 return
         if self.keeps_steps and lost > 1:
             raise Violation(

@@ -4,6 +4,7 @@ import logging
 import math
 import time
 
+from p2p_dtfm.core.evidence import agreed_states
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
@@ -34,6 +35,9 @@ class TrainerOutlet(Membership):
     def committed(self, outcome: StepOutcome) -> None:
         assert self._agreement is not None
         self._troubled.clear()
+        ledger = self._agreement.ledger
+        if self._checkpoints is not None and ledger is not None:
+            self._checkpoints.committed(outcome.step, agreed_states(ledger.last_commit))
         self._do(self._agreement.committed(outcome, time.monotonic_ns()))
 
     def states_changed(self) -> None:

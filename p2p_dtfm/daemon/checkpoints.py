@@ -34,6 +34,8 @@ from p2p_dtfm.train.model import layer_count
 
 log = logging.getLogger("p2p_dtfm.checkpoints")
 STEPS_REMEMBERED = 4
+STEPS_AHEAD = 8
+"""By so many another member may have come further when it announces what it has saved."""
 SET_ASIDE = "set-aside"
 SET_ASIDE_KEPT = 2
 SAVED_TOLD = 4
@@ -145,6 +147,8 @@ class Checkpoints:
                 raise PeerFault(f"a checkpoint file of {size_bytes} bytes", sender)
             if not is_digest(digest):
                 raise PeerFault("a checkpoint file under a name that is no digest", sender)
+        if message.step > self._committed_step + STEPS_AHEAD >= STEPS_AHEAD:
+            raise PeerFault(f"a checkpoint of step {message.step}, which is far ahead", sender)
         self._remote.setdefault(message.step, {})[sender] = message
         for step in sorted(self._remote)[:-STEPS_REMEMBERED]:
             del self._remote[step]
@@ -192,7 +196,8 @@ class Checkpoints:
             is_last = step == self._spec.total_steps
             if is_last and not self._saves_itself() and not directory.is_dir():
                 # a spare, too, wants the model in the end
-                await self.save(step, {}, next(iter(remote.values())).lineage)
+                lineages = Counter(item.lineage for item in remote.values())
+                await self.save(step, {}, lineages.most_common(1)[0][0])
             if step > self._committed_step >= 0:
                 continue  # its digests are told with the next step
             if (self.whole_step is not None and step <= self.whole_step) or not directory.is_dir():

@@ -5,7 +5,6 @@ gradients that follow. A donor that fails is followed by the next one.
 """
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -35,6 +34,7 @@ from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader
 from p2p_dtfm.train.data import is_digest
+from p2p_dtfm.train.finite import is_finite
 from p2p_dtfm.train.layer_state import LayerState, state_bytes_limit
 from p2p_dtfm.train.optimizer import update_of
 from p2p_dtfm.train.reduction import tensor_from_bytes
@@ -45,8 +45,7 @@ GRADIENTS_LIMIT_BYTES = 512 << 20
 FETCHED_AT_ONCE = 4
 FETCHED_LIMIT_BYTES = 256 << 20
 """Of states on their way: one layer's from each of several donors, so that their uplinks add up."""
-WITNESS_LIMIT_S = 5.0
-"""How long what has come waits for the other holders' word; then who has spoken decides."""
+REASON_LIMIT = 200
 RETRY_S = 1.0
 STALL_S = 5.0
 """Later steps arrive but the next one does not: part of it was lost, so ask anew."""
@@ -73,6 +72,14 @@ def replay_outcome(
     """
     if state.version <= step:
         apply_outcome(spec, state, gradient, step, gradient_norm)
+
+
+def finite_state(spec: RunSpec, layer: int, payload: bytes) -> LayerState:
+    """A layer's state that a peer gives. Raises `PeerFault`."""
+    state = LayerState.from_bytes(spec, layer, payload)
+    if not all(map(is_finite, (state.parameters, state.first_moments, state.second_moments))):
+        raise PeerFault(f"a state of layer {layer} that is not finite")
+    return state
 
 
 def donors_of(view: View, layer: int, me: str, taken_over: bool = False) -> list[str]:
@@ -175,7 +182,6 @@ class Follower:
         self._gradients: dict[tuple[int, int], _Gradient] = {}
         self._gradients_bytes = 0
         self._votes = StateVotes()
-        self._heard = asyncio.Event()
         self._wake = asyncio.Event()
         self._has_stopped = False
 
@@ -238,27 +244,12 @@ class Follower:
             for peer in self._witnesses(self._donor_of[layer], layer):
                 of.setdefault(peer, []).append(layer)
         for peer, asked in of.items():
-            number = self._votes.numbers[peer] = next(self._tools.numbers)
-            self._tools.courier.tell(peer, self._votes.request(self.view.id, number, asked))
+            number = next(self._tools.numbers)
+            self._tools.courier.tell(peer, self._votes.ask(peer, self.view.id, number, asked))
 
     def confirmed(self, sender: str, message: StateDigest) -> None:
-        """A holder says what it has of a layer."""
-        if message.view == self.view.id:
-            self._votes.said(sender, message)
-            self._heard.set()
-
-    async def _counts(self, donor: str, offer: LayerOffered) -> bool:
-        """Whether the others have what the donor gave; waits for them, for a bounded time."""
-        witnesses = set(self._witnesses(donor, offer.layer)) & set(self._votes.numbers)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WITNESS_LIMIT_S):
-                while not witnesses <= self._votes.heard(offer.layer, offer.version):
-                    self._heard.clear()
-                    await self._heard.wait()
-        counts, differs = self._votes.judge(offer.layer, offer.version, donor, offer.blob)
-        if differs:
-            log.warning("at version %d %s", offer.version, differs)
-        return counts
+        """A holder says what it has of a layer. Raises `PeerFault`."""
+        self._votes.said(sender, message)
 
     def _turn_from(self, donor: str) -> None:
         """Ask the next donor of each layer that this one was to give."""
@@ -301,7 +292,7 @@ class Follower:
 
     def ended(self, sender: str, message: FollowEnded) -> None:
         """The donor gave up on this follower: start again from a newer state."""
-        log.warning("%s stopped feeding: %s", sender, message.reason)
+        log.warning("%s stopped feeding: %s", sender, message.reason[:REASON_LIMIT])
         self._turn_from(sender)
 
     def gradient(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
@@ -315,6 +306,8 @@ class Follower:
         if self._donor_of.get(header.layer) != sender:
             return  # it was the donor until lately, or is that of a request that ended
         chunk, key = tensor_from_bytes(payload, header.shape), (header.layer, header.step)
+        if not is_finite(chunk):
+            raise PeerFault(f"a gradient of layer {header.layer} that is not finite", sender)
         if key not in self._gradients:
             self._gradients[key] = _Gradient(
                 chunk.new_empty(length), set(range(0, length, CHUNK_ELEMENTS))
@@ -366,14 +359,14 @@ class Follower:
         async with self._room.taken(offer.size_bytes):
             try:
                 payload = await tools.blobs.fetch_bytes(offer.blob, donors, offer.size_bytes)
-                state = await tools.compute.run(
-                    LayerState.from_bytes, tools.spec, offer.layer, payload
-                )
+                state = await tools.compute.run(finite_state, tools.spec, offer.layer, payload)
             except (BlobUnavailable, PeerFault) as error:
                 log.warning("state of layer %d: %s", offer.layer, error)
                 self._ask_soon(donor)
                 return
-        if state.version != offer.version or not await self._counts(donor, offer):
+        witnesses = self._witnesses(donor, offer.layer)
+        of = (offer.layer, offer.version, donor, offer.blob)
+        if state.version != offer.version or not await self._votes.count(witnesses, *of):
             log.warning("refuses the state of layer %d that %s gives", offer.layer, donor)
             self._turn_from(donor)
             return

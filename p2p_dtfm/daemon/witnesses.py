@@ -5,11 +5,14 @@ donor may give it. What a donor gives counts if more than half of those that spe
 the donor among them, say the same; where nobody else has the layer its word has to do.
 """
 
+import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.judgement import DIGEST_BYTES
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.daemon.compute import Compute
@@ -22,6 +25,8 @@ VERSIONS_TOLD = 3
 REQUESTS_LIMIT = 64
 WITNESSES_LIMIT = 4
 """So many others are asked; more would only cost them time."""
+LIMIT_S = 5.0
+"""How long what has come waits for the other holders' word; then who has spoken decides."""
 SAID_LIMIT = 16
 """Digests of one layer that are remembered."""
 
@@ -79,33 +84,55 @@ class StateVotes:
     """The side of who fetches: what holders say of the layers' states."""
 
     def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-        """Of the latest request to each witness."""
+        self._asked: dict[str, ConfirmLayers] = {}
+        """The latest request to each witness."""
         self._said: dict[int, dict[tuple[str, int], bytes]] = {}
+        self._heard = asyncio.Event()
 
-    def request(self, view: ViewId, number: int, layers: Collection[int]) -> ConfirmLayers:
-        return ConfirmLayers(view, number, tuple(sorted(layers)))
+    def ask(
+        self, witness: str, view: ViewId, number: int, layers: Collection[int]
+    ) -> ConfirmLayers:
+        """What to send to a witness; it replaces what it was asked before."""
+        self._asked[witness] = ConfirmLayers(view, number, tuple(sorted(layers)))
+        return self._asked[witness]
 
     def said(self, sender: str, message: StateDigest) -> None:
-        """Only from one that was asked; anything else is of an earlier request."""
-        if self.numbers.get(sender) != message.number or len(message.digest) != DIGEST_BYTES:
+        """From one that was asked; or else of an earlier request. Raises `PeerFault`."""
+        asked = self._asked.get(sender)
+        if asked is None or (asked.view, asked.number) != (message.view, message.number):
             return
+        if message.layer not in asked.layers or len(message.digest) != DIGEST_BYTES:
+            raise PeerFault(
+                f"tells a digest of layer {message.layer} that it was not asked", sender
+            )
         said = self._said.setdefault(message.layer, {})
         said[sender, message.version] = message.digest
         while len(said) > SAID_LIMIT:
             del said[next(iter(said))]
+        self._heard.set()
 
-    def heard(self, layer: int, version: int) -> set[str]:
-        """Who has spoken of a version."""
-        return {sender for sender, of in self._said.get(layer, {}) if of == version}
+    async def count(
+        self, witnesses: Collection[str], layer: int, version: int, donor: str, blob: str
+    ) -> bool:
+        """Whether what the donor gives counts, once those that were asked have spoken, or the time
+        for it is over."""
+        awaited = set(witnesses) & set(self._asked)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LIMIT_S):
+                while not awaited <= set(self._of(layer, version)):
+                    self._heard.clear()
+                    await self._heard.wait()
+        return self._judge(layer, version, donor, blob)
 
-    def judge(self, layer: int, version: int, donor: str, blob: str) -> tuple[bool, str]:
-        """Whether what the donor gives counts; and if somebody differs, who, in words."""
-        voices = {donor: bytes.fromhex(blob)[:DIGEST_BYTES]}
-        for (sender, of), digest in self._said.get(layer, {}).items():
-            if of == version and sender != donor:
-                voices[sender] = digest
+    def _of(self, layer: int, version: int) -> dict[str, bytes]:
+        said = self._said.get(layer, {}).items()
+        return {sender: digest for (sender, of), digest in said if of == version}
+
+    def _judge(self, layer: int, version: int, donor: str, blob: str) -> bool:
+        voices = self._of(layer, version) | {donor: bytes.fromhex(blob)[:DIGEST_BYTES]}
         most, count = Counter(voices.values()).most_common(1)[0]
         odd = sorted(peer for peer, digest in voices.items() if digest != most)
-        text = f"{', '.join(odd)} has another state of layer {layer} than most" if odd else ""
-        return voices[donor] == most and 2 * count > len(voices), text
+        if odd:
+            text = "layer %d at version %d: the state of %s is another than that of the rest"
+            log.warning(text, layer, version, ", ".join(odd))
+        return voices[donor] == most and 2 * count > len(voices)

@@ -30,6 +30,12 @@ def stated(signed: Signed) -> Prepared:
     return decode(signed.payload, Prepared)
 
 
+def agreed_states(committed: Iterable[Signed]) -> dict[int, bytes]:
+    """The digests of the layers' states that a committed step has started from, where it tells
+    them: its holders agree."""
+    return {layer: said for signed in committed for layer, said in stated(signed).states.items()}
+
+
 @dataclass
 class _Said:
     """Of one step."""

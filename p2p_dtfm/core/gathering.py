@@ -62,12 +62,17 @@ class Gathering(Takeover):
         return actions
 
     def distrust(self, peer_id: str, reason: str, now_ns: int) -> Actions:
-        """`peer_id` sends what no correct peer sends, and being heard from is no excuse."""
+        """`peer_id` sends what no correct peer sends, and being heard from is no excuse.
+
+        It is told in an attempt under way, and with the next one; the caller opens that a little
+        later, with `suspect`: others, who were sent the same, have then found it out as well, and
+        it is not one word against another.
+        """
         view = self.view
         for member in view.members if view is not None else ():
             if member.peer_id == peer_id and member != self.me:
                 self._distrusted.add(member)
-        return self.suspect(peer_id, reason, now_ns)
+        return self.suspect(peer_id, reason, now_ns) if self.frozen else []
 
     def _on_evidence(self, member: Member, reason: str, now_ns: int) -> Actions:
         self._suspects.add(member)

@@ -133,7 +133,12 @@ def _comparable(
     """What several peers state of the same thing."""
     for number, segment in enumerate(_segments(plan)):
         peers = [peer for peer in segment.holders if peer in said]
-        yield "norm", {peer: said[peer].squared_norms[number] for peer in peers}
+        alike: dict[Hashable, dict[str, Hashable]] = {}
+        for peer in peers:  # from other sums come other norms, and nobody lies who says so
+            sums = said[peer].sums.get(number)
+            alike.setdefault(sums, {})[peer] = said[peer].squared_norms[number]
+        for norms in alike.values():
+            yield "norm", norms
         for layer in segment.layers:
             with_digest = [peer for peer in peers if layer in said[peer].states]
             yield f"state of layer {layer}", {p: said[p].states[layer] for p in with_digest}

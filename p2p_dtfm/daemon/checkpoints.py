@@ -7,7 +7,7 @@ blobs in the background. A checkpoint that cannot be written is a warning; train
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from p2p_dtfm.core.agreement_messages import SavedState
@@ -35,6 +35,8 @@ from p2p_dtfm.train.model import layer_count
 
 log = logging.getLogger("p2p_dtfm.checkpoints")
 STEPS_REMEMBERED = 4
+STEPS_AHEAD = 8
+"""By so many another member may have come further when it announces what it has saved."""
 SET_ASIDE = "set-aside"
 SET_ASIDE_KEPT = 2
 SAVED_TOLD = 4
@@ -66,6 +68,8 @@ class Checkpoints:
         self._troubles = troubles or Troubles()
         self._remote: dict[int, dict[str, CheckpointFiles]] = {}
         self._paths: dict[str, Path] = {}
+        self._agreed: dict[int, Mapping[int, bytes]] = {}
+        self._committed_step = -1
         self._busy = asyncio.Lock()
         self._completing: asyncio.Task[None] | None = None
         self._has_news = False
@@ -152,10 +156,29 @@ class Checkpoints:
                 raise PeerFault(f"a checkpoint file of {size_bytes} bytes", sender)
             if not is_digest(digest):
                 raise PeerFault("a checkpoint file under a name that is no digest", sender)
+        if message.step > self._committed_step + STEPS_AHEAD >= STEPS_AHEAD:
+            raise PeerFault(f"a checkpoint of step {message.step}, which is far ahead", sender)
         self._remote.setdefault(message.step, {})[sender] = message
         for step in sorted(self._remote)[:-STEPS_REMEMBERED]:
             del self._remote[step]
         self._complete_later()
+
+    def committed(self, step: int, agreed: Mapping[int, bytes]) -> None:
+        """A step is committed, in whose Prepared all holders say these digests of the states from
+        which it starts, by layer; or none."""
+        self._committed_step = step
+        if agreed:
+            self._agreed[step] = agreed
+            for oldest in sorted(self._agreed)[:-STEPS_REMEMBERED]:
+                del self._agreed[oldest]
+            if self._remote:
+                self._complete_later()
+
+    def _is_that(self, step: int, layer: int, blob: str) -> bool:
+        """Whether a file is what the layer's holders have said that they have; said by nobody, it
+        may be."""
+        said = self._agreed.get(step, {}).get(layer)
+        return said is None or bytes.fromhex(blob)[: len(said)] == said
 
     def whole_at(self, step: int, members: set[str]) -> bool:
         """Whether this peer and all `members` have every layer of that step."""
@@ -182,7 +205,10 @@ class Checkpoints:
             is_last = step == self._spec.total_steps
             if is_last and not self._saves_itself() and not directory.is_dir():
                 # a spare, too, wants the model in the end
-                await self.save(step, {}, next(iter(remote.values())).lineage)
+                lineages = Counter(item.lineage for item in remote.values())
+                await self.save(step, {}, lineages.most_common(1)[0][0])
+            if step > self._committed_step >= 0:
+                continue  # its digests are told with the next step
             if (self.whole_step is not None and step <= self.whole_step) or not directory.is_dir():
                 continue
             try:
@@ -205,7 +231,9 @@ class Checkpoints:
             offers = {
                 peer: item.files[layer]
                 for peer, item in remote.items()
-                if layer in item.files and item.lineage == manifest.lineage
+                if layer in item.files
+                and item.lineage == manifest.lineage
+                and self._is_that(manifest.step, layer, item.files[layer][0])
             }
             if offers:
                 await self._fetch_layer(directory, layer, offers)

@@ -27,11 +27,14 @@ from p2p_dtfm.daemon.wire import (
     FollowLayers,
     LayerOffered,
     LayersCommitted,
+    StateDigest,
 )
+from p2p_dtfm.daemon.witnesses import WITNESSES_LIMIT, StateVotes
 from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader
 from p2p_dtfm.train.data import is_digest
+from p2p_dtfm.train.finite import is_finite
 from p2p_dtfm.train.layer_state import LayerState, state_bytes_limit
 from p2p_dtfm.train.optimizer import update_of
 from p2p_dtfm.train.reduction import tensor_from_bytes
@@ -42,6 +45,7 @@ GRADIENTS_LIMIT_BYTES = 512 << 20
 FETCHED_AT_ONCE = 4
 FETCHED_LIMIT_BYTES = 256 << 20
 """Of states on their way: one layer's from each of several donors, so that their uplinks add up."""
+REASON_LIMIT = 200
 RETRY_S = 1.0
 STALL_S = 5.0
 """Later steps arrive but the next one does not: part of it was lost, so ask anew."""
@@ -68,6 +72,14 @@ def replay_outcome(
     """
     if state.version <= step:
         apply_outcome(spec, state, gradient, step, gradient_norm)
+
+
+def finite_state(spec: RunSpec, layer: int, payload: bytes) -> LayerState:
+    """A layer's state that a peer gives. Raises `PeerFault`."""
+    state = LayerState.from_bytes(spec, layer, payload)
+    if not all(map(is_finite, (state.parameters, state.first_moments, state.second_moments))):
+        raise PeerFault(f"a state of layer {layer} that is not finite")
+    return state
 
 
 def donors_of(view: View, layer: int, me: str, taken_over: bool = False) -> list[str]:
@@ -169,6 +181,7 @@ class Follower:
         self._committed: dict[tuple[str, int], float] = {}
         self._gradients: dict[tuple[int, int], _Gradient] = {}
         self._gradients_bytes = 0
+        self._votes = StateVotes()
         self._wake = asyncio.Event()
         self._has_stopped = False
 
@@ -201,6 +214,7 @@ class Follower:
             await self._asks.wait()
             self._asks.clear()
             donors, self._to_ask = self._to_ask, {}
+            self._ask_witnesses()
             for donor in donors:
                 await self._ask(donor)
             await asyncio.sleep(RETRY_S)  # between one round of requests and the next
@@ -218,6 +232,24 @@ class Follower:
         except (Unreachable, Refused) as error:
             log.info("asks for state: %s", error)
             self._turn_from(donor)
+
+    def _witnesses(self, donor: str, layer: int) -> list[str]:
+        """Others that have the layer when the donor gives it."""
+        others = [peer for peer in self._donors(layer) if peer not in (donor, self._tools.me)]
+        return others[:WITNESSES_LIMIT]
+
+    def _ask_witnesses(self) -> None:
+        of: dict[str, list[int]] = {}
+        for layer in sorted(self.missing):
+            for peer in self._witnesses(self._donor_of[layer], layer):
+                of.setdefault(peer, []).append(layer)
+        for peer, asked in of.items():
+            number = next(self._tools.numbers)
+            self._tools.courier.tell(peer, self._votes.ask(peer, self.view.id, number, asked))
+
+    def confirmed(self, sender: str, message: StateDigest) -> None:
+        """A holder says what it has of a layer. Raises `PeerFault`."""
+        self._votes.said(sender, message)
 
     def _turn_from(self, donor: str) -> None:
         """Ask the next donor of each layer that this one was to give."""
@@ -260,7 +292,7 @@ class Follower:
 
     def ended(self, sender: str, message: FollowEnded) -> None:
         """The donor gave up on this follower: start again from a newer state."""
-        log.warning("%s stopped feeding: %s", sender, message.reason)
+        log.warning("%s stopped feeding: %s", sender, message.reason[:REASON_LIMIT])
         self._turn_from(sender)
 
     def gradient(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
@@ -274,6 +306,8 @@ class Follower:
         if self._donor_of.get(header.layer) != sender:
             return  # it was the donor until lately, or is that of a request that ended
         chunk, key = tensor_from_bytes(payload, header.shape), (header.layer, header.step)
+        if not is_finite(chunk):
+            raise PeerFault(f"a gradient of layer {header.layer} that is not finite", sender)
         if key not in self._gradients:
             self._gradients[key] = _Gradient(
                 chunk.new_empty(length), set(range(0, length, CHUNK_ELEMENTS))
@@ -325,13 +359,17 @@ class Follower:
         async with self._room.taken(offer.size_bytes):
             try:
                 payload = await tools.blobs.fetch_bytes(offer.blob, donors, offer.size_bytes)
-                state = await tools.compute.run(
-                    LayerState.from_bytes, tools.spec, offer.layer, payload
-                )
+                state = await tools.compute.run(finite_state, tools.spec, offer.layer, payload)
             except (BlobUnavailable, PeerFault) as error:
                 log.warning("state of layer %d: %s", offer.layer, error)
                 self._ask_soon(donor)
                 return
+        witnesses = self._witnesses(donor, offer.layer)
+        of = (offer.layer, offer.version, donor, offer.blob)
+        if state.version != offer.version or not await self._votes.count(witnesses, *of):
+            log.warning("refuses the state of layer %d that %s gives", offer.layer, donor)
+            self._turn_from(donor)
+            return
         if not self._has_stopped:
             tools.states[offer.layer] = state
         self._arrived(offer.layer)

@@ -99,7 +99,7 @@ class Mailbox:
         if self._step is not None:
             too_far = key.step >= self._step + STEPS_AHEAD_LIMIT
         else:  # which step comes first is not known here yet, but it is one
-            steps = {seen.step for seen in self._seen} | {key.step}
+            steps = {seen.step for seen in self._seen if seen.sender == key.sender} | {key.step}
             too_far = len(steps) > STEPS_AHEAD_LIMIT
         if too_far:
             now = "before the first one" if self._step is None else f"in step {self._step}"

@@ -1,10 +1,12 @@
 """What the trainer asks of its daemon; see `daemon.trainer_state.Outlet`."""
 
+import asyncio
 import logging
 import math
 import time
 
 from p2p_dtfm.core.agreement_messages import SavedState
+from p2p_dtfm.core.evidence import agreed_states
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
@@ -15,6 +17,9 @@ from p2p_dtfm.daemon.membership import Membership
 from p2p_dtfm.daemon.run_source import fetch_blob
 from p2p_dtfm.daemon.wire import CheckpointFiles
 from p2p_dtfm.net.errors import Refused, Unreachable
+
+POISON_GRACE_S = 0.25
+"""For others to find out as well who sends what no correct peer sends."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -39,6 +44,9 @@ class TrainerOutlet(Membership):
         self._step_watch.committed(time.monotonic_ns())
         self._plan_times.committed()
         self._device_pace.committed(self.compute.busy_ns)
+        ledger = self._agreement.ledger
+        if self._checkpoints is not None and ledger is not None:
+            self._checkpoints.committed(outcome.step, agreed_states(ledger.last_commit))
         self._do(self._agreement.committed(outcome, time.monotonic_ns()))
 
     def states_changed(self) -> None:
@@ -81,8 +89,16 @@ class TrainerOutlet(Membership):
     def poison(self, peer_id: str, cause: str) -> None:
         """It is no link that makes such numbers, so the step is repeated without their sender."""
         assert self._agreement is not None
-        if self._agreement.view is not None and peer_id in self._agreement.view.member_ids:
+        view = self._agreement.view
+        if view is not None and peer_id in view.member_ids:
+            log.warning("%s sends %s", peer_id, cause)
             self._do(self._agreement.distrust(peer_id, cause, time.monotonic_ns()))
+            loop = asyncio.get_running_loop()
+            loop.call_later(POISON_GRACE_S, self._accuse, view, peer_id, cause)
+
+    def _accuse(self, view: View, peer_id: str, cause: str) -> None:
+        if self._agreement is not None and self._agreement.view is view:
+            self._do(self._agreement.suspect(peer_id, cause, time.monotonic_ns()))
 
     def contradiction(self, reason: str) -> None:
         """The next view finds out from what all were told who is to be left out."""

@@ -71,6 +71,25 @@ class LayerOffered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     size_bytes: int
 
 
+class ConfirmLayers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="confirm"):
+    """The sender gets these layers from somebody else: what are their states at the receiver, in
+    the steps that begin next?"""
+
+    view: ViewId
+    number: int
+    layers: tuple[int, ...]
+
+
+class StateDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="state_digest"):
+    """The answer to ConfirmLayers, of one layer at one version."""
+
+    view: ViewId
+    number: int
+    layer: int
+    version: int
+    digest: bytes
+
+
 class LayersCommitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="committed"):
     """A step is committed whose gradients were sent to followers."""
 
@@ -153,6 +172,8 @@ Message = (
     | SignedPrepared
     | FollowLayers
     | LayerOffered
+    | ConfirmLayers
+    | StateDigest
     | LayersCommitted
     | LayerReceipt
     | CutReceipt

@@ -67,6 +67,8 @@ class CutPace:
 
     every_steps: int
     """The least number of steps between two cuts."""
+    apart_steps: int
+    """What lies between two, as the lines are predicted: the next one waits for the one before."""
     may_repeat_steps: int
     """At most, where lines and peers are as fast as predicted."""
 
@@ -90,7 +92,8 @@ def pace_of(copies_ns: Iterable[int], most_bytes: int, step_ns: int) -> CutPace:
     between_ns = min(young_ns, max(limit_ns // 2, limit_ns - copy_ns))
     every_steps = max(1, between_ns // step_ns)
     travels_steps = -(-copy_ns // step_ns) + 1
-    return CutPace(every_steps, max(every_steps, travels_steps) + travels_steps + 1)
+    apart_steps = max(every_steps, travels_steps)
+    return CutPace(every_steps, apart_steps, apart_steps + travels_steps + 1)
 
 
 class CutClock:

@@ -13,7 +13,7 @@ nobody keeps more than two, and which steps are cut follows from what all member
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from p2p_dtfm.core.problem import duration_ns
@@ -155,12 +155,8 @@ def kept_by_all(kept: Iterable[int]) -> int:
     return min(kept, default=-1)
 
 
-def cuts_that_stay(
-    steps: Iterable[int], safe: int, at: Callable[[int], bool] = lambda step: True
-) -> set[int]:
-    """Of the cuts that a peer has, those that it keeps: none older than the newest whole one, none
-    of another lineage (`at`), and no more than it has room for."""
-    newer = sorted((step for step in steps if step >= safe and at(step)), reverse=True)
-    if safe in newer:
-        return {safe, newer[0]}
-    return set(newer[: HELD_CUTS + 1])
+def cuts_that_stay(steps: Iterable[int], safe: int) -> set[int]:
+    """Of the cuts that a peer has, those that it keeps: the newest whole one, as far as it knows,
+    and those begun since, of which at most two may matter to others."""
+    newer = sorted((step for step in steps if step >= safe), reverse=True)
+    return {*newer[:HELD_CUTS], *(step for step in newer if step == safe)}

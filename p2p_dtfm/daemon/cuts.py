@@ -66,7 +66,7 @@ class Cuts:
         self._clock = None if pace is None else CutClock(step, pace.every_steps, guarded)
         if self.safe_step is not None:
             self.safe_step = min(self.safe_step, step)
-        self._store.keep_from(0, self._is_on_lineage)
+        self._store.keep_from(self.safe_step or 0, self._is_on_lineage)
 
     def stop(self) -> None:
         """Nothing more of the view's cuts is sent or taken; what is here stays."""

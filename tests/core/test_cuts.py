@@ -88,8 +88,9 @@ def test_a_cut_is_whole_when_all_have_said_so_and_then_the_next_may_begin() -> N
     assert clock.missing == {0, 1}
 
 
-def test_two_cuts_at_most_are_kept() -> None:
+def test_the_newest_whole_cut_and_two_at_most_after_it_are_kept() -> None:
     assert cuts_that_stay([4, 8, 12], safe=8) == {8, 12}
+    assert cuts_that_stay([4, 8, 12, 16], safe=4) == {4, 12, 16}, "views that follow one another"
     assert cuts_that_stay([4, 8], safe=4) == {4, 8}
     assert cuts_that_stay([4], safe=8) == set()
 

@@ -50,7 +50,6 @@ from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.gathering import Gathering
 from p2p_dtfm.core.leaving import is_waited_for
 from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT
-from p2p_dtfm.core.lineage import extend
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.records import Intent, PeerRecord
 from p2p_dtfm.core.signed import Signed
@@ -268,9 +267,8 @@ class Agreement(Gathering):
         """Be where a view that others have taken over starts."""
         inventory, view = self.inventory, self.view
         step, lineage = inventory.step, inventory.lineage
-        last = extend(lineage.digest, step, view.id) if view is not None else None
-        if view is not None and (message.step, message.lineage) == (step + 1, last):
-            inventory.committed_unseen(view.id)
+        if view is not None and message.step == step + 1:
+            inventory.committed_unseen(view.id, message.lineage)
         else:
             lineage.move_to(message.step, message.lineage)
 

@@ -3,13 +3,16 @@
 import msgspec
 
 from p2p_dtfm.core.canonical import digest, encode_for_wire
+from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Sign, Signed, Verify, open_signed, sign
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.stage_progress import StageProgress
-from p2p_dtfm.core.step import Prepared, StepOutcome
+from p2p_dtfm.core.step import StepOutcome, open_prepared
 
 _CONTRIBUTION = "contribution"
+PREPARED_LIMIT = 1024
+"""In a contribution: of two steps, and as many that were refused."""
 
 
 class PresentView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,12 +37,15 @@ class PendingStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
     base: str
     """Lineage digest of the states that the step starts from."""
-    prepared: tuple[Prepared, ...]
-    """All that this peer had received, and its own."""
+    prepared: tuple[Signed, ...]
+    """All that this peer had received, and its own, as their makers signed them; and those that it
+    has refused."""
     reduced_layers: tuple[int, ...]
     """Of these it has the step's reduced gradients."""
     progress: StageProgress | None = None
     """What of the step's microbatches it has computed, and keeps."""
+    counts: dict[str, int] = {}
+    """Of so many microbatches each peer with the head counts the loss (`loss_counts`)."""
 
 
 class RetainedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +59,8 @@ class RetainedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base: str
     outcome: StepOutcome | None
     reduced_layers: tuple[int, ...]
+    prepared: tuple[Signed, ...] = ()
+    """By which it was committed here: who said something else to others is found out."""
 
 
 class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -171,8 +179,22 @@ def sign_contribution(contribution: Contribution, signer: Sign) -> Signed:
 
 
 def open_contribution(signed: Signed, verify: Verify) -> Contribution:
-    """Raises `PeerFault` for a forgery or malformed contents."""
-    return open_signed(signed, _CONTRIBUTION, Contribution, verify)
+    """Raises `PeerFault` for a forgery or malformed contents.
+
+    Its maker has checked what others said before it passed that on: a forgery in it is its own.
+    """
+    contribution = open_signed(signed, _CONTRIBUTION, Contribution, verify)
+    pending, retained = contribution.pending, contribution.retained
+    passed_on = pending.prepared if pending is not None else ()
+    passed_on += retained.prepared if retained is not None else ()
+    if len(passed_on) > PREPARED_LIMIT:
+        raise PeerFault(f"passes on {len(passed_on)} Prepared", signed.peer_id)
+    for said in passed_on:
+        try:
+            open_prepared(said, verify)
+        except PeerFault as fault:
+            raise PeerFault(f"passes on a Prepared: {fault.cause}", signed.peer_id) from fault
+    return contribution
 
 
 def knowledge_digest(

@@ -28,6 +28,7 @@ from p2p_dtfm.core.prng import prng_of_digest
 from p2p_dtfm.core.records import Intent, PeerRecord, open_record
 from p2p_dtfm.core.signed import Sign, Signed, Verify
 from p2p_dtfm.core.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.core.step_terms import StepTerms
 from p2p_dtfm.core.view import View
 from p2p_dtfm.core.workload import Workload
 
@@ -50,6 +51,8 @@ class AgreementState:
         self.view: View | None = None
         self.next_view: View | None = None
         self.ledger: Ledger | None = None
+        self.terms: StepTerms | None = None
+        """Of the run, where more is known of it than its workload."""
         self.frozen = False
         """An unplanned view change is under way: no step commits."""
         self.inventory = Inventory()
@@ -93,6 +96,8 @@ class AgreementState:
         self._dropped: View | None = None
         self._quiet_until_ns = 0
         self._suspects: set[Member] = set()
+        self._distrusted: set[Member] = set()
+        """Suspects whose life is not what is in doubt; until a view takes over."""
         self._carried: set[Accusation] = set()
         """Links of newcomers that made the attempt before fail."""
         self._active_members: dict[ViewId, set[Member]] = {}

@@ -7,7 +7,7 @@ blobs in the background. A checkpoint that cannot be written is a warning; train
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from p2p_dtfm.core.agreement_messages import SavedState
@@ -63,6 +63,8 @@ class Checkpoints:
         self._saves_itself = saves_itself
         self._remote: dict[int, dict[str, CheckpointFiles]] = {}
         self._paths: dict[str, Path] = {}
+        self._agreed: dict[int, Mapping[int, bytes]] = {}
+        self._committed_step = -1
         self._busy = asyncio.Lock()
         self._completing: asyncio.Task[None] | None = None
         self._has_news = False
@@ -148,6 +150,23 @@ class Checkpoints:
             del self._remote[step]
         self._complete_later()
 
+    def committed(self, step: int, agreed: Mapping[int, bytes]) -> None:
+        """A step is committed, in whose Prepared all holders say these digests of the states from
+        which it starts, by layer; or none."""
+        self._committed_step = step
+        if agreed:
+            self._agreed[step] = agreed
+            for oldest in sorted(self._agreed)[:-STEPS_REMEMBERED]:
+                del self._agreed[oldest]
+            if self._remote:
+                self._complete_later()
+
+    def _is_that(self, step: int, layer: int, blob: str) -> bool:
+        """Whether a file is what the layer's holders have said that they have; said by nobody, it
+        may be."""
+        said = self._agreed.get(step, {}).get(layer)
+        return said is None or bytes.fromhex(blob)[: len(said)] == said
+
     def whole_at(self, step: int, members: set[str]) -> bool:
         """Whether this peer and all `members` have every layer of that step."""
         count = layer_count(self._spec)
@@ -174,6 +193,8 @@ class Checkpoints:
             if is_last and not self._saves_itself() and not directory.is_dir():
                 # a spare, too, wants the model in the end
                 await self.save(step, {}, next(iter(remote.values())).lineage)
+            if step > self._committed_step >= 0:
+                continue  # its digests are told with the next step
             if (self.whole_step is not None and step <= self.whole_step) or not directory.is_dir():
                 continue
             try:
@@ -196,7 +217,9 @@ class Checkpoints:
             offers = {
                 peer: item.files[layer]
                 for peer, item in remote.items()
-                if layer in item.files and item.lineage == manifest.lineage
+                if layer in item.files
+                and item.lineage == manifest.lineage
+                and self._is_that(manifest.step, layer, item.files[layer][0])
             }
             if offers:
                 await self._fetch_layer(directory, layer, offers)

@@ -25,6 +25,7 @@ from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import Courier
 from p2p_dtfm.daemon.offers import Offers
 from p2p_dtfm.daemon.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
+from p2p_dtfm.daemon.witnesses import WitnessDesk
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader, FrameKind, Payload
 from p2p_dtfm.train.layer_state import LayerState
@@ -85,6 +86,7 @@ class Donor:
         self._subscriptions: dict[_Key, _Subscription] = {}
         self._workers: dict[_Key, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
+        self.desk = WitnessDesk(courier, compute)
 
     # what followers say
 
@@ -141,6 +143,7 @@ class Donor:
     ) -> None:
         """At a step boundary: offer states at `version` to those who have not got them; those that
         are still `coming` here later."""
+        await self.desk.tell(states, version)
         for key, subscription in list(self._subscriptions.items()):
             for layer in sorted(subscription.pending) if self._is_due(subscription) else ():
                 state = states.get(layer)

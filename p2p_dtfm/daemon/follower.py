@@ -5,6 +5,7 @@ gradients that follow. A donor that fails is followed by the next one.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -27,7 +28,9 @@ from p2p_dtfm.daemon.wire import (
     FollowLayers,
     LayerOffered,
     LayersCommitted,
+    StateDigest,
 )
+from p2p_dtfm.daemon.witnesses import WITNESSES_LIMIT, StateVotes
 from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader
@@ -42,6 +45,8 @@ GRADIENTS_LIMIT_BYTES = 512 << 20
 FETCHED_AT_ONCE = 4
 FETCHED_LIMIT_BYTES = 256 << 20
 """Of states on their way: one layer's from each of several donors, so that their uplinks add up."""
+WITNESS_LIMIT_S = 5.0
+"""How long what has come waits for the other holders' word; then who has spoken decides."""
 RETRY_S = 1.0
 STALL_S = 5.0
 """Later steps arrive but the next one does not: part of it was lost, so ask anew."""
@@ -169,6 +174,8 @@ class Follower:
         self._committed: dict[tuple[str, int], float] = {}
         self._gradients: dict[tuple[int, int], _Gradient] = {}
         self._gradients_bytes = 0
+        self._votes = StateVotes()
+        self._heard = asyncio.Event()
         self._wake = asyncio.Event()
         self._has_stopped = False
 
@@ -201,6 +208,7 @@ class Follower:
             await self._asks.wait()
             self._asks.clear()
             donors, self._to_ask = self._to_ask, {}
+            self._ask_witnesses()
             for donor in donors:
                 await self._ask(donor)
             await asyncio.sleep(RETRY_S)  # between one round of requests and the next
@@ -218,6 +226,39 @@ class Follower:
         except (Unreachable, Refused) as error:
             log.info("asks for state: %s", error)
             self._turn_from(donor)
+
+    def _witnesses(self, donor: str, layer: int) -> list[str]:
+        """Others that have the layer when the donor gives it."""
+        others = [peer for peer in self._donors(layer) if peer not in (donor, self._tools.me)]
+        return others[:WITNESSES_LIMIT]
+
+    def _ask_witnesses(self) -> None:
+        of: dict[str, list[int]] = {}
+        for layer in sorted(self.missing):
+            for peer in self._witnesses(self._donor_of[layer], layer):
+                of.setdefault(peer, []).append(layer)
+        for peer, asked in of.items():
+            number = self._votes.numbers[peer] = next(self._tools.numbers)
+            self._tools.courier.tell(peer, self._votes.request(self.view.id, number, asked))
+
+    def confirmed(self, sender: str, message: StateDigest) -> None:
+        """A holder says what it has of a layer."""
+        if message.view == self.view.id:
+            self._votes.said(sender, message)
+            self._heard.set()
+
+    async def _counts(self, donor: str, offer: LayerOffered) -> bool:
+        """Whether the others have what the donor gave; waits for them, for a bounded time."""
+        witnesses = set(self._witnesses(donor, offer.layer)) & set(self._votes.numbers)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WITNESS_LIMIT_S):
+                while not witnesses <= self._votes.heard(offer.layer, offer.version):
+                    self._heard.clear()
+                    await self._heard.wait()
+        counts, differs = self._votes.judge(offer.layer, offer.version, donor, offer.blob)
+        if differs:
+            log.warning("at version %d %s", offer.version, differs)
+        return counts
 
     def _turn_from(self, donor: str) -> None:
         """Ask the next donor of each layer that this one was to give."""
@@ -332,6 +373,10 @@ class Follower:
                 log.warning("state of layer %d: %s", offer.layer, error)
                 self._ask_soon(donor)
                 return
+        if state.version != offer.version or not await self._counts(donor, offer):
+            log.warning("refuses the state of layer %d that %s gives", offer.layer, donor)
+            self._turn_from(donor)
+            return
         if not self._has_stopped:
             tools.states[offer.layer] = state
         self._arrived(offer.layer)

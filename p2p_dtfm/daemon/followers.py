@@ -13,16 +13,27 @@ from p2p_dtfm.daemon.follower import Follower, FollowerTools, OnGradient
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.trainer_state import Outlet, Tensor, Tools, TrainerState
 from p2p_dtfm.daemon.wire import (
+    ConfirmLayers,
     FollowDone,
     FollowEnded,
     FollowLayers,
     LayerOffered,
     LayerReceipt,
     LayersCommitted,
+    StateDigest,
 )
 from p2p_dtfm.net.frames import FrameHeader
 
-Following = FollowLayers | LayerOffered | LayersCommitted | LayerReceipt | FollowEnded | FollowDone
+Following = (
+    FollowLayers
+    | ConfirmLayers
+    | StateDigest
+    | LayerOffered
+    | LayersCommitted
+    | LayerReceipt
+    | FollowEnded
+    | FollowDone
+)
 
 
 CATCH_UP_S = 3.0
@@ -220,6 +231,12 @@ class Followers:
             if self.receipts is not None and message.from_takeover:
                 self.receipts.begins_again(sender)
             self._state.wake.set()
+        elif isinstance(message, ConfirmLayers):
+            donor.desk.asked(sender, message)
+            self._state.wake.set()
+        elif isinstance(message, StateDigest):
+            for follower in self._all():
+                follower.confirmed(sender, message)
         elif isinstance(message, FollowDone):
             donor.unsubscribe(sender, message.view, message.number)
         elif isinstance(message, LayerReceipt):

@@ -26,6 +26,7 @@ from p2p_dtfm.core.actions import LAN, WAN
 from p2p_dtfm.core.agreement import Agreement
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.snapshot import Member
+from p2p_dtfm.core.step_terms import terms_of
 from p2p_dtfm.core.workload import workload_of
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.courier import Courier
@@ -239,6 +240,7 @@ class Daemon(Upkeep, Entrance, Readings):
             verify,
             LAN if self.settings.is_near else WAN,
         )
+        self._agreement.terms = terms_of(run.spec)
         self.observer.trains(run.spec, run.digest, self._workload, self._agreement)
         self._make_trainer(run)
         assert self._trainer is not None and self._checkpoints is not None
@@ -298,6 +300,7 @@ class Daemon(Upkeep, Entrance, Readings):
                 lambda: [peer for peer in self._courier.known if peer != self._me.peer_id],
             ),
             status=self.status,
+            sign=self._host.identity.sign,
             recorder=self._recorder,
         )
         self._trainer = Trainer(tools, self)

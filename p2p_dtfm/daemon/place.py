@@ -124,7 +124,8 @@ class Place:
     async def offer_states(self) -> None:
         """To new followers; after a failure only what the next view has put right."""
         state, donor = self._state, self._tools.donor
-        if donor.has_new_followers and not state.stopped and state.restart is None:
-            version = min(state.step, self._tools.spec.total_steps)
+        version = min(state.step, self._tools.spec.total_steps)
+        is_asked = donor.has_new_followers or donor.desk.is_due(version)
+        if is_asked and not state.stopped and state.restart is None:
             coming = state.view.layers_of(self._tools.me) if state.view is not None else ()
             await donor.offer(state.states, version, coming)

@@ -11,12 +11,13 @@ from p2p_dtfm.core.canonical import decode, encode
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.records import PROTOCOL_VERSION, open_record
 from p2p_dtfm.core.signed import Signed
-from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.step import SignedPrepared, Statement, open_prepared
 from p2p_dtfm.daemon.courier import PEERS_LIMIT
 from p2p_dtfm.daemon.trainer_outlet import TrainerOutlet
 from p2p_dtfm.daemon.wire import (
     AGREEMENT,
     CheckpointFiles,
+    ConfirmLayers,
     CutReceipt,
     FollowDone,
     FollowEnded,
@@ -28,6 +29,7 @@ from p2p_dtfm.daemon.wire import (
     LayersCommitted,
     Message,
     PeerAddress,
+    StateDigest,
     TraceRequest,
     Welcome,
     unpack,
@@ -41,6 +43,8 @@ log = logging.getLogger("p2p_dtfm")
 
 FOLLOWING = (
     FollowLayers,
+    ConfirmLayers,
+    StateDigest,
     LayerOffered,
     LayersCommitted,
     LayerReceipt,
@@ -88,12 +92,13 @@ class Reception(TrainerOutlet):
                     sender, message.progress, message.waits, time.monotonic_ns()
                 )
             self._do(actions)
-        elif isinstance(message, Prepared):
-            if message.peer_id != sender:
+        elif isinstance(message, SignedPrepared):
+            if message.signed.peer_id != sender:
                 raise PeerFault("says Prepared for another peer", sender)
-            self._trainer.prepared(message)
+            prepared = open_prepared(message.signed, verify)
+            self._trainer.prepared(Statement(prepared, message.signed))
         elif isinstance(message, FOLLOWING):
-            if isinstance(message, FollowLayers):
+            if isinstance(message, FollowLayers | ConfirmLayers):
                 self._require_follower(sender, message)
             self._trainer.following(sender, message)
         elif isinstance(message, CheckpointFiles):
@@ -101,7 +106,7 @@ class Reception(TrainerOutlet):
             if sender in self._members():
                 self._checkpoints.remote_files(sender, message)
 
-    def _require_follower(self, sender: str, message: FollowLayers) -> None:
+    def _require_follower(self, sender: str, message: FollowLayers | ConfirmLayers) -> None:
         """State goes to members; while a view is being agreed on, the others may know it first."""
         assert self._agreement is not None and self._run is not None
         if sender not in self._members() and not self._agreement.attempting:

@@ -19,11 +19,17 @@ class Transport(Protocol):
 
 
 class StepFrames:
-    """A peer that cannot be sent a tensor is told to `on_trouble(peer_id, cause)`."""
+    """A peer that cannot be sent a tensor is told to `on_trouble(peer_id, cause)`; one that sent
+    what no correct peer sends to `on_poison`."""
 
     def __init__(
-        self, view: ViewId, transport: Transport, on_trouble: Callable[[str, str], None]
+        self,
+        view: ViewId,
+        transport: Transport,
+        on_trouble: Callable[[str, str], None],
+        on_poison: Callable[[str, str], None] | None = None,
     ) -> None:
+        self.on_poison = on_poison or on_trouble
         self.on_trouble = on_trouble
         self._view = view
         self._transport = transport
@@ -31,7 +37,7 @@ class StepFrames:
 
     async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
         """What a peer sent cannot be read, so this step will not end."""
-        self.on_trouble(peer_id, fault.cause)
+        self.on_poison(peer_id, fault.cause)
         await asyncio.get_running_loop().create_future()
         raise AssertionError("nobody ends this wait but who cancels it")
 

@@ -21,7 +21,7 @@ from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT, Ledger
 from p2p_dtfm.core.plan import NoPlan
 from p2p_dtfm.core.redo import Redo
 from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.step import Statement
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.cuts import Cuts
 from p2p_dtfm.daemon.follower import replay_outcome
@@ -139,9 +139,9 @@ class Trainer:
         state.ledger, state.restart = ledger, restart or state.restart
         state.redo, state.stopped = redo, False
         self.cuts.take_over(view, step)
-        for prepared in self._mail.take_over(view, redo):
+        for statement in self._mail.take_over(view, redo):
             with contextlib.suppress(PeerFault):
-                self.prepared(prepared)
+                self.prepared(statement)
         self._place.take_over(view)
         if not view.layers_of(self._tools.me):
             self._steps.forget_work()
@@ -157,21 +157,41 @@ class Trainer:
             self.history.record(outcome, self._state.step)
         self._behind = None
 
-    def prepared(self, prepared: Prepared) -> None:
+    def prepared(self, statement: Statement) -> None:
         """Raises `PeerFault`."""
+        prepared = statement.prepared
         state, ledger = self._state, self._state.ledger
         if self._behind is not None and prepared.view == self._behind.view:
-            self._behind.record(prepared)
+            self._behind.record(statement)
             self._catch_up()
         elif ledger is not None and prepared.view == ledger.view:
             is_ahead = prepared.step >= ledger.step + STEPS_AHEAD_LIMIT
             if is_ahead and state.view is not None and not state.view.layers_of(self._tools.me):
-                self._outlet.skip_to(prepared.step)
-                state.step = ledger.step
-            ledger.record(prepared)
+                self._skip(ledger, statement)
+            if not is_ahead:
+                self._record(ledger, statement)
+            elif prepared.step < ledger.step + STEPS_AHEAD_LIMIT:
+                ledger.record(statement)
             state.wake.set()
         elif ledger is None or prepared.view.number > ledger.view.number:
-            self._mail.keep_early(prepared)
+            self._mail.keep_early(statement)
+
+    def _skip(self, ledger: Ledger, statement: Statement) -> None:
+        """Raises `PeerFault`."""
+        found = ledger.says_ahead(statement)
+        if found is not None:
+            self._outlet.skip_to(*found)
+            self._state.step = ledger.step
+
+    def _record(self, ledger: Ledger, statement: Statement) -> None:
+        """Raises `PeerFault`, and has the step repeated without whom its own words convict."""
+        try:
+            ledger.record(statement)
+        except PeerFault as fault:
+            if ledger.has_refused(statement.signed):
+                reason = f"{statement.prepared.peer_id}: {fault.cause}"
+                asyncio.get_running_loop().call_soon(self._outlet.contradiction, reason)
+            raise
 
     async def frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
         """Raises `PeerFault` for what is not due.

@@ -5,10 +5,12 @@ import math
 import time
 
 from p2p_dtfm.core.agreement_messages import SavedState
+from p2p_dtfm.core.evidence import agreed_states
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.stage_progress import StageProgress
-from p2p_dtfm.core.step import Prepared, StepOutcome
+from p2p_dtfm.core.step import SignedPrepared, StepOutcome
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.membership import Membership
 from p2p_dtfm.daemon.run_source import fetch_blob
@@ -21,18 +23,22 @@ log = logging.getLogger("p2p_dtfm")
 class TrainerOutlet(Membership):
     """Prepared, commits, lost tensors, data shards and checkpoints on their way out."""
 
-    def say_prepared(self, prepared: Prepared, view: View) -> None:
+    def say_prepared(self, signed: Signed, view: View) -> None:
         """First to those for whom the others wait: the first stages begin the next step."""
+        message = SignedPrepared(signed)
         position = {peer_id: math.inf for peer_id in view.member_ids}
         if isinstance(view.plan, Plan):
             for pipeline in view.plan.pipelines:
                 position |= {stage.peer_id: at for at, stage in enumerate(pipeline.stages)}
         for peer_id in sorted(view.member_ids, key=position.__getitem__):
-            self._courier.tell(peer_id, prepared)
+            self._courier.tell(peer_id, message)
 
     def committed(self, outcome: StepOutcome) -> None:
         assert self._agreement is not None
         self._troubled.clear()
+        ledger = self._agreement.ledger
+        if self._checkpoints is not None and ledger is not None:
+            self._checkpoints.committed(outcome.step, agreed_states(ledger.last_commit))
         self._do(self._agreement.committed(outcome, time.monotonic_ns()))
 
     def states_changed(self) -> None:
@@ -54,9 +60,9 @@ class TrainerOutlet(Membership):
         assert self._agreement is not None
         self._agreement.computed(step, progress)
 
-    def skip_to(self, step: int) -> None:
+    def skip_to(self, step: int, lineage: str) -> None:
         assert self._agreement is not None
-        self._agreement.skip_to(step)
+        self._agreement.skip_to(step, lineage)
 
     def trouble(self, peer_id: str, cause: str) -> None:
         """Once in a step it may be the link, and the step is repeated; twice it is the peer."""
@@ -71,6 +77,17 @@ class TrainerOutlet(Membership):
             self._troubled.add(peer_id)
             text = f"what goes to or comes from {peer_id} is lost: {cause}"
             self._do(self._agreement.repeat_step(text, now_ns))
+
+    def poison(self, peer_id: str, cause: str) -> None:
+        """It is no link that makes such numbers, so the step is repeated without their sender."""
+        assert self._agreement is not None
+        if self._agreement.view is not None and peer_id in self._agreement.view.member_ids:
+            self._do(self._agreement.distrust(peer_id, cause, time.monotonic_ns()))
+
+    def contradiction(self, reason: str) -> None:
+        """The next view finds out from what all were told who is to be left out."""
+        assert self._agreement is not None
+        self._do(self._agreement.repeat_step(reason, time.monotonic_ns()))
 
     def _on_undelivered(self, peer_id: str, lane: str, failure: Refused | Unreachable) -> None:
         log.debug("frames of %s to %s are lost: %s", lane, peer_id, failure.cause)

@@ -11,9 +11,10 @@ from p2p_dtfm.core.inventory import Restart
 from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.redo import Redo
 from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.signed import Sign, Signed
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.stage_progress import StageProgress
-from p2p_dtfm.core.step import Prepared, StepOutcome
+from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
@@ -34,7 +35,7 @@ Tensor = Any
 class Outlet(Protocol):
     """What the trainer asks of the daemon."""
 
-    def say_prepared(self, prepared: Prepared, view: View) -> None:
+    def say_prepared(self, signed: Signed, view: View) -> None:
         """Send to all other members of the view."""
 
     def committed(self, outcome: StepOutcome) -> None:
@@ -52,11 +53,17 @@ class Outlet(Protocol):
     def computed(self, step: int, progress: StageProgress | None) -> None:
         """So far this peer has come with the microbatches of `step`, and keeps all of it."""
 
-    def skip_to(self, step: int) -> None:
-        """Without a stage: somebody prepares `step`, so all before it are committed."""
+    def skip_to(self, step: int, lineage: str) -> None:
+        """Without a stage: most prepare `step`, from this lineage; all before it is committed."""
 
     def trouble(self, peer_id: str, cause: str) -> None:
         """What a peer needs for the step under way, or what it sent for it, is lost."""
+
+    def poison(self, peer_id: str, cause: str) -> None:
+        """What a peer sent for the step under way no correct peer sends."""
+
+    def contradiction(self, reason: str) -> None:
+        """The step under way cannot commit: what its stage-holders say of it cannot all be true."""
 
     def lineage_at(self, step: int) -> str:
         """The digest of the lineage of states after `step` committed steps."""
@@ -89,6 +96,7 @@ class Tools:
     donor: Donor
     initial: InitialStates
     status: Status
+    sign: Sign
     recorder: StepRecorder = field(default_factory=StepRecorder)
 
 

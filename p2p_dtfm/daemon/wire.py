@@ -14,7 +14,7 @@ from p2p_dtfm.core.agreement_messages import (
 from p2p_dtfm.core.canonical import decode, encode_for_wire
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.step import SignedPrepared
 from p2p_dtfm.web.state import Span
 
 
@@ -66,6 +66,25 @@ class LayerOffered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     version: int
     blob: str
     size_bytes: int
+
+
+class ConfirmLayers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="confirm"):
+    """The sender gets these layers from somebody else: what are their states at the receiver, in
+    the steps that begin next?"""
+
+    view: ViewId
+    number: int
+    layers: tuple[int, ...]
+
+
+class StateDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="state_digest"):
+    """The answer to ConfirmLayers, of one layer at one version."""
+
+    view: ViewId
+    number: int
+    layer: int
+    version: int
+    digest: bytes
 
 
 class LayersCommitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="committed"):
@@ -147,9 +166,11 @@ Message = (
     | Standing
     | Heartbeat
     | JoinRequest
-    | Prepared
+    | SignedPrepared
     | FollowLayers
     | LayerOffered
+    | ConfirmLayers
+    | StateDigest
     | LayersCommitted
     | LayerReceipt
     | CutReceipt

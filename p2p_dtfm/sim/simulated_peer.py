@@ -29,7 +29,7 @@ from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.receipts import Receipts
 from p2p_dtfm.core.records import Intent, PeerRecord, sign_record
 from p2p_dtfm.core.snapshot import Member
-from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.step import SignedPrepared
 from p2p_dtfm.core.view import View
 from p2p_dtfm.sim.invariants import Violation
 from p2p_dtfm.sim.simulated_process import LINGER_NS, RESEND_NS, sign_for
@@ -108,8 +108,8 @@ class SimulatedPeer(SimulatedTraining):
                 self._send(self.world.chance.choice(others), agreement.wants_view())
 
     def _resend(self) -> None:
-        for prepared in self.last_said:
-            self._broadcast(prepared)
+        for signed in self.last_said:
+            self._broadcast(signed)
         view, plan = self._training()
         if view is None or plan is None:
             return
@@ -122,14 +122,14 @@ class SimulatedPeer(SimulatedTraining):
             self._feed_guardians(key)
         self._send_cut(view)
 
-    def receive(self, sender: str, message: AgreementMessage | Prepared | Tensor) -> None:
+    def receive(self, sender: str, message: AgreementMessage | SignedPrepared | Tensor) -> None:
         now_ns = self.now_ns
         if isinstance(message, Heartbeat):
             self.liveness.heartbeat(sender, message.progress, message.waits, now_ns)
         else:
             self.liveness.heard(sender, now_ns)
-        if isinstance(message, Prepared):
-            self._receive_prepared(message)
+        if isinstance(message, SignedPrepared):
+            self._receive_prepared(message.signed)
         elif isinstance(message, Boundary):
             self._receive_boundary(message)
         elif isinstance(message, Partial):
@@ -218,6 +218,10 @@ class SimulatedPeer(SimulatedTraining):
                 kept = self.gradients.get((restart.rolled_view, action.step - 1), {})
                 for layer in restart.roll_forward:
                     self._apply(layer, kept.get(layer))
+                lineage = self.agreement.inventory.lineage.digest
+                self.world.invariants.leads_to(
+                    self.name, restart.rolled_view, action.step - 1, lineage
+                )
         if action.step == 0:
             for layer in self._wanted(view):
                 self.states.setdefault(layer, State(0, GENESIS_VALUE))

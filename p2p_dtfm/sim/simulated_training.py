@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from p2p_dtfm.core.ledger import Ledger
-from p2p_dtfm.core.lineage import extend
+from p2p_dtfm.core.canonical import digest_bytes
+from p2p_dtfm.core.judgement import DIGEST_BYTES
+from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT, Ledger
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.step import Prepared, Statement, open_prepared, sign_prepared
 from p2p_dtfm.core.view import View
 from p2p_dtfm.sim.invariants import Violation
 from p2p_dtfm.sim.simulated_cuts import SimulatedCuts
 from p2p_dtfm.sim.simulated_microbatches import SimulatedMicrobatches
-from p2p_dtfm.sim.simulated_process import CHECKPOINT_STEPS, Key
+from p2p_dtfm.sim.simulated_process import CHECKPOINT_STEPS, TERMS, Key, sign_for, verify
 from p2p_dtfm.sim.training import (
     Gradient,
     Partial,
@@ -148,9 +150,10 @@ class SimulatedTraining(SimulatedMicrobatches, SimulatedCuts):
         self.computing = None
         self.progress += 1
         prepared = self._make_prepared(view, plan, key[1], done)
-        self.last_said.append(prepared)
-        self._keep_prepared(prepared)
-        self._broadcast(prepared)
+        signed = sign_prepared(prepared, sign_for(self.name))
+        self.last_said.append(signed)
+        self._keep_prepared(Statement(prepared, signed))
+        self._broadcast(signed)
         self._check_commit()
 
     def _make_prepared(
@@ -163,6 +166,13 @@ class SimulatedTraining(SimulatedMicrobatches, SimulatedCuts):
             for number, segment in enumerate(plan.segments())
             if self.name in segment.holders
         }
+        sums = {
+            number: tuple(_digest(norms[number], holder) for holder in segment.holders)
+            for number, segment in enumerate(plan.segments())
+            if self.name in segment.holders and len(segment.holders) > 1
+        }
+        held = self.states if TERMS.tells_states(step) else {}
+        states = {n: _digest(held[n].value) for n in view.layers_of(self.name) if n in held}
         return Prepared(
             view=view.id,
             step=step,
@@ -174,21 +184,26 @@ class SimulatedTraining(SimulatedMicrobatches, SimulatedCuts):
             held_out_token_count=0,
             ready_for=self.agreement.ready_for,
             kept=self.clock.kept if self.clock is not None else -1,
+            base=self.agreement.inventory.lineage.digest,
+            sums=sums,
+            states=states,
         )
 
-    def _receive_prepared(self, prepared: Prepared) -> None:
+    def _receive_prepared(self, signed: Signed) -> None:
+        prepared = open_prepared(signed, verify)
         view = self.agreement.view
         if view is not None and prepared.view.number < view.id.number:
             return
-        if self._keep_prepared(prepared):
+        if self._keep_prepared(Statement(prepared, signed)):
             self._check_commit()
 
-    def _keep_prepared(self, prepared: Prepared) -> bool:
+    def _keep_prepared(self, statement: Statement) -> bool:
         """True if it is news."""
+        prepared = statement.prepared
         held = self.prepared.setdefault((prepared.view, prepared.step), {})
         if prepared.peer_id in held:
             return False
-        held[prepared.peer_id] = prepared
+        held[prepared.peer_id] = statement
         return True
 
     def _check_commit(self) -> None:
@@ -198,8 +213,8 @@ class SimulatedTraining(SimulatedMicrobatches, SimulatedCuts):
             if view is None or plan is None or ledger is None:
                 return
             self._skip(view, ledger)
-            for prepared in self.prepared.get((view.id, ledger.step), {}).values():
-                ledger.record(prepared)
+            for statement in self.prepared.get((view.id, ledger.step), {}).values():
+                ledger.record(statement)
             if not self._commit(view, ledger):
                 return
 
@@ -207,9 +222,12 @@ class SimulatedTraining(SimulatedMicrobatches, SimulatedCuts):
         """A peer without a stage may miss so many messages that it cannot follow each step."""
         if view.layers_of(self.name):
             return
-        ahead = [step for of, step in self.prepared if of == view.id]
-        if max(ahead, default=0) >= ledger.step + 2:
-            self.agreement.skip_to(max(ahead))
+        for of, step in sorted(self.prepared):
+            for statement in self.prepared[of, step].values():
+                if of == view.id and step >= ledger.step + STEPS_AHEAD_LIMIT:
+                    found = ledger.says_ahead(statement)
+                    if found is not None:
+                        self.agreement.skip_to(*found)
 
     def _commit(self, view: View, ledger: Ledger) -> bool:
         outcome = ledger.next_outcome()
@@ -325,8 +343,12 @@ class SimulatedTraining(SimulatedMicrobatches, SimulatedCuts):
         lineage = self.agreement.inventory.lineage
         for view, step in sorted(self.gradients):
             state, gradient = self.states[layer], self.gradients[view, step].get(layer)
-            before, after = lineage.at(step), lineage.at(step + 1)
-            if gradient is None or before is None or after is None or state.version != step:
+            after = lineage.at(step + 1)
+            if gradient is None or after is None or state.version != step:
                 continue
-            if extend(before, step, view) == after:
+            if self.world.invariants.lineage_after(view, step) == after:
                 self._apply(layer, gradient)
+
+
+def _digest(*value: object) -> bytes:
+    return bytes.fromhex(digest_bytes(repr(value).encode()))[:DIGEST_BYTES]

@@ -12,8 +12,9 @@ from p2p_dtfm.core.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.records import Link
 from p2p_dtfm.core.recovery import Target, recover
 from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.core.step import Prepared, StepTransaction
+from p2p_dtfm.core.step import Prepared, Statement, StepTransaction
 from p2p_dtfm.core.view import View
+from tests.core.builders import stated
 from tests.core.planning import Peer, name_of, snapshot, workload
 from tests.core.test_recovery import A, B, C, part
 
@@ -99,9 +100,9 @@ def test_the_outcome_says_what_all_have_kept() -> None:
     plan = Plan((Pipeline((Stage("a", 0, 1, 1), Stage("b", 1, 2, 1)), 0, 4),), (), 1)
     transaction = StepTransaction(ViewId(1, "v"), 9, plan)
 
-    def prepared(peer: str, kept: int) -> Prepared:
+    def prepared(peer: str, kept: int) -> Statement:
         norms = {0 if peer == "a" else 1: 1.0}
-        return Prepared(ViewId(1, "v"), 9, peer, norms, 0.0, 2, 0.0, 0, None, kept)
+        return stated(Prepared(ViewId(1, "v"), 9, peer, norms, 0.0, 2, 0.0, 0, None, kept=kept))
 
     with pytest.raises(PeerFault, match="cut"):
         transaction.record(prepared("a", 10))

@@ -1,0 +1,218 @@
+"""Who lies is found in what all have said and were told; honest members never are."""
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.agreement_messages import (
+    Contribution,
+    PendingStep,
+    PresentView,
+    RetainedStep,
+    open_contribution,
+    sign_contribution,
+)
+from p2p_dtfm.core.attempt import Attempt
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.evidence import evidence
+from p2p_dtfm.core.judgement import conflict_of, fault_of
+from p2p_dtfm.core.ledger import Ledger
+from p2p_dtfm.core.lineage import extend
+from p2p_dtfm.core.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.prepared import Prepared, Statement, open_prepared, sign_prepared
+from p2p_dtfm.core.recovery import Target, recover
+from p2p_dtfm.core.signed import Signed
+from p2p_dtfm.core.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.core.step import StepOutcome
+from p2p_dtfm.core.step_terms import StepTerms
+from p2p_dtfm.sim.simulated_process import sign_for, verify
+from tests.core.builders import stated
+
+VIEW = ViewId(3, "ab" * 32)
+BASE = "the state of step 7"
+NAMES = "abc"
+# three replicas of all layers, of which each computes two microbatches
+PLAN = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2 * i, 2) for i, n in enumerate(NAMES)), (), 1)
+SUMS = (b"1" * 16, b"2" * 16, b"3" * 16)
+TERMS = StepTerms(
+    microbatch_tokens=5,
+    evaluation_microbatches=4,
+    evaluation_every=10,
+    states_every=10,
+    total_steps=100,
+    loss_limit=20.0,
+)
+COUNTS = dict.fromkeys(NAMES, 2)
+
+
+def prepared(peer: str, step: int = 7, **changes: object) -> Prepared:
+    said = Prepared(VIEW, step, peer, {0: 4.0}, 30.0, 10, 0.0, 0, None, BASE, {0: SUMS})
+    return msgspec.structs.replace(said, **changes)
+
+
+def part(
+    name: str, said: Iterable[Signed], retained: RetainedStep | None = None, **changes: object
+) -> Contribution:
+    members = tuple(Member(n, 1) for n in NAMES)
+    contribution = Contribution(
+        member=Member(name, 1),
+        number=5,
+        record=Signed(name, "record", b"", b""),
+        present=PresentView(VIEW, members, PLAN),
+        step=7,
+        held=dict.fromkeys(range(3), 7),
+        joiners=(),
+        lineages={7: BASE},
+        pending=PendingStep(7, BASE, tuple(said), (0, 1, 2), counts=COUNTS),
+        retained=retained,
+    )
+    return msgspec.structs.replace(contribution, **changes)
+
+
+def signed(statements: Iterable[Prepared]) -> tuple[Signed, ...]:
+    return tuple(stated(item).signed for item in statements)
+
+
+def test_what_honest_replicas_say_is_no_fault_and_no_conflict() -> None:
+    said = {peer: prepared(peer) for peer in NAMES}
+    assert [fault_of(item, PLAN, TERMS, COUNTS) for item in said.values()] == ["", "", ""]
+    assert conflict_of(said, PLAN).reason == ""
+    assert not evidence([part(peer, signed(said.values())) for peer in NAMES], TERMS).reason
+
+
+@pytest.mark.parametrize(
+    "changes, cause",
+    [
+        ({"token_count": 5}, "its share is 10"),
+        ({"token_count": 1 << 70}, "its share is 10"),
+        ({"loss_sum": 201.0}, "no model has"),
+        ({"loss_sum": -1.0}, "negative"),
+        ({"loss_sum": math.inf}, "not finite"),
+        ({"held_out_token_count": 5}, "held-out"),
+        ({"squared_norms": {0: 1e101}}, "no gradient has"),
+        ({"sums": {}}, "sums of its segments"),
+        ({"sums": {0: SUMS[:2]}}, "does not hold"),
+        ({"sums": {0: SUMS, 1: SUMS}}, "does not hold"),
+        ({"sums": {0: (b"1", *SUMS[1:])}}, "another length"),
+        ({"states": {3: b"1" * 16}}, "does not hold"),
+        ({"step": 10, "held_out_token_count": 10}, "digests of its states"),
+    ],
+    ids=str,
+)
+def test_what_the_plan_and_the_run_rule_out_is_a_fault(changes: dict, cause: str) -> None:
+    assert cause in fault_of(prepared("a", **changes), PLAN, TERMS, COUNTS)
+
+
+def test_the_odd_norm_of_three_is_left_out_and_of_two_nobody_knows() -> None:
+    said = {peer: prepared(peer) for peer in NAMES} | {"b": prepared("b", squared_norms={0: 5.0})}
+    assert list(conflict_of(said, PLAN).liars) == ["b"]
+    del said["c"]
+    found = conflict_of(said, PLAN)
+    assert not found.liars and list(found.doubts) == [("a", "b")]
+
+
+def test_unlike_sums_put_their_owner_against_whoever_got_others() -> None:
+    """Other norms follow from other sums, and accuse nobody."""
+    said = {"a": prepared("a")}
+    for peer in "bc":
+        others = (peer.encode() * 16, *SUMS[1:])
+        said[peer] = prepared(peer, sums={0: others}, squared_norms={0: float(ord(peer))})
+    found = conflict_of(said, PLAN)
+    assert set(found.doubts) == {("a", "b"), ("a", "c")} and not found.liars
+
+
+def test_two_prepared_of_one_peer_convict_it_alone() -> None:
+    """Whether they meet at one member or each at another."""
+    twice = prepared("b", squared_norms={0: 5.0})
+    to_a = signed([prepared("a"), prepared("b"), prepared("c")])
+    to_c = signed([prepared("a"), twice, prepared("c")])
+    for parts in ([part("a", to_a), part("c", to_c)], [part("a", (*to_a, *signed([twice])))]):
+        found = evidence(parts, TERMS)
+        assert list(found.liars) == ["b"] and not found.doubts
+
+
+def test_a_refused_prepared_is_passed_on_and_convicts() -> None:
+    ledger = Ledger(VIEW, PLAN, 7, TERMS, COUNTS)
+    false = stated(prepared("b", loss_sum=math.nan))
+    with pytest.raises(PeerFault, match="not finite"):
+        ledger.record(false)
+    assert ledger.has_refused(false.signed)
+    assert ledger.freeze() == (false.signed,)
+    assert list(evidence([part("a", ledger.freeze()), part("c", ())], TERMS).liars) == ["b"]
+
+
+def test_a_fork_by_a_liar_is_found_one_step_later_and_nothing_commits_after_it() -> None:
+    """Told unlike norms, members have unlike outcomes, of which the next Prepared tell."""
+    outcomes = {"a": StepOutcome(6, 2.0, 3.0, 30, None, None)}
+    outcomes["c"] = msgspec.structs.replace(outcomes["a"], gradient_norm=3.0)
+    bases = {n: extend("before", 6, VIEW, outcome.digest) for n, outcome in outcomes.items()}
+    assert bases["a"] != bases["c"]
+    said = [prepared(n, base=bases.get(n, bases["a"])) for n in NAMES]
+    ledger = Ledger(VIEW, PLAN, 7, TERMS, COUNTS)
+    for item in said:
+        ledger.record(stated(item))
+    assert ledger.next_outcome() is None and ledger.conflict.forks
+    lies = {"a": prepared("b", 6), "c": prepared("b", 6, squared_norms={0: 9.0})}
+    parts = [
+        part(
+            name,
+            signed(said),
+            RetainedStep(VIEW, 6, "before", outcome, (), signed([lies[name]])),
+            lineages={7: bases[name]},
+            accepts_loss=True,
+        )
+        for name, outcome in outcomes.items()
+    ]
+    assert list(evidence(parts, TERMS).liars) == ["b"]
+    assert recover(parts, 3, TERMS).target == Target(7, max(bases.values()))
+
+
+def test_who_starts_from_another_state_than_most_is_left_out() -> None:
+    said = signed([prepared("a"), prepared("b"), prepared("c", base="elsewhere")])
+    assert list(evidence([part("a", said), part("b", said)], TERMS).liars) == ["c"]
+
+
+def test_an_attempt_keeps_liars_out_and_one_of_a_pair_in_doubt() -> None:
+    def participants(parts: list[Contribution]) -> str:
+        attempt = Attempt(Member("a", 1), 5, False, GENESIS, 3, 0, 0, TERMS)
+        for item in parts:
+            attempt.add(Signed(item.member.peer_id, "", b"", b""), item, lambda signed: None)  # type: ignore[arg-type,return-value]
+        return "".join(member.peer_id for member in attempt.participants)
+
+    norm = signed([prepared("a"), prepared("b"), prepared("c", squared_norms={0: 5.0})])
+    assert participants([part(name, norm) for name in NAMES]) == "ab"
+    sums = {0: (SUMS[0], b"?" * 16, SUMS[2])}
+    doubt = signed([prepared("a"), prepared("b"), prepared("c", sums=sums)])
+    assert participants([part(name, doubt) for name in NAMES]) in ("ab", "ac")
+
+
+def test_a_forged_prepared_in_a_contribution_is_its_makers_fault() -> None:
+    said = prepared("b")
+    true = sign_prepared(said, sign_for("b"))
+    forged = sign_prepared(said, sign_for("a"))
+    honest = sign_contribution(part("a", [true]), sign_for("a"))
+    assert open_contribution(honest, verify).pending is not None
+    with pytest.raises(PeerFault, match="passes on a Prepared: forged") as caught:
+        open_contribution(sign_contribution(part("a", [forged]), sign_for("a")), verify)
+    assert caught.value.peer_id == "a"
+    with pytest.raises(PeerFault, match="another peer"):
+        open_prepared(sign_prepared(said, sign_for("a")).__class__("a", *true_parts(said)), verify)
+
+
+def true_parts(said: Prepared) -> tuple[str, bytes, bytes]:
+    """Of a statement in which peer a speaks for peer b, with its own signature."""
+    mine = sign_prepared(msgspec.structs.replace(said, peer_id="a"), sign_for("a"))
+    payload = sign_prepared(said, sign_for("b")).payload
+    covered = b"p2p-dtfm/1\x00prepared\x00a\x00" + payload
+    return mine.kind, payload, sign_for("a")(covered)
+
+
+def test_a_spare_skips_where_more_than_half_say_from_which_lineage() -> None:
+    ledger = Ledger(VIEW, PLAN, 3, TERMS, COUNTS)
+    assert ledger.says_ahead(stated(prepared("a", base="liar"))) is None
+    assert ledger.says_ahead(stated(prepared("b"))) is None
+    assert ledger.says_ahead(stated(prepared("c"))) == (7, BASE)
+    with pytest.raises(PeerFault, match="without a stage"):
+        ledger.says_ahead(Statement(prepared("z"), stated(prepared("z")).signed))

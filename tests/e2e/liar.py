@@ -1,0 +1,139 @@
+"""The program, run as `python -m tests.e2e.liar`: the daemon whose environment says `LIES` lies.
+
+All of them say that they are equal and near, so that plans give each all layers.
+`LIES` is a JSON object: what it lies about, from which step on, and to how many steps.
+"""
+
+import json
+import os
+from typing import Any
+
+import msgspec
+import numpy
+
+from p2p_dtfm.core.canonical import decode
+from p2p_dtfm.core.prepared import Prepared, sign_prepared
+from p2p_dtfm.core.records import Device, LayerTiming, Link
+from p2p_dtfm.daemon import self_record, step_loop, trainer_outlet
+from p2p_dtfm.daemon.step_reduction import _Courses
+from p2p_dtfm.net.frames import FrameKind
+from p2p_dtfm.train import measure, segment_reduction
+from p2p_dtfm.train.layer_state import LayerState
+
+LIES: dict[str, Any] = json.loads(os.environ.get("LIES", "{}"))
+KIND = LIES.get("kind", "")
+
+
+def lies(step: int) -> bool:
+    first = LIES["step"]
+    return first <= step < first + LIES.get("count", 1_000_000)
+
+
+def be_equal_and_near() -> None:
+    block, end = LayerTiming(20_000_000, 40_000_000), LayerTiming(500_000, 1_000_000)
+
+    def device(*arguments: object, **more: object) -> Device:
+        return Device("cpu", "equal", 4 << 30, end, block, end)
+
+    measure.measure_device = device  # type: ignore[assignment]
+    for module in (self_record, __import__("p2p_dtfm.daemon.entrance", fromlist=["entrance"])):
+        if hasattr(module, "measure_device"):
+            module.measure_device = device
+    near = Link(50_000, 4 << 30)
+    take = self_record.SelfRecord.make
+
+    def make(self: Any, *arguments: Any) -> Any:
+        self._links = dict.fromkeys(self._links, near)
+        return take(self, *arguments)
+
+    self_record.SelfRecord.make = make  # type: ignore[method-assign]
+
+
+def lie_in_prepared() -> None:
+    honest = step_loop.sign_prepared
+
+    def sign(prepared: Prepared, signer: Any) -> Any:
+        if lies(prepared.step):
+            if KIND == "norm":
+                norms = dict.fromkeys(prepared.squared_norms, LIES.get("value", 1e30))
+                prepared = msgspec.structs.replace(prepared, squared_norms=norms)
+            else:
+                prepared = msgspec.structs.replace(prepared, loss_sum=LIES.get("value", 1e30))
+        return honest(prepared, signer)
+
+    step_loop.sign_prepared = sign  # type: ignore[attr-defined]
+
+
+def say_each_another_norm() -> None:
+    def say_prepared(self: Any, signed: Any, view: Any) -> None:
+        prepared = decode(signed.payload, Prepared)
+        for number, peer_id in enumerate(sorted(view.member_ids)):
+            said = signed
+            if lies(prepared.step):
+                norms = {n: v * (1 + number) for n, v in prepared.squared_norms.items()}
+                other = msgspec.structs.replace(prepared, squared_norms=norms)
+                said = sign_prepared(other, self._host.identity.sign)
+            self._courier.tell(peer_id, trainer_outlet.SignedPrepared(said))
+
+    trainer_outlet.TrainerOutlet.say_prepared = say_prepared  # type: ignore[method-assign]
+
+
+def send_each_another_sum() -> None:
+    honest, seen = _Courses.send, {}
+
+    async def send(self: Any, peer_id: str, kind: Any, chunk: int, elements: int, payload: Any):
+        if kind is FrameKind.GRADIENT_SUM and lies(self._step):
+            factor = numpy.float32(1.0 + 0.1 * seen.setdefault(peer_id, len(seen) + 1))
+            payload = (numpy.frombuffer(bytes(payload), dtype="<f4") * factor).tobytes()
+        await honest(self, peer_id, kind, chunk, elements, payload)
+
+    _Courses.send = send  # type: ignore[method-assign]
+
+
+def send_no_numbers() -> None:
+    honest, begin = segment_reduction.SegmentReduction.fill, None
+    begin = segment_reduction.SegmentReduction.__init__
+
+    def init(self: Any, spec: Any, codec: Any, step: int, *arguments: Any) -> None:
+        begin(self, spec, codec, step, *arguments)
+        self.step = step
+
+    def fill(self: Any, layer: int, gradient: Any) -> None:
+        honest(self, layer, gradient)
+        if lies(self.step):
+            start, end = self._layers[layer]
+            self.reduced[start:end].fill_(float("nan"))
+
+    segment_reduction.is_finite = lambda values: True  # type: ignore[assignment]
+    segment_reduction.SegmentReduction.__init__ = init  # type: ignore[method-assign]
+    segment_reduction.SegmentReduction.fill = fill  # type: ignore[method-assign]
+
+
+def give_noise() -> None:
+    honest = LayerState.to_bytes
+
+    def to_bytes(self: LayerState) -> bytes:
+        payload = bytearray(honest(self))
+        count = self.parameter_count
+        noise = numpy.random.default_rng(0).standard_normal(count).astype("<f4").tobytes()
+        payload[-3 * 4 * count : -2 * 4 * count] = noise
+        return bytes(payload)
+
+    LayerState.to_bytes = to_bytes  # type: ignore[method-assign]
+
+
+be_equal_and_near()
+if KIND in ("norm", "loss"):
+    lie_in_prepared()
+elif KIND:
+    {
+        "equivnorm": say_each_another_norm,
+        "equivsum": send_each_another_sum,
+        "nan": send_no_numbers,
+        "state": give_noise,
+    }[KIND]()
+
+if __name__ == "__main__":
+    from p2p_dtfm.cli import main
+
+    main()

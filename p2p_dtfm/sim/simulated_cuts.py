@@ -66,16 +66,17 @@ class SimulatedCuts(SimulatedProcess):
         for guardian in sorted({view.guards[layer] for layer in clock.missing}):
             states = {n: mine[n] for n in clock.missing & set(mine) if view.guards[n] == guardian}
             if states:
-                copy = CutCopy(self.agreement.me, view.id, clock.newest, states)
+                copy = CutCopy(self.agreement.me, view.id, clock.newest, lineage or "", states)
                 delay_ns = self.world.chance.randrange(2 * self.world.transfer_ns)
                 self.later(delay_ns, lambda to=guardian, it=copy: self._send(to, it))  # type: ignore[misc]
 
     def _receive_cut(self, message: CutCopy) -> None:
         view, clock, step = self.agreement.view, self.clock, message.step
         lineage = self.agreement.inventory.lineage.at(step)
+        lineage = message.lineage if lineage is None else lineage
         if view is None or clock is None or self.agreement.frozen or message.view != view.id:
             return
-        if lineage is None or self.agreement.step < step or step < max(clock.safe, 0):
+        if self.agreement.step < step or step < max(clock.safe, 0):
             return
         if any(view.guards.get(layer) != self.name for layer in message.states):
             raise Violation(f"{self.name} gets a copy of layers that it does not guard")

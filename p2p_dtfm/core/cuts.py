@@ -13,7 +13,7 @@ nobody keeps more than two, and which steps are cut follows from what all member
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from p2p_dtfm.core.problem import duration_ns
@@ -67,6 +67,8 @@ class CutPace:
 
     every_steps: int
     """The least number of steps between two cuts."""
+    apart_steps: int
+    """What lies between two, as the lines are predicted: the next one waits for the one before."""
     may_repeat_steps: int
     """At most, where lines and peers are as fast as predicted."""
 
@@ -90,7 +92,8 @@ def pace_of(copies_ns: Iterable[int], most_bytes: int, step_ns: int) -> CutPace:
     between_ns = min(young_ns, max(limit_ns // 2, limit_ns - copy_ns))
     every_steps = max(1, between_ns // step_ns)
     travels_steps = -(-copy_ns // step_ns) + 1
-    return CutPace(every_steps, max(every_steps, travels_steps) + travels_steps + 1)
+    apart_steps = max(every_steps, travels_steps)
+    return CutPace(every_steps, apart_steps, apart_steps + travels_steps + 1)
 
 
 class CutClock:
@@ -152,12 +155,8 @@ def kept_by_all(kept: Iterable[int]) -> int:
     return min(kept, default=-1)
 
 
-def cuts_that_stay(
-    steps: Iterable[int], safe: int, at: Callable[[int], bool] = lambda step: True
-) -> set[int]:
-    """Of the cuts that a peer has, those that it keeps: none older than the newest whole one, none
-    of another lineage (`at`), and no more than it has room for."""
-    newer = sorted((step for step in steps if step >= safe and at(step)), reverse=True)
-    if safe in newer:
-        return {safe, newer[0]}
-    return set(newer[: HELD_CUTS + 1])
+def cuts_that_stay(steps: Iterable[int], safe: int) -> set[int]:
+    """Of the cuts that a peer has, those that it keeps: the newest whole one, as far as it knows,
+    and those begun since, of which at most two may matter to others."""
+    newer = sorted((step for step in steps if step >= safe), reverse=True)
+    return {*newer[:HELD_CUTS], *(step for step in newer if step == safe)}

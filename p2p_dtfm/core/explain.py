@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import msgspec
 
 from p2p_dtfm.core.costs import Placement, PlacementCost, StepModel
+from p2p_dtfm.core.cuts import CutPace
+from p2p_dtfm.core.guardians import cut_pace, guards_in
 from p2p_dtfm.core.plan import Plan, Stage
 from p2p_dtfm.core.problem import Problem, problem_of
 from p2p_dtfm.core.records import PeerRecord
@@ -49,6 +51,8 @@ class Explanation(msgspec.Struct, frozen=True):
     peers: tuple[PeerExplanation, ...]
     best_alternative: Alternative | None
     pipeline_count: int = 1
+    cuts: CutPace | None = None
+    """Where guardians lag, how often they get copies, and what a failure may cost."""
 
     def text(self) -> str:
         """For people: a line a peer, then the whole."""
@@ -60,6 +64,12 @@ class Explanation(msgspec.Struct, frozen=True):
         )
         told = " + ".join(f"{_ms(part_ns)} {what}" for part_ns, what in parts if part_ns)
         lines = [f"predicted step: {_ms(self.step_ns)} = {told}"]
+        if self.cuts is not None:
+            lines.append(
+                f"guardians lag: copies every {self.cuts.every_steps} steps or more, by a tenth of "
+                f"the line; a failure may cost up to {self.cuts.may_repeat_steps} steps "
+                f"({_ms(self.cuts.may_repeat_steps * self.step_ns)})"
+            )
         for peer in self.peers:
             lines.append(f"{peer.peer_id}: {peer.role}")
             if peer.compute_ns:
@@ -111,6 +121,7 @@ def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
         reduction_ns=cost.reduction_ns,
         commit_ns=cost.commit_ns,
         pipeline_count=len(plan.pipelines),
+        cuts=cut_pace(snapshot, plan, guards_in(snapshot, plan)),
         peers=peers,
         best_alternative=min(possible, key=lambda item: item.step_ns or 0, default=None),
     )

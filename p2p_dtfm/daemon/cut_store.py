@@ -16,10 +16,14 @@ class CutStore:
     def __init__(self, on_change: Callable[[tuple[SavedState, ...]], None]) -> None:
         self._on_change = on_change
         self._cuts: dict[CutKey, dict[int, LayerSnapshot]] = {}
+        self._safe = 0
+        """Step of the newest whole cut; older ones are dropped."""
+        self._told: tuple[SavedState, ...] = ()
 
     def put(self, lineage: str, copies: Iterable[LayerSnapshot]) -> None:
         for copy in copies:
             self._cuts.setdefault((copy.version, lineage), {})[copy.layer] = copy
+        self._keep(self._cuts)
         self._tell()
 
     def find(self, layer: int, step: int, lineage: str) -> LayerSnapshot | None:
@@ -35,22 +39,24 @@ class CutStore:
 
     def keep_from(self, safe: int, is_on_lineage: Callable[[int, str], bool]) -> None:
         """Drop what is older than the newest whole cut, or of another lineage."""
-        held = [(step, of) for step, of in self._cuts if is_on_lineage(step, of)]
-        stay = cuts_that_stay((step for step, _ in held), safe)
-        kept = {key: self._cuts[key] for key in held if key[0] in stay}
-        if kept.keys() != self._cuts.keys():
-            self._cuts = kept
-            self._tell()
+        self._safe = safe
+        self._keep(key for key in self._cuts if is_on_lineage(*key))
+        self._tell()
+
+    def _keep(self, keys: Iterable[CutKey]) -> None:
+        held = set(keys)
+        stay = cuts_that_stay({step for step, _ in held}, self._safe)
+        self._cuts = {k: cut for k, cut in self._cuts.items() if k in held and k[0] in stay}
 
     def clear(self) -> None:
-        if self._cuts:
-            self._cuts = {}
-            self._tell()
+        self._cuts, self._safe = {}, 0
+        self._tell()
 
     def _tell(self) -> None:
-        self._on_change(
-            tuple(
-                SavedState(step, lineage, tuple(sorted(cut)))
-                for (step, lineage), cut in sorted(self._cuts.items())
-            )
+        found = tuple(
+            SavedState(step, lineage, tuple(sorted(cut)))
+            for (step, lineage), cut in sorted(self._cuts.items())
         )
+        if found != self._told:
+            self._told = found
+            self._on_change(found)

@@ -18,7 +18,7 @@ from p2p_dtfm.core.view import View
 from p2p_dtfm.core.workload import workload_of
 from p2p_dtfm.daemon.cut_store import CutStore
 from p2p_dtfm.daemon.trainer_state import Outlet, Tools, TrainerState
-from p2p_dtfm.daemon.wire import CutReceipt
+from p2p_dtfm.daemon.wire import CutBegun, CutReceipt
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.layer_copy import PartialCopy, pieces_of
@@ -50,6 +50,8 @@ class Cuts:
         self._copying: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
         self._coming: dict[int, PartialCopy] = {}
+        self._begun: dict[str, CutBegun] = {}
+        """The newest of each holder."""
         self._digests: dict[int, str] = {}
         """Of the copies that are sent."""
         self._checking: set[asyncio.Task[None]] = set()
@@ -66,7 +68,7 @@ class Cuts:
         self._clock = None if pace is None else CutClock(step, pace.every_steps, guarded)
         if self.safe_step is not None:
             self.safe_step = min(self.safe_step, step)
-        self._store.keep_from(0, self._is_on_lineage)
+        self._store.keep_from(self.safe_step or 0, self._is_on_lineage)
 
     def stop(self) -> None:
         """Nothing more of the view's cuts is sent or taken; what is here stays."""
@@ -74,7 +76,7 @@ class Cuts:
             if task is not None:
                 task.cancel()
         self._view = self._clock = self._copying = self._sending = None
-        self._coming, self._digests = {}, {}
+        self._coming, self._digests, self._begun = {}, {}, {}
 
     def clear(self) -> None:
         """None of the copies here lies on the lineage that counts."""
@@ -147,6 +149,7 @@ class Cuts:
         self._digests = {}
         while clock.missing and clock.newest == step:
             for pair in mine:
+                self._tools.courier.tell(pair.guardian, CutBegun(view.id, step, lineage))
                 for layer in sorted(set(pair.layers) & clock.missing):
                     copy = self._store.find(layer, step, lineage)
                     assert copy is not None
@@ -233,15 +236,31 @@ class Cuts:
         """All of a layer is here: keep it once its lineage is known, and say so."""
         copy = coming.snapshot(self._tools.spec)
         digest = await asyncio.to_thread(copy.digest)
-        while self._state.step < coming.step or not self._knows_lineage(coming.step):
+        end_s = time.monotonic() + RECEIPT_LIMIT_S
+        while self._lineage_of(holder, coming.step) is None and time.monotonic() < end_s:
             await asyncio.sleep(LINEAGE_POLL_S)  # this peer is a step or so behind
-        if self._view is view and self._coming.get(coming.layer) is coming:
-            self._store.put(self._outlet.lineage_at(coming.step), [copy])
+        lineage = self._lineage_of(holder, coming.step)
+        is_wanted = self._view is view and self._coming.get(coming.layer) is coming
+        if is_wanted and lineage is not None:
+            self._store.put(lineage, [copy])
             receipt = CutReceipt(view.id, coming.step, coming.layer, digest)
             self._tools.courier.tell(holder, receipt)
 
-    def _knows_lineage(self, step: int) -> bool:
-        return step == 0 or self._outlet.lineage_at(step) != ""
+    def begun(self, sender: str, message: CutBegun) -> None:
+        """Which lineage the copies lie on that `sender` sends. Raises `PeerFault`."""
+        view = self._view
+        if view is not None and self._clock is not None and message.view == view.id:
+            if not view.layers_of(sender):
+                raise PeerFault("begins a cut without a stage", sender)
+            self._begun[sender] = message
+
+    def _lineage_of(self, holder: str, step: int) -> str | None:
+        """As this peer knows it, or, of a step that it has not seen, as the holder says."""
+        told = self._begun.get(holder)
+        if self._state.step < step or step == 0:
+            return None if step else ""
+        known = self._outlet.lineage_at(step)
+        return known or (told.lineage if told is not None and told.step == step else None)
 
     def outlives(self, state: LayerState) -> None:
         """A state that is not wanted here any more may be this view's first cut."""

@@ -4,7 +4,8 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 
-from p2p_dtfm.core.guardians import guards_in
+from p2p_dtfm.core.cuts import STATE_PARTS
+from p2p_dtfm.core.guardians import cut_pace, guards_in
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import Snapshot
@@ -54,10 +55,15 @@ def _reductions(snapshot: Snapshot, wire: WirePlan, plan: Plan) -> Loads:
 
 
 def _guarded(snapshot: Snapshot, plan: Plan) -> Loads:
-    """Reduced gradients of a layer's only holder; these are never encoded."""
+    """Reduced gradients of a layer's only holder; these are never encoded. To guardians that lag,
+    each step's part of a cut."""
     loads: Loads = defaultdict(int)
-    for layer, guardian in guards_in(snapshot, plan).items():
+    guards = guards_in(snapshot, plan)
+    pace = cut_pace(snapshot, plan, guards)
+    for layer, guardian in guards.items():
         size = FLOAT_BYTES * snapshot.workload.cost(layer).parameter_count
+        if pace is not None:
+            size = STATE_PARTS * size // pace.apart_steps
         loads[plan.holders(layer)[0], guardian] += size
     return loads
 

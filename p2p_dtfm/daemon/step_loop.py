@@ -260,10 +260,10 @@ class StepLoop:
             held_out_loss_sum=local.held_out_loss_sum,
             held_out_token_count=local.held_out_token_count,
             ready_for=self._outlet.ready_for(),
+            kept=self._cuts.kept,
             base=self._outlet.lineage_at(step),
             sums=local.sums,
             states=states,
-            kept=self._cuts.kept,
         )
         if self._state.ledger is None or self._state.is_over(view):
             raise Stopped

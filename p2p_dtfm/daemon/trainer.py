@@ -33,7 +33,7 @@ from p2p_dtfm.daemon.step_loop import StepLoop
 from p2p_dtfm.daemon.step_waits import StepWaits
 from p2p_dtfm.daemon.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.daemon.view_mail import ViewMail
-from p2p_dtfm.daemon.wire import CutReceipt
+from p2p_dtfm.daemon.wire import CutBegun, CutReceipt
 from p2p_dtfm.net.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.layer_state import LayerState
 
@@ -209,10 +209,12 @@ class Trainer:
         elif (mailbox := self._mail.mailbox(view)) is not None:
             mailbox.put(sender, header, payload)
 
-    def following(self, sender: str, message: Following | CutReceipt) -> None:
+    def following(self, sender: str, message: Following | CutBegun | CutReceipt) -> None:
         """Raises `PeerFault`."""
         if isinstance(message, CutReceipt):
             self.cuts.receipt(sender, message)
+        elif isinstance(message, CutBegun):
+            self.cuts.begun(sender, message)
         else:
             self._followers.receive(sender, message)
 

@@ -107,6 +107,14 @@ class LayerReceipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     layers: tuple[int, ...]
 
 
+class CutBegun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cut_begun"):
+    """Copies of layers as of `step` are on their way; the lineage is that of their states."""
+
+    view: ViewId
+    step: int
+    lineage: str
+
+
 class CutReceipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cut_receipt"):
     """A guardian that lags has a copy of a layer as of `step`, with this digest."""
 
@@ -176,6 +184,7 @@ Message = (
     | StateDigest
     | LayersCommitted
     | LayerReceipt
+    | CutBegun
     | CutReceipt
     | FollowEnded
     | FollowDone

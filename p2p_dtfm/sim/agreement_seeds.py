@@ -83,6 +83,9 @@ class Result:
     settle_s: float = 0.0
     settle_views: int = 0
     given_up_steps: int = 0
+    whole_cuts: int = 0
+    repeated_steps: int = 0
+    """Most that a view went back by to one."""
     kept_forwards: int = 0
     redone_forwards: int = 0
     """Of microbatches through stages, at failures: see `core.redo.Redo`."""
@@ -158,6 +161,8 @@ class SeededRun:
         result.messages = (network.lost_count, network.repeated_count, network.late_count)
         result.steps = world.invariants.furthest
         result.given_up_steps = world.invariants.given_up_steps
+        result.whole_cuts = world.invariants.cut_count
+        result.repeated_steps = world.invariants.most_repeated
         result.views = len(world.invariants.views)
         result.kept_forwards = sum(redo.kept_forwards for redo in world.redone.values())
         result.redone_forwards = sum(redo.redone_forwards for redo in world.redone.values())
@@ -254,7 +259,10 @@ def main() -> int:
         f"{sum(r.mended_views for r in results)} views with stand-ins kept "
         f"{sum(r.mended_forwards for r in results)} of them, and "
         f"{sum(r.mended_again for r in results)} failed once more; "
-        f"{sum(r.provisional_views for r in results)} with provisional plans"
+        f"{sum(r.provisional_views for r in results)} with provisional plans; "
+        f"{sum(r.whole_cuts for r in results)} whole cuts, "
+        f"{sum(r.repeated_steps > 0 for r in results)} seeds went back to one, by at most "
+        f"{max(r.repeated_steps for r in results)} steps"
     )
     if recoveries:
         print(

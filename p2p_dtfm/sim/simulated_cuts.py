@@ -17,21 +17,23 @@ class SimulatedCuts(SimulatedProcess):
         """Main memory is lost with the process."""
         self.cuts: dict[tuple[int, str], dict[int, State]] = {}
         self.clock: CutClock | None = None
+        self.safe_step = 0
         super().start()
 
     def _enter_cuts(self, view: View, step: int) -> None:
         pace, guarded = view.cut_pace, view.guardians_of(self.name)
         self.clock = None if pace is None else CutClock(step, pace.every_steps, guarded)
         self._first_step = step
-        self._prune_cuts(0)
+        self.safe_step = min(self.safe_step, step)
+        self._prune_cuts()
 
-    def _prune_cuts(self, safe: int) -> None:
+    def _prune_cuts(self) -> None:
         lineage = self.agreement.inventory.lineage
         held = {
             (step, of) for step, of in self.cuts if lineage.at(step) in (of, None)
             and step <= lineage.length
         }  # fmt: skip
-        stay = cuts_that_stay((step for step, _ in held), safe)
+        stay = cuts_that_stay((step for step, _ in held), self.safe_step)
         self.cuts = {key: cut for key, cut in self.cuts.items() if key in held and key[0] in stay}
         self._say_cuts()
 
@@ -50,7 +52,7 @@ class SimulatedCuts(SimulatedProcess):
         lineage = self.agreement.inventory.lineage.digest
         layers = view.layers_of(self.name)
         self.cuts.setdefault((step, lineage), {}).update({n: self.states[n] for n in layers})
-        self._say_cuts()
+        self._prune_cuts()
         clock.taken()
         self._send_cut(view)
 
@@ -64,41 +66,36 @@ class SimulatedCuts(SimulatedProcess):
         for guardian in sorted({view.guards[layer] for layer in clock.missing}):
             states = {n: mine[n] for n in clock.missing & set(mine) if view.guards[n] == guardian}
             if states:
-                copy = CutCopy(self.agreement.me, view.id, clock.newest, states)
+                copy = CutCopy(self.agreement.me, view.id, clock.newest, lineage or "", states)
                 delay_ns = self.world.chance.randrange(2 * self.world.transfer_ns)
                 self.later(delay_ns, lambda to=guardian, it=copy: self._send(to, it))  # type: ignore[misc]
 
     def _receive_cut(self, message: CutCopy) -> None:
         view, clock, step = self.agreement.view, self.clock, message.step
         lineage = self.agreement.inventory.lineage.at(step)
+        lineage = message.lineage if lineage is None else lineage
         if view is None or clock is None or self.agreement.frozen or message.view != view.id:
             return
-        if lineage is None or self.agreement.step < step or step < max(clock.safe, 0):
+        if self.agreement.step < step or step < max(clock.safe, 0):
             return
         if any(view.guards.get(layer) != self.name for layer in message.states):
             raise Violation(f"{self.name} gets a copy of layers that it does not guard")
-        self._drop_cuts_under_way(step)
         self.cuts.setdefault((step, lineage), {}).update(message.states)
-        self._say_cuts()
+        self._prune_cuts()
         layers = tuple(sorted(message.states))
         receipt = CutReceipt(self.agreement.me, view.id, step, layers)
         self._send(message.sender.peer_id, receipt)
-
-    def _drop_cuts_under_way(self, step: int) -> None:
-        """A newer cut has begun, so the ones between it and the newest whole one are nothing."""
-        clock = self.clock
-        if clock is not None and clock.safe >= 0:
-            self.cuts = {k: cut for k, cut in self.cuts.items() if k[0] in (clock.safe, step)}
 
     def _cut_committed(self, view: View, step: int, kept: int) -> None:
         """Before the takeover that may follow."""
         clock = self.clock
         if clock is None:
-            self.cuts = {}
+            self.cuts, self.safe_step = {}, 0
             self._say_cuts()
         elif clock.committed(step, kept):
             self.world.invariants.is_whole(clock.safe)
-            self._prune_cuts(clock.safe)
+            self.safe_step = clock.safe
+            self._prune_cuts()
 
     def _of_cut(self, layer: int, step: int, lineage: str) -> State | None:
         return self.cuts.get((step, lineage), {}).get(layer)
@@ -110,4 +107,4 @@ class SimulatedCuts(SimulatedProcess):
             lineage = self.agreement.inventory.lineage.at(state.version)
             if lineage is not None:
                 self.cuts.setdefault((state.version, lineage), {})[layer] = state
-                self._say_cuts()
+                self._prune_cuts()

@@ -183,10 +183,10 @@ class SimulatedTraining(SimulatedMicrobatches, SimulatedCuts):
             held_out_loss_sum=0.0,
             held_out_token_count=0,
             ready_for=self.agreement.ready_for,
+            kept=self.clock.kept if self.clock is not None else -1,
             base=self.agreement.inventory.lineage.digest,
             sums=sums,
             states=states,
-            kept=self.clock.kept if self.clock is not None else -1,
         )
 
     def _receive_prepared(self, signed: Signed) -> None:

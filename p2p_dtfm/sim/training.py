@@ -76,6 +76,7 @@ class CutCopy:
     sender: Member
     view: ViewId
     step: int
+    lineage: str
     states: dict[int, State]
 
 

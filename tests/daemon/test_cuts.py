@@ -17,6 +17,7 @@ from p2p_dtfm.core.view import View
 from p2p_dtfm.core.workload import workload_of
 from p2p_dtfm.daemon.cuts import Cuts
 from p2p_dtfm.daemon.trainer_state import TrainerState
+from p2p_dtfm.daemon.wire import CutBegun
 from p2p_dtfm.train.layer_state import LayerState
 from tests.core.planning import Link, Peer, name_of, snapshot
 from tests.daemon.trainer_parts import SPEC, trainer_tools
@@ -83,7 +84,9 @@ def play(tmp_path: Path) -> Callable[..., None]:
 
             def deliver(sender: str, message: Any, payload: Any) -> None:
                 other = ends[GUARDIAN if sender == HOLDER else HOLDER].cuts
-                if payload is None:
+                if isinstance(message, CutBegun):
+                    other.begun(sender, message)
+                elif payload is None:
                     other.receipt(sender, message)
                 else:
                     other.frame(sender, message, payload)
@@ -177,7 +180,7 @@ def test_what_cannot_be_a_piece_is_refused(play: Callable[..., None]) -> None:
     async def scenario(holder: End, guardian: End) -> None:
         sent: list[Any] = []
         line: Any = holder.cuts._tools.bulk
-        line.deliver = lambda sender, header, payload: sent.append((header, payload))
+        line.deliver = lambda _, header, payload: payload and sent.append((header, payload))
         holder.cuts.begin(STEP, states_at(STEP))
         await until(lambda: bool(sent))
         header, payload = sent[0]

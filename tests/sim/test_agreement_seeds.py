@@ -1,12 +1,14 @@
 """Seeded runs of peers that fail: every invariant holds; and a planted bug is found."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from p2p_dtfm.core import attempt, membership, newcomers, redo
 from p2p_dtfm.core.agreement_messages import Contribution
+from p2p_dtfm.core.cuts import CutClock
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.receipts import Receipts
 from p2p_dtfm.core.records import PeerRecord
@@ -18,6 +20,7 @@ from p2p_dtfm.sim.agreement_seeds import Result, SeededRun, run_seed
 from p2p_dtfm.sim.faults import KINDS
 from p2p_dtfm.sim.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.simulated_process import Key
+from p2p_dtfm.sim.training import CutCopy
 
 SEEDS = 200
 BATCH = 20
@@ -144,6 +147,31 @@ def test_a_guardian_that_nobody_waits_for_at_first_is_found(
     monkeypatch.setattr(Receipts, "__init__", later)
     _, violation = first_seed_that_fails(says=("loses",))
     assert "loses" in violation
+
+
+class MixesSteps(SimulatedPeer):
+    """A guardian that files what comes under the newest cut, of whatever step it is."""
+
+    def _receive_cut(self, message: CutCopy) -> None:
+        clock = self.clock
+        newest = self.agreement.step if clock is None else max(clock.newest, message.step)
+        super()._receive_cut(replace(message, step=min(newest, self.agreement.step)))
+
+
+def test_a_cut_of_mixed_steps_that_is_taken_for_whole_is_found() -> None:
+    _, violation = first_seed_that_fails(MixesSteps, ("state", "gradient"))
+    assert violation
+
+
+def test_a_receipt_that_counts_for_another_cut_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def any_step(self: CutClock, sender: str, step: int, layers: Iterable[int]) -> None:
+        self._missing.clear()
+
+    monkeypatch.setattr(CutClock, "missing", property(lambda self: frozenset()))
+    monkeypatch.setattr(CutClock, "kept", property(lambda self: self.newest))
+    monkeypatch.setattr(CutClock, "receipt", any_step)
+    _, violation = first_seed_that_fails(says=("loses", "copies"))
+    assert violation
 
 
 class WithoutViewCheck(SimulatedPeer):

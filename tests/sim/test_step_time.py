@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p_dtfm.core import cuts
 from p2p_dtfm.core.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.workload import Workload
@@ -63,7 +64,10 @@ def test_one_peer_alone_computes_and_nothing_else() -> None:
     assert (step.waiting_ns, step.fill_and_drain_ns, step.reduction_ns, step.commit_ns) == (0,) * 4
 
 
-def test_one_microbatch_through_two_stages_takes_the_sum() -> None:
+def test_one_microbatch_through_two_stages_takes_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    lagging, _ = run(equal_peers(2), 2, small_spec(global_batch=1))
+    assert lagging.guarding_ns == 0, "to wait for guardians would take half of the step"
+    monkeypatch.setattr(cuts, "LAGGING_STEP_SHARE", 0)
     step, workload = run(equal_peers(2), 2, small_spec(global_batch=1))
     hop = workload.boundary_bytes // 2 * 10 + MESSAGE_NS + 10_000_000  # fp16 at 100 MB/s, 10 ms
     compute = sum(s.work.forward_ns + s.work.backward_ns for s in step.stages)

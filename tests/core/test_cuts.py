@@ -1,0 +1,149 @@
+"""Cuts: when guardians lag, when copies are taken, and going back to one."""
+
+from dataclasses import replace
+
+import pytest
+
+from p2p_dtfm.core.agreement_messages import SavedState
+from p2p_dtfm.core.cuts import LIMIT_NS, CutClock, cuts_that_stay, lags, pace_of
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.inventory import Inventory
+from p2p_dtfm.core.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.records import Link
+from p2p_dtfm.core.recovery import Target, recover
+from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.step import Prepared, Statement, StepTransaction
+from p2p_dtfm.core.view import View
+from tests.core.builders import stated
+from tests.core.planning import Peer, name_of, snapshot, workload
+from tests.core.test_recovery import A, B, C, part
+
+SECOND_NS = 1_000_000_000
+FAR = Link(round_trip_ns=80_000_000, bytes_per_s=25_000_000)
+OLD = SavedState(4, "as of step 4", (0, 1))
+
+
+def view_of(step_ns: int, link: Link, peers: int = 3, stages: int = 1, **facts: int) -> View:
+    work = workload(blocks=2, block_parameters=100_000)
+    found = snapshot([Peer(**facts)] * peers, work, link=link)
+    each = 4 // stages
+    placed = tuple(Stage(name_of(n), each * n, each * n + each, 1) for n in range(stages))
+    spares = tuple(name_of(n) for n in range(stages, peers))
+    return View(found, Plan((Pipeline(placed, 0, work.microbatch_count),), spares, step_ns))
+
+
+# who lags, and how often ---------------------------------------------------------------------
+
+
+def test_guardians_lag_where_waiting_takes_more_than_a_fiftieth_of_a_step() -> None:
+    assert lags([20_000_001], SECOND_NS) and not lags([20_000_000], SECOND_NS)
+    assert view_of(SECOND_NS, FAR).cut_pace is not None
+    near = Link(round_trip_ns=100_000, bytes_per_s=1 << 30)
+    assert view_of(SECOND_NS, near).cut_pace is None, "1.6 MB and no way to speak of: 0.2%"
+    long_steps = view_of(10 * SECOND_NS, FAR)
+    assert long_steps.cut_pace is None and long_steps.guarded_at_once == {0, 1, 2, 3}
+    assert view_of(SECOND_NS, FAR).guarded_at_once == frozenset(), "nobody waits for them"
+    assert view_of(SECOND_NS, FAR, peers=1).cut_pace is None, "nobody guards"
+
+
+def test_without_room_for_copies_at_a_stage_guardians_keep_up() -> None:
+    """Each of two holders would keep 2 x 3 copies of 40 million parameters."""
+    work = workload(blocks=2, block_parameters=40_000_000)
+    stages = (Stage(name_of(0), 0, 2, 1), Stage(name_of(1), 2, 4, 1))
+    plan = Plan((Pipeline(stages, 0, work.microbatch_count),), (name_of(2),), SECOND_NS)
+    for room_gib, has_room in ((16, True), (2, False)):
+        held = Peer(memory_bytes=room_gib << 30)
+        found = snapshot([held, held, Peer(memory_bytes=1 << 36)], work, link=FAR)
+        assert (View(found, plan).cut_pace is not None) == has_room
+
+
+def test_a_cut_takes_a_tenth_of_the_line_and_a_failure_costs_what_is_said() -> None:
+    copy_ns = 5 * SECOND_NS
+    pace = pace_of([copy_ns], 10_000_000, SECOND_NS // 4)
+    assert 1 < pace.every_steps * SECOND_NS // 4 <= LIMIT_NS
+    assert pace.may_repeat_steps * SECOND_NS // 4 <= LIMIT_NS + SECOND_NS
+    slow = pace_of([100 * SECOND_NS], 10_000_000, SECOND_NS)
+    assert slow.may_repeat_steps > 200, "a cut that travels for 100 s cannot cost less: it says so"
+    assert pace_of([], 0, 3600 * SECOND_NS).every_steps == 1
+
+
+# the clock -----------------------------------------------------------------------------------
+
+
+def test_a_cut_is_whole_when_all_have_said_so_and_then_the_next_may_begin() -> None:
+    clock = CutClock(10, 3, {0: "g", 1: "h"})
+    assert clock.is_due(10) and not clock.is_due(11) and clock.kept == -1
+    clock.taken()
+    assert not clock.is_due(10)
+    clock.receipt("g", 10, (0, 1))
+    clock.receipt("h", 9, (1,))
+    assert clock.missing == {1}, "of its own layers, and of this cut"
+    assert clock.kept == -1
+    clock.receipt("h", 10, (1,))
+    assert clock.kept == 10
+    assert not clock.committed(10, -1), "another stage-holder's part is on its way"
+    assert not clock.committed(13, -1) and not clock.is_due(14), "it waits for the one before"
+    assert clock.committed(14, 10) and clock.safe == 10
+    assert clock.is_due(15) and clock.kept == 10, "the newest cut that is kept"
+    clock.taken()
+    assert clock.missing == {0, 1}
+
+
+def test_the_newest_whole_cut_and_two_at_most_after_it_are_kept() -> None:
+    assert cuts_that_stay([4, 8, 12], safe=8) == {8, 12}
+    assert cuts_that_stay([4, 8, 12, 16], safe=4) == {4, 12, 16}, "views that follow one another"
+    assert cuts_that_stay([4, 8], safe=4) == {4, 8}
+    assert cuts_that_stay([4], safe=8) == set()
+
+
+def test_the_outcome_says_what_all_have_kept() -> None:
+    plan = Plan((Pipeline((Stage("a", 0, 1, 1), Stage("b", 1, 2, 1)), 0, 4),), (), 1)
+    transaction = StepTransaction(ViewId(1, "v"), 9, plan)
+
+    def prepared(peer: str, kept: int) -> Statement:
+        norms = {0 if peer == "a" else 1: 1.0}
+        return stated(Prepared(ViewId(1, "v"), 9, peer, norms, 0.0, 2, 0.0, 0, None, kept=kept))
+
+    with pytest.raises(PeerFault, match="cut"):
+        transaction.record(prepared("a", 10))
+    transaction.record(prepared("a", 8))
+    transaction.record(prepared("b", 4))
+    outcome = transaction.outcome()
+    assert outcome is not None and outcome.kept == 4
+
+
+# going back ----------------------------------------------------------------------------------
+
+
+def test_whoever_is_left_goes_back_to_the_newest_cut_that_is_whole_at_once() -> None:
+    newer = SavedState(6, "as of step 6", (0,))
+    left = part(A, {0: 7}, "a", cuts=(OLD, newer))
+    assert recover([left], 2).target == Target(4, "as of step 4"), "of 6 layer 1 is nowhere"
+    other = part(C, {}, step=7, cuts=(SavedState(6, "as of step 6", (1,)),))
+    both = recover([left, other], 2)
+    assert both.target == Target(6, "as of step 6")
+    assert both.held == {A: (0,), C: (1,)}
+
+
+def test_copies_of_unlike_steps_or_lineages_are_no_cut() -> None:
+    left = part(A, {0: 7}, "a", cuts=(SavedState(6, "one", (0,)), SavedState(4, "one", (1,))))
+    other = part(C, {}, step=7, cuts=(SavedState(6, "another", (1,)),))
+    assert recover([left, other], 2).target is None
+
+
+def test_states_come_before_cuts() -> None:
+    parts = [part(A, {0: 7}, "a", cuts=(OLD,)), part(B, {1: 7}, "b")]
+    assert recover(parts, 2).target is not None
+    assert recover(parts, 2).target > Target(7, "")
+
+
+def test_a_state_is_rolled_forward_only_with_its_gradient_else_the_copy_is_taken() -> None:
+    """The cut is of the very step that others reach by rolling forward."""
+    result = recover([part(A, {0: 7}, "a"), part(B, {1: 7}, "b")], 2)
+    assert result.target is not None and result.rolled is not None
+    inventory = Inventory()
+    inventory.held = {1: 7}
+    inventory.lineage.move_to(7, result.rolled[2])
+    held = {**result.held, C: (1,)}
+    restart = inventory.restart(C, replace(result, held=held))
+    assert (restart.roll_forward, restart.load) == ((), (1,))

@@ -1,0 +1,62 @@
+"""One peer trains and another, without room for a stage, has copies of its layers: it is killed."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.daemon.plain_losses import plain_losses
+from tests.e2e.helpers import losses, state_of, step_of, wait_until, write_endless_spec
+from tests.e2e.parity import TOLERANCE
+
+STEPS_AFTER_CUT = 5
+STEPS_AFTER_KILL = 5
+
+
+def test_training_goes_on_from_the_newest_whole_cut(tmp_path: Path) -> None:
+    """Nobody saves a checkpoint in time: what is not in the guardian's memory is lost."""
+    spec = write_endless_spec(tmp_path, checkpoint={"every_steps": 100_000})
+    threads = ["--threads", "1"]
+    with LocalSwarm(tmp_path) as swarm:
+        founder, address = swarm.found(["--run", str(spec), *threads])
+        guardian = swarm.join(address, ["--memory-gib", "0.0005", *threads])
+        wait_until(lambda: bool(views(guardian)), "it is a member")
+        said = views(guardian)[-1].get("may_repeat_steps", 0)
+        assert said > 0, "to wait for a guardian would take more than 2% of such short steps"
+        joined_at = views(guardian)[-1]["step"]
+        wait_until(lambda: safe_of(founder) >= joined_at, "a cut is whole")
+        safe = safe_of(founder)
+        wait_until(lambda: step_of(founder) >= safe + STEPS_AFTER_CUT, "steps after the cut")
+        assert state_of(guardian)[0] == "spare"
+        third = swarm.join(address_of(guardian), threads)
+        os.kill(founder.process.pid, signal.SIGKILL)
+        killed_at = step_of(founder)
+        end = killed_at + STEPS_AFTER_KILL
+        wait_until(lambda: step_of(third) >= end, "whoever has room for it goes on")
+    goes_on_from = min(view["step"] for view in views(third))
+    assert safe <= goes_on_from <= killed_at, "from a cut, and none older than one that was whole"
+    assert killed_at + 1 - goes_on_from <= max(said, 20)
+    expected = plain_losses(third.home, end)
+    assert expected is not None, "who leaves last saves what it has"
+    for child in (founder, third):
+        worst = max(abs(loss - expected[n]) for n, loss in losses(child).items() if n < end)
+        assert worst < TOLERANCE, f"{child.name} is {worst} off the plain loop"
+
+
+def address_of(child: Child) -> str:
+    """Where others may ask to join, at a peer that stays."""
+    facts = child.status()
+    assert facts is not None and facts["addresses"]
+    (first, *_) = facts["addresses"]
+    return str(first)
+
+
+def safe_of(child: Child) -> int:
+    """Steps that a crash of one peer cannot take back, as it says itself."""
+    facts = child.status()
+    return -1 if facts is None or facts["safe_step"] is None else int(facts["safe_step"])
+
+
+def views(child: Child) -> list[dict[str, Any]]:
+    return [event for event in child.events() if event["event"] == "view"]

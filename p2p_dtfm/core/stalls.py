@@ -197,6 +197,9 @@ class _Walk:
         """The waits that excuse who owes this; if there are none, the chain ends there."""
         peer_id, said = owed.peer_id, self._said.get(owed.peer_id)
         work = said.work if said is not None else None
+        if owed.kind is Kind.RECEIPT:  # whatever else it does
+            self.found[peer_id] = _Found(peer_id, travels=True)
+            return []
         if work is None or work.view != self._mine.view or work.step > step:
             self.found[peer_id] = _Found(peer_id)
             return []
@@ -216,7 +219,7 @@ class _Walk:
         if of_others:
             return [(lack, work.step) for lack in of_others]
         denied = tuple(lack for lack in of_me if self._handed(peer_id, lack))
-        travels = bool(work.sends_to or owed.kind is Kind.RECEIPT or (of_me and on_its_way))
+        travels = bool(work.sends_to or (of_me and on_its_way))
         self.found[peer_id] = _Found(peer_id, denied, travels)
         return []
 

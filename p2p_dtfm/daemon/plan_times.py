@@ -69,10 +69,11 @@ class PlanTimes:
 
     def why_anew(self) -> str | None:
         """Why the members should plan anew, if they should; once for each plan in a while."""
-        found = self._reason()
-        if found is None or self._asked.get(self._shape, -FORGOTTEN_S) + FORGOTTEN_S > self._last_s:
+        found, now_s = self._reason(), self._clock_s()
+        self._asked = {k: at_s for k, at_s in self._asked.items() if now_s - at_s < FORGOTTEN_S}
+        if found is None or self._shape in self._asked:
             return None
-        self._asked = {self._shape: self._last_s, **dict(list(self._asked.items())[:PLANS_LIMIT])}
+        self._asked[self._shape] = now_s
         return found
 
     def _reason(self) -> str | None:

@@ -251,6 +251,14 @@ class TestReplicas:
         found = Judge(A, self.view, mine).run(scripts)
         assert set(found) == {D} and found[D] < 10
 
+    def test_but_the_gradients_may_be_on_their_way_to_it(self) -> None:
+        """It computes nothing new meanwhile, and says so."""
+        mine = self.work(Lack(D, Kind.RECEIPT))
+        patience = Patience(5 * SECOND_NS, 40 * SECOND_NS, SECOND_NS)
+        for computes in (False, True):
+            scripts = {D: always(self.work(computes=computes))}
+            assert Judge(A, self.view, mine, patience=patience).run(scripts) == {}
+
 
 def test_patience_follows_the_plan_and_the_last_steps() -> None:
     view = view_of((4,))

@@ -1,5 +1,7 @@
 """When the members are asked to plan anew, by what steps take."""
 
+from itertools import pairwise
+
 import msgspec
 
 from p2p_dtfm.core.planner import fixed_plan
@@ -73,6 +75,19 @@ def test_a_gain_that_does_not_come_is_taken_back() -> None:
     reason = clock.times.why_anew()
     assert reason is not None and "taken back" in reason
     assert {plan.step_ns // MILLISECOND_NS for plan in clock.times.told()} <= {599, 600, 699, 700}
+
+
+def test_reasons_come_ever_less_often() -> None:
+    clock, asked_s = Clock(), []
+    plans = [view_of(counts, 100) for counts in ((1,), (2,), (1, 1))]
+    while clock.now_s < 2000:
+        for view in plans:
+            clock.train(view, 1.0, steps=12)
+            if clock.times.why_anew() is not None:
+                asked_s.append(clock.now_s)
+    pauses = [after - before for before, after in pairwise(asked_s)]
+    assert min(pauses) >= 60
+    assert len(asked_s) <= 7
 
 
 def test_a_device_is_stated_as_slow_as_it_is_seen_to_be() -> None:

@@ -20,6 +20,8 @@ FORGOTTEN_S = 600.0
 """A machine that was busy is not for ever: what was tried so long ago may be tried again."""
 SETTLED_S = 15.0
 """A view's first steps are not like those after: layers are made ready, others connect."""
+OTHERS_S = 3.0
+"""Others see it as well, and then say in their records how they work."""
 FIRST_PAUSE_S = 60.0
 """Between two reasons; the next pause is twice as long, up to `FORGOTTEN_S`."""
 SLOW_PERCENT = 150
@@ -40,6 +42,7 @@ class PlanTimes:
         self._shape: Shape = ()
         self._began_s = self._last_s = 0.0
         self._asked: dict[Shape, float] = {}
+        self._since_s: float | None = None
         self._pause_s, self._quiet_until_s = FIRST_PAUSE_S, -FORGOTTEN_S
 
     def took_over(self, view: View) -> None:
@@ -73,16 +76,22 @@ class PlanTimes:
     def why_anew(self) -> str | None:
         """Why the members should plan anew, if they should: once for each plan in a while, and ever
         less often, since on a machine whose load comes and goes no plan stays the best."""
-        found, now_s = self._reason(), self._clock_s()
+        found, now_s = self.reason, self._clock_s()
+        if found is None or self._since_s is None:
+            self._since_s = None if found is None else now_s
         self._asked = {k: at_s for k, at_s in self._asked.items() if now_s - at_s < FORGOTTEN_S}
         if found is None or self._shape in self._asked or now_s < self._quiet_until_s:
+            return None
+        if self._since_s is None or now_s - self._since_s < OTHERS_S:
             return None
         self._asked[self._shape] = now_s
         self._quiet_until_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, FORGOTTEN_S)
         return found
 
-    def _reason(self) -> str | None:
+    @property
+    def reason(self) -> str | None:
+        """Why the plan in force is not as good as was thought."""
         step_ns, plan = self.step_ns, self._view.plan if self._view is not None else None
         if step_ns is None or not isinstance(plan, Plan) or self._is_mended(self._view):
             return None

@@ -200,17 +200,24 @@ class _Walk:
         if owed.kind is Kind.RECEIPT:  # whatever else it does
             self.found[peer_id] = _Found(peer_id, travels=True)
             return []
-        if work is None or work.view != self._mine.view or work.step > step:
+        here = work is not None and work.view == self._mine.view
+        if (
+            here
+            and work is not None
+            and work.step > step
+            and not self._possible.has_stage(self._me)
+        ):
+            return []  # a step may end without a spare, which learns of it later
+        if work is None or not here or work.step > step:
             self.found[peer_id] = _Found(peer_id)
             return []
         if work.computes or work.fetches:
             self.found[peer_id] = _Found(peer_id, fetches=work.fetches and not work.computes)
             return []
-        here = work.step == step
         lacks = [
             lack
             for lack in work.lacks
-            if may_wait(owed.kind, lack.kind, both_in_one_step=here)
+            if may_wait(owed.kind, lack.kind, both_in_one_step=work.step == step)
             and self._possible.allow(peer_id, lack)
         ]
         of_others = [lack for lack in lacks if self._is_reason(lack, work.step)]

@@ -214,6 +214,22 @@ class TestPipelineOfFour:
         assert found, "somebody must be"
 
 
+class TestSpare:
+    """A has all layers; D only learns what commits."""
+
+    view = view_of((1,))
+
+    def judged_by_spare(self, step: int) -> dict[str, float]:
+        mine = Work(self.view.id, 3, lacks=(Lack(A, Kind.PREPARED),))
+        return Judge(D, self.view, mine).run({A: always(Work(self.view.id, step))})
+
+    def test_it_may_miss_a_message_and_learn_later(self) -> None:
+        assert self.judged_by_spare(step=4) == {}
+
+    def test_it_sees_who_is_stuck(self) -> None:
+        assert set(self.judged_by_spare(step=3)) == {A}
+
+
 class TestReplicas:
     """Four pipelines of one stage: A, B, C and D sum their gradients."""
 

@@ -200,16 +200,14 @@ class _Walk:
         if owed.kind is Kind.RECEIPT:  # whatever else it does
             self.found[peer_id] = _Found(peer_id, travels=True)
             return []
-        here = work is not None and work.view == self._mine.view
-        if (
-            here
-            and work is not None
-            and work.step > step
-            and not self._possible.has_stage(self._me)
-        ):
-            return []  # a step may end without a spare, which learns of it later
-        if work is None or not here or work.step > step:
+        if work is None or work.view != self._mine.view:
             self.found[peer_id] = _Found(peer_id)
+            return []
+        if work.step > step:
+            if self._possible.has_stage(self._me):
+                self.found[peer_id] = _Found(peer_id)
+            else:  # a step may end without a spare, which learns of it later
+                self.owing.discard(peer_id)
             return []
         if work.computes or work.fetches:
             self.found[peer_id] = _Found(peer_id, fetches=work.fetches and not work.computes)

@@ -197,17 +197,25 @@ class _Walk:
         """The waits that excuse who owes this; if there are none, the chain ends there."""
         peer_id, said = owed.peer_id, self._said.get(owed.peer_id)
         work = said.work if said is not None else None
-        if work is None or work.view != self._mine.view or work.step > step:
+        if owed.kind is Kind.RECEIPT:  # whatever else it does
+            self.found[peer_id] = _Found(peer_id, travels=True)
+            return []
+        if work is None or work.view != self._mine.view:
             self.found[peer_id] = _Found(peer_id)
+            return []
+        if work.step > step:
+            if self._possible.has_stage(self._me):
+                self.found[peer_id] = _Found(peer_id)
+            else:  # a step may end without a spare, which learns of it later
+                self.owing.discard(peer_id)
             return []
         if work.computes or work.fetches:
             self.found[peer_id] = _Found(peer_id, fetches=work.fetches and not work.computes)
             return []
-        here = work.step == step
         lacks = [
             lack
             for lack in work.lacks
-            if may_wait(owed.kind, lack.kind, both_in_one_step=here)
+            if may_wait(owed.kind, lack.kind, both_in_one_step=work.step == step)
             and self._possible.allow(peer_id, lack)
         ]
         of_others = [lack for lack in lacks if self._is_reason(lack, work.step)]
@@ -216,7 +224,7 @@ class _Walk:
         if of_others:
             return [(lack, work.step) for lack in of_others]
         denied = tuple(lack for lack in of_me if self._handed(peer_id, lack))
-        travels = bool(work.sends_to or owed.kind is Kind.RECEIPT or (of_me and on_its_way))
+        travels = bool(work.sends_to or (of_me and on_its_way))
         self.found[peer_id] = _Found(peer_id, denied, travels)
         return []
 

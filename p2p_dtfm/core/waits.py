@@ -103,6 +103,9 @@ class PossibleWaits:
             for holder in plan.holders(layer):
                 self._guards[holder].add(guardian)
 
+    def has_stage(self, peer_id: str) -> bool:
+        return peer_id in self._holders
+
     def allow(self, waiting: str, lack: Lack) -> bool:
         """Whether the plan lets `waiting` lack this."""
         of = lack.peer_id

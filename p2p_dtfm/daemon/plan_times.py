@@ -20,6 +20,10 @@ FORGOTTEN_S = 600.0
 """A machine that was busy is not for ever: what was tried so long ago may be tried again."""
 SETTLED_S = 15.0
 """A view's first steps are not like those after: layers are made ready, others connect."""
+OTHERS_S = 3.0
+"""Others see it as well, and then say in their records how they work."""
+FIRST_PAUSE_S = 60.0
+"""Between two reasons; the next pause is twice as long, up to `FORGOTTEN_S`."""
 SLOW_PERCENT = 150
 """Of the plan's step: more makes a new plan from what was measured."""
 WORSE_PERCENT = 110
@@ -38,6 +42,8 @@ class PlanTimes:
         self._shape: Shape = ()
         self._began_s = self._last_s = 0.0
         self._asked: dict[Shape, float] = {}
+        self._since_s: float | None = None
+        self._pause_s, self._quiet_until_s = FIRST_PAUSE_S, -FORGOTTEN_S
 
     def took_over(self, view: View) -> None:
         shape = shape_of(view.plan) if isinstance(view.plan, Plan) else ()
@@ -68,14 +74,24 @@ class PlanTimes:
         return tuple(MeasuredPlan(shape, ns) for shape, (ns, _) in sorted(self._known.items()))
 
     def why_anew(self) -> str | None:
-        """Why the members should plan anew, if they should; once for each plan in a while."""
-        found = self._reason()
-        if found is None or self._asked.get(self._shape, -FORGOTTEN_S) + FORGOTTEN_S > self._last_s:
+        """Why the members should plan anew, if they should: once for each plan in a while, and ever
+        less often, since on a machine whose load comes and goes no plan stays the best."""
+        found, now_s = self.reason, self._clock_s()
+        if found is None or self._since_s is None:
+            self._since_s = None if found is None else now_s
+        self._asked = {k: at_s for k, at_s in self._asked.items() if now_s - at_s < FORGOTTEN_S}
+        if found is None or self._shape in self._asked or now_s < self._quiet_until_s:
             return None
-        self._asked = {self._shape: self._last_s, **dict(list(self._asked.items())[:PLANS_LIMIT])}
+        if self._since_s is None or now_s - self._since_s < OTHERS_S:
+            return None
+        self._asked[self._shape] = now_s
+        self._quiet_until_s = now_s + self._pause_s
+        self._pause_s = min(2 * self._pause_s, FORGOTTEN_S)
         return found
 
-    def _reason(self) -> str | None:
+    @property
+    def reason(self) -> str | None:
+        """Why the plan in force is not as good as was thought."""
         step_ns, plan = self.step_ns, self._view.plan if self._view is not None else None
         if step_ns is None or not isinstance(plan, Plan) or self._is_mended(self._view):
             return None

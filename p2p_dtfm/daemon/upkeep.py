@@ -161,12 +161,13 @@ class Upkeep(Reception):
         view = agreement.view
         if view is None or self._me not in view.members or len(view.members) == 1:
             return
-        reason = self._plan_times.why_anew()
-        if reason is not None:
+        if self._plan_times.reason is not None:
             seen = self._device_pace.seen(self._self_record.device, view, self._me.peer_id)
             if seen is not None:
                 self._self_record.state_device(seen)
-            self._set_record()
+                self._set_record()
+        reason = self._plan_times.why_anew()
+        if reason is not None:
             log.info("%s", reason)
             self.observer.note(reason)
             self._do(agreement.request_replan(reason, time.monotonic_ns()))

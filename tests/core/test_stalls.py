@@ -214,6 +214,22 @@ class TestPipelineOfFour:
         assert found, "somebody must be"
 
 
+class TestSpare:
+    """A has all layers; D only learns what commits."""
+
+    view = view_of((1,))
+
+    def judged_by_spare(self, step: int) -> dict[str, float]:
+        mine = Work(self.view.id, 3, lacks=(Lack(A, Kind.PREPARED),))
+        return Judge(D, self.view, mine).run({A: always(Work(self.view.id, step))})
+
+    def test_it_may_miss_a_message_and_learn_later(self) -> None:
+        assert self.judged_by_spare(step=4) == {}
+
+    def test_it_sees_who_is_stuck(self) -> None:
+        assert set(self.judged_by_spare(step=3)) == {A}
+
+
 class TestReplicas:
     """Four pipelines of one stage: A, B, C and D sum their gradients."""
 
@@ -250,6 +266,14 @@ class TestReplicas:
         scripts = {D: always(self.work(Lack(A, Kind.PREPARED)))}
         found = Judge(A, self.view, mine).run(scripts)
         assert set(found) == {D} and found[D] < 10
+
+    def test_but_the_gradients_may_be_on_their_way_to_it(self) -> None:
+        """It computes nothing new meanwhile, and says so."""
+        mine = self.work(Lack(D, Kind.RECEIPT))
+        patience = Patience(5 * SECOND_NS, 40 * SECOND_NS, SECOND_NS)
+        for computes in (False, True):
+            scripts = {D: always(self.work(computes=computes))}
+            assert Judge(A, self.view, mine, patience=patience).run(scripts) == {}
 
 
 def test_patience_follows_the_plan_and_the_last_steps() -> None:

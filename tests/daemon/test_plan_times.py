@@ -1,5 +1,7 @@
 """When the members are asked to plan anew, by what steps take."""
 
+from itertools import pairwise
+
 import msgspec
 
 from p2p_dtfm.core.planner import fixed_plan
@@ -19,6 +21,12 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.times = PlanTimes(lambda: self.now_s)
+
+    def asked(self) -> str | None:
+        """Looks twice, a few seconds apart."""
+        first = self.times.why_anew()
+        self.now_s += 4.0
+        return first or self.times.why_anew()
 
     def train(self, view: View, step_s: float, steps: int = 30) -> None:
         """Take over and commit so many steps once the view has settled."""
@@ -42,24 +50,27 @@ def test_steps_as_planned_are_no_reason() -> None:
     clock = Clock()
     clock.train(ALONE, 1.0)
     clock.train(TOGETHER, 0.7)
-    assert clock.times.why_anew() is None
+    assert clock.asked() is None
 
 
 def test_steps_half_as_long_again_as_planned_are_once() -> None:
     clock = Clock()
     clock.train(TOGETHER, 0.8)
-    reason = clock.times.why_anew()
+    reason = clock.asked()
     assert reason is not None and "planned" in reason
+    clock.times.took_over(TOGETHER)
+    assert clock.asked() is None, "nothing is new"
     clock.train(TOGETHER, 0.8)
-    assert clock.times.why_anew() is None, "nothing is new"
+    clock.times.took_over(TOGETHER)
+    assert clock.asked() is None
     clock.train(TOGETHER, 0.8, steps=int(FORGOTTEN_S / 0.8) + 1)
-    assert clock.times.why_anew() is not None, "a while later it may be otherwise"
+    assert clock.asked() is not None, "a while later it may be otherwise"
 
 
 def test_few_steps_say_nothing() -> None:
     clock = Clock()
     clock.train(TOGETHER, 5.0, steps=9)
-    assert clock.times.why_anew() is None
+    assert clock.asked() is None
     assert clock.times.told() == ()
 
 
@@ -67,9 +78,22 @@ def test_a_gain_that_does_not_come_is_taken_back() -> None:
     clock = Clock()
     clock.train(ALONE, 0.6)
     clock.train(TOGETHER, 0.7)
-    reason = clock.times.why_anew()
+    reason = clock.asked()
     assert reason is not None and "taken back" in reason
     assert {plan.step_ns // MILLISECOND_NS for plan in clock.times.told()} <= {599, 600, 699, 700}
+
+
+def test_reasons_come_ever_less_often() -> None:
+    clock, asked_s = Clock(), []
+    plans = [view_of(counts, 100) for counts in ((1,), (2,), (1, 1))]
+    while clock.now_s < 2000:
+        for view in plans:
+            clock.train(view, 1.0, steps=12)
+            if clock.asked() is not None:
+                asked_s.append(clock.now_s)
+    pauses = [after - before for before, after in pairwise(asked_s)]
+    assert min(pauses) >= 60
+    assert len(asked_s) <= 7
 
 
 def test_a_device_is_stated_as_slow_as_it_is_seen_to_be() -> None:

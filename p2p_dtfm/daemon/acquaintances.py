@@ -9,12 +9,10 @@ from pathlib import Path
 import msgspec
 
 from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.memory import (
     MEETING_POINTS_LIMIT,
     Acquaintance,
     Memory,
-    PastView,
     acquaintance,
     remembered_runs,
     this_machine,
@@ -105,7 +103,8 @@ class Acquaintances(PeerState):
         memory = self._memory or self._recalled
         if memory is not None and memory.run_digest == run_digest:
             met |= {item.peer_id: item.addresses for item in memory.members}
-        return Sought(run_digest, tuple(met.items()))
+        first = tuple(parse_address(address)[0] for address in self._first_contacts)
+        return Sought(run_digest, tuple(met.items()), first)
 
     async def _look_for_members(self, run_digest: str) -> Found | None:
         """In all places, for a bounded time; says where, and what came of it."""
@@ -185,10 +184,9 @@ class Acquaintances(PeerState):
             if peer_id != self._me.peer_id and addresses
         ]
 
-    def _remember_view(self, view: View) -> None:
+    def _remember_members(self) -> None:
+        """A view has been taken over: others are there."""
         if self._memory is not None:
-            past = PastView(view.id.number, view.id.snapshot, view.members)
-            self._memory = self._memory.been_in(past)
             self._spawn(self._remember(self._seen_members()))
 
     async def _remember(self, seen: Iterable[Acquaintance]) -> None:

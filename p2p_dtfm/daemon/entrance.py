@@ -199,7 +199,6 @@ class Entrance(Acquaintances):
         peer_id, welcome = await find_run(
             self._courier,
             self._directory,
-            self._search,
             initial,
             await self._host.addresses(),
             run_digest,

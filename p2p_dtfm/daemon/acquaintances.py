@@ -31,6 +31,7 @@ from p2p_dtfm.train.model import layer_count
 
 CALL_LIMIT_S = 3.0
 CALLED_LIMIT = 16
+LOOKS_FOR_WHO_STARTS = 4
 LOOK_AGAIN_S = 4.0
 LOOK_AGAIN_LIMIT_S = 60.0
 REMEMBER_EVERY_S = 60.0
@@ -122,6 +123,22 @@ class Acquaintances(PeerState):
                 "found %s, a member of run %s, %s", found.peer_id, run_digest[:16], found.where
             )
         return found
+
+    async def _look_before_going_alone(self, run_digest: str) -> Found | None:
+        """Where others start at the same moment, as after a power cut, one goes first: the others
+        find it instead of beginning swarms of their own that would have to be given up."""
+        for _ in range(LOOKS_FOR_WHO_STARTS):
+            found = await self._look_for_members(run_digest)
+            if found is not None or not await self._goes_another_first():
+                return found
+            await asyncio.sleep(1.0)
+        return None
+
+    async def _goes_another_first(self) -> bool:
+        """Whether one that was met before is there, though without a run yet, and goes first."""
+        there = set(await self._host.connected_peers())
+        met = {item.peer_id for item in self._recalled.members} if self._recalled else set()
+        return any(peer_id < self._me.peer_id for peer_id in there & met)
 
     async def _call_again(self, memory: Memory | None) -> None:
         """Those that were out of reach a while ago: through one of them the directory is read."""

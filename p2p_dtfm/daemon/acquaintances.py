@@ -24,6 +24,7 @@ from p2p_dtfm.daemon.search import Found, Search, Sought
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.net.addresses import host_and_port, is_relayed, parse_address
 from p2p_dtfm.net.directory import Directory
+from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.first_contacts import FIRST_CONNECT_DEADLINE_S, reach_any, reach_first_peers
 from p2p_dtfm.net.nearby import Nearby, Neighbour
 from p2p_dtfm.train.checkpoint import list_checkpoints, load_layer
@@ -54,6 +55,8 @@ class Acquaintances(PeerState):
                 "--new founds afresh, and no run spec says what",
                 "name one: p2p-dtfm --new --run FILE",
             )
+        for address in settings.initial_peers:
+            parse_address(address)  # what is mistyped is told before anything is begun
         self._past = await asyncio.to_thread(remembered_runs, self.home.root)
         if not settings.new:
             wanted = (
@@ -103,7 +106,8 @@ class Acquaintances(PeerState):
             met[parse_address(address)[0]] = (address,)
         memory = self._memory or self._recalled
         if memory is not None and memory.run_digest == run_digest:
-            met |= {item.peer_id: item.addresses for item in memory.members}
+            for item in memory.members:
+                met[item.peer_id] = (*met.get(item.peer_id, ()), *item.addresses)
         first = tuple(parse_address(address)[0] for address in self._first_contacts)
         return Sought(run_digest, tuple(met.items()), first)
 
@@ -136,9 +140,16 @@ class Acquaintances(PeerState):
 
     async def _goes_another_first(self) -> bool:
         """Whether one that was met before is there, though without a run yet, and goes first."""
-        there = set(await self._host.connected_peers())
+        there = await self._connected()
         met = {item.peer_id for item in self._recalled.members} if self._recalled else set()
         return any(peer_id < self._me.peer_id for peer_id in there & met)
+
+    async def _connected(self) -> set[str]:
+        try:
+            return set(await self._host.connected_peers())
+        except Unreachable as error:
+            log.debug("%s", error)
+            return set()
 
     async def _call_again(self, memory: Memory | None) -> None:
         """Those that were out of reach a while ago: through one of them the directory is read."""
@@ -255,6 +266,8 @@ class Acquaintances(PeerState):
         agreement, pause_s = self._agreement, REUNION_S
         known_before = self._memory.members[:CALLED_LIMIT]
         names = {item.peer_id for item in known_before}
+        if not names:
+            return
 
         def on_neighbour(found: Neighbour) -> None:
             if found.peer_id in names or found.knows_asker:
@@ -271,8 +284,7 @@ class Acquaintances(PeerState):
                     agreement.know(item.peer_id)
             if absent and self._nearby is not None:
                 await self._nearby.ask(self._memory.run_digest, on_neighbour)
-            reached = absent & set(await self._host.connected_peers())
-            await self._directory.meet(sorted(reached))
+            await self._directory.meet(sorted(absent & await self._connected()))
             await asyncio.sleep(pause_s)
             pause_s = min(1.5 * pause_s, REUNION_LIMIT_S)
 

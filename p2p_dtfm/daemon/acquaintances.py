@@ -9,12 +9,10 @@ from pathlib import Path
 import msgspec
 
 from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.memory import (
     MEETING_POINTS_LIMIT,
     Acquaintance,
     Memory,
-    PastView,
     acquaintance,
     remembered_runs,
     this_machine,
@@ -26,6 +24,7 @@ from p2p_dtfm.daemon.search import Found, Search, Sought
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.net.addresses import host_and_port, is_relayed, parse_address
 from p2p_dtfm.net.directory import Directory
+from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.first_contacts import FIRST_CONNECT_DEADLINE_S, reach_any, reach_first_peers
 from p2p_dtfm.net.nearby import Nearby, Neighbour
 from p2p_dtfm.train.checkpoint import list_checkpoints, load_layer
@@ -33,6 +32,7 @@ from p2p_dtfm.train.model import layer_count
 
 CALL_LIMIT_S = 3.0
 CALLED_LIMIT = 16
+LOOKS_FOR_WHO_STARTS = 4
 LOOK_AGAIN_S = 4.0
 LOOK_AGAIN_LIMIT_S = 60.0
 REMEMBER_EVERY_S = 60.0
@@ -55,6 +55,8 @@ class Acquaintances(PeerState):
                 "--new founds afresh, and no run spec says what",
                 "name one: p2p-dtfm --new --run FILE",
             )
+        for address in settings.initial_peers:
+            parse_address(address)  # what is mistyped is told before anything is begun
         self._past = await asyncio.to_thread(remembered_runs, self.home.root)
         if not settings.new:
             wanted = (
@@ -104,8 +106,10 @@ class Acquaintances(PeerState):
             met[parse_address(address)[0]] = (address,)
         memory = self._memory or self._recalled
         if memory is not None and memory.run_digest == run_digest:
-            met |= {item.peer_id: item.addresses for item in memory.members}
-        return Sought(run_digest, tuple(met.items()))
+            for item in memory.members:
+                met[item.peer_id] = (*met.get(item.peer_id, ()), *item.addresses)
+        first = tuple(parse_address(address)[0] for address in self._first_contacts)
+        return Sought(run_digest, tuple(met.items()), first)
 
     async def _look_for_members(self, run_digest: str) -> Found | None:
         """In all places, for a bounded time; says where, and what came of it."""
@@ -123,6 +127,29 @@ class Acquaintances(PeerState):
                 "found %s, a member of run %s, %s", found.peer_id, run_digest[:16], found.where
             )
         return found
+
+    async def _look_before_going_alone(self, run_digest: str) -> Found | None:
+        """Where others start at the same moment, as after a power cut, one goes first: the others
+        find it instead of beginning swarms of their own that would have to be given up."""
+        for _ in range(LOOKS_FOR_WHO_STARTS):
+            found = await self._look_for_members(run_digest)
+            if found is not None or not await self._goes_another_first():
+                return found
+            await asyncio.sleep(1.0)
+        return None
+
+    async def _goes_another_first(self) -> bool:
+        """Whether one that was met before is there, though without a run yet, and goes first."""
+        there = await self._connected()
+        met = {item.peer_id for item in self._recalled.members} if self._recalled else set()
+        return any(peer_id < self._me.peer_id for peer_id in there & met)
+
+    async def _connected(self) -> set[str]:
+        try:
+            return set(await self._host.connected_peers())
+        except Unreachable as error:
+            log.debug("%s", error)
+            return set()
 
     async def _call_again(self, memory: Memory | None) -> None:
         """Those that were out of reach a while ago: through one of them the directory is read."""
@@ -185,10 +212,9 @@ class Acquaintances(PeerState):
             if peer_id != self._me.peer_id and addresses
         ]
 
-    def _remember_view(self, view: View) -> None:
+    def _remember_members(self) -> None:
+        """A view has been taken over: others are there."""
         if self._memory is not None:
-            past = PastView(view.id.number, view.id.snapshot, view.members)
-            self._memory = self._memory.been_in(past)
             self._spawn(self._remember(self._seen_members()))
 
     async def _remember(self, seen: Iterable[Acquaintance]) -> None:
@@ -240,6 +266,8 @@ class Acquaintances(PeerState):
         agreement, pause_s = self._agreement, REUNION_S
         known_before = self._memory.members[:CALLED_LIMIT]
         names = {item.peer_id for item in known_before}
+        if not names:
+            return
 
         def on_neighbour(found: Neighbour) -> None:
             if found.peer_id in names or found.knows_asker:
@@ -256,8 +284,7 @@ class Acquaintances(PeerState):
                     agreement.know(item.peer_id)
             if absent and self._nearby is not None:
                 await self._nearby.ask(self._memory.run_digest, on_neighbour)
-            reached = absent & set(await self._host.connected_peers())
-            await self._directory.meet(sorted(reached))
+            await self._directory.meet(sorted(absent & await self._connected()))
             await asyncio.sleep(pause_s)
             pause_s = min(1.5 * pause_s, REUNION_LIMIT_S)
 

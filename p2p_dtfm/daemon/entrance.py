@@ -73,7 +73,7 @@ class Entrance(Acquaintances):
         )
         spec = self._which_founding(spec)
         if self.settings.initial_peers or self._has_met_somebody(spec.digest()):
-            found = await self._look_for_members(spec.digest())
+            found = await self._look_before_going_alone(spec.digest())
             if found is not None:
                 self._founds = False
                 return await self._join_found(found.peer_id, found.welcome)
@@ -122,7 +122,8 @@ class Entrance(Acquaintances):
             self._can_go_on, recalled, store
         )
         while True:
-            found = await self._look_for_members(digest)
+            look = self._look_before_going_alone if may_go_on else self._look_for_members
+            found = await look(digest)
             if found is not None:
                 return await self._join_found(found.peer_id, found.welcome)
             if may_go_on:
@@ -199,7 +200,6 @@ class Entrance(Acquaintances):
         peer_id, welcome = await find_run(
             self._courier,
             self._directory,
-            self._search,
             initial,
             await self._host.addresses(),
             run_digest,

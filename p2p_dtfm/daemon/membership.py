@@ -201,7 +201,7 @@ class Membership(Acquaintances):
         entry = _history_entry(action)
         self.views = [*self.views, entry][-HISTORY_LIMIT:]
         self._events.write("view", **entry)
-        self._remember_view(view)
+        self._remember_members()
         self.observer.view_took_over(view, step)
         log.info("view %s from step %d on", view.id, step)
         for text in _remarks(action):

@@ -1,4 +1,4 @@
-"""What a home remembers of a run: its spec, whom it met there and where, and the views it was in.
+"""What a home remembers of a run: its spec, whom it met there, and where.
 
 One small file in the run's directory, written at each takeover and once a minute, whole or not at
 all. With it a daemon that comes back finds its swarm through any member that still lives.
@@ -17,7 +17,6 @@ from p2p_dtfm.core.canonical import digest_bytes
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.signed import Signed
-from p2p_dtfm.core.snapshot import Member
 from p2p_dtfm.net.addresses import parse_address
 from p2p_dtfm.net.directory import open_run
 
@@ -25,9 +24,6 @@ FILE_NAME = "memory.json"
 ACQUAINTANCES_LIMIT = 48
 ADDRESSES_LIMIT = 8
 MEETING_POINTS_LIMIT = 8
-VIEWS_LIMIT = 64
-VIEW_MEMBERS_LIMIT = 4096
-"""In all views together; older ones go first."""
 FILE_LIMIT_BYTES = 4 << 20
 RUNS_LIMIT = 256
 
@@ -43,14 +39,6 @@ class Acquaintance(msgspec.Struct, frozen=True):
     """Unix time when it was last a member of the same view."""
 
 
-class PastView(msgspec.Struct, frozen=True):
-    """A view that this peer was in: its id, and who was in it."""
-
-    number: int
-    snapshot: str
-    members: tuple[Member, ...]
-
-
 class Memory(msgspec.Struct, frozen=True):
     """Of one run."""
 
@@ -63,8 +51,6 @@ class Memory(msgspec.Struct, frozen=True):
     """Those seen last come first."""
     meeting_points: tuple[str, ...] = ()
     """Addresses that were given and answered; a bootstrap node may be among them."""
-    views: tuple[PastView, ...] = ()
-    """Oldest first."""
 
     @property
     def run_digest(self) -> str:
@@ -80,13 +66,6 @@ class Memory(msgspec.Struct, frozen=True):
         older = (item for item in self.members if item.peer_id not in newest)
         members = (*newest.values(), *older)[:ACQUAINTANCES_LIMIT]
         return msgspec.structs.replace(self, members=members)
-
-    def been_in(self, view: PastView) -> "Memory":
-        """With one more view; the oldest are forgotten."""
-        views = [*self.views, view][-VIEWS_LIMIT:]
-        while len(views) > 1 and sum(len(item.members) for item in views) > VIEW_MEMBERS_LIMIT:
-            del views[0]
-        return msgspec.structs.replace(self, views=tuple(views))
 
     def addresses(self) -> tuple[str, ...]:
         """Where to look: meeting points, then one address of each member, newest first."""
@@ -132,10 +111,7 @@ def _checked(data: bytes, name: str) -> Memory:
     RunSpec.from_canonical_bytes(memory.signed_spec.payload)  # raises, if it is none
     members = [item for item in memory.members[:ACQUAINTANCES_LIMIT] if _is_usable(item)]
     points = tuple(filter(_is_address, memory.meeting_points[:MEETING_POINTS_LIMIT]))
-    views = memory.views[-VIEWS_LIMIT:]
-    return msgspec.structs.replace(
-        memory, members=tuple(members), meeting_points=points, views=views
-    )
+    return msgspec.structs.replace(memory, members=tuple(members), meeting_points=points)
 
 
 def _is_usable(item: Acquaintance) -> bool:

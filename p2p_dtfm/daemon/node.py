@@ -1,6 +1,7 @@
 """The daemon: joins core, net and train. Its life is here, the rest in its parts.
 
 peer_state      what it knows of itself
+acquaintances   whom its home has met, and finding them again
 entrance        founding and joining a run, measuring
 membership      views: being let in, the actions of the agreement, leaving
 trainer_outlet  what the trainer asks for

@@ -3,19 +3,18 @@ local network. All three at once, and not for long.
 """
 
 import asyncio
+import contextlib
 import logging
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.daemon.courier import Courier
-from p2p_dtfm.daemon.run_source import ask_run
+from p2p_dtfm.daemon.discovery import ask_present
+from p2p_dtfm.daemon.run_source import ask_welcome_shortly
 from p2p_dtfm.daemon.wire import Welcome
 from p2p_dtfm.net.directory import Directory
-from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.nearby import Nearby, Neighbour
 
 LOOK_LIMIT_S = 6.0
@@ -41,6 +40,8 @@ class Sought:
 
     run_digest: str
     met: tuple[tuple[str, tuple[str, ...]], ...]
+    initial: tuple[str, ...] = ()
+    """Peers through whom the directory is read first."""
 
 
 class Search:
@@ -77,19 +78,10 @@ class Search:
     async def _ask_met(self, sought: Sought, own: tuple[str, ...]) -> Found | None:
         return await self._ask_each(sought, sought.met[:ASKED_LIMIT], own, "met before")
 
-    async def look_in_directory(self, run_digest: str) -> Found | None:
-        """Among those only that say there that they take part."""
-        return await self._ask_directory(Sought(run_digest, ()), await self._own())
-
     async def _ask_directory(self, sought: Sought, own: tuple[str, ...]) -> Found | None:
-        try:
-            present = await self._directory.present_peers(sought.run_digest)
-        except Unreachable:
-            return None
-        others = [(peer.peer_id, peer.addresses) for peer in present]
-        others = [item for item in others if item[0] != self._courier.me]
-        some = random.sample(others, min(len(others), ASKED_LIMIT))
-        return await self._ask_each(sought, some, own, "in the directory")
+        first = list(sought.initial)
+        found = await ask_present(self._courier, self._directory, first, own, sought.run_digest)
+        return None if found is None else Found(*found, "in the directory")
 
     async def _ask_nearby(
         self, nearby: Nearby, sought: Sought, own: tuple[str, ...]
@@ -142,14 +134,16 @@ class Search:
         if peer_id == self._courier.me:
             return None
         self._courier.learn(peer_id, addresses)
-        try:
+        found = None
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_DEADLINE_S):
-                welcome = await ask_run(self._courier, peer_id, own, sought.run_digest)
-            return Found(peer_id, welcome, where)
-        except (TimeoutError, Unreachable, Refused, PeerFault, UserError) as error:
-            log.debug("%s (%s): %s", peer_id, where, error or "no answer in time")
+                found = await ask_welcome_shortly(
+                    self._courier, peer_id, own, sought.run_digest, ANSWER_DEADLINE_S
+                )
+        if found is None:
             self._courier.forget(peer_id)
             return None
+        return Found(*found, where)
 
 
 async def first_found(

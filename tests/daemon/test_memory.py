@@ -7,15 +7,11 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.snapshot import Member
 from p2p_dtfm.daemon.memory import (
     ACQUAINTANCES_LIMIT,
     ADDRESSES_LIMIT,
     FILE_NAME,
-    VIEW_MEMBERS_LIMIT,
-    VIEWS_LIMIT,
     Memory,
-    PastView,
     acquaintance,
     read_memory,
     remembered_runs,
@@ -50,7 +46,6 @@ def test_what_is_written_is_read_and_for_no_other_eyes(tmp_path: Path) -> None:
             acquaintance(two, [f"/ip4/192.0.2.8/tcp/4001/p2p/{two}"], 5),
         ]
     )
-    memory = memory.been_in(PastView(2, "ab" * 32, (Member(one, 7),)))
     directory = place_of(tmp_path, memory)
     write_memory(directory, memory)
     assert read_memory(directory) == memory
@@ -69,13 +64,6 @@ def test_whoever_was_seen_last_comes_first_and_all_is_bounded(tmp_path: Path) ->
     assert len(memory.members) == ACQUAINTANCES_LIMIT
     assert memory.members[0].peer_id == f"peer-{3 * ACQUAINTANCES_LIMIT - 1}"
     assert all(len(item.addresses) == ADDRESSES_LIMIT for item in memory.members)
-    crowd = tuple(Member(f"peer-{n}", 1) for n in range(VIEW_MEMBERS_LIMIT // 3))
-    for number in range(100):
-        memory = memory.been_in(PastView(number, "", crowd[:1]))
-    assert [view.number for view in memory.views] == list(range(100 - VIEWS_LIMIT, 100))
-    for number in range(5):
-        memory = memory.been_in(PastView(number, "", crowd))
-    assert [view.number for view in memory.views] == [2, 3, 4]
 
 
 @pytest.mark.parametrize(

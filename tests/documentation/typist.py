@@ -89,8 +89,10 @@ class Typist:
 
     def p2p_dtfm(self, arguments: Sequence[str]) -> None:
         """The program. It must succeed, and a daemon must take part."""
-        verb = arguments[0]
-        if verb == "demo":
+        verb = arguments[0] if arguments else ""
+        if not verb:
+            self._come_back()
+        elif verb == "demo":
             self._look_at_demo(arguments)
         elif verb == "bootstrap":
             self._start_node(arguments)
@@ -129,6 +131,15 @@ class Typist:
         running = self._start(home, [*arguments, "--home", str(home)], CHEAP)
         self.daemons.append(running)
         wait_until(lambda: running.state() in SETTLED, f"{arguments} takes part")
+
+    def _come_back(self) -> None:
+        """The last daemon was killed, and its home takes up what it was in."""
+        last = self.daemons.pop()
+        last.process.kill()
+        last.process.wait()
+        back = self._start(last.home, ["--home", str(last.home)], CHEAP)
+        self.daemons.append(back)
+        wait_until(lambda: back.state() in SETTLED, "it is back")
 
     def _start_node(self, arguments: Sequence[str]) -> None:
         home = self.directory / f"node-{len(self.nodes)}"

@@ -1,0 +1,123 @@
+"""What decides whether a daemon that comes back founds, joins or waits: without any network."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.daemon.acquaintances import Acquaintances
+from p2p_dtfm.daemon.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.entrance import Entrance
+from p2p_dtfm.daemon.memory import FILE_NAME, Memory, acquaintance, read_memory, write_memory
+from p2p_dtfm.daemon.resident import _to_come_back
+from p2p_dtfm.daemon.settings import Settings
+from tests.core.builders import run_spec
+from tests.daemon.test_memory import memory_of, peer_ids, place_of
+
+
+def daemon_of(home: Path, **settings: object) -> Entrance:
+    return Entrance(Settings(home=home, dashboard="off", **settings), DashboardHost())
+
+
+def remember(home: Path, memory: Memory) -> Path:
+    directory = place_of(home, memory)
+    write_memory(directory, memory)
+    return directory
+
+
+def recalled_by(daemon: Acquaintances) -> Memory | None:
+    asyncio.run(daemon._recall())
+    return daemon._recalled
+
+
+def test_a_bare_daemon_recalls_the_run_that_it_was_in_last(tmp_path: Path) -> None:
+    older, newer = (
+        memory_of(tmp_path, run_spec(seed=seed), used_s) for seed, used_s in ((1, 5), (2, 9))
+    )
+    remember(tmp_path, older)
+    remember(tmp_path, newer)
+    assert recalled_by(daemon_of(tmp_path)) == newer
+    digest = older.run_digest
+    assert recalled_by(daemon_of(tmp_path, run_digest=digest[:12])) == older
+    with pytest.raises(UserError, match="does not remember run 00ff"):
+        recalled_by(daemon_of(tmp_path, run_digest="00ff"))
+
+
+def test_whoever_was_told_what_to_do_needs_no_past(tmp_path: Path) -> None:
+    at = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWM4Tq2kcoqm7cK6wfTyt6ycm2EBUmoDZ5mYb9biyQ69cP"
+    assert recalled_by(daemon_of(tmp_path, run="tiny")) is None
+    assert recalled_by(daemon_of(tmp_path, initial_peers=(at,))) is None
+    with pytest.raises(UserError, match="nothing says what to do") as error:
+        recalled_by(daemon_of(tmp_path))
+    assert error.value.exit_code == 2 and len(error.value.fixes) == 4
+
+
+def test_the_same_line_goes_on_with_the_newest_founding_of_its_spec(tmp_path: Path) -> None:
+    spec = run_spec()
+    marked = spec.model_copy(update={"founding": "00112233aabbccdd"})
+    for known, used_s in ((spec, 5), (marked, 9), (run_spec(seed=8), 12)):
+        remember(tmp_path, memory_of(tmp_path, known, used_s))
+    again = daemon_of(tmp_path, run="tiny")
+    asyncio.run(again._recall())
+    assert again._which_founding(spec) == marked
+    assert again._recalled is not None and again._recalled.spec == marked
+    assert again._which_founding(run_spec(seed=9)) == run_spec(seed=9)
+    assert again._recalled is None, "of that run nobody was met"
+    new = daemon_of(tmp_path, run="tiny", new=True)
+    asyncio.run(new._recall())
+    founded = new._which_founding(spec)
+    assert founded.unmarked == spec and founded not in (spec, marked)
+    assert new._recalled is None, "nobody is asked"
+
+
+def test_a_full_disk_costs_the_memory_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (one,) = peer_ids(tmp_path, 1)
+    daemon = daemon_of(tmp_path, run="tiny")
+    daemon._memory = memory_of(tmp_path)
+    seen = [acquaintance(one, ["/ip4/192.0.2.7/tcp/4001"], 5)]
+
+    def is_full(directory: Path, memory: Memory) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("p2p_dtfm.daemon.acquaintances.write_memory", is_full)
+        asyncio.run(daemon._remember(seen))
+        daemon._memory_lock = asyncio.Lock()
+        asyncio.run(daemon._remember(seen))
+    assert caplog.text.count("cannot write down whom it met") == 1
+    daemon._memory_lock = asyncio.Lock()
+    asyncio.run(daemon._remember(seen))
+    found = read_memory(place_of(tmp_path, daemon._memory))
+    assert found is not None and [item.peer_id for item in found.members] == [one]
+    assert list(tmp_path.glob(f"runs/*/{FILE_NAME}"))
+
+
+def test_of_several_that_start_at_once_the_first_goes_first(tmp_path: Path) -> None:
+    low, high = sorted(peer_ids(tmp_path, 2))
+    for me, other, waits in ((high, low, True), (low, high, False)):
+        daemon = daemon_of(tmp_path, run="tiny")
+        daemon._me = SimpleNamespace(peer_id=me)
+        met = [acquaintance(other, ["/ip4/192.0.2.7/tcp/4001"], 5)]
+        daemon._recalled = memory_of(tmp_path).met(met)
+
+        async def connected(peer: str = other) -> tuple[str, ...]:
+            return (peer,)
+
+        daemon._host = SimpleNamespace(connected_peers=connected)
+        assert asyncio.run(daemon._goes_another_first()) is waits
+
+
+def test_after_a_pause_it_comes_back_as_it_was_started(tmp_path: Path) -> None:
+    met = ("/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWM4Tq2kcoqm7cK6wfTyt6ycm2EBUmoDZ5mYb9biyQ69cP",)
+    digest = "ab" * 32
+    founder = _to_come_back(Settings(home=tmp_path, run="tiny", new=True), met, digest)
+    assert founder.run == "tiny" and not founder.new and not founder.initial_peers
+    given = ("/ip4/192.0.2.8/tcp/1/p2p/12D3KooWKjKpe6EK24MqLPDpteHmy8Wc6Lt9csQ9x3RkQcxe322p",)
+    joiner = _to_come_back(Settings(home=tmp_path, initial_peers=given), met, digest)
+    assert joiner.initial_peers == (*met, *given) and joiner.run_digest == digest
+    bare = _to_come_back(Settings(home=tmp_path), met, digest)
+    assert not bare.initial_peers and bare.run_digest == digest

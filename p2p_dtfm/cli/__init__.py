@@ -18,6 +18,7 @@ def main() -> None:
         trace,
     )
     from p2p_dtfm.cli.app import app
+    from p2p_dtfm.cli.plain import harmless_lines
     from p2p_dtfm.cli.simulate import simulate
     from p2p_dtfm.core.errors import UserError
 
@@ -25,5 +26,5 @@ def main() -> None:
     try:
         app(prog_name="p2p-dtfm")
     except UserError as error:
-        print(f"error: {error.render()}", file=sys.stderr)
+        print(harmless_lines(f"error: {error.render()}"), file=sys.stderr)
         raise SystemExit(error.exit_code) from None

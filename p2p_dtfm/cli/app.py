@@ -111,6 +111,7 @@ def run(
     """Without a command: the daemon. It takes up the last run of its home, joins a swarm with
     --initial-peers, or founds one with --run."""
     if context.invoked_subcommand is not None:
+        _refuse_options_before_a_command(context)
         return
     if version:
         from p2p_dtfm import __version__
@@ -156,3 +157,22 @@ def run(
     from p2p_dtfm.cli.run import run_daemon
 
     raise typer.Exit(run_daemon(resolved.settings))
+
+
+def _refuse_options_before_a_command(context: typer.Context) -> None:
+    """They are the daemon's, and would be lost without a word."""
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name is not None
+        and getattr(context.get_parameter_source(option.name), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        from p2p_dtfm.core.errors import UserError
+
+        verb = context.invoked_subcommand
+        raise UserError(
+            f"{given[0]} stands before {verb}, where only options of the daemon itself stand",
+            f"write it behind: p2p-dtfm {verb} {given[0]} ... (p2p-dtfm {verb} --help lists what "
+            "it knows)",
+        )

@@ -2,6 +2,7 @@
 
 import sys
 
+from p2p_dtfm.cli.plain import harmless_lines
 from p2p_dtfm.cli.run import go_on
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.away import received
@@ -12,7 +13,7 @@ def main() -> int:
     try:
         return go_on(received(int(sys.argv[1])))
     except UserError as error:
-        print(f"error: {error.render()}", file=sys.stderr)
+        print(harmless_lines(f"error: {error.render()}"), file=sys.stderr)
         return error.exit_code
 
 

@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from p2p_dtfm.cli.plain import plain
 from p2p_dtfm.cli.swarm import duration
 from p2p_dtfm.web.state import DashboardState, ViewState
 
@@ -80,13 +81,15 @@ def panel(state: DashboardState, now_s: float, width: int) -> Group:
     headline = Text.assemble(
         (live.state, f"bold {COLOURS.get(live.state, 'cyan')}"),
         (f" for {duration(now_s - live.since_s)}", "dim"),
-        f"  {live.reason}",
+        f"  {plain(live.reason)}",
     )
     rows = [Text(""), headline, *_progress(state)]
     rows += [Text(" · ".join(facts)) for facts in (_figures(state), _place(state.view)) if facts]
     if live.next:
         rows.append(Text(f"next: {live.next[0]}", style="dim"))
-    rows += [Text(f"! {each.what}", style="yellow") for each in live.problems[:PROBLEMS_SHOWN]]
+    for each in live.problems[:PROBLEMS_SHOWN]:
+        rows.append(Text(f"! {plain(each.what)}", style="red"))
+        rows.append(Text(f"  fix: {plain(each.fix)}", style="dim"))
     rows += [Text(mark, style="dim yellow") for mark in live.marks]
     for row in rows:
         row.truncate(width - 1, overflow="ellipsis")
@@ -97,7 +100,7 @@ def _progress(state: DashboardState) -> list[Text]:
     live, run = state.live, state.run
     rows = []
     if live.work_share is not None:
-        what = "" if live.reason.startswith(live.work) else f"{live.work} "
+        what = "" if live.reason.startswith(live.work) else f"{plain(live.work)} "
         rows.append(_bar(live.work_share, what, live.work_left_s, "cyan"))
     if run is not None and live.step:
         share = min(1.0, live.step / run.total_steps)

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TextIO
 
+from p2p_dtfm.cli.plain import harmless_lines
+
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
@@ -25,7 +27,9 @@ class _Human(logging.Formatter):
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
         text = f"{clock} {mark}{record.getMessage()}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        if record.exc_info:
+            text += f"\n{self.formatException(record.exc_info)}"
+        return harmless_lines(text)
 
 
 def set_up_logging(form: str) -> "logging.StreamHandler[TextIO]":

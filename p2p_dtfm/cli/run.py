@@ -1,6 +1,7 @@
 """The daemon in the foreground."""
 
 import asyncio
+import errno
 import logging
 import sys
 from typing import TextIO
@@ -34,7 +35,11 @@ def _run(resident: Resident, settings: Settings) -> int:
         raise
     except KeyboardInterrupt:
         return 130
-    except Exception:  # the daemon's last resort: say what happened, and end with code 1
+    except Exception as error:  # the daemon's last resort: say what happened, and end with code 1
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(
+                f"a disk is full: {error}", f"free space on the disk of {settings.home}"
+            ) from error
         logging.getLogger("p2p_dtfm").exception("this is a bug; please report it with this text")
         return 1
 

@@ -7,15 +7,21 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
+from p2p_dtfm.cli.plain import SHORT_CHARACTERS, plain
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.local_client import call_daemon
+
+AS_TEXT: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+LONG_CHARACTERS = 4096
+"""Paths and addresses are the user's own, and must be whole to be copied."""
 
 
 def short(peer_id: str) -> str:
     """The part of a peer id in which peers differ."""
-    return f"…{peer_id[-6:]}"
+    return f"…{plain(peer_id[-6:])}"
 
 
 def duration(seconds: float | None) -> str:
@@ -41,10 +47,11 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         return
     console = Console()
     for_long = duration(time.time() - facts["since_s"])
-    console.print(f"[bold]{facts['state']}[/bold] for {for_long}: {facts['reason']}")
+    headline = Text.assemble((facts["state"], "bold"), f" for {for_long}: {plain(facts['reason'])}")
+    console.print(headline, highlight=False, soft_wrap=True)
     if (work := facts.get("work")) is not None and work["what"] not in facts["reason"]:
         left = "" if work["left_s"] is None else f", {duration(work['left_s'])} left"
-        console.print(f"  {work['what']}: {work['share']:.0%}{left}", highlight=False)
+        console.print(f"  {plain(work['what'])}: {work['share']:.0%}{left}", **AS_TEXT)
     rows = [
         ("peer", facts["peer_id"]),
         *_marks(facts),
@@ -64,10 +71,13 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     ]
     for name, value in rows:
         if value is not None:  # what is not known yet is left out
-            console.print(f"  {name:<18} {value}", highlight=False, soft_wrap=True)
+            console.print(f"  {name:<18} {plain(value, LONG_CHARACTERS)}", **AS_TEXT)
     waits_for = facts.get("waits_for") or []
     if waits_for:
-        console.print(f"  waits for Prepared of {', '.join(map(short, waits_for))}")
+        console.print(f"  waits for Prepared of {', '.join(map(short, waits_for))}", **AS_TEXT)
+    for problem in facts.get("problems") or ():
+        console.print(Text(f"! {plain(problem['what'])}", style="red"), soft_wrap=True)
+        console.print(f"  fix: {plain(problem['fix'])}", **AS_TEXT)
 
 
 def _safe(facts: dict[str, Any]) -> str | None:
@@ -125,7 +135,7 @@ def peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
         return
     table = Table("peer", "device", "memory", "block fwd+bwd", "layers", "links", "heard")
     for member in members:
-        table.add_row(*_row(member))
+        table.add_row(*map(Text, _row(member)))
     Console().print(table)
 
 
@@ -137,7 +147,7 @@ def _row(member: dict[str, Any]) -> tuple[str, ...]:
     heard = member["heard_s_ago"]
     return (
         short(member["peer_id"]),
-        f"{device['kind']}, {device['name']}",
+        plain(f"{device['kind']}, {device['name']}", SHORT_CHARACTERS),
         f"{device['memory_bytes'] / (1 << 30):.1f} GiB",
         f"{block_ms:.1f} ms",
         f"{layers[0]}-{layers[-1]}" if layers else "spare",

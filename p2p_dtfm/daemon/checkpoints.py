@@ -114,7 +114,7 @@ class Checkpoints:
                 log.warning("%s", error)
                 self._troubles.tell(
                     "checkpoint",
-                    f"checkpoints cannot be written: {error}",
+                    f"checkpoints cannot be written: {error.cause}",
                     f"free space on the disk of {self._root}",
                 )
                 return

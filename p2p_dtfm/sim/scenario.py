@@ -5,9 +5,10 @@ the shaped transport of a real local swarm. Integers throughout: ns, bytes, byte
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.sim.scenario_file import (
@@ -16,12 +17,16 @@ from p2p_dtfm.sim.scenario_file import (
     LinkTable,
     PeerTable,
     ScenarioFile,
+    WrongTables,
     line_of,
     parse_scenario_file,
 )
 
 EVERYONE = "*"
 DEFAULT_MEMORY_GB = 16.0
+
+
+Table = TypeVar("Table")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +196,14 @@ def load_scenario(path: Path) -> Scenario:
 
 def parse_scenario(text: str, origin: str) -> Scenario:
     """A scenario from the text of its file; `origin` names the file in errors."""
-    return _Builder(parse_scenario_file(text, origin), text, origin).build()
+    try:
+        file = parse_scenario_file(text, origin)
+    except WrongTables as error:
+        if error.rest is None:
+            raise
+        crossing = _Builder(error.rest, text, origin).mistakes_found()
+        raise WrongTables([*error.told, *crossing.items()], None) from error
+    return _Builder(file, text, origin).build()
 
 
 class _Builder:
@@ -213,6 +225,11 @@ class _Builder:
             raise UserError("\n".join(self.mistakes), tuple(dict.fromkeys(self.mistakes.values())))
         return scenario
 
+    def mistakes_found(self) -> dict[str, str]:
+        """Of a file some of whose tables are None."""
+        self._build()
+        return self.mistakes
+
     def _build(self) -> Scenario:
         for number, group in enumerate(self.file.group):
             for name in (group.name, *(f"{group.name}-{at + 1}" for at in range(group.count))):
@@ -231,14 +248,14 @@ class _Builder:
                     )
         if len(self.peers) > LARGEST_SCENARIO:
             self._refuse(("group", 0, "count"), f"{len(self.peers)} peers > {LARGEST_SCENARIO}")
-        for number, peer in enumerate(self.file.peer):
+        for number, peer in _present(self.file.peer):
             self._override(number, peer)
         return Scenario(
             name=self.file.name,
             description=self.file.description,
             peers=tuple(self.peers.values()),
             links=self._links(),
-            faults=tuple(self._fault(n, fault) for n, fault in enumerate(self.file.fault)),
+            faults=tuple(self._fault(n, fault) for n, fault in _present(self.file.fault)),
             head=self.file.workload.head,
             origin=self.origin,
         )
@@ -259,7 +276,7 @@ class _Builder:
 
     def _links(self) -> dict[tuple[str, str], ScenarioLink]:
         links: dict[tuple[str, str], ScenarioLink] = {}
-        for number, table in enumerate(self.file.link):
+        for number, table in _present(self.file.link):
             for key, end in (("from", table.origin), ("to", table.to)):
                 if end != EVERYONE and end not in self.groups and end not in self.peers:
                     self._refuse(("link", number, key), f"no group or peer is called {end!r}")
@@ -294,6 +311,10 @@ class _Builder:
             for name, count in list(self.groups.items())[:8]
         )
         self.mistakes[f"{where}: {cause}"] = f"change {path[-1]!r} there; groups: {groups}"
+
+
+def _present(tables: Sequence[Table | None]) -> Iterator[tuple[int, Table]]:
+    return ((number, table) for number, table in enumerate(tables) if table is not None)
 
 
 def _directions(table: LinkTable) -> list[tuple[str, str]]:

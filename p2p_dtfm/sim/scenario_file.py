@@ -101,8 +101,21 @@ class ScenarioFile(_Table):
     workload: WorkloadTable = WorkloadTable()
 
 
+class WrongTables(UserError):
+    """Tables with mistakes. `rest`: the file without them, so that what crosses tables can be
+    checked as well; each wrong table is None there. None if the groups themselves are wrong."""
+
+    def __init__(self, told: list[tuple[str, str]], rest: ScenarioFile | None) -> None:
+        self.told = told
+        self.rest = rest
+        super().__init__(
+            "\n".join(cause for cause, _ in told), tuple(dict.fromkeys(fix for _, fix in told))
+        )
+
+
 def parse_scenario_file(text: str, origin: str) -> ScenarioFile:
-    """Validate the text of a scenario file. Raises `UserError` with the line of every mistake."""
+    """Validate the text of a scenario file. Raises `UserError` with the line of every mistake in a
+    table; see `WrongTables`."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -121,9 +134,24 @@ def parse_scenario_file(text: str, origin: str) -> ScenarioFile:
         return ScenarioFile.model_validate(values)
     except ValidationError as error:
         told = [_explain(item, values, text, origin) for item in _first_causes(error)]
-        raise UserError(
-            "\n".join(cause for cause, _ in told), tuple(fix for _, fix in told)
-        ) from error
+        raise WrongTables(told, _rest(values, error)) from error
+
+
+def _rest(values: dict[str, Any], error: ValidationError) -> ScenarioFile | None:
+    """What is right in tables of which others have mistakes."""
+    models: dict[str, type[_Table]] = {"peer": PeerTable, "link": LinkTable, "fault": FaultTable}
+    wrong = {item["loc"][:2] for item in error.errors()}
+    if not all(len(path) == 2 and path[0] in models for path in wrong):
+        return None
+    tables = {
+        name: tuple(
+            None if (name, number) in wrong else model.model_validate(table)
+            for number, table in enumerate(values.get(name, ()))
+        )
+        for name, model in models.items()
+    }
+    groups = tuple(GroupTable.model_validate(table) for table in values["group"])
+    return ScenarioFile.model_construct(name=values["name"], group=groups, **tables)
 
 
 def _first_causes(error: ValidationError) -> list[Any]:

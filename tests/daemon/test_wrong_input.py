@@ -1,5 +1,6 @@
 """What is typed wrongly is answered with its cause and with what is right."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from p2p_dtfm.cli import main
 from p2p_dtfm.cli.data import prepare
+from p2p_dtfm.cli.run import run_daemon
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.before_start import check_before_start
@@ -124,10 +127,14 @@ bandwidth_mbps = 5
 at_step = 1
 kind = "kill"
 peer = "a-7"
+[[fault]]
+at_step = 1
+kind = "kil"
+peer = "a-1"
 """
     with pytest.raises(UserError) as caught:
         parse_scenario(text, "mine.toml")
-    for mistake in ("mine.toml:8: ", "mine.toml:11: ", "mine.toml:17: "):
+    for mistake in ("mine.toml:8: ", "mine.toml:11: ", "mine.toml:17: ", "mine.toml:20: fault.2"):
         assert mistake in caught.value.cause
 
 
@@ -217,3 +224,28 @@ def test_make_says_which_python_it_needs(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "older than Python 3.11: Python 3.9.2" in done.stderr and "fix: " in done.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+def test_a_home_on_a_full_disk_is_no_bug(tmp_path: Path, monkeypatch) -> None:
+    def full(_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr("p2p_dtfm.daemon.home.Home.acquire", full)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        with pytest.raises(UserError) as caught:
+            run_daemon(Settings(home=tmp_path, run="tiny", log="json"))
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    assert "a disk is full" in caught.value.cause and str(tmp_path) in caught.value.fixes[0]
+
+
+def test_an_option_before_a_command_is_not_lost(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["p2p-dtfm", "--home", "/nowhere", "status"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    told = capsys.readouterr().err
+    assert "--home stands before status" in told and "p2p-dtfm status --home" in told

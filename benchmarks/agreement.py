@@ -22,7 +22,7 @@ from p2p_dtfm.core.canonical import encode_for_wire
 from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.snapshot import Snapshot
-from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.step import SignedPrepared
 from p2p_dtfm.core.view import View
 from p2p_dtfm.core.workload import LayerCost, Workload
 from p2p_dtfm.sim.agreement_world import AgreementWorld
@@ -84,7 +84,7 @@ class ScenarioWorld(AgreementWorld):
         peer.start()
 
     def send(
-        self, sender: str, receiver: str, message: AgreementMessage | Prepared | Tensor
+        self, sender: str, receiver: str, message: AgreementMessage | SignedPrepared | Tensor
     ) -> None:
         peer = self.peers[receiver]
         if not peer.alive or peer.gone:

@@ -5,11 +5,12 @@ from collections.abc import Collection
 import msgspec
 
 from p2p_dtfm.core.canonical import digest, encode_for_wire
+from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Sign, Signed, Verify, open_signed, sign
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.stage_progress import StageProgress
-from p2p_dtfm.core.step import Prepared, StepOutcome
+from p2p_dtfm.core.step import StepOutcome, open_prepared
 
 _CONTRIBUTION = "contribution"
 
@@ -36,8 +37,8 @@ class PendingStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
     base: str
     """Lineage digest of the states that the step starts from."""
-    prepared: tuple[Prepared, ...]
-    """All that this peer had received, and its own."""
+    prepared: tuple[Signed, ...]
+    """All that this peer had received, and its own, as their makers signed them."""
     reduced_layers: tuple[int, ...]
     """Of these it has the step's reduced gradients."""
     progress: StageProgress | None = None
@@ -214,8 +215,18 @@ def sign_contribution(contribution: Contribution, signer: Sign) -> Signed:
 
 
 def open_contribution(signed: Signed, verify: Verify) -> Contribution:
-    """Raises `PeerFault` for a forgery or malformed contents."""
-    return open_signed(signed, _CONTRIBUTION, Contribution, verify)
+    """Raises `PeerFault` for a forgery or malformed contents.
+
+    Its maker has checked what others said before it passed that on: a forgery in it is its own.
+    """
+    contribution = open_signed(signed, _CONTRIBUTION, Contribution, verify)
+    pending = contribution.pending
+    for said in pending.prepared if pending is not None else ():
+        try:
+            open_prepared(said, verify)
+        except PeerFault as fault:
+            raise PeerFault(f"passes on a Prepared: {fault.cause}", signed.peer_id) from fault
+    return contribution
 
 
 def knowledge_digest(

@@ -6,9 +6,10 @@ from p2p_dtfm.core.agreement_messages import PendingStep, RetainedStep, SavedSta
 from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.lineage import Lineage
 from p2p_dtfm.core.recovery import Recovery, StepKey
+from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.stage_progress import StageProgress
-from p2p_dtfm.core.step import Prepared, StepOutcome
+from p2p_dtfm.core.step import StepOutcome
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Inventory:
         """With the microbatches of the step under way; a view that repeats the step may keep it."""
         self._reduced: set[int] = set()
         self._reduced_key: tuple[ViewId, int] | None = None
-        self._frozen: tuple[Prepared, ...] = ()
+        self._frozen: tuple[Signed, ...] = ()
 
     @property
     def step(self) -> int:

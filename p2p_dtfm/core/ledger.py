@@ -2,8 +2,9 @@
 
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.core.step import Prepared, StepOutcome, StepTransaction
+from p2p_dtfm.core.step import Statement, StepOutcome, StepTransaction
 
 STEPS_AHEAD_LIMIT = 2
 """A peer that commits first may be one step ahead; two leaves room for a message overtaking."""
@@ -23,10 +24,13 @@ class Ledger:
         self.step = step
         self.may_commit = True
         self.frozen = False
+        self.last_commit: tuple[Signed, ...] = ()
+        """Every stage-holder's Prepared of the step that was committed last in this view."""
         self._transactions: dict[int, StepTransaction] = {}
 
-    def record(self, prepared: Prepared) -> None:
+    def record(self, statement: Statement) -> None:
         """Take a Prepared. One of a step that is committed is ignored. Raises `PeerFault`."""
+        prepared = statement.prepared
         if prepared.view != self.view:
             raise PeerFault(f"Prepared of view {prepared.view}, not {self.view}", prepared.peer_id)
         if self.frozen or prepared.step < self.step:
@@ -36,7 +40,7 @@ class Ledger:
                 f"Prepared of step {prepared.step} while step {self.step} is not committed",
                 prepared.peer_id,
             )
-        self._transaction(prepared.step).record(prepared)
+        self._transaction(prepared.step).record(statement)
 
     def next_outcome(self) -> StepOutcome | None:
         """Commit the present step if all have said Prepared; call again until None."""
@@ -44,7 +48,7 @@ class Ledger:
             return None
         outcome = self._transaction(self.step).outcome()
         if outcome is not None:
-            del self._transactions[self.step]
+            self.last_commit = self._transactions.pop(self.step).signed
             self.step += 1
         return outcome
 
@@ -53,10 +57,10 @@ class Ledger:
         self.step = step
         self._transactions = {n: t for n, t in self._transactions.items() if n >= step}
 
-    def freeze(self) -> tuple[Prepared, ...]:
+    def freeze(self) -> tuple[Signed, ...]:
         """Take and commit nothing from now on; returns the Prepared of the step under way."""
         self.frozen = True
-        return self._transaction(self.step).prepared
+        return self._transaction(self.step).signed
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.agreement_messages import Contribution
+from p2p_dtfm.core.canonical import decode
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.lineage import GENESIS_LINEAGE, extend
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
-from p2p_dtfm.core.step import Prepared, StepOutcome, StepTransaction
+from p2p_dtfm.core.step import Prepared, Statement, StepOutcome, StepTransaction
 
 StepKey = tuple[ViewId, int, str]
 """A step by its view, its number, and the lineage digest that it starts from."""
@@ -128,7 +130,7 @@ def _candidates(parts: list[Contribution], complete: dict[StepKey, StepOutcome])
 def _complete_steps(parts: list[Contribution]) -> dict[StepKey, StepOutcome]:
     """Every step whose outcome is known, or follows from all Prepared together."""
     complete: dict[StepKey, StepOutcome] = {}
-    gathered: dict[StepKey, tuple[Plan, dict[str, list[Prepared]]]] = {}
+    gathered: dict[StepKey, tuple[Plan, list[Signed]]] = {}
     for part in parts:
         retained, pending, present = part.retained, part.pending, part.present
         if retained is not None and retained.outcome is not None:
@@ -136,9 +138,7 @@ def _complete_steps(parts: list[Contribution]) -> dict[StepKey, StepOutcome]:
         if pending is None or present is None or present.plan is None:
             continue
         key = (present.view, pending.step, pending.base)
-        _, prepared = gathered.setdefault(key, (present.plan, {}))
-        for item in pending.prepared:
-            prepared.setdefault(item.peer_id, []).append(item)
+        gathered.setdefault(key, (present.plan, []))[1].extend(pending.prepared)
     for key, (plan, prepared) in gathered.items():
         outcome = _outcome(key, plan, prepared)
         if outcome is not None:
@@ -146,15 +146,15 @@ def _complete_steps(parts: list[Contribution]) -> dict[StepKey, StepOutcome]:
     return complete
 
 
-def _outcome(key: StepKey, plan: Plan, prepared: dict[str, list[Prepared]]) -> StepOutcome | None:
+def _outcome(key: StepKey, plan: Plan, prepared: list[Signed]) -> StepOutcome | None:
     """None while a stage-holder's Prepared is missing, or two of one peer differ."""
     view, step, _ = key
     transaction = StepTransaction(view, step, plan)
     try:
-        for items in prepared.values():
-            for item in items:
-                if (item.view, item.step) == (view, step):
-                    transaction.record(item)
+        for signed in dict.fromkeys(prepared):
+            item = decode(signed.payload, Prepared)  # whose signature held when it came
+            if (item.view, item.step) == (view, step):
+                transaction.record(Statement(item, signed))
     except PeerFault:
         return None
     return transaction.outcome()

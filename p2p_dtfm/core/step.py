@@ -5,15 +5,20 @@ a fixed order, and where several holders state a segment's norm the lowest peer 
 """
 
 import math
+from typing import NamedTuple
 
 import msgspec
 
+from p2p_dtfm.core.canonical import encode_for_wire
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.signed import Sign, Signed, Verify, open_signed, sign
 from p2p_dtfm.core.snapshot import ViewId
 
+_KIND = "prepared"
 
-class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="prepared"):
+
+class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A stage-holder has the reduced gradient of all its segments for this step.
 
     `squared_norms` maps a segment's number to the squared L2 norm of its reduced gradient. Sums of
@@ -30,6 +35,32 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pre
     held_out_loss_sum: float
     held_out_token_count: int
     ready_for: ViewId | None
+
+
+class SignedPrepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="prepared"):
+    """A Prepared on its way: others may pass it on, and two that differ are evidence."""
+
+    signed: Signed
+
+
+class Statement(NamedTuple):
+    """A Prepared whose signature holds, and what proves to others that it was said."""
+
+    prepared: Prepared
+    signed: Signed
+
+
+def sign_prepared(prepared: Prepared, signer: Sign) -> Signed:
+    """Its bytes are never made anew by others, so floats may be in them."""
+    return sign(prepared.peer_id, _KIND, encode_for_wire(prepared), signer)
+
+
+def open_prepared(signed: Signed, verify: Verify) -> Prepared:
+    """Raises `PeerFault` for a forgery, malformed contents, or words put in another's mouth."""
+    prepared = open_signed(signed, _KIND, Prepared, verify)
+    if prepared.peer_id != signed.peer_id:
+        raise PeerFault("says Prepared for another peer", signed.peer_id)
+    return prepared
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
@@ -56,9 +87,11 @@ class StepTransaction:
         self._holders = plan.stage_holders()
         self._segments = plan.segments()
         self._prepared: dict[str, Prepared] = {}
+        self._signed: dict[str, Signed] = {}
 
-    def record(self, prepared: Prepared) -> None:
+    def record(self, statement: Statement) -> None:
         """Take a Prepared of this view and step. Raises `PeerFault` if it cannot be true."""
+        prepared = statement.prepared
         assert (prepared.view, prepared.step) == (self.view, self.step)
         sender = prepared.peer_id
         if sender not in self._holders:
@@ -78,6 +111,7 @@ class StepTransaction:
         if min(*counts, *prepared.squared_norms.values()) < 0:
             raise PeerFault("Prepared with a negative count or squared norm", sender)
         self._prepared[sender] = prepared
+        self._signed[sender] = statement.signed
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -85,9 +119,9 @@ class StepTransaction:
         return tuple(holder for holder in self._holders if holder not in self._prepared)
 
     @property
-    def prepared(self) -> tuple[Prepared, ...]:
+    def signed(self) -> tuple[Signed, ...]:
         """All that were taken, in the order of the holders."""
-        return tuple(self._prepared[item] for item in self._holders if item in self._prepared)
+        return tuple(self._signed[item] for item in self._holders if item in self._signed)
 
     def outcome(self) -> StepOutcome | None:
         """The commit, or None while a Prepared is missing."""

@@ -298,6 +298,7 @@ class Daemon(Upkeep, Entrance, Readings):
                 lambda: [peer for peer in self._courier.known if peer != self._me.peer_id],
             ),
             status=self.status,
+            sign=self._host.identity.sign,
             recorder=self._recorder,
         )
         self._trainer = Trainer(tools, self)

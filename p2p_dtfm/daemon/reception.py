@@ -11,7 +11,7 @@ from p2p_dtfm.core.canonical import decode, encode
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.records import PROTOCOL_VERSION, open_record
 from p2p_dtfm.core.signed import Signed
-from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.step import SignedPrepared, Statement, open_prepared
 from p2p_dtfm.daemon.courier import PEERS_LIMIT
 from p2p_dtfm.daemon.trainer_outlet import TrainerOutlet
 from p2p_dtfm.daemon.wire import (
@@ -86,10 +86,11 @@ class Reception(TrainerOutlet):
                     sender, message.progress, message.waits, time.monotonic_ns()
                 )
             self._do(actions)
-        elif isinstance(message, Prepared):
-            if message.peer_id != sender:
+        elif isinstance(message, SignedPrepared):
+            if message.signed.peer_id != sender:
                 raise PeerFault("says Prepared for another peer", sender)
-            self._trainer.prepared(message)
+            prepared = open_prepared(message.signed, verify)
+            self._trainer.prepared(Statement(prepared, message.signed))
         elif isinstance(message, FOLLOWING):
             if isinstance(message, FollowLayers):
                 self._require_follower(sender, message)

@@ -11,7 +11,7 @@ from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.recomputation import must_recompute
 from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.step import Prepared, StepOutcome
+from p2p_dtfm.core.step import Prepared, Statement, StepOutcome, sign_prepared
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.follower import apply_outcome
 from p2p_dtfm.daemon.followers import Followers
@@ -202,8 +202,9 @@ class StepLoop:
         )
         if self._state.ledger is None or self._state.is_over(view):
             raise Stopped
-        self._state.ledger.record(prepared)
-        self._outlet.say_prepared(prepared, view)
+        signed = sign_prepared(prepared, self._tools.sign)
+        self._state.ledger.record(Statement(prepared, signed))
+        self._outlet.say_prepared(signed, view)
 
     async def _outcome(self, view: View, step: int, reduced: dict[int, Tensor]) -> StepOutcome:
         """Wait for everyone's Prepared.

@@ -20,7 +20,7 @@ from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT, Ledger
 from p2p_dtfm.core.plan import NoPlan
 from p2p_dtfm.core.redo import Redo
 from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.step import Statement
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.follower import replay_outcome
 from p2p_dtfm.daemon.followers import Followers, Following
@@ -122,9 +122,9 @@ class Trainer:
         self._catch_up()
         state.ledger, state.restart = ledger, restart or state.restart
         state.redo, state.stopped = redo, False
-        for prepared in self._mail.take_over(view, redo):
+        for statement in self._mail.take_over(view, redo):
             with contextlib.suppress(PeerFault):
-                self.prepared(prepared)
+                self.prepared(statement)
         self._place.take_over(view)
         if not view.layers_of(self._tools.me):
             self._steps.forget_work()
@@ -140,21 +140,22 @@ class Trainer:
             self.history.record(outcome, self._state.step)
         self._behind = None
 
-    def prepared(self, prepared: Prepared) -> None:
+    def prepared(self, statement: Statement) -> None:
         """Raises `PeerFault`."""
+        prepared = statement.prepared
         state, ledger = self._state, self._state.ledger
         if self._behind is not None and prepared.view == self._behind.view:
-            self._behind.record(prepared)
+            self._behind.record(statement)
             self._catch_up()
         elif ledger is not None and prepared.view == ledger.view:
             is_ahead = prepared.step >= ledger.step + STEPS_AHEAD_LIMIT
             if is_ahead and state.view is not None and not state.view.layers_of(self._tools.me):
                 self._outlet.skip_to(prepared.step)
                 state.step = ledger.step
-            ledger.record(prepared)
+            ledger.record(statement)
             state.wake.set()
         elif ledger is None or prepared.view.number > ledger.view.number:
-            self._mail.keep_early(prepared)
+            self._mail.keep_early(statement)
 
     async def frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
         """Raises `PeerFault` for what is not due.

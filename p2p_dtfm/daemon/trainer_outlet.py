@@ -5,9 +5,10 @@ import math
 import time
 
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.stage_progress import StageProgress
-from p2p_dtfm.core.step import Prepared, StepOutcome
+from p2p_dtfm.core.step import SignedPrepared, StepOutcome
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.membership import Membership
 from p2p_dtfm.daemon.run_source import fetch_blob
@@ -20,14 +21,15 @@ log = logging.getLogger("p2p_dtfm")
 class TrainerOutlet(Membership):
     """Prepared, commits, lost tensors, data shards and checkpoints on their way out."""
 
-    def say_prepared(self, prepared: Prepared, view: View) -> None:
+    def say_prepared(self, signed: Signed, view: View) -> None:
         """First to those for whom the others wait: the first stages begin the next step."""
+        message = SignedPrepared(signed)
         position = {peer_id: math.inf for peer_id in view.member_ids}
         if isinstance(view.plan, Plan):
             for pipeline in view.plan.pipelines:
                 position |= {stage.peer_id: at for at, stage in enumerate(pipeline.stages)}
         for peer_id in sorted(view.member_ids, key=position.__getitem__):
-            self._courier.tell(peer_id, prepared)
+            self._courier.tell(peer_id, message)
 
     def committed(self, outcome: StepOutcome) -> None:
         assert self._agreement is not None

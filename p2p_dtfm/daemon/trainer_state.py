@@ -10,9 +10,10 @@ from p2p_dtfm.core.inventory import Restart
 from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.redo import Redo
 from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.signed import Sign, Signed
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.stage_progress import StageProgress
-from p2p_dtfm.core.step import Prepared, StepOutcome
+from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
@@ -33,7 +34,7 @@ Tensor = Any
 class Outlet(Protocol):
     """What the trainer asks of the daemon."""
 
-    def say_prepared(self, prepared: Prepared, view: View) -> None:
+    def say_prepared(self, signed: Signed, view: View) -> None:
         """Send to all other members of the view."""
 
     def committed(self, outcome: StepOutcome) -> None:
@@ -85,6 +86,7 @@ class Tools:
     donor: Donor
     initial: InitialStates
     status: Status
+    sign: Sign
     recorder: StepRecorder = field(default_factory=StepRecorder)
 
 

@@ -10,7 +10,7 @@ from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.redo import Redo
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.step import Statement
 from p2p_dtfm.core.view import View
 from p2p_dtfm.core.wire_plan import wire_plan
 from p2p_dtfm.daemon.mailbox import Mailbox
@@ -34,7 +34,7 @@ class ViewMail:
         self._state = state
         self._mailboxes: dict[ViewId, Mailbox] = {}
         self._views: deque[ViewId] = deque(maxlen=VIEWS_REMEMBERED)
-        self._early: dict[str, deque[Prepared]] = {}
+        self._early: dict[str, deque[Statement]] = {}
 
     def agreed(self, view: View) -> None:
         """Tensors of a planned view are due from now on: who took it over earlier begins to send.
@@ -49,7 +49,7 @@ class ViewMail:
             wire = wire_plan(self._spec, plan, view.snapshot)
             self._mailboxes[view.id] = Mailbox(view.id, plan, self._me, self._spec, wire)
 
-    def take_over(self, view: View, redo: Redo | None) -> list[Prepared]:
+    def take_over(self, view: View, redo: Redo | None) -> list[Statement]:
         """Forget the views before; returns the Prepared that came early."""
         self._mailboxes = {k: v for k, v in self._mailboxes.items() if k >= view.id}
         mailbox, plan = self._mailboxes.get(view.id), view.plan
@@ -60,14 +60,14 @@ class ViewMail:
         if view.id not in self._views:
             self._views.append(view.id)
         early, self._early = self._early, {}
-        return [prepared for statements in early.values() for prepared in statements]
+        return [statement for statements in early.values() for statement in statements]
 
-    def keep_early(self, prepared: Prepared) -> None:
+    def keep_early(self, statement: Statement) -> None:
         """One of a view that has not taken over here. Raises `PeerFault`."""
-        sender = prepared.peer_id
+        sender = statement.prepared.peer_id
         if sender not in self._early and len(self._early) >= EARLY_SENDERS_LIMIT:
             raise PeerFault("says Prepared in a view that this peer does not know", sender)
-        self._early.setdefault(sender, deque(maxlen=EARLY_PREPARED_LIMIT)).append(prepared)
+        self._early.setdefault(sender, deque(maxlen=EARLY_PREPARED_LIMIT)).append(statement)
 
     async def until_known(self, view: ViewId, sender: str) -> None:
         """Wait for a view that comes next; meanwhile the lane of its sender waits. Raises

@@ -18,7 +18,7 @@ from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.records import Intent, PeerRecord
 from p2p_dtfm.core.redo import Redo
 from p2p_dtfm.core.snapshot import Snapshot, ViewId
-from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.step import SignedPrepared
 from p2p_dtfm.core.workload import Workload
 from p2p_dtfm.sim.invariants import Invariants, Violation
 from p2p_dtfm.sim.network import Link, Network
@@ -146,7 +146,7 @@ class AgreementWorld:
     # messages and faults ------------------------------------------------------------------------
 
     def send(
-        self, sender: str, receiver: str, message: AgreementMessage | Prepared | Tensor
+        self, sender: str, receiver: str, message: AgreementMessage | SignedPrepared | Tensor
     ) -> None:
         peer = self.peers.get(receiver)
         if peer is None or not peer.alive or peer.gone:

@@ -29,7 +29,7 @@ from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.receipts import Receipts
 from p2p_dtfm.core.records import Intent, PeerRecord, sign_record
 from p2p_dtfm.core.snapshot import Member
-from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.step import SignedPrepared
 from p2p_dtfm.core.view import View
 from p2p_dtfm.sim.invariants import Violation
 from p2p_dtfm.sim.simulated_process import LINGER_NS, RESEND_NS, sign_for
@@ -106,8 +106,8 @@ class SimulatedPeer(SimulatedTraining):
                 self._send(self.world.chance.choice(others), agreement.wants_view())
 
     def _resend(self) -> None:
-        for prepared in self.last_said:
-            self._broadcast(prepared)
+        for signed in self.last_said:
+            self._broadcast(signed)
         view, plan = self._training()
         if view is None or plan is None:
             return
@@ -119,14 +119,14 @@ class SimulatedPeer(SimulatedTraining):
             self._send_partial(plan, mine)
             self._feed_guardians(key)
 
-    def receive(self, sender: str, message: AgreementMessage | Prepared | Tensor) -> None:
+    def receive(self, sender: str, message: AgreementMessage | SignedPrepared | Tensor) -> None:
         now_ns = self.now_ns
         if isinstance(message, Heartbeat):
             self.liveness.heartbeat(sender, message.progress, message.waits, now_ns)
         else:
             self.liveness.heard(sender, now_ns)
-        if isinstance(message, Prepared):
-            self._receive_prepared(message)
+        if isinstance(message, SignedPrepared):
+            self._receive_prepared(message.signed)
         elif isinstance(message, Boundary):
             self._receive_boundary(message)
         elif isinstance(message, Partial):

@@ -28,7 +28,7 @@ from p2p_dtfm.core.receipts import Receipts
 from p2p_dtfm.core.records import Intent, PeerRecord, sign_record
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
-from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.step import SignedPrepared, Statement
 from p2p_dtfm.core.view import View
 from p2p_dtfm.sim.invariants import Violation
 from p2p_dtfm.sim.training import (
@@ -102,11 +102,11 @@ class SimulatedProcess:
         self.states: dict[int, State] = {}
         self.gradients: dict[Key, dict[int, Gradient]] = {}
         self.partials: dict[Key, dict[str, Partial]] = {}
-        self.prepared: dict[Key, dict[str, Prepared]] = {}
+        self.prepared: dict[Key, dict[str, Statement]] = {}
         self.heard_records: dict[str, tuple[int, int]] = {}
         self.gathered_number = 0
         self.said: set[Key] = set()
-        self.last_said: deque[Prepared] = deque(maxlen=PREPARED_KEPT)
+        self.last_said: deque[Signed] = deque(maxlen=PREPARED_KEPT)
         self.computing: Key | None = None
         self.receipts: Receipts | None = None
         self.progress = 0
@@ -183,14 +183,14 @@ class SimulatedProcess:
                 invariants, heard = self.world.invariants, self.heard_records
                 invariants.enters_gather(mine.member, message.number, heard, joiners)
 
-    def _send(self, receiver: str, message: AgreementMessage | Prepared | Tensor) -> None:
+    def _send(self, receiver: str, message: AgreementMessage | SignedPrepared | Tensor) -> None:
         if isinstance(message, Gather) and message.number != self.gathered_number:
             self.gathered_number = message.number
             self._enters_gather(message)
         self.liveness.said(receiver, self.now_ns)
         self.world.send(self.name, receiver, message)
 
-    def _broadcast(self, prepared: Prepared) -> None:
+    def _broadcast(self, signed: Signed) -> None:
         view, following = self.agreement.view, self.agreement.next_view
         receivers = set(view.member_ids) if view is not None else set()
         if view is not None and not view.takes_effect_at_once:
@@ -198,7 +198,7 @@ class SimulatedProcess:
         if following is not None:
             receivers |= set(following.member_ids)
         for receiver in sorted(receivers - {self.name}):
-            self._send(receiver, prepared)
+            self._send(receiver, SignedPrepared(signed))
 
     def _training(self) -> tuple[View | None, Plan | None]:
         view = self.agreement.view

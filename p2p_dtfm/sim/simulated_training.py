@@ -5,12 +5,13 @@ from __future__ import annotations
 from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.lineage import extend
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.core.step import Prepared
+from p2p_dtfm.core.step import Prepared, Statement, open_prepared, sign_prepared
 from p2p_dtfm.core.view import View
 from p2p_dtfm.sim.invariants import Violation
 from p2p_dtfm.sim.simulated_microbatches import SimulatedMicrobatches
-from p2p_dtfm.sim.simulated_process import CHECKPOINT_STEPS, Key
+from p2p_dtfm.sim.simulated_process import CHECKPOINT_STEPS, Key, sign_for, verify
 from p2p_dtfm.sim.training import (
     Gradient,
     Partial,
@@ -146,9 +147,10 @@ class SimulatedTraining(SimulatedMicrobatches):
         self.computing = None
         self.progress += 1
         prepared = self._make_prepared(view, plan, key[1], done)
-        self.last_said.append(prepared)
-        self._keep_prepared(prepared)
-        self._broadcast(prepared)
+        signed = sign_prepared(prepared, sign_for(self.name))
+        self.last_said.append(signed)
+        self._keep_prepared(Statement(prepared, signed))
+        self._broadcast(signed)
         self._check_commit()
 
     def _make_prepared(
@@ -173,19 +175,21 @@ class SimulatedTraining(SimulatedMicrobatches):
             ready_for=self.agreement.ready_for,
         )
 
-    def _receive_prepared(self, prepared: Prepared) -> None:
+    def _receive_prepared(self, signed: Signed) -> None:
+        prepared = open_prepared(signed, verify)
         view = self.agreement.view
         if view is not None and prepared.view.number < view.id.number:
             return
-        if self._keep_prepared(prepared):
+        if self._keep_prepared(Statement(prepared, signed)):
             self._check_commit()
 
-    def _keep_prepared(self, prepared: Prepared) -> bool:
+    def _keep_prepared(self, statement: Statement) -> bool:
         """True if it is news."""
+        prepared = statement.prepared
         held = self.prepared.setdefault((prepared.view, prepared.step), {})
         if prepared.peer_id in held:
             return False
-        held[prepared.peer_id] = prepared
+        held[prepared.peer_id] = statement
         return True
 
     def _check_commit(self) -> None:
@@ -195,8 +199,8 @@ class SimulatedTraining(SimulatedMicrobatches):
             if view is None or plan is None or ledger is None:
                 return
             self._skip(view, ledger)
-            for prepared in self.prepared.get((view.id, ledger.step), {}).values():
-                ledger.record(prepared)
+            for statement in self.prepared.get((view.id, ledger.step), {}).values():
+                ledger.record(statement)
             if not self._commit(view, ledger):
                 return
 

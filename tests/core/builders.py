@@ -10,6 +10,7 @@ from p2p_dtfm.core.records import (
     Reachability,
 )
 from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.step import Prepared, Statement, sign_prepared
 from p2p_dtfm.core.workload import workload_of
 
 GIB = 1 << 30
@@ -26,6 +27,11 @@ def run_spec(**changes: object) -> RunSpec:
         "evaluation": {"every_steps": 10, "sequences": 4},
     }
     return RunSpec.model_validate(values | changes)
+
+
+def stated(prepared: Prepared) -> Statement:
+    """Where nobody looks at the signature."""
+    return Statement(prepared, sign_prepared(prepared, lambda payload: b""))
 
 
 WORKLOAD = workload_of(run_spec())

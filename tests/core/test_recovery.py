@@ -19,7 +19,7 @@ from p2p_dtfm.core.recovery import Target, recover
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId, sorted_records
 from p2p_dtfm.core.step import Prepared, StepOutcome
-from tests.core.builders import WORKLOAD, device, record
+from tests.core.builders import WORKLOAD, device, record, stated
 
 VIEW = ViewId(3, "view")
 BASE = "base of step 7"
@@ -34,6 +34,10 @@ def prepared(peer_id: str) -> Prepared:
     return Prepared(VIEW, 7, peer_id, {0 if peer_id == "a" else 1: 0.5}, 0.0, 2, 0.0, 0, None)
 
 
+def signed(peers: str) -> tuple[Signed, ...]:
+    return tuple(stated(prepared(peer)).signed for peer in peers)
+
+
 def part(member: Member, held: dict[int, int], said: str = "", **changes: object) -> Contribution:
     digests = {7: BASE, 8: AFTER}
     contribution = Contribution(
@@ -45,7 +49,9 @@ def part(member: Member, held: dict[int, int], said: str = "", **changes: object
         held=held,
         joiners=(),
         lineages={version: digests[version] for version in held.values()},
-        pending=PendingStep(7, BASE, tuple(prepared(p) for p in said), tuple(sorted(held))),
+        pending=PendingStep(
+            7, BASE, tuple(stated(prepared(p)).signed for p in said), tuple(sorted(held))
+        ),
     )
     return msgspec.structs.replace(contribution, **changes)
 
@@ -70,7 +76,7 @@ def test_who_committed_brings_the_outcome() -> None:
 
 
 def test_without_its_gradient_a_layer_does_not_roll() -> None:
-    bare = PendingStep(7, BASE, (prepared("b"),), ())
+    bare = PendingStep(7, BASE, (stated(prepared("b")).signed,), ())
     result = recover([part(A, {0: 7}, "a"), part(B, {1: 7}, pending=bare)], 2)
     assert result.target == Target(7, BASE)
 

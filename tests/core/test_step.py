@@ -12,6 +12,7 @@ from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT, Ledger
 from p2p_dtfm.core.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import Prepared, StepTransaction
+from tests.core.builders import stated
 
 VIEW = ViewId(3, "ab" * 32)
 NEXT = ViewId(4, "cd" * 32)
@@ -47,7 +48,7 @@ def commit(*statements: Prepared):
     transaction = StepTransaction(VIEW, 0, PLAN)
     for statement in statements:
         assert transaction.outcome() is None, "not before all have spoken"
-        transaction.record(statement)
+        transaction.record(stated(statement))
     return transaction.outcome()
 
 
@@ -56,7 +57,7 @@ def test_it_commits_with_the_last_prepared_and_not_before() -> None:
     for number, peer in enumerate("cab"):
         assert transaction.outcome() is None
         assert transaction.missing == tuple(sorted("cab"[number:]))
-        transaction.record(prepared(peer))
+        transaction.record(stated(prepared(peer)))
     outcome = transaction.outcome()
     assert outcome is not None and transaction.missing == ()
     assert outcome.loss == pytest.approx(40.4 / 40)
@@ -73,14 +74,14 @@ numbers = st.floats(min_value=0, max_value=1e30)
     st.fixed_dictionaries({peer: st.tuples(numbers, numbers, numbers) for peer in "abc"}),
 )
 def test_the_outcome_is_bitwise_equal_in_any_order_of_arrival(order: list, facts: dict) -> None:
-    def stated(peer: str) -> Prepared:
+    def said(peer: str) -> Prepared:
         first, second, loss = facts[peer]
         norms = dict(zip(SEGMENTS[peer], (first, second), strict=False))
         return prepared(
             peer, squared_norms=norms, loss_sum=loss, held_out_loss_sum=loss, held_out_token_count=3
         )
 
-    assert commit(*map(stated, order)) == commit(*map(stated, "abc"))
+    assert commit(*map(said, order)) == commit(*map(said, "abc"))
 
 
 def test_of_a_segments_holders_the_lowest_peer_id_states_the_norm() -> None:
@@ -129,19 +130,19 @@ def test_the_next_view_takes_over_only_if_all_are_ready_for_it(ready: tuple, tak
 def test_what_cannot_be_true_is_the_senders_fault(changes: dict, cause: str) -> None:
     transaction = StepTransaction(VIEW, 0, PLAN)
     with pytest.raises(PeerFault, match=cause) as caught:
-        transaction.record(prepared("a", **changes))
+        transaction.record(stated(prepared("a", **changes)))
     assert caught.value.peer_id == changes.get("peer_id", "a")
     assert transaction.missing == ("a", "b", "c"), "nothing of it is kept"
 
 
 def test_the_same_statement_twice_is_no_fault_and_another_one_is() -> None:
     transaction = StepTransaction(VIEW, 0, PLAN)
-    transaction.record(prepared("a"))
-    transaction.record(prepared("a"))
+    transaction.record(stated(prepared("a")))
+    transaction.record(stated(prepared("a")))
     with pytest.raises(PeerFault, match="two different"):
-        transaction.record(prepared("a", loss_sum=1.0))
-    transaction.record(prepared("b"))
-    transaction.record(prepared("c"))
+        transaction.record(stated(prepared("a", loss_sum=1.0)))
+    transaction.record(stated(prepared("b")))
+    transaction.record(stated(prepared("c")))
     assert transaction.outcome() == commit(*map(prepared, "abc"))
 
 
@@ -151,14 +152,14 @@ def test_the_same_statement_twice_is_no_fault_and_another_one_is() -> None:
 def test_a_ledger_gives_outcomes_in_order() -> None:
     ledger = Ledger(VIEW, PLAN, 7)
     for peer in "ab":
-        ledger.record(prepared(peer, 8))
+        ledger.record(stated(prepared(peer, 8)))
     for peer in "abc":
         assert ledger.next_outcome() is None
-        ledger.record(prepared(peer, 7))
+        ledger.record(stated(prepared(peer, 7)))
     outcome = ledger.next_outcome()
     assert outcome is not None and outcome.step == 7
     assert ledger.next_outcome() is None and ledger.missing == ("c",)
-    ledger.record(prepared("c", 8))
+    ledger.record(stated(prepared("c", 8)))
     outcome = ledger.next_outcome()
     assert outcome is not None and outcome.step == 8
     assert ledger.step == 9
@@ -166,8 +167,8 @@ def test_a_ledger_gives_outcomes_in_order() -> None:
 
 def test_a_late_prepared_of_a_committed_step_is_ignored() -> None:
     ledger = Ledger(VIEW, PLAN, 7)
-    ledger.record(prepared("a", 6))
-    ledger.record(prepared("a", 6, loss_sum=99.0))
+    ledger.record(stated(prepared("a", 6)))
+    ledger.record(stated(prepared("a", 6, loss_sum=99.0)))
     assert ledger.missing == ("a", "b", "c")
 
 
@@ -175,7 +176,7 @@ def test_a_late_prepared_of_a_committed_step_is_ignored() -> None:
 def test_a_step_too_far_ahead_is_a_fault_and_takes_no_memory(ahead: int) -> None:
     ledger = Ledger(VIEW, PLAN, 7)
     with pytest.raises(PeerFault, match="while step 7 is not committed"):
-        ledger.record(prepared("a", 7 + ahead))
+        ledger.record(stated(prepared("a", 7 + ahead)))
     assert not ledger._transactions
 
 
@@ -183,7 +184,7 @@ def test_another_view_is_a_fault_even_under_the_same_number() -> None:
     ledger = Ledger(VIEW, PLAN, 0)
     for view in (NEXT, msgspec.structs.replace(VIEW, snapshot="00" * 32)):
         with pytest.raises(PeerFault, match="Prepared of view"):
-            ledger.record(prepared("a", view=view))
+            ledger.record(stated(prepared("a", view=view)))
 
 
 @given(st.permutations([(peer, step) for peer in "abc" for step in (0, 1)]))
@@ -191,7 +192,7 @@ def test_two_steps_interleaved_in_any_order_commit_alike(order: list) -> None:
     ledger = Ledger(VIEW, PLAN, 0)
     outcomes = []
     for peer, step in order:
-        ledger.record(prepared(peer, step))
+        ledger.record(stated(prepared(peer, step)))
         while (outcome := ledger.next_outcome()) is not None:
             outcomes.append(outcome)
     assert [outcome.step for outcome in outcomes] == [0, 1]

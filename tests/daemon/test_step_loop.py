@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from p2p_dtfm.core.canonical import decode
 from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.step import Prepared
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.trainer import Trainer
@@ -36,8 +38,8 @@ class Outlet:
             self.trainer.stop_step()
             self.begin_next_view()
 
-    def say_prepared(self, prepared: Prepared, view: View) -> None:
-        self.prepared.put_nowait(prepared)
+    def say_prepared(self, signed: Signed, view: View) -> None:
+        self.prepared.put_nowait(decode(signed.payload, Prepared))
 
     def lineage_at(self, step: int) -> str:
         return ""

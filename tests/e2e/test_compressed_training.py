@@ -15,7 +15,7 @@ from p2p_dtfm.daemon.local_swarm import LocalSwarm
 from p2p_dtfm.net.frames import FrameHeader
 from p2p_dtfm.train.optimizer import update_of
 from p2p_dtfm.train.reference import LocalReferenceRun, ReferenceRun
-from tests.core.builders import run_spec
+from tests.core.builders import run_spec, stated
 from tests.e2e.helpers import DEADLINE_S, losses, step_of, wait_until, write_spec
 from tests.e2e.swarm_in_process import VIEW, EnginePeer, engine_peers, prepare_engines, run_all
 from tests.e2e.test_parity import assert_replicas_are_equal, even_plan, synthetic_batch
@@ -54,8 +54,9 @@ async def train(peers: list[EnginePeer], plan: Plan, spec: RunSpec) -> list[floa
         results = await run_all(peers, step)
         transaction = StepTransaction(VIEW, step, plan)
         for peer, local in zip(peers, results, strict=True):
-            stated = (local.squared_norms, local.loss_sum, local.token_count, 0.0, 0)
-            transaction.record(Prepared(VIEW, step, peer.host.peer_id, *stated, None))
+            local_result = (local.squared_norms, local.loss_sum, local.token_count, 0.0, 0)
+            prepared = Prepared(VIEW, step, peer.host.peer_id, *local_result, None)
+            transaction.record(stated(prepared))
         outcome = transaction.outcome()
         assert outcome is not None and outcome.loss is not None
         seen.append(outcome.loss)

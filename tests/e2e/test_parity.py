@@ -11,7 +11,7 @@ from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.step import Prepared, StepTransaction
 from p2p_dtfm.train.optimizer import clip_scale, learning_rate
 from p2p_dtfm.train.reference import ReferenceRun
-from tests.core.builders import run_spec
+from tests.core.builders import run_spec, stated
 from tests.e2e.swarm_in_process import VIEW, EnginePeer, engine_peers, prepare_engines, run_all
 
 STEPS = 20
@@ -55,19 +55,18 @@ async def train(peers: list[EnginePeer], plan: Plan, spec: RunSpec) -> list[floa
         results = await run_all(peers, step, evaluate=step == 3)
         transaction = StepTransaction(VIEW, step, plan)
         for peer, local in zip(peers, results, strict=True):
-            transaction.record(
-                Prepared(
-                    VIEW,
-                    step,
-                    peer.host.peer_id,
-                    local.squared_norms,
-                    local.loss_sum,
-                    local.token_count,
-                    local.held_out_loss_sum,
-                    local.held_out_token_count,
-                    None,
-                )
+            prepared = Prepared(
+                VIEW,
+                step,
+                peer.host.peer_id,
+                local.squared_norms,
+                local.loss_sum,
+                local.token_count,
+                local.held_out_loss_sum,
+                local.held_out_token_count,
+                None,
             )
+            transaction.record(stated(prepared))
         outcome = transaction.outcome()
         assert outcome is not None and outcome.loss is not None
         assert (outcome.held_out_loss is not None) == (step == 3)

@@ -29,7 +29,7 @@ from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.optimizer import update_of
 from p2p_dtfm.train.reference import ReferenceRun
-from tests.core.builders import run_spec
+from tests.core.builders import run_spec, stated
 from tests.e2e.helpers import DEADLINE_S
 from tests.e2e.swarm_in_process import EnginePeer, engine_peers
 from tests.e2e.test_parity import TOLERANCE, even_plan, synthetic_batch
@@ -102,8 +102,9 @@ class Swarm:
         async with asyncio.timeout(DEADLINE_S):
             results = await asyncio.gather(*self.running.values())
             for name, local in zip(self.running, results, strict=True):
-                stated = (local.squared_norms, local.loss_sum, local.token_count, 0.0, 0)
-                transaction.record(Prepared(self.view, step, name, *stated, None))
+                local_result = (local.squared_norms, local.loss_sum, local.token_count, 0.0, 0)
+                prepared = Prepared(self.view, step, name, *local_result, None)
+                transaction.record(stated(prepared))
         outcome = transaction.outcome()
         assert outcome is not None and outcome.loss is not None
         assert outcome.token_count == self.spec.tokens_per_step

@@ -133,6 +133,14 @@ class Disagreed:
 
 
 Action = (
-    SendMessage | ComputePlan | StopStep | ViewAgreed | TakeOver | Left | Rejoin | Report | Disagreed
+    SendMessage
+    | ComputePlan
+    | StopStep
+    | ViewAgreed
+    | TakeOver
+    | Left
+    | Rejoin
+    | Report
+    | Disagreed
 )
 Actions = list[Action]

@@ -92,6 +92,7 @@ class AgreementState:
         self._known.begin_life()
         self._accusers = Accusers()
         self._active = Active(me, GENESIS, 0)
+        self._last_commit: tuple[Signed, ...] = ()
         self._highest_number = 0
         self._readied_number = 0
         self._given_up_number = 0
@@ -235,6 +236,7 @@ class AgreementState:
         assert view.certificate is not None
         ancestors = tuple(item for item in self._known.told if item != view.id)
         commit = self.ledger.last_commit if self.ledger is not None else ()
+        commit = (commit or self._last_commit) if has_plan else ()
         return stated(
             Standing(self.me, view.certificate, has_plan, step, ancestors, commit), self._signer
         )
@@ -254,9 +256,7 @@ class AgreementState:
         self._told_ns[peer_id] = now_ns
         return [SendMessage((peer_id,), message)]
 
-    def _rejoin(
-        self, reason: str, gives_up_steps: bool = False, pause_ns: int = 0
-    ) -> Actions:
+    def _rejoin(self, reason: str, gives_up_steps: bool = False, pause_ns: int = 0) -> Actions:
         self._outside = True
         self.frozen = True
         self._attempt = self.next_view = None

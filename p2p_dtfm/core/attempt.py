@@ -57,6 +57,7 @@ class Attempt:
     """By silent peer, whose word it is that it is silent."""
     charges: dict[Accusation, Charge] = field(default_factory=dict)
     began_ns: int = 0
+    frozen_ns: int = 0
     digests: dict[Member, tuple[int, str]] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     """Who was sent this peer's contribution."""
@@ -124,6 +125,18 @@ class Attempt:
     def waits_for(self) -> set[Member]:
         """Whose contribution is still waited for."""
         return unanswered(self.universe, self.known, self.absent, self.charges)
+
+    @property
+    def members(self) -> set[Member]:
+        """Of the views that contributors are in."""
+        parts = self.opened.values()
+        return {m for p in parts if p.present is not None for m in p.present.members}
+
+    @property
+    def dissenting(self) -> tuple[Member, ...]:
+        """Participants that do not say that they know what this peer knows."""
+        mine = self.digests[self.me][1]
+        return tuple(m for m in self.participants if self.digests.get(m, (0, ""))[1] != mine)
 
     @property
     def participants(self) -> tuple[Member, ...]:
@@ -197,8 +210,7 @@ class Attempt:
         """Every participant knows the same, and nobody else is waited for."""
         if self.waits_for:
             return False
-        mine = self.digests[self.me][1]
-        return all(self.digests.get(m, (0, ""))[1] == mine for m in self.participants)
+        return not self.dissenting
 
     def redo(self) -> Redo | None:
         """What an unplanned view keeps of the step that was under way."""

@@ -104,7 +104,9 @@ class Attempt:
 
     @property
     def digest(self) -> str:
-        return knowledge_digest(self.number, self.known, self.absent, self.charges)
+        named = self.universe
+        counted = [item for item in self.charges if item.by in named and item.of in named]
+        return knowledge_digest(self.number, self.known, self.absent, counted)
 
     @property
     def universe(self) -> frozenset[Member]:

@@ -61,11 +61,15 @@ class GatherReception(Gathering):
         """A newcomer takes the first view that it hears of on its members' word, then no other."""
         attempt = self._attempt
         unsettled = attempt is None or attempt.only_newcomers or message.number > attempt.number
+        if self.view is None and unsettled and message.certificates:
+            self._known.forget_certified()
         for certificate in message.certificates:
             if self._known.find(certificate.view) is not None:
                 continue
             present = self.view.id if self.view is not None else GENESIS
             learnt = self._known.learn(certificate, present, self._verify)
+            if self.view is None and not learnt and not message.planned:
+                learnt = self._known.learn_earlier(certificate, self._verify)
             if self.view is None and unsettled and not learnt:
                 based = certificate.view == message.base
                 if based if message.planned else message.sender in certificate.members:

@@ -375,9 +375,12 @@ class Gathering(Takeover):
         """How long to wait without progress: newcomers alone hold up nobody for long."""
         members = attempt.members
         if attempt.snapshot is None:
-            missing = attempt.waits_for or set(attempt.dissenting)
-            only_newcomers = self.view is not None and missing and not missing & members
-            return self._timing.newcomer_ns if only_newcomers else self._timing.gather_ns
+            silent = attempt.waits_for
+            missing = silent or set(attempt.dissenting)
+            if self.view is None or not missing or missing & members:
+                return self._timing.gather_ns
+            resends_ns = 0 if silent else 2 * self._timing.resend_ns
+            return min(self._timing.gather_ns, self._timing.newcomer_ns + resends_ns)
         due = set(attempt.snapshot.contributors) - set(attempt.ready)
         if self.view is None or attempt.plan is None or due & members:
             return self._timing.ready_ns
@@ -430,7 +433,7 @@ class Gathering(Takeover):
         if attempt.snapshot is not None:
             missing = [m for m in due if m not in attempt.ready]
             return missing if 2 * len(missing) < len(due) and not silent else silent
-        if silent:
+        if silent or self.view is None:
             return silent
         accused = {item.of for item in attempt.charges if item.by == self.me}
         dissenting = [member for member in attempt.dissenting if member not in accused]

@@ -95,12 +95,25 @@ class KnownViews:
                 return self._certify(certificate)
         return False
 
+    def forget_certified(self) -> None:
+        """A newcomer takes the side of those that let it in, in each attempt anew."""
+        self._certified = {}
+
+    def learn_earlier(self, certificate: Certificate, verify: Verify) -> bool:
+        """For a newcomer: most of whose members, by their signatures, are in one that it knows."""
+        said = signers(certificate, verify) & set(certificate.members)
+        roots = self._certified.values()
+        if any(2 * len(said & set(it.members)) > len(certificate.members) for it in roots):
+            return self._certify(certificate)
+        return False
+
     def trust(self, certificate: Certificate, verify: Verify) -> bool:
         """A newcomer knows no view: it takes the word of all members of one, if they signed it."""
         if self.find(certificate.view) is not None:
             return True
         said = signers(certificate, verify)
-        return set(certificate.members) <= said and self._certify(certificate)
+        members = set(certificate.members)
+        return bool(members) and members <= said and self._certify(certificate)
 
     def newest_common(self, theirs: Iterable[ViewId]) -> KnownView | None:
         """Of the views that this peer was in, the newest that is among `theirs`."""

@@ -141,8 +141,7 @@ class Gathering(Takeover):
         self._highest_number = max(self._highest_number, number)
         if self._replan_reason:
             self._replan_number = number
-        if now_ns - self._agreed_ns >= self._timing.sync_ns // 2:
-            self._refuse_unsynced(now_ns)  # some other member may have given up waiting
+        self._refuse_unsynced(now_ns, 2)  # some other member may have given up waiting
         self._dropped = self.next_view = None
         self._self_synced = self._drop_next = False
         self._synced = set()
@@ -313,15 +312,18 @@ class Gathering(Takeover):
         assert attempt.snapshot is not None and attempt.plan is not None
         digests = Counter(item.plan_digest for item in others)
         plan_digest, count = digests.most_common(1)[0]
-        if 2 * count > len(attempt.snapshot.contributors):
+        due = len(attempt.snapshot.contributors)
+        if 2 * count > due:
             reason = (
-                f"{count} of {len(attempt.snapshot.contributors)} peers planned view "
+                f"{count} of {due} peers planned view "
                 f"{attempt.number} as {plan_digest[:12]}, this peer as "
                 f"{attempt.plan.digest()[:12]}: perhaps it runs another version"
             )
             return self._disagrees(attempt, reason, now_ns)
-        if alike < len(others):
-            return []  # those that have not said Ready yet decide
+        if 2 * alike < due:
+            decided = alike + len(others) == due
+            reason = "the peers planned it in several ways"
+            return self._failed(attempt, reason, now_ns) if decided else []
         members = [item.sender for item in others]
         names = ", ".join(sorted(member.peer_id for member in members))
         text = f"{names} planned view {attempt.number} differently: perhaps another version"

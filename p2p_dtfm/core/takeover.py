@@ -119,7 +119,7 @@ class Takeover(AgreementState):
         if waited_ns < patience * self._timing.sync_ns and not self._stuck_newcomers(now_ns):
             return []
         unsynced = ", ".join(m.peer_id for m in view.members if m not in self._synced)
-        self._refuse_unsynced(now_ns)
+        self._refuse_unsynced(now_ns, 1)
         self._drop_next = True
         if self._vouched is None:
             self._drop_next_view()
@@ -127,8 +127,11 @@ class Takeover(AgreementState):
             return []
         return [Report(f"gives up view {view.id}, which waits for the states of {unsynced}")]
 
-    def _refuse_unsynced(self, now_ns: int) -> None:
-        for member in self._unsynced_newcomers:
+    def _refuse_unsynced(self, now_ns: int, haste: int) -> None:
+        """Who did not get its states; with `haste`, in such a part of the time that it has."""
+        due = (now_ns - self._agreed_ns) * haste >= self._timing.sync_ns
+        newcomers = self._unsynced_newcomers if due else self._stuck_newcomers(now_ns, haste)
+        for member in newcomers:
             self._newcomers.refuse(member.peer_id, now_ns)
 
     @property
@@ -139,7 +142,7 @@ class Takeover(AgreementState):
         new = set(self.next_view.members) - set(self.view.members)
         return sorted(new - self._synced)
 
-    def _stuck_newcomers(self, now_ns: int) -> list[Member]:
+    def _stuck_newcomers(self, now_ns: int, haste: int = 1) -> list[Member]:
         """Of these, who gets no more states, or takes many times as long as its links need."""
         stuck = []
         for member in self._unsynced_newcomers:
@@ -147,8 +150,9 @@ class Takeover(AgreementState):
             _, since_ns = self._newcomer_progress.get(member, (0, self._agreed_ns))
             patience = TRANSFERS_LIMIT << self._newcomers.refusals(member.peer_id)
             longest_ns = DEADLINES_LIMIT * self._timing.newcomer_sync_ns + patience * needs_ns
-            no_progress = now_ns - since_ns >= self._timing.newcomer_sync_ns + needs_ns
-            if no_progress or now_ns - self._agreed_ns >= longest_ns:
+            deadline_ns = self._timing.newcomer_sync_ns + needs_ns
+            no_progress = (now_ns - since_ns) * haste >= deadline_ns
+            if no_progress or (now_ns - self._agreed_ns) * haste >= longest_ns:
                 stuck.append(member)
         return stuck
 

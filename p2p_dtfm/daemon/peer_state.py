@@ -19,6 +19,7 @@ from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.daemon.trainer import Trainer
+from p2p_dtfm.daemon.view_history import ViewHistory
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -67,6 +68,7 @@ class PeerState:
         self._learnt: dict[str, Signed] = {}
         self._training: asyncio.Task[Any] | None = None
         self._welcomed_by = ""
+        self._view_history: ViewHistory | None = None
         self._founds = settings.founds
         self.pause_reason: str | None = None
         """Why this peer left, if it is to come back."""

@@ -57,8 +57,13 @@ class Upkeep(Reception):
         for suspicion in self._liveness.tick(now_ns):
             self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
         for peer_id in self._liveness.due_heartbeats(now_ns):
-            beat = Heartbeat(agreement.me, self.compute.done_count, self.compute.is_idle)
+            beat = Heartbeat(agreement.me, self._progress, self.compute.is_idle)
             self._courier.tell(peer_id, beat)
+
+    @property
+    def _progress(self) -> int:
+        """What this peer has computed and fetched: a newcomer that fetches its states gets on."""
+        return self.compute.done_count + (self._blobs.received_bytes >> 16)
 
     def _on_call_failed(self, peer_id: str) -> None:
         self._liveness.stream_reset(peer_id, time.monotonic_ns())

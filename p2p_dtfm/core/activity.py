@@ -26,21 +26,20 @@ class Activity(GatherReception):
             asked = message.asks and not self.frozen
             return [SendMessage(to, self._active)] if asked else []
         self._view_heard_ns = now_ns
-        actions: Actions = []
         if attempt is not None and attempt.view_id == message.view:
-            actions = self._hear_of_agreement(attempt, message, now_ns)
+            return self._hear_of_agreement(attempt, message, now_ns)
         for agreed in (self.next_view, self._dropped):
             if agreed is not None and agreed.id == message.view:
                 present = agreed.snapshot.present if agreed.snapshot.planned else None
                 if view is None or present is None or present.stage_of(self.me.peer_id) is None:
                     if not self._catch_up(agreed):
-                        return actions  # until more say the same
-                    return [*actions, *self._take_over(agreed, now_ns)]
-                return actions  # this peer commits the step before by itself, and takes over then
+                        return []  # until more say the same
+                    return self._take_over(agreed, now_ns)
+                return []  # this peer commits the step before by itself, and takes over then
         last = self._last_ready
         if view is None and attempt is None and last is not None and last.view == message.view:
             return self._rejoin(f"had given up view {message.view}, which waits for this peer")
-        return actions or self._missed(message.sender, message.view, now_ns)
+        return self._missed(message.sender, message.view, now_ns)
 
     def _note_active(self, message: Active) -> bool:
         """Whether it is of a view to which this peer said Ready, by one that it names."""
@@ -66,11 +65,11 @@ class Activity(GatherReception):
     def _hear_of_agreement(self, attempt: Attempt, message: Active, now_ns: int) -> Actions:
         """Another member has taken over what this peer still waits for: all have said Ready.
 
-        It shows so with their Ready, and is asked for them if it does not.
+        It shows so with their Ready when this peer says again that it still gathers.
         """
         certificate = message.certificate
         if certificate is None or certificate.view != message.view:
-            return self._tell(message.sender.peer_id, attempt.gather(), now_ns)
+            return []
         assert attempt.snapshot is not None
         missing = {m.peer_id for m in attempt.snapshot.contributors if m not in attempt.ready}
         said = signers(certificate, self._verify, missing)

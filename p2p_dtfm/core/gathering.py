@@ -91,21 +91,6 @@ class Gathering(Takeover):
         self._newcomers.forget(member.peer_id)
         return [Report(text)]
 
-    def _go_on_without_those(self, members: list[Member], view: ViewId, now_ns: int) -> Actions:
-        """Fewer than half of this peer's view have gone another way: the others go on."""
-        new = [member for member in members if member not in self._suspects]
-        self._suspects |= set(new)
-        names = ", ".join(member.peer_id for member in members)
-        text = f"{names} went on without most others, in view {view}"
-        attempt = self._attempt
-        if not new:
-            return []
-        if attempt is not None and not attempt.planned:
-            if attempt.snapshot is None:
-                return [Report(text), *self._accuse(attempt, new, now_ns)]
-            return [Report(text)]
-        return [] if self.frozen else self._open(False, text, now_ns)
-
     def _accuse(self, attempt: Attempt, members: list[Member], now_ns: int) -> Actions:
         new = self._charge(attempt, members)
         return self._knowledge_grew(attempt, now_ns) if new else []

@@ -3,6 +3,7 @@
 from p2p_dtfm.core.actions import Actions, Report, SendMessage
 from p2p_dtfm.core.activity import Activity
 from p2p_dtfm.core.agreement_messages import JoinRequest, Standing
+from p2p_dtfm.core.known_views import KnownView
 from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Signed
@@ -35,7 +36,7 @@ class Meeting(Activity):
         is_firm = len(view.members) >= FIRM_MEMBERS and isinstance(view.plan, Plan)
         if common is None and is_firm:
             return self._tell_of_foreigners(message)
-        theirs = side_of(message, common, self._workload.min_members, self._verify)
+        theirs = self._side_of(message, common)
         if theirs is None:
             return []
         if outranks(theirs, mine):
@@ -54,18 +55,17 @@ class Meeting(Activity):
         went = signers(message.certificate, self._verify, view.member_ids) & set(view.members)
         if message.sender not in went:
             return []
-        stayed = set(view.members) - went
-        if len(went) < len(stayed):
-            return self._go_on_without_those(sorted(went), message.view, now_ns)
-        if len(went) == len(stayed):
-            standing = self._standing(view)
-            mine = Side(standing.has_plan, len(stayed), standing.step, view.id)
-            theirs = side_of(message, None, self._workload.min_members, self._verify)
-            assert theirs is not None
-            theirs = Side(theirs.has_plan, len(went), theirs.step, theirs.view)
-            if not outranks(theirs, mine):
-                return self._go_on_without_those(sorted(went), message.view, now_ns)
+        if 2 * len(went) < len(view.members):
+            return []  # the others notice alike that these are silent, and go on without them
+        if 2 * len(went) == len(view.members):
+            mine = own_side(self._standing(view), self._known.find(view.id))
+            theirs = self._side_of(message, self._known.find(view.id))
+            if theirs is None or not outranks(theirs, mine):
+                return []
         return self._rejoin(f"view {message.view} has succeeded {view.id} without this peer")
+
+    def _side_of(self, message: Standing, common: KnownView | None) -> Side | None:
+        return side_of(message, common, self._workload.min_members, self._verify)
 
     def _tell_of_foreigners(self, message: Standing) -> Actions:
         if self._foreign_told:

@@ -21,12 +21,17 @@ two parts must not both take the other for the longer one."""
 
 @dataclass(frozen=True)
 class Side:
-    """One of two views that have met. `support`: how many stand behind it."""
+    """One of two views that have met. `support`: the peers that stand behind it."""
 
     has_plan: bool
-    support: int
+    support: frozenset[str]
     step: int
     view: ViewId
+
+    def count(self, other: "Side") -> int:
+        """How many of them have not signed the other view later."""
+        turned = self.support & other.support if self.view.number <= other.view.number else ()
+        return len(self.support - set(turned))
 
 
 def outranks(one: Side, other: Side) -> bool:
@@ -34,8 +39,9 @@ def outranks(one: Side, other: Side) -> bool:
     lineage, then the higher view id."""
     if one.has_plan != other.has_plan:
         return one.has_plan
-    if one.support != other.support:
-        return one.support > other.support
+    counts = one.count(other), other.count(one)
+    if counts[0] != counts[1]:
+        return counts[0] > counts[1]
     if abs(one.step - other.step) > LENGTHS_ALIKE:
         return one.step > other.step
     return one.view > other.view
@@ -66,10 +72,10 @@ def own_side(standing: Standing, common: KnownView | None) -> Side:
     return Side(standing.has_plan, support, step, standing.view)
 
 
-def _support(certificate: Certificate, said: set[str], common: KnownView | None) -> int:
+def _support(certificate: Certificate, said: set[str], common: KnownView | None) -> frozenset[str]:
     """A leaver stands behind nothing, though it signs."""
-    members = {member.peer_id for member in certificate.members} & said
-    return len(members if common is None else members & common.peer_ids)
+    members = frozenset(member.peer_id for member in certificate.members) & said
+    return members if common is None else members & common.peer_ids
 
 
 def proven_step(standing: Standing, verify: Verify) -> int:

@@ -33,6 +33,10 @@ class Timing:
     """How long to wait for somebody who holds lost layers before going back to a checkpoint."""
     sync_ns: int = 1800 * SECOND_NS
     """How long an agreed planned view may take to be synced, before it is given up."""
+    newcomer_ns: int = 2 * SECOND_NS
+    """How long a newcomer alone may hold up a Gather in which everyone else has settled."""
+    newcomer_sync_ns: int = 8 * SECOND_NS
+    """How long a newcomer may take, beyond what its link needs, without getting more states."""
     orphan_ns: int = 0
     """A newcomer that hears of no view for so long makes one with other newcomers; 0: never."""
 
@@ -106,6 +110,8 @@ class Rejoin:
     reason: str
     gives_up_steps: bool = False
     """This peer's side of a split swarm has trained, and the other side's lineage counts."""
+    pause_ns: int = 0
+    """Wait so long before asking."""
 
 
 @dataclass(frozen=True)
@@ -116,14 +122,25 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Halt:
-    """The protocol is broken: two peers planned one snapshot differently."""
+class Disagreed:
+    """Most others have planned this snapshot differently: keep it, so that somebody can find out.
+
+    `reason` says so in words for the user. What becomes of this peer is in other actions.
+    """
 
     reason: str
     snapshot: Snapshot
 
 
 Action = (
-    SendMessage | ComputePlan | StopStep | ViewAgreed | TakeOver | Left | Rejoin | Report | Halt
+    SendMessage
+    | ComputePlan
+    | StopStep
+    | ViewAgreed
+    | TakeOver
+    | Left
+    | Rejoin
+    | Report
+    | Disagreed
 )
 Actions = list[Action]

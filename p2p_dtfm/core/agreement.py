@@ -26,7 +26,7 @@ from p2p_dtfm.core.actions import (
     Action,
     Actions,
     ComputePlan,
-    Halt,
+    Disagreed,
     Left,
     Rejoin,
     Report,
@@ -47,20 +47,23 @@ from p2p_dtfm.core.agreement_messages import (
 )
 from p2p_dtfm.core.agreement_state import MEMBERS_LIMIT
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.gathering import Gathering
 from p2p_dtfm.core.leaving import is_waited_for
-from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT
+from p2p_dtfm.core.meeting import Meeting
+from p2p_dtfm.core.message_bounds import require_bounded
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.records import Intent, PeerRecord
 from p2p_dtfm.core.signed import Signed
-from p2p_dtfm.core.snapshot import Member, ViewId
-from p2p_dtfm.core.standing import outranks
+from p2p_dtfm.core.snapshot import Member
+from p2p_dtfm.core.statements import STATEMENTS, require_stated
 
-NUMBERS_AHEAD_LIMIT = 4096
+NUMBERS_PASSED_LIMIT = 64
 """By so much a newcomer may raise the number of the next attempt."""
+NEWCOMER_RECORD_BYTES = 8 * 1024
+LINK_BYTES = 128
+"""How large a newcomer's record may be: some more for each member, to which it may have a link."""
 
 
-class Agreement(Gathering):
+class Agreement(Meeting):
     """One peer's part in agreeing on views.
 
     `step` is the number of its committed steps, `held` the version of each layer whose state it
@@ -86,11 +89,6 @@ class Agreement(Gathering):
         self._wants_view = True
         return self._join_request(self._record)
 
-    def _join_request(self, record: Signed) -> JoinRequest:
-        awaits = self.next_view.id if self.next_view is not None else None
-        passed = max(self._readied_number, self._given_up_number)
-        return JoinRequest(record, awaits, passed)
-
     def request_replan(self, reason: str, now_ns: int) -> Actions:
         """Ask for a view with the newest records, as after a change of speed."""
         self._replan_reason = reason
@@ -108,12 +106,15 @@ class Agreement(Gathering):
         """A message from `sender`, authenticated by the transport. Raises `PeerFault`."""
         if self._outside:
             return []
+        require_bounded(message, sender)
         if isinstance(message, JoinRequest):
-            return self._receive_join_request(message, now_ns)
+            return self._receive_join_request(sender, message, now_ns)
         if message.sender.peer_id != sender:
             raise PeerFault("speaks for another peer", sender)
-        if message.sender.life < self._lives.get(sender, 0):
+        if message.sender.life < self._lives.get(sender, 0) or message.sender == self.me:
             return []
+        if isinstance(message, STATEMENTS):
+            require_stated(message, self._verify)
         actions = self._hear(message.sender, now_ns)
         if isinstance(message, Gather):
             return actions + self._receive_gather(message, now_ns)
@@ -124,6 +125,7 @@ class Agreement(Gathering):
         if isinstance(message, Standing):
             return actions + self._receive_standing(message, now_ns)
         if isinstance(message, Heartbeat):
+            self._note_progress(message.sender, message.progress, now_ns)
             return actions + self._answer_outsider(message.sender, now_ns)
         return actions + self._receive_synced(message, now_ns)
 
@@ -137,8 +139,9 @@ class Agreement(Gathering):
         if attempt is not None:
             if now_ns - attempt.sent_ns >= self._timing.resend_ns:
                 actions += self._resend(attempt, now_ns)
-            limit_ns = self._timing.ready_ns if attempt.snapshot else self._timing.gather_ns
-            if now_ns - attempt.progress_ns >= limit_ns:
+            if attempt.snapshot is None and self._believe_absent(attempt, now_ns):
+                actions += self._knowledge_grew(attempt, now_ns)
+            if now_ns - attempt.progress_ns >= self._patience_ns(attempt):
                 actions += self._stalled(attempt, now_ns)
         elif self._reopen_ns is not None and now_ns >= self._reopen_ns:
             actions += self._open(False, "the attempt before did not end", now_ns)
@@ -178,13 +181,19 @@ class Agreement(Gathering):
                 actions += self._on_evidence(member, "it has started again", now_ns)
         return actions
 
-    def _receive_join_request(self, message: JoinRequest, now_ns: int) -> Actions:
+    def _receive_join_request(self, sender: str, message: JoinRequest, now_ns: int) -> Actions:
+        view = self.view
+        fellows = len(view.members) if view is not None else 0
+        if len(message.record.payload) > NEWCOMER_RECORD_BYTES + LINK_BYTES * fellows:
+            raise PeerFault(f"asks with a record of {len(message.record.payload)} bytes", sender)
         record = self._open_record(message.record)
+        if record.peer_id != sender:
+            raise PeerFault(f"asks for another peer, {record.peer_id}", sender)
         member = Member(record.peer_id, record.life)
         if record.life < self._lives.get(record.peer_id, 0):
             return []
         actions = self._hear(member, now_ns)
-        if self.view is not None and member in self.view.members:
+        if view is not None and member in view.members:
             return actions
         following = self.next_view
         if following is not None and member in following.members:
@@ -193,10 +202,9 @@ class Agreement(Gathering):
             self._drop_next = True
             if self._vouched is None:
                 self._drop_next_view()
-        bound = self._highest_number + NUMBERS_AHEAD_LIMIT
-        self._highest_number = max(self._highest_number, min(message.passed, bound))
-        if self._newcomers.count >= MEMBERS_LIMIT:
-            raise PeerFault("more newcomers than this swarm lets wait", record.peer_id)
+        if not self._newcomers.is_refused(record.peer_id, now_ns):
+            bound = self._highest_number + NUMBERS_PASSED_LIMIT
+            self._highest_number = max(self._highest_number, min(message.passed, bound))
         if not self._newcomers.ask(record, message.record, now_ns):
             return actions
         report = Report(f"{record.peer_id} asks to join")
@@ -236,103 +244,6 @@ class Agreement(Gathering):
         self._view_heard_ns = now_ns + self._prng.below(self._timing.resend_ns)
         return self._open(False, "nobody is in a view", now_ns)
 
-    def _receive_active(self, message: Active, now_ns: int) -> Actions:
-        said = self._active_members.setdefault(message.view, set())
-        said.add(message.sender)
-        view, attempt, to = self.view, self._attempt, (message.sender.peer_id,)
-        if view is not None and message.view == view.id:
-            self._open_ledger()
-            asked = message.asks and not self.frozen
-            return [SendMessage(to, self._active)] if asked else []
-        self._view_heard_ns = now_ns
-        for number in sorted(self._active_members)[:-8]:
-            del self._active_members[number]
-        actions: Actions = []
-        if attempt is not None and attempt.view_id == message.view:
-            attempt.taken_over_elsewhere = True
-            actions = self._check_ready(now_ns)
-        for agreed in (self.next_view, self._dropped):
-            if agreed is not None and agreed.id == message.view:
-                present = agreed.snapshot.present if agreed.snapshot.planned else None
-                if view is None or present is None or present.stage_of(self.me.peer_id) is None:
-                    self._catch_up(message)
-                    return [*actions, *self._take_over(agreed, now_ns)]
-                return actions  # this peer commits the step before by itself, and takes over then
-        last = self._last_ready
-        if view is None and attempt is None and last is not None and last.view == message.view:
-            return self._rejoin(f"had given up view {message.view}, which waits for this peer")
-        return actions or self._missed(message.sender, message.view, now_ns)
-
-    def _catch_up(self, message: Active) -> None:
-        """Be where a view that others have taken over starts."""
-        inventory, view = self.inventory, self.view
-        step, lineage = inventory.step, inventory.lineage
-        if view is not None and message.step == step + 1:
-            inventory.committed_unseen(view.id, message.lineage)
-        else:
-            lineage.move_to(message.step, message.lineage)
-
-    def _missed(self, sender: Member, theirs: ViewId, now_ns: int) -> Actions:
-        """`sender` is in a later view than this peer, which counts this peer in."""
-        view = self.view
-        if view is None or sender not in view.members or theirs.number <= view.id.number:
-            return []
-        attempt = self._attempt
-        if attempt is not None and not attempt.planned and attempt.number > theirs.number:
-            return []
-        self._highest_number = max(self._highest_number, theirs.number)
-        self._attempt = None
-        return self._open(False, f"missed the takeover of view {theirs}", now_ns)
-
-    def _receive_standing(self, message: Standing, now_ns: int) -> Actions:
-        view = self.view
-        if view is None:
-            return self._hear_of_view(message, now_ns)
-        if message.view == view.id or self.me not in view.members:
-            return []
-        if self.me in message.members:
-            return self._missed(message.sender, message.view, now_ns)
-        if message.sender in view.members:
-            attempt = self._attempt
-            agreed = {view.id for view in (self.next_view, self._dropped) if view is not None}
-            awaited = attempt is not None and attempt.view_id == message.view
-            awaited |= message.view in agreed and message.step <= self.step + STEPS_AHEAD_LIMIT
-            if awaited or message.view.number < view.id.number:
-                return []  # a leaver that helped to agree on it learns of it by Active
-            return self._rejoin(f"view {message.view} has succeeded {view.id} without this peer")
-        if outranks(message, self._standing(view)):
-            reason = f"view {message.view} of {message.sender.peer_id} counts"
-            return self._rejoin(reason, isinstance(view.plan, Plan))
-        return self._answer_outsider(message.sender, now_ns)
-
-    def _hear_of_view(self, message: Standing, now_ns: int) -> Actions:
-        """Newcomers never make a view of their own while there is one."""
-        self._view_heard_ns = now_ns
-        following = self.next_view
-        if following is not None and message.view.number >= following.id.number:
-            if message.view == following.id:
-                return []
-            self.next_view = None  # it was never taken over: they have gone another way
-        if not self._wants_view or self._record is None or self.next_view is not None:
-            return []
-        attempt = self._attempt
-        if attempt is not None and not attempt.only_newcomers:
-            return []
-        if attempt is not None:
-            self._give_up(now_ns)
-            self.frozen = False
-        return self._tell(message.sender.peer_id, self._join_request(self._record), now_ns)
-
-    def _meet(self, now_ns: int) -> Actions:
-        view = self.view
-        if view is None or self.frozen or self.me not in view.members:
-            return []
-        if now_ns - self._met_ns < self._timing.meet_ns:
-            return []
-        self._met_ns = now_ns
-        outside = sorted(set(self._known_peers) - set(view.member_ids))
-        return [SendMessage(tuple(outside), self._standing(view))] if outside else []
-
 
 __all__ = [
     "LAN",
@@ -342,7 +253,7 @@ __all__ = [
     "Actions",
     "Agreement",
     "ComputePlan",
-    "Halt",
+    "Disagreed",
     "Left",
     "Rejoin",
     "Report",

@@ -1,5 +1,7 @@
 """What peers say to one another while they agree on a view."""
 
+from collections.abc import Collection
+
 import msgspec
 
 from p2p_dtfm.core.canonical import digest, encode_for_wire
@@ -75,8 +77,8 @@ class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Committed steps."""
     held: dict[int, int]
     """The layers whose state this peer has, with their versions."""
-    joiners: tuple[Signed, ...]
-    """Records of newcomers that asked this peer to be let in."""
+    joiners: tuple[Member, ...]
+    """Newcomers that asked this peer to be let in; their records travel in `Gather.newcomers`."""
     lineages: dict[int, str] = {}
     """Lineage digest of each version in `held`; a version without one is of no use to others."""
     saved: tuple[SavedState, ...] = ()
@@ -86,6 +88,8 @@ class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retained: RetainedStep | None = None
     accepts_loss: bool = False
     """Has waited long enough for lost layers: go back to what is left."""
+    accusers: tuple[str, ...] = ()
+    """Peers that this one has seen accuse others again and again, who were heard by most."""
 
 
 class Accusation(
@@ -95,6 +99,23 @@ class Accusation(
 
     by: Member
     of: Member
+
+
+class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, order=True):
+    """An accusation as its maker signed it, for one attempt: others relay it as it is."""
+
+    accusation: Accusation
+    signature: bytes
+
+
+class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The Ready set of a view: proof that its contributors have agreed on it and its members."""
+
+    view: ViewId
+    plan_digest: str
+    members: tuple[Member, ...]
+    ready: tuple[tuple[Member, bytes], ...]
+    """Each contributor with the signature of its Ready."""
 
 
 class Gather(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="gather"):
@@ -108,7 +129,11 @@ class Gather(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="gathe
     contributions: tuple[Signed, ...]
     absent: tuple[Member, ...]
     digest: str
-    accusations: tuple[Accusation, ...] = ()
+    accusations: tuple[Charge, ...] = ()
+    newcomers: tuple[Signed, ...] = ()
+    """Records of the newcomers that the contributions name."""
+    certificates: tuple[Certificate, ...] = ()
+    """Of contributors' views, for whom they may be news."""
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):
@@ -117,6 +142,8 @@ class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"
     sender: Member
     view: ViewId
     plan_digest: str
+    members_digest: str
+    signature: bytes = b""
 
 
 class Synced(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="synced"):
@@ -124,6 +151,7 @@ class Synced(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="synce
 
     sender: Member
     view: ViewId
+    signature: bytes = b""
 
 
 class Active(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="active"):
@@ -138,16 +166,33 @@ class Active(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="activ
     lineage: str = ""
     """Of the states from which `step` starts."""
     asks: bool = False
+    certificate: Certificate | None = None
+    """For who still waits for a Ready of this view."""
+    signature: bytes = b""
 
 
 class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="standing"):
-    """Where the sender stands, told to peers outside its view: they left it, or were cut off."""
+    """Where the sender stands, told to peers outside its view: they left it, or were cut off.
+
+    `ancestors` are the views that it was in before, newest first; `commit` holds the Prepared of
+    the last committed step, as their makers signed them.
+    """
 
     sender: Member
-    view: ViewId
-    members: tuple[Member, ...]
+    certificate: Certificate
     has_plan: bool
     step: int
+    ancestors: tuple[ViewId, ...] = ()
+    commit: tuple[Signed, ...] = ()
+    signature: bytes = b""
+
+    @property
+    def view(self) -> ViewId:
+        return self.certificate.view
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return self.certificate.members
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="heartbeat"):
@@ -202,8 +247,8 @@ def knowledge_digest(
     number: int,
     contributions: dict[Member, Signed],
     absent: set[Member],
-    accusations: set[Accusation] | None = None,
+    accusations: Collection[Accusation] = (),
 ) -> str:
     """Digest of what has been gathered: equal at all peers exactly when they know the same."""
     known = [(member, contributions[member].payload) for member in sorted(contributions)]
-    return digest((number, known, sorted(absent), sorted(accusations or ())))
+    return digest((number, known, sorted(absent), sorted(accusations)))

@@ -1,5 +1,6 @@
 """What a peer remembers of the agreement, and the small changes to it."""
 
+from p2p_dtfm.core.accusers import Accusers
 from p2p_dtfm.core.actions import (
     Actions,
     Left,
@@ -9,7 +10,6 @@ from p2p_dtfm.core.actions import (
     Timing,
 )
 from p2p_dtfm.core.agreement_messages import (
-    Accusation,
     Active,
     AgreementMessage,
     PresentView,
@@ -20,6 +20,7 @@ from p2p_dtfm.core.agreement_messages import (
 from p2p_dtfm.core.attempt import Attempt
 from p2p_dtfm.core.canonical import digest
 from p2p_dtfm.core.inventory import Inventory
+from p2p_dtfm.core.known_views import KnownView, KnownViews
 from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.lineage import extend
 from p2p_dtfm.core.newcomers import Newcomers
@@ -28,6 +29,7 @@ from p2p_dtfm.core.prng import prng_of_digest
 from p2p_dtfm.core.records import Intent, PeerRecord, open_record
 from p2p_dtfm.core.signed import Sign, Signed, Verify
 from p2p_dtfm.core.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.core.statements import stated
 from p2p_dtfm.core.step_terms import StepTerms
 from p2p_dtfm.core.view import View
 from p2p_dtfm.core.workload import Workload
@@ -46,6 +48,7 @@ class AgreementState:
         signer: Sign,
         verify: Verify,
         timing: Timing | None = None,
+        history: tuple[KnownView, ...] = (),
     ) -> None:
         self.me = me
         self.view: View | None = None
@@ -70,6 +73,11 @@ class AgreementState:
         self._taken_over_ns = self._agreed_ns = 0
         self._accepts_loss = False
         self._newcomers = Newcomers()
+        self._known = KnownViews(history)
+        self._foreign_told = False
+        """Whether the user was told of another swarm of this run."""
+        self._disagreements = 0
+        """In a row: plans of this peer that no other peer made."""
         self._begin(me)
 
     def _begin(self, me: Member) -> None:
@@ -84,7 +92,10 @@ class AgreementState:
         self._replan_reason = ""
         self._replan_number = 0
         self._last_ready: Ready | None = None
+        self._known.begin_life()
+        self._accusers = Accusers()
         self._active = Active(me, GENESIS, 0)
+        self._last_commit: tuple[Signed, ...] = ()
         self._highest_number = 0
         self._readied_number = 0
         self._given_up_number = 0
@@ -98,9 +109,11 @@ class AgreementState:
         self._suspects: set[Member] = set()
         self._distrusted: set[Member] = set()
         """Suspects whose life is not what is in doubt; until a view takes over."""
-        self._carried: set[Accusation] = set()
-        """Links of newcomers that made the attempt before fail."""
-        self._active_members: dict[ViewId, set[Member]] = {}
+        self._carried: set[Member] = set()
+        """Newcomers in doubt that made the attempt before fail."""
+        self._active_members: dict[ViewId, dict[Member, Active]] = {}
+        self._newcomer_progress: dict[Member, tuple[int, int]] = {}
+        """Of who is to join: the furthest that it has come with its states, and since when."""
         self._active_sent_ns = 0
         self._told_ns: dict[str, int] = {}
         self._lost_since_ns: int | None = None
@@ -183,7 +196,7 @@ class AgreementState:
         """Members that have not said that they are active in the view in force."""
         if self.view is None:
             return ()
-        missing = set(self.view.members) - self._active_members.get(self.view.id, set())
+        missing = set(self.view.members) - self._active_members.get(self.view.id, {}).keys()
         return tuple(sorted(member.peer_id for member in missing))
 
     @property
@@ -194,6 +207,11 @@ class AgreementState:
             lost |= self._attempt.absent
             lost |= {accusation.of for accusation in self._attempt.accusations}
         return tuple(sorted(member.peer_id for member in lost if member != self.me))
+
+    @property
+    def history(self) -> tuple[KnownView, ...]:
+        """The views that this peer was in, oldest first: to be kept on disk, for a later start."""
+        return self._known.history
 
     @property
     def joiners(self) -> tuple[PeerRecord, ...]:
@@ -219,8 +237,13 @@ class AgreementState:
         """For good: rounds of a number that were said once must not begin anew."""
         if self._attempt is not None:
             self._given_up_number = max(self._given_up_number, self._attempt.number)
+            self._heed_accusers(self._attempt, now_ns)
         self._attempt = None
         self._quiet_until_ns = now_ns + self._timing.retry_ns
+
+    def _heed_accusers(self, attempt: Attempt, now_ns: int) -> None:
+        heard = attempt.universe & set(attempt.opened)
+        self._accusers.heed(attempt.number, attempt.charges, heard, self.me, now_ns)
 
     def _drop_next_view(self) -> None:
         self._dropped, self.next_view = self.next_view, None
@@ -234,12 +257,17 @@ class AgreementState:
         if gap_ns > self._timing.sleep_ns:
             if self._attempt is not None:
                 self._attempt.progress_ns += gap_ns
+                self._attempt.began_ns += gap_ns
             if self._reopen_ns is not None:
                 self._reopen_ns += gap_ns
             if self._view_heard_ns is not None:
                 self._view_heard_ns += gap_ns
             self._taken_over_ns += gap_ns
             self._agreed_ns += gap_ns
+            self._newcomer_progress = {
+                member: (most, at_ns + gap_ns)
+                for member, (most, at_ns) in self._newcomer_progress.items()
+            }
             if self._lost_since_ns is not None:
                 self._lost_since_ns += gap_ns
 
@@ -247,7 +275,13 @@ class AgreementState:
         has_plan = isinstance(view.plan, Plan)
         # Without a plan members are at unlike steps: all must compare alike, or they go to and fro.
         step = self.step if has_plan else view.snapshot.step
-        return Standing(self.me, view.id, view.members, has_plan, step)
+        assert view.certificate is not None
+        ancestors = tuple(item for item in self._known.told if item != view.id)
+        commit = self.ledger.last_commit if self.ledger is not None else ()
+        commit = (commit or self._last_commit) if has_plan else ()
+        return stated(
+            Standing(self.me, view.certificate, has_plan, step, ancestors, commit), self._signer
+        )
 
     def _answer_outsider(self, sender: Member, now_ns: int) -> Actions:
         view = self.view
@@ -264,10 +298,10 @@ class AgreementState:
         self._told_ns[peer_id] = now_ns
         return [SendMessage((peer_id,), message)]
 
-    def _rejoin(self, reason: str, gives_up_steps: bool = False) -> Actions:
+    def _rejoin(self, reason: str, gives_up_steps: bool = False, pause_ns: int = 0) -> Actions:
         self._outside = True
         self.frozen = True
         self._attempt = self.next_view = None
         self.inventory.freeze(self.ledger)
         leaves = self._intent is Intent.LEAVING
-        return [StopStep(), Left() if leaves else Rejoin(reason, gives_up_steps)]
+        return [StopStep(), Left() if leaves else Rejoin(reason, gives_up_steps, pause_ns)]

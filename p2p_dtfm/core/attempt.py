@@ -3,8 +3,12 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from p2p_dtfm.core.agreement_messages import (
     Accusation,
+    Certificate,
+    Charge,
     Contribution,
     Gather,
     Ready,
@@ -25,6 +29,10 @@ from p2p_dtfm.core.step_terms import StepTerms
 from p2p_dtfm.core.workload import Workload
 
 OpenRecord = Callable[[Signed], PeerRecord]
+PARKED_LIMIT = 64
+"""Contributions of peers that nobody has named yet."""
+MESSAGE_LIMIT_BYTES = 512 * 1024
+"""A Gather with more contributions goes as several messages with a part of them each."""
 
 
 @dataclass
@@ -42,9 +50,18 @@ class Attempt:
     round: int = 0
     known: dict[Member, Signed] = field(default_factory=dict)
     opened: dict[Member, Contribution] = field(default_factory=dict)
-    joiners: dict[Member, tuple[Member, ...]] = field(default_factory=dict)
+    parked: dict[Member, tuple[Signed, Contribution]] = field(default_factory=dict)
+    """Of peers that no one who counts has named so far."""
+    newcomers: dict[Member, Signed] = field(default_factory=dict)
+    """Records of who is named by contributors, for those who have not met them."""
+    certificates: dict[ViewId, Certificate] = field(default_factory=dict)
+    """Of views that contributors are in."""
     absent: set[Member] = field(default_factory=set)
-    accusations: set[Accusation] = field(default_factory=set)
+    called_absent: dict[Member, set[Member]] = field(default_factory=dict)
+    """By silent peer, whose word it is that it is silent."""
+    charges: dict[Accusation, Charge] = field(default_factory=dict)
+    began_ns: int = 0
+    frozen_ns: int = 0
     digests: dict[Member, tuple[int, str]] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     """Who was sent this peer's contribution."""
@@ -55,36 +72,54 @@ class Attempt:
     recovery: Recovery | None = None
     plan: Plan | NoPlan | None = None
     ready: dict[Member, Ready] = field(default_factory=dict)
-    taken_over_elsewhere: bool = False
-    """Another member is active in this very view already: all have said Ready."""
     distrust: Conflict = field(default_factory=Conflict)
     """What the contributions say against their makers, when `participants` were counted last."""
     _cache: dict[str, tuple[object, object]] = field(default_factory=dict)
 
-    def add(self, signed: Signed, contribution: Contribution, open_record: OpenRecord) -> None:
-        member = contribution.member
-        records = [open_record(joiner) for joiner in contribution.joiners]
-        self.opened[member] = contribution
-        self.known[member] = signed
-        self.joiners[member] = tuple(Member(r.peer_id, r.life) for r in records)
+    def add(self, signed: Signed, contribution: Contribution) -> None:
+        self.opened[contribution.member] = contribution
+        self.known[contribution.member] = signed
 
-    def learn(self, message: Gather) -> bool:
-        """Merge evidence; True if there was news."""
-        news = set(message.absent) - self.absent, set(message.accusations) - self.accusations
-        self.absent |= news[0]
-        self.accusations |= news[1]
-        return any(news)
+    def park(self, signed: Signed, contribution: Contribution) -> None:
+        """Keep it until somebody names its contributor."""
+        if contribution.member in self.parked or len(self.parked) < PARKED_LIMIT:
+            self.parked[contribution.member] = (signed, contribution)
+
+    def learn_absent(self, by: Member, silent: Iterable[Member]) -> None:
+        """`by` has not heard them before the deadline."""
+        for member in self.universe & set(silent):
+            self.called_absent.setdefault(member, set()).add(by)
+
+    def believe_absent(self, has_waited: Callable[[Member], bool]) -> bool:
+        """Who is silent by the word of most of those heard, or of one where this peer has waited
+        too; True if that is news."""
+        heard = len(self.universe & set(self.opened))
+        news = {
+            member
+            for member, by in self.called_absent.items()
+            if member not in self.absent
+            and member not in self.opened
+            and (has_waited(member) or 2 * len(by & set(self.opened)) > heard)
+        }
+        self.absent |= news
+        return bool(news)
+
+    @property
+    def accusations(self) -> set[Accusation]:
+        return set(self.charges)
 
     @property
     def digest(self) -> str:
-        return knowledge_digest(self.number, self.known, self.absent, self.accusations)
+        named = self.universe
+        counted = [item for item in self.charges if item.by in named and item.of in named]
+        return knowledge_digest(self.number, self.known, self.absent, counted)
 
     @property
     def universe(self) -> frozenset[Member]:
         """All who must answer."""
         held = self._cache.get("universe")
         if held is None or held[0] != len(self.opened):
-            named = universe(self.opened, self.joiners)
+            named = universe(self.opened)
             held = self._cache["universe"] = (len(self.opened), named)
         assert isinstance(held[1], frozenset)
         return held[1]
@@ -97,12 +132,24 @@ class Attempt:
     @property
     def waits_for(self) -> set[Member]:
         """Whose contribution is still waited for."""
-        return unanswered(self.universe, self.known, self.absent, self.accusations)
+        return unanswered(self.universe, self.known, self.absent, self.charges)
+
+    @property
+    def members(self) -> set[Member]:
+        """Of the views that contributors are in."""
+        parts = self.opened.values()
+        return {m for p in parts if p.present is not None for m in p.present.members}
+
+    @property
+    def dissenting(self) -> tuple[Member, ...]:
+        """Participants that do not say that they know what this peer knows."""
+        mine = self.digests[self.me][1]
+        return tuple(m for m in self.participants if self.digests.get(m, (0, ""))[1] != mine)
 
     @property
     def participants(self) -> tuple[Member, ...]:
         """Those of the contributors that can be in one view together."""
-        sizes = len(self.opened), len(self.accusations)
+        sizes = len(self.opened), len(self.charges)
         held = self._cache.get("participants")
         if held is None or held[0] != sizes:
             heard = {m: self.opened[m] for m in self.universe if m in self.opened}
@@ -133,32 +180,50 @@ class Attempt:
     @property
     def kept_out(self) -> tuple[Member, ...]:
         """Those that asked to be let in, or answered, and yet are no participants."""
-        asked = {joiner for joiners in self.joiners.values() for joiner in joiners}
+        asked = {joiner for part in self.opened.values() for joiner in part.joiners}
         return tuple(sorted((asked | set(self.opened)) & self.universe - set(self.participants)))
 
-    def gather(self, contributions: bool = True) -> Gather:
-        """What to send; without the contributions to those that have them or will soon."""
+    def gather(self) -> Gather:
+        """That this peer knows what it knows, for those that have the contributions."""
         return Gather(
             sender=self.me,
             number=self.number,
             planned=self.planned,
             base=self.base,
             round=self.round,
-            contributions=tuple(self.known[member] for member in sorted(self.known))
-            if contributions
-            else (),
+            contributions=(),
             absent=tuple(sorted(self.absent)),
             digest=self.digests[self.me][1],
-            accusations=tuple(sorted(self.accusations)),
+            accusations=tuple(self.charges[item] for item in sorted(self.charges)),
         )
+
+    def whole(self, proofs: bool) -> list[Gather]:
+        """All that it knows. `proofs`: with what shows to others which views there are."""
+        first = msgspec.structs.replace(
+            self.gather(),
+            newcomers=tuple(self.newcomers[member] for member in sorted(self.newcomers)),
+            certificates=tuple(self.certificates.values()) if proofs else (),
+        )
+        parts: list[list[Signed]] = [[]]
+        size = sum(len(signed.payload) for signed in first.newcomers)
+        for member in sorted(self.known):
+            signed = self.known[member]
+            size += len(signed.payload)
+            if size > MESSAGE_LIMIT_BYTES and parts[-1]:
+                parts.append([])
+                size = len(signed.payload)
+            parts[-1].append(signed)
+        return [
+            msgspec.structs.replace(first if n == 0 else self.gather(), contributions=tuple(part))
+            for n, part in enumerate(parts)
+        ]
 
     @property
     def settled(self) -> bool:
         """Every participant knows the same, and nobody else is waited for."""
         if self.waits_for:
             return False
-        mine = self.digests[self.me][1]
-        return all(self.digests.get(m, (0, ""))[1] == mine for m in self.participants)
+        return not self.dissenting
 
     def redo(self) -> Redo | None:
         """What an unplanned view keeps of the step that was under way."""
@@ -187,9 +252,10 @@ class Attempt:
         parts = [self.opened[member] for member in self.participants]
         records = [open_record(part.record) for part in parts]
         present = [part.present for part in parts if part.present is not None]
-        newest = max(present, key=lambda item: item.view, default=None)
+        newest = max(present, key=lambda it: (it.view, it.plan is not None), default=None)
         plan = newest.plan if newest else None
-        step, held = max(part.step for part in parts), _held(parts)
+        members = [part for part in parts if part.present is not None]
+        step, held = max(part.step for part in members or parts), _held(parts)
         if not self.planned:
             self.recovery = recover(parts, self.layer_count, self.terms)
             if self.recovery.target is not None:

@@ -1,9 +1,13 @@
-"""Attempts at a view: opening, Gather, evidence, Ready, and what happens when one fails."""
+"""Attempts at a view: opening, what is told of it, evidence, and what happens when one fails."""
+
+from collections import Counter
+from collections.abc import Iterable
 
 from p2p_dtfm.core.actions import (
+    SECOND_NS,
     Actions,
     ComputePlan,
-    Halt,
+    Disagreed,
     Report,
     SendMessage,
     StopStep,
@@ -12,22 +16,23 @@ from p2p_dtfm.core.actions import (
 from p2p_dtfm.core.agreement_messages import (
     Accusation,
     Contribution,
-    Gather,
     Ready,
-    open_contribution,
     sign_contribution,
 )
-from p2p_dtfm.core.agreement_state import MEMBERS_LIMIT
 from p2p_dtfm.core.attempt import Attempt
-from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import GENESIS, Member, Snapshot, ViewId
+from p2p_dtfm.core.statements import certified, charge, members_digest, stated
 from p2p_dtfm.core.takeover import Takeover
 from p2p_dtfm.core.view import View
 
 ROUNDS_LIMIT = 64
 """Rounds of Gather that may each start the deadline anew."""
+DEADLINES_LIMIT = 8
+"""So many deadlines after its beginning no news starts the deadline of a Gather anew."""
+DISAGREEMENT_NS = 10 * SECOND_NS
+DISAGREEMENT_LIMIT_NS = 640 * SECOND_NS
+"""Whom most others contradict waits so long before it asks to join again; longer each time."""
 
 
 class Gathering(Takeover):
@@ -41,9 +46,11 @@ class Gathering(Takeover):
         plan = attempt.plan = attempt.chosen(plan)
         attempt.progress_ns = now_ns
         self._readied_number = max(self._readied_number, attempt.number)
-        assert attempt.view_id is not None
-        mine = Ready(self.me, attempt.view_id, plan.digest())
-        attempt.ready[self.me] = mine
+        assert attempt.view_id is not None and attempt.snapshot is snapshot
+        self._known.says_ready(View(snapshot, plan))
+        members = members_digest(snapshot.members)
+        ready = Ready(self.me, attempt.view_id, plan.digest(), members)
+        mine = attempt.ready[self.me] = stated(ready, self._signer)
         self._last_ready = mine
         return [SendMessage(attempt.others, mine), *self._check_ready(now_ns)]
 
@@ -98,9 +105,15 @@ class Gathering(Takeover):
         return [Report(text)]
 
     def _accuse(self, attempt: Attempt, members: list[Member], now_ns: int) -> Actions:
-        new = {Accusation(self.me, member) for member in members} - attempt.accusations
-        attempt.accusations |= new
+        new = self._charge(attempt, members)
         return self._knowledge_grew(attempt, now_ns) if new else []
+
+    def _charge(self, attempt: Attempt, members: Iterable[Member]) -> bool:
+        """Say in this attempt that they cannot be reached; True if that is news."""
+        new = {Accusation(self.me, member) for member in members} - attempt.charges.keys()
+        for item in sorted(new):
+            attempt.charges[item] = charge(item, self._run_digest, attempt.number, self._signer)
+        return bool(new)
 
     def _open(self, planned: bool, reason: str, now_ns: int) -> Actions:
         number = max(
@@ -121,11 +134,12 @@ class Gathering(Takeover):
     ) -> Actions:
         assert self._record is not None
         assert number > max(self._readied_number, self._given_up_number)
+        if self._attempt is not None:
+            self._heed_accusers(self._attempt, now_ns)
         self._highest_number = max(self._highest_number, number)
         if self._replan_reason:
             self._replan_number = number
-        if now_ns - self._agreed_ns >= self._timing.sync_ns // 2:
-            self._refuse_unsynced(now_ns)  # some other member may have given up waiting
+        self._refuse_unsynced(now_ns, 2)  # some other member may have given up waiting
         self._dropped = self.next_view = None
         self._self_synced = self._drop_next = False
         self._synced = set()
@@ -148,6 +162,7 @@ class Gathering(Takeover):
             sent_ns=now_ns,
             terms=self.terms,
         )
+        attempt.began_ns = now_ns
         self._attempt = attempt
         inventory = self.inventory
         mine = Contribution(
@@ -157,18 +172,20 @@ class Gathering(Takeover):
             present=self._present_view(),
             step=self.step,
             held=dict(inventory.held),
-            joiners=self._newcomers.records,
+            joiners=tuple(self._newcomers.members),
             lineages=inventory.lineages(),
             saved=inventory.saved,
             cuts=inventory.cuts,
             pending=inventory.pending(self.view.id) if self.view and not planned else None,
             retained=inventory.retained,
             accepts_loss=self._accepts_loss or self._sees_fork,
+            accusers=self._accusers.named(now_ns),
         )
-        attempt.add(sign_contribution(mine, self._signer), mine, self._open_record)
-        doubted = self._suspects | self._distrusted
-        attempt.accusations = {Accusation(self.me, member) for member in doubted}
-        attempt.accusations |= self._carried
+        attempt.add(sign_contribution(mine, self._signer), mine)
+        attempt.newcomers = self._newcomers.members
+        if self.view is not None and self.view.certificate is not None:
+            attempt.certificates[self.view.id] = self.view.certificate
+        self._charge(attempt, self._suspects | self._distrusted | self._carried)
         self._carried = set()
         return actions + (self._knowledge_grew(attempt, now_ns) if grew else [])
 
@@ -191,6 +208,7 @@ class Gathering(Takeover):
             return [Report(f"gives up view {attempt.number}: {reason}")]
         if attempt is not None:
             self._given_up_number = max(self._given_up_number, attempt.number)
+            self._heed_accusers(attempt, now_ns)
         self._attempt = None
         self._failures += 1
         if self._failures == 1:
@@ -200,143 +218,6 @@ class Gathering(Takeover):
         self._reopen_ns = now_ns + delay_ns // 2 + delay_ns * self._prng.below(1024) // 2048
         return [Report(f"will try again: {reason}")]
 
-    def _receive_gather(self, message: Gather, now_ns: int) -> Actions:
-        contributions = self._open_contributions(message)
-        attempt = self._attempt
-        if attempt is None or message.number != attempt.number:
-            if attempt is None and self._repeats_last(message):
-                assert self._last_ready is not None
-                return [SendMessage((message.sender.peer_id,), self._last_ready)]
-            opened = [contribution for _, contribution in contributions.values()]
-            if not self._may_enter(message, opened):
-                return self._stays_out(message, opened, now_ns)
-            actions = self._enter(message.number, message.planned, message.base, now_ns)
-            attempt = self._attempt
-            assert attempt is not None
-            attempt.heard_ns[message.sender] = now_ns
-        else:
-            actions = []
-            if (message.planned, message.base) != (attempt.planned, attempt.base):
-                return []
-        actions += self._merge(attempt, message, contributions, now_ns)
-        sender = attempt.opened.get(message.sender)
-        if sender is not None and sender.present is not None:
-            self._view_heard_ns = now_ns  # its members are only slow to agree on the next
-        return actions
-
-    def _merge(
-        self,
-        attempt: Attempt,
-        message: Gather,
-        contributions: dict[Member, tuple[Signed, Contribution]],
-        now_ns: int,
-    ) -> Actions:
-        held = attempt.digests.get(message.sender, (0, ""))
-        if message.round >= held[0]:
-            attempt.digests[message.sender] = (message.round, message.digest)
-        if attempt.snapshot is not None:
-            moved_on = message.round > held[0] and message.digest != attempt.snapshot.knowledge
-            waited_for = message.sender in attempt.snapshot.contributors
-            if moved_on and waited_for and message.sender not in attempt.ready:
-                self._refuse_accused(set(message.accusations) - attempt.accusations, now_ns)
-                return self._failed(attempt, f"{message.sender.peer_id} knows more", now_ns)
-            return []
-        grew = attempt.round == 0
-        for member, (signed, contribution) in contributions.items():
-            if member not in attempt.known and self._is_welcome(contribution, attempt):
-                attempt.add(signed, contribution, self._open_record)
-                grew = True
-        grew |= attempt.learn(message)
-        if grew:
-            return self._knowledge_grew(attempt, now_ns, own=False)
-        return self._check_settled(attempt, now_ns)
-
-    def _repeats_last(self, message: Gather) -> bool:
-        """The sender still gathers what this peer has agreed to: its Ready must have got lost."""
-        last = self._last_ready
-        if last is None or last.view.number != message.number:
-            return False
-        return self.view is None or self.view.id.number < message.number
-
-    def _open_contributions(self, message: Gather) -> dict[Member, tuple[Signed, Contribution]]:
-        if len(message.contributions) > MEMBERS_LIMIT or len(message.absent) > MEMBERS_LIMIT:
-            raise PeerFault("Gather with too many contributions", message.sender.peer_id)
-        if len(message.accusations) > MEMBERS_LIMIT**2:
-            raise PeerFault("Gather with too many accusations", message.sender.peer_id)
-        attempt = self._attempt
-        held = {} if attempt is None else {s: attempt.opened[m] for m, s in attempt.known.items()}
-        contributions = {}
-        for signed in message.contributions:
-            contribution = held.get(signed) or self._open_contribution(signed, message.number)
-            contributions[contribution.member] = (signed, contribution)
-        return contributions
-
-    def _open_contribution(self, signed: Signed, number: int) -> Contribution:
-        contribution = open_contribution(signed, self._verify)
-        owners = {signed.peer_id, contribution.member.peer_id, contribution.record.peer_id}
-        if len(owners) > 1:
-            raise PeerFault("a contribution that mixes several peers", signed.peer_id)
-        if contribution.number != number:
-            raise PeerFault("a contribution to another view", signed.peer_id)
-        if self._open_record(contribution.record).life != contribution.member.life:
-            raise PeerFault("a contribution with a record of another life", signed.peer_id)
-        return contribution
-
-    def _may_enter(self, message: Gather, parts: list[Contribution]) -> bool:
-        passed = max(self._readied_number, self._given_up_number)
-        if self._record is None or message.number <= passed:
-            return False
-        attempt = self._attempt
-        if attempt is not None and message.number < attempt.number:
-            return False
-        present = [part.present for part in parts if part.present is not None]
-        namers = [part for part in parts if part.present is not None or not present]
-        joiners = [self._open_record(signed) for part in namers for signed in part.joiners]
-        asked = any(Member(r.peer_id, r.life) == self.me for r in joiners)
-        counted = [item for item in present if self.me in item.members]
-        if self.view is None and message.planned and counted:
-            return False  # where the base counts this peer in already, it must take that over first
-        if self.view is None and self.next_view is not None:
-            return message.planned and message.base == self.next_view.snapshot.previous
-        if self.view is None:
-            known = asked or any(part.member == self.me for part in parts)
-            return self._wants_view and known
-        if message.planned:
-            vouched = self._vouched is not None
-            return message.base == self.view.id and not self.frozen and not vouched
-        if message.number <= self.view.id.number:
-            return False
-        succeeds = any(item.view.number > self.view.id.number for item in counted)
-        return bool(counted) and (message.sender in self.view.members or succeeds)
-
-    def _stays_out(self, message: Gather, parts: list[Contribution], now_ns: int) -> Actions:
-        """Not for this peer: tell the sender what it does not know."""
-        to, view, attempt = (message.sender.peer_id,), self.view, self._attempt
-        if view is None:
-            if any(part.present is not None for part in parts):
-                self._view_heard_ns = now_ns
-            return []
-        if message.number == view.id.number and message.sender in view.snapshot.contributors:
-            return [] if self.frozen else [SendMessage(to, self._active)]
-        if message.sender not in view.members:
-            return self._answer_outsider(message.sender, now_ns)
-        if message.number <= view.id.number:
-            return [] if self.frozen else [SendMessage(to, self._active)]
-        if message.planned:
-            return []
-        if attempt is not None and not attempt.planned:
-            return [SendMessage(to, attempt.gather())] if message.number < attempt.number else []
-        own = [part for part in parts if part.member == message.sender]
-        if self.frozen or not own or own[0].present is None or own[0].present.view != view.id:
-            return []
-        # A failure, under a number that this peer has passed: unplanned outranks planned.
-        return self._open(False, f"{message.sender.peer_id} reports a failure", now_ns)
-
-    def _is_welcome(self, contribution: Contribution, attempt: Attempt) -> bool:
-        if not attempt.planned or contribution.present is None:
-            return True
-        return contribution.present.view == attempt.base
-
     def _knowledge_grew(self, attempt: Attempt, now_ns: int, own: bool = True) -> Actions:
         """Tell it, but no more than is needed where no message gets lost.
 
@@ -344,19 +225,30 @@ class Gathering(Takeover):
         `_resend` repairs.
         """
         attempt.round += 1
-        if attempt.round <= ROUNDS_LIMIT:
+        lasts_ns = now_ns - attempt.began_ns
+        if attempt.round <= ROUNDS_LIMIT and lasts_ns < DEADLINES_LIMIT * self._timing.gather_ns:
             attempt.progress_ns = now_ns
         attempt.digests[self.me] = (attempt.round, attempt.digest)
         others = attempt.others
         actions: Actions = []
         new = tuple(peer_id for peer_id in others if peer_id not in attempt.told)
         if new:
-            attempt.told.update(new)
-            actions.append(SendMessage(new, attempt.gather()))
+            actions += self._tell_all(attempt, new)
         if len(new) < len(others) and (own or not attempt.waits_for):
             told = tuple(peer_id for peer_id in others if peer_id not in new)
-            actions.append(SendMessage(told, attempt.gather(contributions=False)))
+            actions.append(SendMessage(told, attempt.gather()))
         return [*actions, *self._check_settled(attempt, now_ns)]
+
+    def _tell_all(self, attempt: Attempt, peer_ids: tuple[str, ...]) -> Actions:
+        """Everything; to those that may not know of contributors' views, with proof of them."""
+        attempt.told.update(peer_ids)
+        alike = self.view is not None and set(attempt.certificates) <= {self.view.id}
+        fellows = set(self.view.member_ids) if self.view is not None and alike else set()
+        actions: Actions = []
+        for proofs in (False, True):
+            to = tuple(peer_id for peer_id in peer_ids if (peer_id not in fellows) == proofs)
+            actions += [SendMessage(to, part) for part in attempt.whole(proofs)] if to else []
+        return actions
 
     def _check_settled(self, attempt: Attempt, now_ns: int) -> Actions:
         if attempt.snapshot is not None or attempt.waits_for:
@@ -367,7 +259,7 @@ class Gathering(Takeover):
             return []  # newcomers alone never make a planned view
         left_out = [Report(f"leaves out {p}: {why}") for p, why in attempt.distrust.told()]
         snapshot = attempt.freeze(self._run_digest, self._workload, self._open_record)
-        attempt.progress_ns = now_ns
+        attempt.progress_ns = attempt.frozen_ns = now_ns
         for member in attempt.kept_out:
             self._newcomers.refuse(member.peer_id, now_ns)
         if snapshot.lost_layers:
@@ -388,8 +280,9 @@ class Gathering(Takeover):
         attempt = self._attempt
         if attempt is None or message.view.number != attempt.number:
             return []
-        if message.sender not in attempt.ready:
-            attempt.progress_ns = now_ns
+        if message.sender not in attempt.universe or message.sender in attempt.ready:
+            return []  # one Ready for a number: a second one that says something else is a lie
+        attempt.progress_ns = now_ns
         attempt.ready[message.sender] = message
         return self._check_ready(now_ns)
 
@@ -397,45 +290,88 @@ class Gathering(Takeover):
         attempt = self._attempt
         if attempt is None or attempt.snapshot is None or attempt.plan is None:
             return []
-        mine = attempt.ready[self.me]
-        answers = [attempt.ready.get(member) for member in attempt.snapshot.contributors]
-        for theirs in answers:
-            if theirs is None or theirs.view != mine.view:
-                continue
-            if theirs.plan_digest != mine.plan_digest:
-                reason = (
-                    f"{theirs.sender.peer_id} planned snapshot {mine.view.snapshot[:12]} as "
-                    f"{theirs.plan_digest[:12]}, this peer as {mine.plan_digest[:12]}"
-                )
-                return [Halt(reason, attempt.snapshot)]
-        if not attempt.taken_over_elsewhere:
-            if None in answers:
+        mine, contributors = attempt.ready[self.me], attempt.snapshot.contributors
+        answers = [attempt.ready[member] for member in contributors if member in attempt.ready]
+        if any(theirs.view != mine.view for theirs in answers):
+            if len(answers) < len(contributors):
                 return []
-            if any(theirs is not None and theirs.view != mine.view for theirs in answers):
-                return self._failed(attempt, "members know different things", now_ns)
-        view = View(attempt.snapshot, attempt.plan)
+            return self._failed(attempt, "members know different things", now_ns)
+        liars = [it for it in answers if not _says_the_same(it, mine)]
+        if liars:
+            return self._on_other_plans(attempt, liars, len(answers) - len(liars), now_ns)
+        if len(answers) < len(contributors):
+            return []
+        proof = certified(mine.view, attempt.snapshot.members, answers)
+        view = View(attempt.snapshot, attempt.plan, proof)
+        self._disagreements = 0
         if not attempt.planned:
             return [ViewAgreed(view), *self._take_over(view, now_ns)]
         self._attempt = None
         self.next_view, self._agreed_ns = view, now_ns
         self._synced = set()
         self._self_synced = False
+        self._newcomer_progress = {}
         new = self.view is None
         if new:
             self.held = {}
         return [ViewAgreed(view, discard=new)]
+
+    def _on_other_plans(
+        self, attempt: Attempt, others: list[Ready], alike: int, now_ns: int
+    ) -> Actions:
+        """They planned the same snapshot differently. Who is in the minority goes, or is left out:
+        it may run another version, or lie."""
+        assert attempt.snapshot is not None and attempt.plan is not None
+        digests = Counter(item.plan_digest for item in others)
+        plan_digest, count = digests.most_common(1)[0]
+        due = len(attempt.snapshot.contributors)
+        if 2 * count > due:
+            reason = (
+                f"{count} of {due} peers planned view "
+                f"{attempt.number} as {plan_digest[:12]}, this peer as "
+                f"{attempt.plan.digest()[:12]}: perhaps it runs another version"
+            )
+            return self._disagrees(attempt, reason, now_ns)
+        if 2 * alike < due:
+            decided = alike + len(others) == due
+            reason = "the peers planned it in several ways"
+            return self._failed(attempt, reason, now_ns) if decided else []
+        members = [item.sender for item in others]
+        names = ", ".join(sorted(member.peer_id for member in members))
+        text = f"{names} planned view {attempt.number} differently: perhaps another version"
+        report = Report(text)
+        if attempt.planned and self._are_newcomers_links(members):
+            self._doubt(members, now_ns)
+            return [report, *self._failed(attempt, text, now_ns)]
+        self._suspects |= set(members)
+        if self.view is None:
+            self._give_up(now_ns)
+            self.frozen = False
+            return [report]
+        if not attempt.planned:
+            return [report, *self._reopen(text, now_ns)]
+        self._give_up(now_ns)
+        return [report, *self._open(False, text, now_ns)]
+
+    def _disagrees(self, attempt: Attempt, reason: str, now_ns: int) -> Actions:
+        assert attempt.snapshot is not None
+        told = Disagreed(reason, attempt.snapshot)
+        pause_ns = min(DISAGREEMENT_NS << self._disagreements, DISAGREEMENT_LIMIT_NS)
+        self._disagreements = min(self._disagreements + 1, 16)
+        self._give_up(now_ns)
+        if self.view is None:
+            self.frozen = False
+            return [told]
+        return [told, *self._rejoin(reason, pause_ns=pause_ns)]
 
     def _resend(self, attempt: Attempt, now_ns: int) -> Actions:
         attempt.sent_ns = now_ns
         others = attempt.others
         same = attempt.same_as(others)
         behind = tuple(peer_id for peer_id in others if peer_id not in same)
-        attempt.told.update(behind)
-        actions: Actions = []
-        if behind:
-            actions.append(SendMessage(behind, attempt.gather()))
+        actions = self._tell_all(attempt, behind) if behind else []
         if same:
-            actions.append(SendMessage(same, attempt.gather(contributions=False)))
+            actions.append(SendMessage(same, attempt.gather()))
         if self.me in attempt.ready:
             actions.append(SendMessage(others, attempt.ready[self.me]))
         return actions
@@ -449,28 +385,35 @@ class Gathering(Takeover):
             return self._open(True, reason, now_ns)
         return [Report(f"gives up view {attempt.number}: {reason}")]
 
+    def _patience_ns(self, attempt: Attempt) -> int:
+        """How long to wait without progress: newcomers alone hold up nobody for long."""
+        members = attempt.members
+        if attempt.snapshot is None:
+            silent = attempt.waits_for
+            missing = silent or set(attempt.dissenting)
+            if self.view is None or not missing or missing & members:
+                return self._timing.gather_ns
+            resends_ns = 0 if silent else 2 * self._timing.resend_ns
+            return min(self._timing.gather_ns, self._timing.newcomer_ns + resends_ns)
+        due = set(attempt.snapshot.contributors) - set(attempt.ready)
+        if self.view is None or attempt.plan is None or due & members:
+            return self._timing.ready_ns
+        # They plan on slower machines, perhaps, but not on that much slower ones.
+        own_ns = attempt.progress_ns - attempt.frozen_ns
+        return min(self._timing.ready_ns, self._timing.newcomer_sync_ns + 3 * own_ns)
+
     def _stalled(self, attempt: Attempt, now_ns: int) -> Actions:
         waits_for = attempt.waits_for
-        if attempt.snapshot is None and waits_for:
-            members = {m for p in attempt.opened.values() if p.present for m in p.present.members}
-            if not attempt.planned or not waits_for & members:
-                return self._go_on_without(attempt, waits_for, now_ns)
-        due = attempt.snapshot.contributors if attempt.snapshot else attempt.participants
-        mine = attempt.digests[self.me][1]
-        silent = [
-            member
-            for member in due
-            if member != self.me
-            and attempt.heard_ns.get(member, -1) < attempt.progress_ns
-            and member not in attempt.ready
-            and (attempt.snapshot or Accusation(self.me, member) not in attempt.accusations)
-            and attempt.digests.get(member, (0, ""))[1] != (mine if not attempt.snapshot else "")
-        ]
+        is_dispensable = not attempt.planned or not waits_for & attempt.members
+        if attempt.snapshot is None and waits_for and is_dispensable:
+            return self._go_on_without(attempt, waits_for, now_ns)
+        silent = self._silent(attempt)
         names = ", ".join(sorted(m.peer_id for m in waits_for or silent)) or "all alike"
         reason = f"view {attempt.number} had no answer from {names}"
-        if attempt.planned and attempt.snapshot is None and self._are_newcomers_links(silent):
-            self._refuse_accused({Accusation(self.me, member) for member in silent}, now_ns)
-            return [Report(reason), *self._accuse(attempt, silent, now_ns)]
+        if attempt.planned and self._are_newcomers_links(silent):
+            self._doubt(silent, now_ns)
+            if attempt.snapshot is None:
+                return [Report(reason), *self._accuse(attempt, silent, now_ns)]
         if attempt.planned:
             report = Report(f"gives up: {reason}")
             if attempt.snapshot is not None:
@@ -487,14 +430,43 @@ class Gathering(Takeover):
             return [Report(f"gives up: {reason}")]
         return self._reopen(reason, now_ns)
 
-    def _refuse_accused(self, accusations: set[Accusation], now_ns: int) -> None:
-        """Newcomers with a link in doubt must not be in the next attempt, should this one fail."""
+    def _silent(self, attempt: Attempt) -> list[Member]:
+        """Who keeps the attempt from ending: has not been heard of late, or says that it knows
+        something else than most."""
+        due = attempt.snapshot.contributors if attempt.snapshot else attempt.participants
+        mine = attempt.digests[self.me][1]
+        silent = [
+            member
+            for member in due
+            if member != self.me
+            and attempt.heard_ns.get(member, -1) < attempt.progress_ns
+            and member not in attempt.ready
+            and (attempt.snapshot or Accusation(self.me, member) not in attempt.charges)
+            and attempt.digests.get(member, (0, ""))[1] != (mine if not attempt.snapshot else "")
+        ]
+        if attempt.snapshot is not None:
+            missing = [m for m in due if m not in attempt.ready]
+            return missing if 2 * len(missing) < len(due) and not silent else silent
+        if silent or self.view is None:
+            return silent
+        accused = {item.of for item in attempt.charges if item.by == self.me}
+        dissenting = [member for member in attempt.dissenting if member not in accused]
+        return dissenting if 2 * len(dissenting) < len(due) else []
+
+    def _doubt(self, members: Iterable[Member], now_ns: int) -> None:
+        """Newcomers that must not be in the next attempt, should this one fail."""
+        if self.view is not None:
+            newcomers = set(members) - set(self.view.members)
+            self._carried |= newcomers
+            for member in newcomers:
+                self._newcomers.refuse(member.peer_id, now_ns)
+
+    def _refuse_accused(self, accusations: Iterable[Accusation], now_ns: int) -> None:
+        """The same for newcomers with a link in doubt."""
         if self.view is not None:
             members = set(self.view.members)
-            doubted = {link for link in accusations if not {link.by, link.of} <= members}
-            self._carried |= doubted
-            for member in {end for link in doubted for end in (link.by, link.of)} - members:
-                self._newcomers.refuse(member.peer_id, now_ns)
+            doubted = [link for link in accusations if not {link.by, link.of} <= members]
+            self._doubt({end for link in doubted for end in (link.by, link.of)}, now_ns)
 
     def _are_newcomers_links(self, silent: list[Member]) -> bool:
         """Evidence that keeps a newcomer out, and cannot cost a member its place."""
@@ -503,8 +475,12 @@ class Gathering(Takeover):
 
     def _go_on_without(self, attempt: Attempt, silent: set[Member], now_ns: int) -> Actions:
         attempt.absent |= silent
-        for member in silent:
-            self._newcomers.forget(member.peer_id)
+        for member in silent - attempt.members:
+            self._newcomers.was_silent(member.peer_id, now_ns)
         names = ", ".join(sorted(member.peer_id for member in silent))
         report = Report(f"goes on without {names}: silent during Gather({attempt.number})")
         return [report, *self._knowledge_grew(attempt, now_ns)]
+
+
+def _says_the_same(theirs: Ready, mine: Ready) -> bool:
+    return (theirs.plan_digest, theirs.members_digest) == (mine.plan_digest, mine.members_digest)

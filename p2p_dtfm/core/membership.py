@@ -1,27 +1,25 @@
 """Who must answer in Gather, and who of those that did can be in one view together."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from p2p_dtfm.core.agreement_messages import Accusation, Contribution
 from p2p_dtfm.core.roster import newest_lives
 from p2p_dtfm.core.snapshot import Member
 
 
-def universe(
-    contributions: Mapping[Member, Contribution], joiners: Mapping[Member, Iterable[Member]]
-) -> frozenset[Member]:
+def universe(contributions: Mapping[Member, Contribution]) -> frozenset[Member]:
     """Contributors, the members of their views, and the newcomers they name; newest lives only.
 
-    `joiners` maps a contributor to the newcomers in its contribution. Where anyone is in a view,
-    newcomers name nobody: members know whom they had to keep out.
+    Where anyone is in a view, newcomers name nobody: members know whom they had to keep out.
     """
     named: set[Member] = set(contributions)
     any_view = any(part.present is not None for part in contributions.values())
-    for member, contribution in contributions.items():
+    for contribution in contributions.values():
         if contribution.present is not None:
             named |= set(contribution.present.members)
         if contribution.present is not None or not any_view:
-            named |= set(joiners.get(member, ()))
+            named |= set(contribution.joiners)
     return newest_lives(named)
 
 
@@ -29,7 +27,7 @@ def unanswered(
     named: Iterable[Member],
     known: Iterable[Member],
     absent: set[Member],
-    accusations: set[Accusation],
+    accusations: Collection[Accusation],
 ) -> set[Member]:
     """Who is still waited for: not heard from, not marked absent, not accused by all heard from."""
     named = set(named)
@@ -43,16 +41,17 @@ def unanswered(
 
 def mutually_reachable(
     heard: Mapping[Member, Contribution],
-    accusations: set[Accusation],
+    accusations: Collection[Accusation],
     reached_step: Callable[[list[Contribution]], int],
 ) -> tuple[Member, ...]:
     """The contributors without those that must go so that no evidence is left between two.
 
-    Goes first who has most links in doubt; among equals the one without whom the rest goes on from
-    the furthest step (`reached_step` of their contributions, -1 if layers are lost), then
-    newcomers, then the highest peer id.
+    Goes first who has most links in doubt; among equals who accuses again and again by the word of
+    most members, then the one without whom the rest goes on from the furthest step (`reached_step`
+    of their contributions, -1 if layers are lost), then newcomers, then the highest peer id.
     """
     staying = dict(heard)
+    accusers = known_accusers(heard.values())
     while True:
         doubts = dict.fromkeys(staying, 0)
         pairs = {tuple(sorted((a.by, a.of))) for a in accusations}
@@ -64,8 +63,16 @@ def mutually_reachable(
         if most == 0:
             return tuple(sorted(staying))
 
-        def rank(member: Member) -> tuple[int, bool, Member]:
+        def rank(member: Member) -> tuple[bool, int, bool, Member]:
             rest = [part for other, part in staying.items() if other != member]
-            return reached_step(rest), staying[member].present is None, member
+            is_accuser = member.peer_id in accusers
+            return is_accuser, reached_step(rest), staying[member].present is None, member
 
         del staying[max((m for m, count in doubts.items() if count == most), key=rank)]
+
+
+def known_accusers(contributions: Iterable[Contribution]) -> frozenset[str]:
+    """Whom more than half of the members among the contributors name so."""
+    members = [part for part in contributions if part.present is not None]
+    named = Counter(peer_id for part in members for peer_id in set(part.accusers))
+    return frozenset(peer_id for peer_id, count in named.items() if 2 * count > len(members))

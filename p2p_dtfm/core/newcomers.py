@@ -3,6 +3,7 @@
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.roster import newer
 from p2p_dtfm.core.signed import Signed
+from p2p_dtfm.core.snapshot import Member
 
 REFUSED_NS = 10_000_000_000
 REFUSALS_LIMIT = 4
@@ -11,6 +12,10 @@ FORGIVEN_AFTER = 4
 """After so many times that long the next refusal counts as the first. Being let in does not count:
 it may be cut off again at once."""
 REMEMBERED = 1024
+WAITING_LIMIT = 32
+"""So many wait at once; who asks meanwhile asks again."""
+SILENT_ONCE = 1
+"""A newcomer that does not answer is heard again at once so often: a message may get lost."""
 
 
 class Newcomers:
@@ -20,6 +25,7 @@ class Newcomers:
         self._asked: dict[str, tuple[PeerRecord, Signed]] = {}
         self._first_ns = 0
         self._refused: dict[str, tuple[int, int]] = {}
+        self._silent: dict[str, int] = {}
 
     @property
     def count(self) -> int:
@@ -30,8 +36,14 @@ class Newcomers:
         return tuple(sorted(self._asked))
 
     @property
-    def records(self) -> tuple[Signed, ...]:
-        return tuple(self._asked[peer_id][1] for peer_id in self.waiting)
+    def is_full(self) -> bool:
+        return len(self._asked) >= WAITING_LIMIT
+
+    @property
+    def members(self) -> dict[Member, Signed]:
+        """Those that wait, each with its record as signed."""
+        items = (self._asked[peer_id] for peer_id in self.waiting)
+        return {Member(record.peer_id, record.life): signed for record, signed in items}
 
     @property
     def opened(self) -> tuple[PeerRecord, ...]:
@@ -44,18 +56,36 @@ class Newcomers:
 
     def ask(self, record: PeerRecord, signed: Signed, now_ns: int) -> bool:
         """A newcomer asks; True if that is news."""
-        count, refused_ns = self._refused.get(record.peer_id, (0, 0))
-        if count and now_ns - refused_ns < REFUSED_NS << (count - 1):
+        held = self._asked.get(record.peer_id)
+        if self.is_refused(record.peer_id, now_ns) or (held is None and self.is_full):
             return False
         if not self._asked:
             self._first_ns = now_ns
-        held = self._asked.get(record.peer_id)
         if held is None or newer(held[0], record) is record:
             self._asked[record.peer_id] = (record, signed)
         return held is None
 
+    def is_refused(self, peer_id: str, now_ns: int) -> bool:
+        count, refused_ns = self._refused.get(peer_id, (0, 0))
+        return bool(count) and now_ns - refused_ns < REFUSED_NS << (count - 1)
+
+    def refusals(self, peer_id: str) -> int:
+        """How often in a row it was refused."""
+        return self._refused.get(peer_id, (0, 0))[0]
+
     def forget(self, peer_id: str) -> None:
         self._asked.pop(peer_id, None)
+
+    def was_silent(self, peer_id: str, now_ns: int) -> None:
+        """It was asked for an answer, and none came."""
+        count = self._silent.pop(peer_id, 0)
+        if count >= SILENT_ONCE:
+            self.refuse(peer_id, now_ns)
+            return
+        self.forget(peer_id)
+        if len(self._silent) >= REMEMBERED:
+            self._silent.clear()
+        self._silent[peer_id] = count + 1
 
     def refuse(self, peer_id: str, now_ns: int) -> None:
         """Some member could not reach it, or it did not get its states: longer each time."""
@@ -70,3 +100,4 @@ class Newcomers:
     def let_in(self, peer_ids: tuple[str, ...]) -> None:
         for peer_id in peer_ids:
             self._asked.pop(peer_id, None)
+            self._silent.pop(peer_id, None)

@@ -11,6 +11,11 @@ from p2p_dtfm.core.signed import Sign, Signed, Verify, open_signed, sign
 
 PROTOCOL_VERSION = 1
 RECORD_LIMIT_BYTES = 64 * 1024
+NAME_LIMIT = 64
+ADDRESSES_LIMIT = 16
+ADDRESS_LIMIT = 256
+LINKS_LIMIT = 1024 + 64
+"""As many members as there may be, and some that were."""
 _KIND = "record"
 
 
@@ -109,8 +114,26 @@ def open_record(signed: Signed, run_digest: str, verify: Verify) -> PeerRecord:
             f"takes part in run {record.run_digest[:12]}, this swarm trains {run_digest[:12]}",
             signed.peer_id,
         )
+    _require_sane_names(record)
     _require_sane_numbers(record)
     return record
+
+
+def is_peer_id(text: str) -> bool:
+    """Whether it could name a peer."""
+    return 0 < len(text) <= NAME_LIMIT and text.isascii() and text.isprintable()
+
+
+def _require_sane_names(record: PeerRecord) -> None:
+    names = (record.peer_id, *record.links)
+    if len(record.links) > LINKS_LIMIT or not all(map(is_peer_id, names)):
+        raise PeerFault("record with links to what cannot be peers", record.peer_id)
+    if len(record.addresses) > ADDRESSES_LIMIT:
+        raise PeerFault(f"record with {len(record.addresses)} addresses", record.peer_id)
+    if any(len(address) > ADDRESS_LIMIT for address in record.addresses):
+        raise PeerFault("record with an address that is too long", record.peer_id)
+    if max(len(record.device.name), len(record.device.kind)) > NAME_LIMIT:
+        raise PeerFault("record with a device's name that is too long", record.peer_id)
 
 
 def _require_sane_numbers(record: PeerRecord) -> None:

@@ -26,21 +26,22 @@ class Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     signature: bytes
 
 
-def _covered(peer_id: str, kind: str, payload: bytes) -> bytes:
+def covered(peer_id: str, kind: str, payload: bytes) -> bytes:
+    """What a signature of `payload` as a statement of this kind is made over."""
     return b"p2p-dtfm/1\x00" + kind.encode() + b"\x00" + peer_id.encode() + b"\x00" + payload
 
 
 def sign(peer_id: str, kind: str, payload: bytes, signer: Sign) -> Signed:
     """State `payload` as `peer_id`."""
-    return Signed(peer_id, kind, payload, signer(_covered(peer_id, kind, payload)))
+    return Signed(peer_id, kind, payload, signer(covered(peer_id, kind, payload)))
 
 
 def open_signed(signed: Signed, kind: str, expected: type[Value], verify: Verify) -> Value:
     """Check kind and signature, then decode. Raises `PeerFault`."""
     if signed.kind != kind:
         raise PeerFault(f"a {signed.kind!r} statement where {kind!r} was due", signed.peer_id)
-    covered = _covered(signed.peer_id, signed.kind, signed.payload)
-    if not verify(signed.peer_id, covered, signed.signature):
+    text = covered(signed.peer_id, signed.kind, signed.payload)
+    if not verify(signed.peer_id, text, signed.signature):
         raise PeerFault(f"forged signature on a {kind!r} statement", signed.peer_id)
     try:
         return decode(signed.payload, expected)

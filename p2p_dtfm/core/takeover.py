@@ -16,11 +16,19 @@ from p2p_dtfm.core.inventory import Restart
 from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.loss_counts import loss_counts
 from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.problem import UNKNOWN_BYTES_PER_S, duration_ns, flow_of
 from p2p_dtfm.core.redo import Redo
-from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.stage_progress import StageProgress
+from p2p_dtfm.core.statements import stated
 from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.core.view import View
+
+TRANSFERS_LIMIT = 4
+DEADLINES_LIMIT = 3
+"""A newcomer that says it gets on may take so many times as long as its states and the deadline
+need. What a transfer needs doubles with each time that it was refused: a link may be slower than
+was measured."""
 
 
 class Takeover(AgreementState):
@@ -91,11 +99,13 @@ class Takeover(AgreementState):
             self.inventory.progress = progress
 
     def _receive_synced(self, message: Synced, now_ns: int) -> Actions:
-        if self.next_view is not None and message.view == self.next_view.id:
-            self._synced.add(message.sender)
+        following = self.next_view
+        if following is not None and message.view == following.id:
+            if message.sender in following.members:
+                self._synced.add(message.sender)
             return []
         view = self.view
-        if view is None or message.view != view.id:
+        if view is None or message.view != view.id or self.frozen:
             return []
         if message.sender in view.snapshot.contributors:
             # It has not taken over yet, so this peer's Active has not reached it.
@@ -107,10 +117,12 @@ class Takeover(AgreementState):
         view = self.next_view
         waited_ns = now_ns - self._agreed_ns
         patience = 1 if self.view is not None else 2  # a newcomer leaves it to the members
-        if view is None or waited_ns < patience * self._timing.sync_ns or self._drop_next:
+        if view is None or self._drop_next:
+            return []
+        if waited_ns < patience * self._timing.sync_ns and not self._stuck_newcomers(now_ns):
             return []
         unsynced = ", ".join(m.peer_id for m in view.members if m not in self._synced)
-        self._refuse_unsynced(now_ns)
+        self._refuse_unsynced(now_ns, 1)
         self._drop_next = True
         if self._vouched is None:
             self._drop_next_view()
@@ -118,15 +130,59 @@ class Takeover(AgreementState):
             return []
         return [Report(f"gives up view {view.id}, which waits for the states of {unsynced}")]
 
-    def _refuse_unsynced(self, now_ns: int) -> None:
+    def _refuse_unsynced(self, now_ns: int, haste: int) -> None:
+        """Who did not get its states; with `haste`, in such a part of the time that it has."""
+        due = (now_ns - self._agreed_ns) * haste >= self._timing.sync_ns
+        newcomers = self._unsynced_newcomers if due else self._stuck_newcomers(now_ns, haste)
+        for member in newcomers:
+            self._newcomers.refuse(member.peer_id, now_ns)
+
+    @property
+    def _unsynced_newcomers(self) -> list[Member]:
+        """Who is to join, and keeps the members of the present view from taking over the next."""
         if self.view is None or self.next_view is None:
-            return
-        for member in self.next_view.members:
-            if member not in self._synced and member not in self.view.members:
-                self._newcomers.refuse(member.peer_id, now_ns)
+            return []
+        new = set(self.next_view.members) - set(self.view.members)
+        return sorted(new - self._synced)
+
+    def _stuck_newcomers(self, now_ns: int, haste: int = 1) -> list[Member]:
+        """Of these, who gets no more states, or takes many times as long as its links need."""
+        stuck = []
+        for member in self._unsynced_newcomers:
+            needs_ns = self._transfer_ns(member)
+            _, since_ns = self._newcomer_progress.get(member, (0, self._agreed_ns))
+            patience = TRANSFERS_LIMIT << self._newcomers.refusals(member.peer_id)
+            longest_ns = DEADLINES_LIMIT * self._timing.newcomer_sync_ns + patience * needs_ns
+            deadline_ns = self._timing.newcomer_sync_ns + needs_ns
+            no_progress = (now_ns - since_ns) * haste >= deadline_ns
+            if no_progress or (now_ns - self._agreed_ns) * haste >= longest_ns:
+                stuck.append(member)
+        return stuck
+
+    def _transfer_ns(self, newcomer: Member) -> int:
+        """What the states of its layers take on the way there, by what members measured."""
+        view = self.next_view
+        assert self.view is not None and view is not None
+        snapshot, members = view.snapshot, set(self.view.member_ids)
+        rates = [
+            flow_of(giver, snapshot.record(newcomer.peer_id))[0]
+            for giver in snapshot.records
+            if giver.peer_id in members and newcomer.peer_id in giver.links
+        ]
+        layers = set(view.layers_of(newcomer.peer_id)) | view.guarded_by(newcomer.peer_id)
+        size = sum(snapshot.workload.cost(layer).state_bytes for layer in layers)
+        needs_ns = duration_ns(size, max(1, max(rates, default=UNKNOWN_BYTES_PER_S)))
+        return min(needs_ns, self._timing.sync_ns)
+
+    def _note_progress(self, sender: Member, progress: int, now_ns: int) -> None:
+        if self.next_view is not None and sender in self.next_view.members:
+            most, _ = self._newcomer_progress.get(sender, (0, 0))
+            if progress > most:
+                self._newcomer_progress[sender] = progress, now_ns
 
     def _synced_message(self, view: View) -> SendMessage:
-        return SendMessage(self._contributors(view), Synced(self.me, view.id))
+        said = stated(Synced(self.me, view.id), self._signer)
+        return SendMessage(self._contributors(view), said)
 
     def _contributors(self, view: View) -> tuple[str, ...]:
         names = (member.peer_id for member in view.snapshot.contributors)
@@ -152,30 +208,37 @@ class Takeover(AgreementState):
         )
         if self._replan_number and view.id.number >= self._replan_number:
             self._replan_reason = ""
-        early = self._active_members.get(view.id, set())
+        early = self._active_members.get(view.id, {})
+        if attempt is not None:
+            self._heed_accusers(attempt, now_ns)
+        if self.ledger is not None and self.ledger.last_commit:
+            self._last_commit = self.ledger.last_commit
+        self._known.takes_over(view)
         self.next_view = self._attempt = self._dropped = self._reopen_ns = self._vouched = None
         self._self_synced = self._drop_next = self.frozen = self._accepts_loss = False
         self._synced, self._records = set(), {}
-        self._active_members = {view.id: {self.me} | early}
         self.view, self._taken_over_ns = view, now_ns
         lost_since_ns = now_ns if self._lost_since_ns is None else self._lost_since_ns
         self._lost_since_ns = lost_since_ns if view.snapshot.lost_layers else None
         self._suspects &= set(view.members)
         self._distrusted = set()
-        self._active = Active(self.me, view.id, self.step, self.inventory.lineage.digest)
+        said = Active(self.me, view.id, self.step, self.inventory.lineage.digest)
+        self._active = stated(said, self._signer)
+        self._active_members = {view.id: early | {self.me: self._active}}
         self._newcomers.let_in(view.member_ids)
         for peer_id in view.member_ids:
             self.know(peer_id)
         plan = view.plan
         self.ledger = self._new_ledger(view.id, plan, redo) if isinstance(plan, Plan) else None
         self._open_ledger()
-        said = SendMessage(self._contributors(view), self._active)
+        tells = SendMessage(self._contributors(view), self._active)
         if self.me not in view.members:
             self._outside = True
-            return [said, Left()]
+            return [tells, Left()]
         self._met_ns = now_ns
-        told = [SendMessage((m.peer_id,), self._standing(view)) for m in view.snapshot.absent]
-        return [said, *told, TakeOver(view, self.step, self.ledger, restart, redo)]
+        standing = self._standing(view)
+        told = [SendMessage((m.peer_id,), standing) for m in view.snapshot.absent]
+        return [tells, *told, TakeOver(view, self.step, self.ledger, restart, redo)]
 
     def _new_ledger(self, view: ViewId, plan: Plan, redo: Redo | None) -> Ledger:
         first = loss_counts(plan, redo) if redo is not None and redo.step == self.step else None
@@ -190,16 +253,17 @@ class Takeover(AgreementState):
 
     def _open_ledger(self) -> None:
         if self.ledger is not None and self.view is not None:
-            active = self._active_members.get(self.view.id, set())
+            active = self._active_members.get(self.view.id, {})
             self.ledger.may_commit = all(member in active for member in self.view.members)
 
     def _tell_active(self, now_ns: int) -> Actions:
         view = self.view
         if view is None or self.frozen or self.me not in view.members:
             return []
-        missing = set(view.members) - self._active_members.get(view.id, set())
+        missing = set(view.members) - self._active_members.get(view.id, {}).keys()
         if not missing or now_ns - self._active_sent_ns < self._timing.resend_ns:
             return []
         self._active_sent_ns = now_ns
         asking = Active(self.me, view.id, self._active.step, self._active.lineage, asks=True)
-        return [SendMessage(tuple(sorted(m.peer_id for m in missing)), asking)]
+        to = tuple(sorted(m.peer_id for m in missing))
+        return [SendMessage(to, stated(asking, self._signer))]

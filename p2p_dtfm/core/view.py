@@ -1,8 +1,9 @@
 """A view: one snapshot, its plan, and who takes part."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from p2p_dtfm.core.agreement_messages import Certificate
 from p2p_dtfm.core.cuts import CutPace
 from p2p_dtfm.core.guardians import cut_pace, guarded_at_once, guards_in, unguarded_layers
 from p2p_dtfm.core.plan import NoPlan, Plan
@@ -13,6 +14,8 @@ from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId
 class View:
     snapshot: Snapshot
     plan: Plan | NoPlan
+    certificate: Certificate | None = field(default=None, compare=False)
+    """The Ready of all that made it."""
 
     @cached_property
     def id(self) -> ViewId:

@@ -11,7 +11,7 @@ from p2p_dtfm import __version__
 from p2p_dtfm.core.actions import (
     Actions,
     ComputePlan,
-    Halt,
+    Disagreed,
     Left,
     Rejoin,
     Report,
@@ -45,6 +45,7 @@ FOUNDS_AFTER_S = 4 * LOOK_AGAIN_S
 """Once a pause between two looks in vain has grown to this, who may found goes on alone."""
 JOIN_RETRY_S = 1.0
 HISTORY_LIMIT = 256
+DISAGREEMENTS_KEPT = 16
 LEAVE_LIMIT_S = 60.0
 """How long a peer with the only copy of a layer waits for others to be enough to train."""
 
@@ -158,12 +159,12 @@ class Membership(Acquaintances):
             elif isinstance(action, TakeOver):
                 self._on_take_over(action)
             elif isinstance(action, Rejoin):
-                self._spawn(self._rejoin(action.reason, action.gives_up_steps))
+                self._spawn(self._rejoin(action))
             elif isinstance(action, Left):
                 self._trainer.leave_views()
                 self._left.set()
-            elif isinstance(action, Halt):
-                self._on_halt(action)
+            elif isinstance(action, Disagreed):
+                self._on_disagreed(action)
             elif isinstance(action, Report):
                 log.info("%s", action.text)
                 self.observer.note(action.text)
@@ -203,6 +204,8 @@ class Membership(Acquaintances):
         self._events.write("view", **entry)
         self._remember_members()
         self.observer.view_took_over(view, step)
+        if self._view_history is not None and self._agreement is not None:
+            self._spawn(asyncio.to_thread(self._view_history.write, self._agreement.history))
         log.info("view %s from step %d on", view.id, step)
         for text in _remarks(action):
             log.info("%s", text)
@@ -220,16 +223,17 @@ class Membership(Acquaintances):
         if self._leaving.is_set():
             self._leave_now_or_ask()
 
-    async def _rejoin(self, reason: str, gives_up_steps: bool) -> None:
+    async def _rejoin(self, action: Rejoin) -> None:
         """The others went on without this peer: keep its work, and come back as a newcomer."""
-        trainer, agreement = self._trainer, self._agreement
+        trainer, agreement, reason = self._trainer, self._agreement, action.reason
         assert trainer is not None and agreement is not None and self._run is not None
         log.warning("rejoins: %s", reason)
         self.status.say(State.JOINING, f"rejoins: {reason}")
         trainer.stop_step()
-        if gives_up_steps:
+        if action.gives_up_steps:
             await self._set_aside(agreement)
         trainer.leave_views()
+        await asyncio.sleep(action.pause_ns / 1e9)
         self._life = await self._next_life()
         self._me = Member(self._me.peer_id, self._life)
         self._self_record.begin_life(self._me)
@@ -269,17 +273,18 @@ class Membership(Acquaintances):
         except Unreachable as error:
             log.warning("%s", error)
 
-    def _on_halt(self, action: Halt) -> None:
-        path = self.home.root / f"disagreement-{action.snapshot.number}.msgpack"
-        path.write_bytes(encode(action.snapshot))
-        assert self._failed is not None
-        if not self._failed.done():
-            self._failed.set_exception(
-                RuntimeError(
-                    f"{action.reason}. This is a bug (version {__version__}): please report it "
-                    f"with the file {path} of both peers"
-                )
-            )
+    def _on_disagreed(self, action: Disagreed) -> None:
+        """Keep what the others planned differently; the newest few are enough to find out why."""
+        number = action.snapshot.number % DISAGREEMENTS_KEPT
+        path = self.home.root / f"disagreement-{number}.msgpack"
+        text = f"{action.reason}. This peer runs version {__version__}: compare it with theirs"
+        try:
+            path.write_bytes(encode(action.snapshot))
+            text += f"; what was planned is in {path}"
+        except OSError as error:
+            log.warning("a disagreement cannot be written down: %s", error)
+        log.warning("%s", text)
+        self.observer.note(text)
 
     def _leave_now_or_ask(self) -> None:
         """Leave at once where nobody depends on this peer; else ask for a view without it."""

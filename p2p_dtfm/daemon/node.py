@@ -50,6 +50,7 @@ from p2p_dtfm.daemon.trace_collector import TraceCollector
 from p2p_dtfm.daemon.trainer import Trainer
 from p2p_dtfm.daemon.trainer_state import Tools
 from p2p_dtfm.daemon.upkeep import Upkeep
+from p2p_dtfm.daemon.view_history import ViewHistory
 from p2p_dtfm.daemon.way_in import WayIn
 from p2p_dtfm.net.addresses import parse_address
 from p2p_dtfm.net.blobs import BlobExchange
@@ -230,6 +231,7 @@ class Daemon(Upkeep, Entrance, Readings):
         )
         await self._bulk.ready()
         stack.push_async_callback(self._bulk.close)
+        self._view_history = ViewHistory(self.home.root, run.digest)
         self._agreement = Agreement(
             self._me,
             run.digest,
@@ -237,6 +239,7 @@ class Daemon(Upkeep, Entrance, Readings):
             self._host.identity.sign,
             verify,
             LAN if self.settings.is_near else WAN,
+            self._view_history.read(),
         )
         self._agreement.terms = terms_of(run.spec)
         self.observer.trains(run.spec, run.digest, self._workload, self._agreement)

@@ -24,6 +24,7 @@ from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.daemon.step_watch import StepWatch
 from p2p_dtfm.daemon.trainer import Trainer
+from p2p_dtfm.daemon.view_history import ViewHistory
 from p2p_dtfm.net.nearby import Nearby
 
 log = logging.getLogger("p2p_dtfm")
@@ -86,6 +87,7 @@ class PeerState:
         self._memory_lock = asyncio.Lock()
         self._memory_fails = False
         self._nearby: Nearby | None = None
+        self._view_history: ViewHistory | None = None
         self._founds = settings.founds
         self.pause_reason: str | None = None
         """Why this peer left, if it is to come back."""

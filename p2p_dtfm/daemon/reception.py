@@ -121,9 +121,9 @@ class Reception(TrainerOutlet):
         if isinstance(message, JoinRequest):
             self._learn_from_record(message.record)
         for contribution in getattr(message, "contributions", ()):
-            opened = decode(contribution.payload, Contribution)
-            for signed in (opened.record, *opened.joiners):
-                self._learn_from_record(signed)
+            self._learn_from_record(decode(contribution.payload, Contribution).record)
+        for signed in getattr(message, "newcomers", ()):
+            self._learn_from_record(signed)
 
     def _learn_from_record(self, signed: Signed) -> None:
         """Where its signer says that it is; nobody else may say that."""

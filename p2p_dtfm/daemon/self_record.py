@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from p2p_dtfm.core.measured_plans import MeasuredPlan
 from p2p_dtfm.core.records import (
+    ADDRESS_LIMIT,
+    ADDRESSES_LIMIT,
     PROTOCOL_VERSION,
     Device,
     Intent,
@@ -202,7 +204,9 @@ class SelfRecord:
             uplink_bytes_per_s=self._uplink_bytes_per_s,
             downlink_bytes_per_s=self._downlink_bytes_per_s,
             links=dict(self._links),
-            addresses=self._addresses,
+            addresses=tuple(it for it in self._addresses if len(it) <= ADDRESS_LIMIT)[
+                :ADDRESSES_LIMIT
+            ],
             reachability=self._reachability,
             intent=self._intent,
             measured=self._measured,

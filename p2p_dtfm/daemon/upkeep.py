@@ -61,9 +61,14 @@ class Upkeep(Reception):
             self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
         if due := self._liveness.due_heartbeats(now_ns):
             work = self._step_watch.work(agreement)
-            beat = Heartbeat(agreement.me, self.compute.done_count, work)
+            beat = Heartbeat(agreement.me, self._progress, work)
             for peer_id in due:
                 self._courier.tell(peer_id, beat)
+
+    @property
+    def _progress(self) -> int:
+        """What this peer has computed and fetched: a newcomer that fetches its states gets on."""
+        return self.compute.done_count + (self._blobs.received_bytes >> 16)
 
     def _on_call_failed(self, peer_id: str) -> None:
         self._liveness.stream_reset(peer_id, time.monotonic_ns())

@@ -106,6 +106,8 @@ class BlobExchange:
         self._open_blob = open_blob
         self._on_fault = on_fault
         self._on_progress = on_progress
+        self.received_bytes = 0
+        """In all, of chunks that were asked for."""
         self._begun: dict[str, tuple[_Download, io.BytesIO]] = {}
         self._plane = ControlPlane(host, self._serve, name="blob")
 
@@ -243,6 +245,7 @@ class BlobExchange:
             raise PeerFault(f"a blob of {chunk.total_bytes} bytes that had {download.total}", peer)
         if len(chunk.content) != max(0, min(CHUNK_LIMIT_BYTES, chunk.total_bytes - at)):
             raise PeerFault(f"a chunk of {len(chunk.content)} bytes", peer)
+        self.received_bytes += len(chunk.content)
         return chunk
 
     async def _serve(self, sender: str, body: bytes) -> bytes:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 
 from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.core.view import View
@@ -58,13 +57,13 @@ class Invariants:
         member: Member,
         number: int,
         heard: Mapping[str, tuple[int, int]],
-        joiners: Iterable[PeerRecord],
+        joiners: Iterable[Member],
     ) -> None:
         """What `member` brings: the versions of records that it has heard, and the newcomers that
         it names from within a view; what newcomers name may not count.
         """
         self._entered[member, number] = dict(heard)
-        self._named[member, number] = frozenset(Member(r.peer_id, r.life) for r in joiners)
+        self._named[member, number] = frozenset(joiners)
 
     def _check_records(self, view: View) -> None:
         """What was agreed on is never older than what somebody brought, nor than the view before.

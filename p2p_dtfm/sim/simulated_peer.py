@@ -8,7 +8,7 @@ from p2p_dtfm.core.actions import (
     SECOND_NS,
     Actions,
     ComputePlan,
-    Halt,
+    Disagreed,
     Left,
     Rejoin,
     Report,
@@ -181,7 +181,7 @@ class SimulatedPeer(SimulatedWaits):
                 self._rejoin(action)
             elif isinstance(action, Report):
                 self.say(action.text)
-            elif isinstance(action, Halt):
+            elif isinstance(action, Disagreed):
                 raise Violation(action.reason)
             else:
                 assert isinstance(action, StopStep)

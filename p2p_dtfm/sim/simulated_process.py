@@ -200,8 +200,7 @@ class SimulatedProcess:
         for signed in message.contributions:
             if signed.peer_id == self.name:
                 mine = decode(signed.payload, Contribution)
-                named = mine.joiners if mine.present is not None else ()
-                joiners = [decode(joiner.payload, PeerRecord) for joiner in named]
+                joiners = mine.joiners if mine.present is not None else ()
                 invariants, heard = self.world.invariants, self.heard_records
                 invariants.enters_gather(mine.member, message.number, heard, joiners)
 

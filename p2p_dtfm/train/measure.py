@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.core.records import Device, LayerTiming
+from p2p_dtfm.core.records import NAME_LIMIT, Device, LayerTiming
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.train.emulated import emulated_device, emulated_flops_per_s
 from p2p_dtfm.train.model import build_layer, layer_count, token_loss_sum
@@ -122,7 +122,9 @@ def measure_device(
         timings.append(_measure_layer(spec, layer, device))
     progress(len(kinds), len(kinds))
     embedding, block, head = timings
-    return Device(device.type, _device_name(device), memory_bytes, embedding, block, head)
+    return Device(
+        device.type, _device_name(device)[:NAME_LIMIT], memory_bytes, embedding, block, head
+    )
 
 
 def _memory_bytes(device: torch.device, limit_bytes: int | None) -> int:

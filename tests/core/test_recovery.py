@@ -116,8 +116,7 @@ def test_lineage_forgets_a_fork() -> None:
 
 def test_who_must_answer() -> None:
     newer = Member("b", 2)
-    contributions = {A: part(A, {0: 7})}
-    named = universe(contributions, {A: (newer,)})
+    named = universe({A: part(A, {0: 7}, joiners=(newer,))})
     assert named == {A, newer, C}
     assert unanswered(named, [A], set(), set()) == {newer, C}
     assert unanswered(named, [A], {C}, {Accusation(A, newer)}) == set()
@@ -135,6 +134,18 @@ def test_a_cut_link_costs_the_one_that_is_needed_least() -> None:
     assert mutually_reachable(parts, {Accusation(B, C)}, reached) == (A, B)
     assert mutually_reachable(parts, {Accusation(A, B), Accusation(C, B)}, reached) == (A, C)
     assert mutually_reachable(parts, set(), reached) == (A, B, C)
+
+
+def test_who_accuses_again_and_again_goes_first_by_the_word_of_most_members() -> None:
+    def going(namers: str) -> tuple[Member, ...]:
+        parts = {
+            member: part(member, {0: 7, 1: 7}, accusers=("a",) if member.peer_id in namers else ())
+            for member in (A, B, C)
+        }
+        return mutually_reachable(parts, {Accusation(A, C)}, lambda rest: 0)
+
+    assert going("b") == (A, B), "one member names whom it likes"
+    assert going("bc") == (B, C)
 
 
 def test_guardians_are_others_and_count_once_in_place() -> None:

@@ -431,10 +431,10 @@ def test_a_forged_record_inside_a_contribution_is_refused(live: Live, tmp_path: 
     async def scenario(one: Stranger) -> None:
         mine = await own_record(one, live)
         signed = sign_record(mine, one.host.identity.sign)
-        forged = msgspec.structs.replace(signed, peer_id=OTHER_PEER)
-        number = live.facts["view"] + 1
+        forged = msgspec.structs.replace(signed, signature=bytes(64))
+        number = live.facts["view"] // 2 * 2 + 2
         me = Member(one.host.peer_id, 1)
-        contribution = Contribution(me, number, signed, None, 0, {}, (forged,))
+        contribution = Contribution(me, number, forged, None, 0, {}, ())
         said = sign_contribution(contribution, one.host.identity.sign)
         with pytest.raises(Refused, match="forged signature"):
             await one.call(Gather(me, number, True, GENESIS, 1, (said,), (), ""))
@@ -455,7 +455,8 @@ def test_a_record_with_a_lower_sequence_does_not_replace_a_newer_one(
         while not isinstance(message := unpack(await one.heard.get())[1], Gather):
             pass
         (said,) = message.contributions
-        (named,) = decode(said.payload, Contribution).joiners
+        assert decode(said.payload, Contribution).joiners == (Member(one.host.peer_id, 1),)
+        (named,) = message.newcomers
         assert decode(named.payload, PeerRecord).sequence == 5
 
     sender = with_stranger(live, tmp_path, scenario)

@@ -5,6 +5,7 @@ from collections.abc import Collection
 import msgspec
 
 from p2p_dtfm.core.canonical import digest, encode_for_wire
+from p2p_dtfm.core.certificate import Certificate
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Sign, Signed, Verify, open_signed, sign
@@ -106,16 +107,6 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 
     accusation: Accusation
     signature: bytes
-
-
-class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The Ready set of a view: proof that its contributors have agreed on it and its members."""
-
-    view: ViewId
-    plan_digest: str
-    members: tuple[Member, ...]
-    ready: tuple[tuple[Member, bytes], ...]
-    """Each contributor with the signature of its Ready."""
 
 
 class Gather(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="gather"):

@@ -7,13 +7,13 @@ import msgspec
 
 from p2p_dtfm.core.agreement_messages import (
     Accusation,
-    Certificate,
     Charge,
     Contribution,
     Gather,
     Ready,
     knowledge_digest,
 )
+from p2p_dtfm.core.certificate import Certificate
 from p2p_dtfm.core.evidence import evidence
 from p2p_dtfm.core.judgement import Conflict
 from p2p_dtfm.core.leaving import staying

@@ -29,6 +29,8 @@ CONTRIBUTION_LIMIT_BYTES = 512 * 1024
 _LENGTHS = {"accusations": CHARGES_LIMIT, "newcomers": NEWCOMERS_LIMIT, "ancestors": 64}
 _BYTES = {"newcomers": RECORD_LIMIT_BYTES, "record": RECORD_LIMIT_BYTES}
 _SIGNATURE_LIMIT_BYTES = 128
+_LEAST = {"kept": -1}
+"""0 for all others."""
 
 
 def require_bounded(message: AgreementMessage, sender: str) -> None:
@@ -45,7 +47,7 @@ def require_bounded_contribution(part: Contribution, layer_count: int) -> None:
     peer_id = part.member.peer_id
     _walk(part, "", peer_id)
     named = [*part.held]
-    for saved in part.saved:
+    for saved in (*part.saved, *part.cuts):
         named += saved.layers
     for step in (part.pending, part.retained):
         named += step.reduced_layers if step is not None else ()
@@ -63,7 +65,7 @@ def _walk(value: Any, name: str, sender: str) -> None:
     if isinstance(value, bool) or value is None:
         return
     if isinstance(value, int):
-        if not 0 <= value < NUMBER_LIMIT:
+        if not _LEAST.get(name, 0) <= value < NUMBER_LIMIT:
             raise PeerFault(f"a number in {name!r} that cannot be: below 0 or above 2^53", sender)
     elif isinstance(value, str):
         if len(value) > TEXT_LIMIT:

@@ -1,0 +1,160 @@
+"""A stranger says what it likes to three daemons: none ends, none goes elsewhere, all train on."""
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+
+import msgspec
+
+from p2p_dtfm.core.actions import ComputePlan, SendMessage
+from p2p_dtfm.core.agreement import Agreement
+from p2p_dtfm.core.agreement_messages import (
+    Active,
+    AgreementMessage,
+    Gather,
+    JoinRequest,
+    Ready,
+    Standing,
+)
+from p2p_dtfm.core.canonical import decode
+from p2p_dtfm.core.plan import NoPlan
+from p2p_dtfm.core.records import PROTOCOL_VERSION, sign_record
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.core.statements import certified, members_digest, stated
+from p2p_dtfm.core.workload import workload_of
+from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.daemon.wire import AGREEMENT, Hello, KnownPeers, Welcome, pack, unpack
+from p2p_dtfm.net.addresses import parse_address
+from p2p_dtfm.net.control import ControlPlane
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.host import Host
+from p2p_dtfm.net.identity import verify
+from tests.core.builders import record
+from tests.e2e.helpers import step_of, wait_until, write_endless_spec
+
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+LIES_S = 12.0
+
+
+class Stranger:
+    """A peer of the test's own that speaks the wire."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.me = Member(host.peer_id, 1)
+        self.sign = host.identity.sign
+        self.heard: list[tuple[str, AgreementMessage]] = []
+        self.control: ControlPlane | None = None
+
+    async def hear(self, sender: str, body: bytes) -> bytes:
+        _, message = unpack(body)
+        if isinstance(message, AGREEMENT):
+            self.heard.append((sender, message))
+        return b""
+
+    async def say(self, peer_id: str, message: AgreementMessage) -> bytes:
+        assert self.control is not None
+        with contextlib.suppress(Refused, Unreachable):
+            return await self.control.call(peer_id, pack(1, message), 5)
+        return b""
+
+
+async def forge(one: Stranger, peers: list[str], view: ViewId) -> None:
+    """Everything that can be said without being anybody."""
+    fake = ViewId(10**6, "f" * 64)
+    ready = stated(Ready(one.me, fake, "e" * 64, members_digest((one.me,))), one.sign)
+    proof = certified(fake, (one.me,), (ready,))
+    standing = stated(Standing(one.me, proof, True, 10**9, (view,)), one.sign)
+    for peer_id in peers:
+        for number in (2**64 - 2, 2**53 - 2, view.number // 2 * 2 + 2, view.number // 2 * 2 + 3):
+            base = view if number % 2 == 0 else GENESIS
+            planned = number % 2 == 0
+            await one.say(peer_id, Gather(one.me, number, planned, base, 1, (), (), "0" * 64))
+        for message in (standing, msgspec.structs.replace(standing, signature=b"")):
+            await one.say(peer_id, message)
+        for number in range(10):
+            away = ViewId(10**9 + number, "f" * 64)
+            await one.say(peer_id, stated(Active(one.me, away, 0), one.sign))
+
+
+async def join_with_another_plan(one: Stranger, target: str, run_digest: str) -> int:
+    """Take part honestly, then say Ready with a plan that nobody else has; how often."""
+    assert one.control is not None
+    addresses, lies = await one.host.addresses(), 0
+    hello = pack(1, Hello(PROTOCOL_VERSION, addresses))
+    welcome = decode(await one.control.call(target, hello, 5), Welcome)
+    spec = RunSpec.from_canonical_bytes(welcome.run_spec.payload)
+    agreement = Agreement(one.me, run_digest, workload_of(spec), one.sign, verify)
+    mine = record(one.host.peer_id, run_digest=run_digest, addresses=addresses)
+    agreement.set_record(mine, sign_record(mine, one.sign))
+
+    async def do(actions: list) -> None:  # type: ignore[type-arg]
+        nonlocal lies
+        for action in actions:
+            if isinstance(action, SendMessage):
+                await asyncio.gather(*(one.say(peer, action.message) for peer in action.to))
+            elif isinstance(action, ComputePlan):
+                lies += 1
+                plan = NoPlan("I say so")
+                now_ns = time.monotonic_ns()
+                await do(agreement.plan_computed(action.snapshot, plan, now_ns))
+
+    request = agreement.wants_view()
+    assert isinstance(request, JoinRequest)
+    reply = await one.say(target, request)
+    for peer in decode(reply, KnownPeers).peers if reply else ():
+        with contextlib.suppress(Unreachable):
+            if peer.peer_id != one.host.peer_id:
+                await one.host.connect(peer.peer_id, list(peer.addresses), 5)
+    end_s = time.monotonic() + LIES_S
+    while time.monotonic() < end_s and not lies:
+        await asyncio.sleep(0.1)
+        heard, one.heard = one.heard, []
+        for sender, message in heard:
+            await do(agreement.receive(sender, message, time.monotonic_ns()))
+        await do(agreement.tick(time.monotonic_ns()))
+    return lies
+
+
+def test_a_strangers_claims_and_another_plan_move_nobody(
+    prepared_data: Path, tmp_path: Path
+) -> None:
+    spec = write_endless_spec(tmp_path, data={"source": str(prepared_data)})
+    with LocalSwarm(tmp_path, ["--threads", "1"]) as swarm:
+        founder, address = swarm.found(["--run", str(spec), "--expect-peers", "3"])
+        for _ in range(2):
+            swarm.join(address)
+        wait_until(lambda: all(step_of(c) >= 3 for c in swarm.children), "all train")
+        before = facts_of(founder)
+        others = [facts_of(child)["peer_id"] for child in swarm.children]
+
+        async def scenario() -> int:
+            host = await Host.start(tmp_path / "evil.key", LOOPBACK, initial_peers=[address])
+            try:
+                one = Stranger(host)
+                one.control = await ControlPlane(host, one.hear).ready()
+                target = parse_address(address)[0]
+                view = ViewId(before["view"], before["snapshot"])
+                await forge(one, others, view)
+                assert all(child.running for child in swarm.children)
+                return await join_with_another_plan(one, target, before["run_digest"])
+            finally:
+                await host.close()
+
+        lies = asyncio.run(scenario())
+        step = step_of(founder)
+        wait_until(lambda: all(step_of(c) > step + 5 for c in swarm.children), "all train on", 20)
+        for child in swarm.children:
+            log = (child.home / "stderr").read_text(errors="replace")
+            assert "Traceback" not in log and "rejoins" not in log, log[-2000:]
+        assert lies, "the newcomer had its say"
+        views = {facts_of(child)["view"] for child in swarm.children}
+        assert max(views) < before["view"] + 10
+
+
+def facts_of(child: Child) -> dict:  # type: ignore[type-arg]
+    facts = child.status()
+    assert facts is not None
+    return facts

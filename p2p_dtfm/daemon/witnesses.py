@@ -102,9 +102,7 @@ class StateVotes:
         if asked is None or (asked.view, asked.number) != (message.view, message.number):
             return
         if message.layer not in asked.layers or len(message.digest) != DIGEST_BYTES:
-            raise PeerFault(
-                f"tells a digest of layer {message.layer} that it was not asked", sender
-            )
+            raise PeerFault(f"a digest of layer {message.layer}, which was not asked for", sender)
         said = self._said.setdefault(message.layer, {})
         said[sender, message.version] = message.digest
         while len(said) > SAID_LIMIT:

@@ -102,9 +102,13 @@ def test_a_commit_without_all_prepared_is_found(monkeypatch: pytest.MonkeyPatch)
         segments = enumerate(self._segments)
         silent = self.missing[0]
         norms = {number: 0.0 for number, segment in segments if silent in segment.holders}
-        self._prepared[silent] = Prepared(self.view, self.step, silent, norms, 0.0, 0, 0.0, 0, None)
+        for other in held.values():
+            norms |= {n: norm for n, norm in other.squared_norms.items() if n in norms}
+        base = next(iter(held.values())).base
+        made_up = Prepared(self.view, self.step, silent, norms, 0.0, 0, 0.0, 0, None, base)
+        self._prepared[silent] = made_up
         outcome = original(self)
-        self._prepared = held
+        self._prepared, self._conflict = held, None
         return outcome
 
     monkeypatch.setattr(StepTransaction, "outcome", hasty)

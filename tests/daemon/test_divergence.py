@@ -1,0 +1,92 @@
+"""A run that comes to numbers that are none says so and stands still; nothing ends, and nothing of
+it is sent or committed."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from p2p_dtfm.core.ledger import Ledger
+from p2p_dtfm.core.plan import Plan
+from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.daemon.status import State
+from p2p_dtfm.daemon.trainer import Trainer
+from p2p_dtfm.train.finite import is_finite
+from p2p_dtfm.train.layer_state import LayerState
+from tests.daemon.trainer_parts import SPEC, trainer_tools, view_of
+
+DEADLINE_S = 30.0
+
+
+class Outlet:
+    """The daemon's side: whenever the step cannot commit there is another view."""
+
+    def __init__(self) -> None:
+        self.trainer: Trainer | None = None
+        self.told: list[str] = []
+        self.prepared: list[ViewId] = []
+        self._number = 0
+
+    def begin_next_view(self) -> None:
+        self._number += 1
+        view = view_of(self._number, 1)
+        assert self.trainer is not None and isinstance(view.plan, Plan)
+        self.trainer.view_agreed(view, False)
+        self.trainer.take_over(view, 0, Ledger(view.id, view.plan, 0), None)
+
+    def contradiction(self, reason: str) -> None:
+        assert self.trainer is not None
+        self.told.append(reason)
+        self.trainer.stop_step()
+        self.begin_next_view()
+
+    def say_prepared(self, signed: Any, view: Any) -> None:
+        self.prepared.append(view.id)
+
+    def lineage_at(self, step: int) -> str:
+        return ""
+
+    async def fetch_shards(self, digests: set[str]) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e30])
+def test_a_run_that_diverges_says_so(tmp_path: Path, value: float) -> None:
+    torch.set_num_threads(1)
+    tools = trainer_tools(tmp_path)
+
+    async def run() -> None:
+        outlet: Any = Outlet()
+        trainer = outlet.trainer = Trainer(tools, outlet)
+        for layer in range(6):
+            state = trainer._state.states[layer] = LayerState.genesis(SPEC, layer)
+            state.parameters.fill_(value)
+        outlet.begin_next_view()
+        running = asyncio.create_task(trainer.run())
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while "diverged" not in tools.status.reason:
+                    assert not running.done(), running
+                    await asyncio.sleep(0.01)
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+            await trainer.close()
+            tools.compute.close()
+        assert len(outlet.told) == 1, "once somebody else may be the reason"
+        assert not outlet.prepared
+        assert tools.status.state is State.WAITING and "step 0" in tools.status.reason
+
+    asyncio.run(run())
+
+
+def test_what_is_finite() -> None:
+    large = torch.full((8,), 3e38)
+    assert is_finite(large), "though its sum is not"
+    assert is_finite(torch.zeros(0))
+    for wrong in (float("nan"), float("inf"), -float("inf")):
+        assert not is_finite(torch.tensor([1.0, wrong, -wrong]))

@@ -1,0 +1,86 @@
+"""A state counts if the others have it too; a donor that lies is turned from."""
+
+import asyncio
+import hashlib
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.snapshot import ViewId
+from p2p_dtfm.daemon import witnesses
+from p2p_dtfm.daemon.compute import Compute
+from p2p_dtfm.daemon.wire import ConfirmLayers, StateDigest
+from p2p_dtfm.daemon.witnesses import VERSIONS_TOLD, StateVotes, WitnessDesk
+from p2p_dtfm.train.layer_state import LayerState
+from tests.daemon.trainer_parts import SPEC
+
+VIEW = ViewId(4, "next")
+TRUE, FALSE = b"1" * 16, b"2" * 16
+
+
+def counts(donor: bytes, *others: bytes, silent: int = 0, version: int = 7) -> bool:
+    """Whether a donor's state counts, given what others say of it."""
+    votes = StateVotes()
+    names = [f"w{number}" for number in range(len(others) + silent)]
+    for number, name in enumerate(names):
+        votes.ask(name, VIEW, number, {0, 1})
+    for number, digest in enumerate(others):
+        votes.said(names[number], StateDigest(VIEW, number, 0, version, digest))
+    return asyncio.run(votes.count(names, 0, 7, "donor", donor.hex() + "00" * 16))
+
+
+def test_what_most_say_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(witnesses, "LIMIT_S", 0.05)
+    assert counts(TRUE, TRUE)
+    assert counts(TRUE, TRUE, FALSE), "the odd one is another"
+    assert not counts(FALSE, TRUE, TRUE)
+    assert not counts(FALSE, TRUE), "one word against another"
+    assert counts(TRUE), "where nobody else has it, the donor's word has to do"
+    assert counts(TRUE, silent=2), "nobody waits for ever"
+    assert counts(TRUE, FALSE, version=6), "of another version it says nothing"
+
+
+def test_only_who_was_asked_is_heard() -> None:
+    votes = StateVotes()
+    votes.ask("w", VIEW, 3, {0})
+    votes.said("stranger", StateDigest(VIEW, 3, 0, 7, FALSE))
+    votes.said("w", StateDigest(VIEW, 2, 0, 7, FALSE))
+    votes.said("w", StateDigest(ViewId(9, "other"), 3, 0, 7, FALSE))
+    assert not votes._said
+    for wrong in (StateDigest(VIEW, 3, 1, 7, FALSE), StateDigest(VIEW, 3, 0, 7, b"short")):
+        with pytest.raises(PeerFault, match="not asked for"):
+            votes.said("w", wrong)
+    for version in range(100):
+        votes.said("w", StateDigest(VIEW, 3, 0, version, TRUE))
+    assert len(votes._said[0]) == witnesses.SAID_LIMIT
+
+
+class Line:
+    def __init__(self) -> None:
+        self.told: list[StateDigest] = []
+
+    def tell(self, peer_id: str, message: Any) -> None:
+        self.told.append(message)
+
+
+def test_a_holder_tells_what_it_has_in_the_next_steps() -> None:
+    line, compute = Line(), Compute()
+    courier: Any = line
+    desk = WitnessDesk(courier, compute)
+    state = LayerState.genesis(SPEC, 0)
+
+    async def run() -> None:
+        desk.asked("newcomer", ConfirmLayers(VIEW, 5, (0, 3)))
+        for step in range(VERSIONS_TOLD + 2):
+            state.version = step
+            assert desk.is_due(step) == (step < VERSIONS_TOLD)
+            await desk.tell({0: state}, step)
+            await desk.tell({0: state}, step)  # a step boundary may last
+
+    asyncio.run(run())
+    compute.close()
+    assert [message.version for message in line.told] == list(range(VERSIONS_TOLD))
+    state.version = 0
+    blob = hashlib.blake2b(state.to_bytes(), digest_size=32).digest()
+    assert line.told[0].digest == blob[:16], "as the name of the blob that a donor offers begins"

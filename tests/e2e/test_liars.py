@@ -1,0 +1,104 @@
+"""Members that lie lose their place. Nobody's daemon ends, nobody's states part, and the others'
+losses are those of one machine."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from tests.e2e.helpers import logged, losses, step_of, wait_until, write_spec
+from tests.e2e.parity import assert_equals_the_plain_loop
+
+STEPS = 60
+HELD_UP_LIMIT_S = 10.0
+OPTIONS = ("--threads", "1", "--dashboard", "off")
+TOLD = {
+    "norm": "another norm than the other holders",
+    "loss": "a loss that no model has",
+    "nan": "not finite",
+    "equivsum": "are not those that",
+    "equivnorm": "two different Prepared",
+    "state": "is another than that of the rest",
+}
+
+
+@contextmanager
+def swarm(
+    directory: Path,
+    data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    liars: dict[int, tuple[str, int]],
+    steps: int = STEPS,
+) -> Iterator[tuple[LocalSwarm, str]]:
+    """Four members; `liars` says of which child what it lies about, from which step on."""
+    spec = write_spec(
+        directory,
+        total_steps=steps,
+        data={"source": str(data)},
+        checkpoint={"every_steps": 10, "keep": 2},
+    )
+    with LocalSwarm(directory, OPTIONS, "tests.e2e.liar") as local:
+        _, address = local.found(["--run", str(spec), "--expect-peers", "4"])
+        for number in (1, 2, 3):
+            kind, step = liars.get(number, ("", 0))
+            monkeypatch.setenv("LIES", json.dumps({"kind": kind, "step": step} if kind else {}))
+            local.join(address)
+        monkeypatch.delenv("LIES")
+        yield local, address
+
+
+def watch(honest: list[Child], others: list[Child], told: list[str], steps: int = STEPS) -> None:
+    """Until the honest ones are done: none ends, and no commit is long in coming."""
+    wait_until(lambda: all(step_of(child) >= 0 for child in honest), "the first step")
+    newest, since_s = 0, time.monotonic()
+    while min(step_of(child) for child in honest) < steps - 1:
+        step = max(step_of(child) for child in honest)
+        newest, since_s = (step, time.monotonic()) if step > newest else (newest, since_s)
+        assert time.monotonic() - since_s < HELD_UP_LIMIT_S, f"held up at step {newest}"
+        assert all(child.running for child in (*honest, *others))
+        time.sleep(0.05)
+    for text in told:
+        assert any(logged(child, text) for child in honest), text
+    curves = [losses(child) for child in honest]
+    assert curves[0] == {step: loss for step, loss in curves[-1].items() if step in curves[0]}
+
+
+def test_two_liars_of_four(
+    tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sends gradients that are none, the other says of them what is not so."""
+    liars = {1: ("norm", 5), 2: ("nan", 20)}
+    with swarm(tmp_path, prepared_data, monkeypatch, liars) as (local, _):
+        first, norm, nan, last = local.children
+        watch([first, last], [norm, nan], [TOLD["norm"], TOLD["nan"]])
+        wait_until(lambda: (first.status() or {}).get("state") == "done", "the checkpoint")
+    assert_equals_the_plain_loop(first, STEPS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["loss", "equivsum", "equivnorm"])
+def test_one_liar_of_four(
+    tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    with swarm(tmp_path, prepared_data, monkeypatch, {2: (kind, 5)}) as (local, _):
+        honest = [child for number, child in enumerate(local.children) if number != 2]
+        watch(honest, [local.children[2]], [TOLD[kind]])
+        wait_until(lambda: (honest[0].status() or {}).get("state") == "done", "the checkpoint")
+    assert_equals_the_plain_loop(honest[0], STEPS)
+
+
+@pytest.mark.nightly
+def test_a_donor_that_gives_noise(
+    tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with swarm(tmp_path, prepared_data, monkeypatch, {1: ("state", 0)}, 500) as (local, address):
+        wait_until(lambda: step_of(local.children[0]) >= 10, "ten steps")
+        newcomer = local.join(address)
+        honest = [child for number, child in enumerate(local.children) if number != 1]
+        wait_until(lambda: step_of(newcomer) >= 0, "the newcomer takes part")
+        watch([honest[0], *honest[1:3], newcomer], [local.children[1]], [], 500)
+    assert_equals_the_plain_loop(honest[0], 500)

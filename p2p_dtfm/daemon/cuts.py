@@ -61,14 +61,27 @@ class Cuts:
 
     def take_over(self, view: View, step: int) -> None:
         """From `step` on steps happen in `view`; copies that do not lie on its lineage are gone."""
+        before, clock, pace = self._view, self._clock, view.cut_pace
+        goes_on = before is not None and view.goes_on_with_cuts_of(before)
+        if goes_on and clock is not None and pace is not None:
+            self._go_on(view, clock, pace.every_steps)
+            return
         self.stop()
         self._view, self._first_step = view, step
-        pace = view.cut_pace
         guarded = view.guardians_of(self._tools.me)
         self._clock = None if pace is None else CutClock(step, pace.every_steps, guarded)
         if self.safe_step is not None:
             self.safe_step = min(self.safe_step, step)
         self._store.keep_from(self.safe_step or 0, self._is_on_lineage)
+
+    def _go_on(self, view: View, clock: CutClock, every_steps: int) -> None:
+        """The cut under way is not begun anew; what is on its way as of the view before is lost."""
+        self._view, clock.every_steps = view, every_steps
+        if self._sending is not None:
+            self._sending.cancel()
+            step = clock.newest
+            sending = self._send(view, clock, step, self._outlet.lineage_at(step))
+            self._sending = asyncio.create_task(sending)
 
     def stop(self) -> None:
         """Nothing more of the view's cuts is sent or taken; what is here stays."""
@@ -147,7 +160,7 @@ class Cuts:
         pairs = guarded_pairs(view.snapshot, view.plan, view.guards)
         mine = [pair for pair in pairs if pair.holder == self._tools.me]
         self._digests = {}
-        while clock.missing and clock.newest == step:
+        while clock.missing and clock.newest == step and self._view is view:
             for pair in mine:
                 self._tools.courier.tell(pair.guardian, CutBegun(view.id, step, lineage))
                 for layer in sorted(set(pair.layers) & clock.missing):

@@ -8,6 +8,8 @@ small pieces that take no more than a tenth of the line. `core.cuts` says when.
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 from p2p_dtfm.core.cuts import LINE_SHARE, CutClock
 from p2p_dtfm.core.errors import PeerFault
@@ -29,6 +31,9 @@ RECEIPT_LIMIT_S = 10.0
 """How long after its last piece a guardian's receipt may take, before a layer is sent anew."""
 RETRY_S = 1.0
 LANE = "state"
+MOST_STEPS_AHEAD = 64
+"""A guardian without a stage may be a few steps behind its holder."""
+LINEAGE_POLL_S = 0.05
 
 log = logging.getLogger("p2p_dtfm.cuts")
 
@@ -57,6 +62,16 @@ class Cuts:
         self._checking: set[asyncio.Task[None]] = set()
         self._received = asyncio.Event()
 
+    def _watched(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """If it breaks, the steps must not go on as if cuts were taken."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._state.fail(error)
+
     # views --------------------------------------------------------------------------------------
 
     def take_over(self, view: View, step: int) -> None:
@@ -80,8 +95,9 @@ class Cuts:
         if self._sending is not None:
             self._sending.cancel()
             step = clock.newest
-            sending = self._send(view, clock, step, self._outlet.lineage_at(step))
-            self._sending = asyncio.create_task(sending)
+            self._sending = self._watched(
+                self._send(view, clock, step, self._outlet.lineage_at(step))
+            )
 
     def stop(self) -> None:
         """Nothing more of the view's cuts is sent or taken; what is here stays."""
@@ -152,7 +168,7 @@ class Cuts:
             self._store.put(lineage, copies)
             clock.taken()
             if clock.missing:
-                self._sending = asyncio.create_task(self._send(self._view, clock, step, lineage))
+                self._sending = self._watched(self._send(self._view, clock, step, lineage))
 
     async def _send(self, view: View, clock: CutClock, step: int, lineage: str) -> None:
         """To one guardian after another, until all have said that they have it."""
@@ -241,7 +257,7 @@ class Cuts:
             )
         is_news = coming.take(header.index, tensor_from_bytes(payload, header.shape))
         if coming.is_whole and (is_news or header.index == coming.last_index):
-            task = asyncio.create_task(self._keep(sender, view, coming))
+            task = self._watched(self._keep(sender, view, coming))
             self._checking.add(task)
             task.add_done_callback(self._checking.discard)
 
@@ -281,8 +297,3 @@ class Cuts:
         if clock is None or view is None or clock.safe >= 0 or state.version != self._first_step:
             return
         self._store.put(self._outlet.lineage_at(state.version), [state.seen_from_cpu()])
-
-
-MOST_STEPS_AHEAD = 64
-"""A guardian without a stage may be a few steps behind its holder."""
-LINEAGE_POLL_S = 0.05

@@ -132,6 +132,11 @@ class CutClock:
         return frozenset(self._missing)
 
     @property
+    def travels(self) -> bool:
+        """Copies are made, and guardians wait for some of them."""
+        return self._is_taken and bool(self._missing)
+
+    @property
     def kept(self) -> int:
         """What Prepared says: the newest cut of which this peer's part is kept; -1 for none."""
         return self.newest if self._is_taken and not self._missing else self.safe

@@ -94,6 +94,7 @@ class Cuts:
         self._view, clock.every_steps = view, every_steps
         if self._sending is not None:
             self._sending.cancel()
+        if clock.travels:
             step = clock.newest
             self._sending = self._watched(
                 self._send(view, clock, step, self._outlet.lineage_at(step))

@@ -99,8 +99,8 @@ def pace_of(copies_ns: Iterable[int], most_bytes: int, step_ns: int) -> CutPace:
 class CutClock:
     """When cuts are taken in one view, at one of its members.
 
-    `guarded`: the guardian of each layer that this peer alone holds; nobody else does. The view's
-    first step is its first cut.
+    `guarded`: the guardian of each layer that this peer alone holds. The view's first step is its
+    first cut; it goes on in views that follow, while all stay in their places.
     """
 
     def __init__(self, first_step: int, every_steps: int, guarded: Mapping[int, str]) -> None:
@@ -130,6 +130,11 @@ class CutClock:
     def missing(self) -> frozenset[int]:
         """Layers whose guardian has not got the newest cut."""
         return frozenset(self._missing)
+
+    @property
+    def travels(self) -> bool:
+        """Copies are made, and guardians wait for some of them."""
+        return self._is_taken and bool(self._missing)
 
     @property
     def kept(self) -> int:

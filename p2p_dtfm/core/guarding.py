@@ -12,7 +12,7 @@ the step guardians lag (`cuts`), and nobody waits for them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2p_dtfm.core.cuts import lags
+from p2p_dtfm.core.cuts import HELD_CUTS, STATE_PARTS, lags
 from p2p_dtfm.core.guardians import GUARDED_COPIES, LEAST_ROOM_BYTES, assigned
 from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem, duration_ns
 
@@ -26,6 +26,8 @@ class Guarded:
     size_bytes: int
     bytes_per_s: int
     round_trip_ns: int
+    may_lag: bool = True
+    """All stage-holders have room for copies of their own layers."""
 
     @property
     def transfer_ns(self) -> int:
@@ -60,7 +62,15 @@ def guarded_by(
             if layer in guardians:
                 ends = holder, guardians[layer]
                 sent[ends] = sent.get(ends, 0) + sizes[layer]
-    return tuple(Guarded(*ends, size, *_link(problem, *ends)) for ends, size in sent.items())
+    for layer, guardian in guardians.items():
+        room[guardian] -= GUARDED_COPIES * sizes[layer]
+    own = {peer: sum(map(sizes.__getitem__, layers)) for peer, layers in held.items()}
+    may_lag = len(held) == 1 or all(
+        HELD_CUTS * STATE_PARTS * size <= room[peer] for peer, size in own.items()
+    )
+    return tuple(
+        Guarded(*ends, size, *_link(problem, *ends), may_lag) for ends, size in sent.items()
+    )
 
 
 def _link(problem: Problem, holder: int, guardian: int) -> tuple[int, int]:
@@ -77,7 +87,8 @@ def _link(problem: Problem, holder: int, guardian: int) -> tuple[int, int]:
 def waited_for(guarded: Sequence[Guarded], step_ns: int) -> tuple[Guarded, ...]:
     """All, or none where guardians lag since steps of this length would wait too long."""
     waits_ns = (g.transfer_ns - MESSAGE_NS + g.round_trip_ns for g in guarded)
-    return () if lags(waits_ns, step_ns) else tuple(guarded)
+    may_lag = all(each.may_lag for each in guarded)
+    return () if may_lag and lags(waits_ns, step_ns) else tuple(guarded)
 
 
 def guarded_ns(problem: Problem, guarded: Sequence[Guarded], ends_ns: dict[int, int]) -> int:

@@ -46,6 +46,12 @@ class SignedPrepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
     signed: Signed
 
 
+class PreparedSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="prepared_steps"):
+    """What the only stage-holder of a view has said since it told the others last, in order."""
+
+    signed: tuple[Signed, ...]
+
+
 class Statement(NamedTuple):
     """A Prepared whose signature holds, and what proves to others that it was said."""
 

@@ -17,6 +17,7 @@ from p2p_dtfm.core.judgement import Conflict, conflict_of, fault_of
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.prepared import (
     Prepared,
+    PreparedSteps,
     SignedPrepared,
     Statement,
     open_prepared,
@@ -28,6 +29,7 @@ from p2p_dtfm.core.step_terms import StepTerms
 
 __all__ = [
     "Prepared",
+    "PreparedSteps",
     "SignedPrepared",
     "Statement",
     "StepOutcome",

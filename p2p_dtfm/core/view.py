@@ -60,6 +60,16 @@ class View:
         there are keep up with each step."""
         return cut_pace(self.snapshot, self.plan, self.guards)
 
+    def goes_on_with_cuts_of(self, before: "View") -> bool:
+        """Whether a cut that is under way in the view before is not begun anew in this one: all
+        layers stay where they are, and so do their guardians."""
+        if not self.snapshot.planned or self.snapshot.previous != before.id:
+            return False
+        if self.cut_pace is None or before.cut_pace is None or self.guards != before.guards:
+            return False
+        plans = self.plan, before.plan
+        return all(isinstance(plan, Plan) for plan in plans) and self._layers == before._layers
+
     def guardians_of(self, peer_id: str) -> dict[int, str]:
         """The guardian of each layer that a peer alone holds."""
         layers = self.layers_of(peer_id)

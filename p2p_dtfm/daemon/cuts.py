@@ -8,6 +8,8 @@ small pieces that take no more than a tenth of the line. `core.cuts` says when.
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 from p2p_dtfm.core.cuts import LINE_SHARE, CutClock
 from p2p_dtfm.core.errors import PeerFault
@@ -29,6 +31,9 @@ RECEIPT_LIMIT_S = 10.0
 """How long after its last piece a guardian's receipt may take, before a layer is sent anew."""
 RETRY_S = 1.0
 LANE = "state"
+MOST_STEPS_AHEAD = 64
+"""A guardian without a stage may be a few steps behind its holder."""
+LINEAGE_POLL_S = 0.05
 
 log = logging.getLogger("p2p_dtfm.cuts")
 
@@ -57,18 +62,43 @@ class Cuts:
         self._checking: set[asyncio.Task[None]] = set()
         self._received = asyncio.Event()
 
+    def _watched(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """If it breaks, the steps must not go on as if cuts were taken."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._state.fail(error)
+
     # views --------------------------------------------------------------------------------------
 
     def take_over(self, view: View, step: int) -> None:
         """From `step` on steps happen in `view`; copies that do not lie on its lineage are gone."""
+        before, clock, pace = self._view, self._clock, view.cut_pace
+        goes_on = before is not None and view.goes_on_with_cuts_of(before)
+        if goes_on and clock is not None and pace is not None:
+            self._go_on(view, clock, pace.every_steps)
+            return
         self.stop()
         self._view, self._first_step = view, step
-        pace = view.cut_pace
         guarded = view.guardians_of(self._tools.me)
         self._clock = None if pace is None else CutClock(step, pace.every_steps, guarded)
         if self.safe_step is not None:
             self.safe_step = min(self.safe_step, step)
         self._store.keep_from(self.safe_step or 0, self._is_on_lineage)
+
+    def _go_on(self, view: View, clock: CutClock, every_steps: int) -> None:
+        """The cut under way is not begun anew; what is on its way as of the view before is lost."""
+        self._view, clock.every_steps = view, every_steps
+        if self._sending is not None:
+            self._sending.cancel()
+        if clock.travels:
+            step = clock.newest
+            self._sending = self._watched(
+                self._send(view, clock, step, self._outlet.lineage_at(step))
+            )
 
     def stop(self) -> None:
         """Nothing more of the view's cuts is sent or taken; what is here stays."""
@@ -139,7 +169,7 @@ class Cuts:
             self._store.put(lineage, copies)
             clock.taken()
             if clock.missing:
-                self._sending = asyncio.create_task(self._send(self._view, clock, step, lineage))
+                self._sending = self._watched(self._send(self._view, clock, step, lineage))
 
     async def _send(self, view: View, clock: CutClock, step: int, lineage: str) -> None:
         """To one guardian after another, until all have said that they have it."""
@@ -147,7 +177,7 @@ class Cuts:
         pairs = guarded_pairs(view.snapshot, view.plan, view.guards)
         mine = [pair for pair in pairs if pair.holder == self._tools.me]
         self._digests = {}
-        while clock.missing and clock.newest == step:
+        while clock.missing and clock.newest == step and self._view is view:
             for pair in mine:
                 self._tools.courier.tell(pair.guardian, CutBegun(view.id, step, lineage))
                 for layer in sorted(set(pair.layers) & clock.missing):
@@ -228,7 +258,7 @@ class Cuts:
             )
         is_news = coming.take(header.index, tensor_from_bytes(payload, header.shape))
         if coming.is_whole and (is_news or header.index == coming.last_index):
-            task = asyncio.create_task(self._keep(sender, view, coming))
+            task = self._watched(self._keep(sender, view, coming))
             self._checking.add(task)
             task.add_done_callback(self._checking.discard)
 
@@ -268,8 +298,3 @@ class Cuts:
         if clock is None or view is None or clock.safe >= 0 or state.version != self._first_step:
             return
         self._store.put(self._outlet.lineage_at(state.version), [state.seen_from_cpu()])
-
-
-MOST_STEPS_AHEAD = 64
-"""A guardian without a stage may be a few steps behind its holder."""
-LINEAGE_POLL_S = 0.05

@@ -13,6 +13,7 @@ from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.device_pace import DevicePace
 from p2p_dtfm.daemon.event_files import EventFiles
+from p2p_dtfm.daemon.held_back import HeldBack
 from p2p_dtfm.daemon.home import Home
 from p2p_dtfm.daemon.memory import Memory
 from p2p_dtfm.daemon.observer import Observer
@@ -73,6 +74,7 @@ class PeerState:
         self._far_ends: dict[str, str] = {}
         """Of each connected peer, the address of its end; empty on loopback."""
         self._troubled: set[str] = set()
+        self._held_back = HeldBack()
         """Peers with whom a tensor was lost since the last commit."""
         self._learnt: dict[str, Signed] = {}
         self._training: asyncio.Task[Any] | None = None

@@ -11,8 +11,9 @@ from p2p_dtfm.core.canonical import decode, encode
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.records import PROTOCOL_VERSION, open_record
 from p2p_dtfm.core.signed import Signed
-from p2p_dtfm.core.step import SignedPrepared, Statement, open_prepared
+from p2p_dtfm.core.step import PreparedSteps, SignedPrepared, Statement, open_prepared
 from p2p_dtfm.daemon.courier import PEERS_LIMIT
+from p2p_dtfm.daemon.held_back import LIMIT as STATEMENTS_LIMIT
 from p2p_dtfm.daemon.trainer_outlet import TrainerOutlet
 from p2p_dtfm.daemon.wire import (
     AGREEMENT,
@@ -71,11 +72,23 @@ class Reception(TrainerOutlet):
                 raise PeerFault("asks for traces without a place in the view", sender)
             return self._traces.answer(message)
         try:
-            self._receive(sender, message)
+            if isinstance(message, PreparedSteps):
+                await self._receive_steps(sender, message)
+            else:
+                self._receive(sender, message)
         except PeerFault as fault:
             log.warning("refused a %s of %s: %s", type(message).__name__, sender, fault.cause)
             raise
         return encode(self._known_peers()) if isinstance(message, JoinRequest) else b""
+
+    async def _receive_steps(self, sender: str, message: PreparedSteps) -> None:
+        """One after another: each is counted before the next one is looked at."""
+        assert self._trainer is not None
+        if len(message.signed) > STATEMENTS_LIMIT:
+            raise PeerFault(f"says Prepared of {len(message.signed)} steps at once", sender)
+        for signed in message.signed:
+            self._receive(sender, SignedPrepared(signed))
+            await self._trainer.counted()
 
     def _known_peers(self) -> KnownPeers:
         """Members, and newcomers that wait, for another newcomer."""

@@ -40,6 +40,8 @@ from p2p_dtfm.train.layer_state import LayerState
 SETTLE_LIMIT_S = 30.0
 SETTLE_POLL_S = 0.02
 GUARDIAN_POLL_S = 0.2
+TURNS_LIMIT = 64
+"""Of the event loop, for a step to commit; then whoever has no stage may skip it."""
 
 
 class Trainer:
@@ -177,6 +179,14 @@ class Trainer:
             state.wake.set()
         elif ledger is None or prepared.view.number > ledger.view.number:
             self._mail.keep_early(statement)
+
+    async def counted(self) -> None:
+        """Let the step that all have prepared commit, before more is said of the next ones."""
+        ledger = self._state.ledger
+        for _ in range(TURNS_LIMIT):
+            if ledger is None or ledger.frozen or not ledger.may_commit or ledger.missing:
+                return
+            await asyncio.sleep(0)
 
     def _skip(self, ledger: Ledger, statement: Statement) -> None:
         """Raises `PeerFault`."""

@@ -11,7 +11,7 @@ from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.stage_progress import StageProgress
-from p2p_dtfm.core.step import SignedPrepared, StepOutcome
+from p2p_dtfm.core.step import PreparedSteps, SignedPrepared, StepOutcome
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.membership import Membership
 from p2p_dtfm.daemon.run_source import fetch_blob
@@ -28,14 +28,34 @@ class TrainerOutlet(Membership):
     """Prepared, commits, lost tensors, data shards and checkpoints on their way out."""
 
     def say_prepared(self, signed: Signed, view: View) -> None:
-        """First to those for whom the others wait: the first stages begin the next step."""
-        message = SignedPrepared(signed)
+        """First to those for whom the others wait: the first stages begin the next step.
+
+        Where this peer alone computes and guardians lag nobody waits: the others hear of several
+        steps at a time, but at once of one after which another view may take over.
+        """
+        message: SignedPrepared | PreparedSteps = SignedPrepared(signed)
+        if self._computes_alone(view):
+            now_s = time.monotonic()
+            self._held_back.add(view.id, signed)
+            if self._may_wait() and not self._held_back.is_due(now_s):
+                return
+            message = PreparedSteps(self._held_back.take(now_s))
         position = {peer_id: math.inf for peer_id in view.member_ids}
         if isinstance(view.plan, Plan):
             for pipeline in view.plan.pipelines:
                 position |= {stage.peer_id: at for at, stage in enumerate(pipeline.stages)}
         for peer_id in sorted(view.member_ids, key=position.__getitem__):
             self._courier.tell(peer_id, message)
+
+    def _computes_alone(self, view: View) -> bool:
+        is_alone = isinstance(view.plan, Plan) and view.plan.stage_holders() == (self._me.peer_id,)
+        return is_alone and view.cut_pace is not None
+
+    def _may_wait(self) -> bool:
+        """No view waits for the step under way, and it is not the last one."""
+        agreement, run = self._agreement, self._run
+        assert agreement is not None and run is not None
+        return agreement.next_view is None and agreement.step < run.spec.total_steps
 
     def committed(self, outcome: StepOutcome) -> None:
         assert self._agreement is not None

@@ -14,7 +14,7 @@ from p2p_dtfm.core.agreement_messages import (
 from p2p_dtfm.core.canonical import decode, encode_for_wire
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.core.step import SignedPrepared
+from p2p_dtfm.core.step import PreparedSteps, SignedPrepared
 from p2p_dtfm.web.state import Span
 
 
@@ -178,6 +178,7 @@ Message = (
     | Heartbeat
     | JoinRequest
     | SignedPrepared
+    | PreparedSteps
     | FollowLayers
     | LayerOffered
     | ConfirmLayers

@@ -8,7 +8,7 @@ from p2p_dtfm.core.prng import Prng, prng_of_digest
 from p2p_dtfm.core.records import Intent
 from p2p_dtfm.core.snapshot import Snapshot
 
-_STEPS_NS = (1_000_000_000, 4_000_000_000, 4_000_000_000, 100_000_000_000)
+_STEPS_NS = (1_000_000_000, 4_000_000_000, 100_000_000_000, 100_000_000_000)
 """Predicted, over links that nobody has measured: guardians lag where it is short."""
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from p2p_dtfm.core.cuts import lags
+from p2p_dtfm.core.cuts import HELD_CUTS, STATE_PARTS, lags
 from p2p_dtfm.core.guardians import GUARDED_COPIES, LEAST_ROOM_BYTES, guarded_layers
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.problem import duration_ns
@@ -58,11 +58,25 @@ def guards_in_place(
     for ends, size in sent.items():
         rate, round_trip_ns = way(*ends)
         waits_ns.append(duration_ns(size, rate) + round_trip_ns)
-    if lags(waits_ns, step_ns):
+    if _may_lag(plan, room, sizes, guardians) and lags(waits_ns, step_ns):
         return ()
     return tuple(
         Guard(numbers[holder], numbers[guardian], size, scenario.link(guardian, holder).latency_ns)
         for (holder, guardian), size in sent.items()
+    )
+
+
+def _may_lag(
+    plan: Plan, room: dict[str, int], sizes: dict[int, int], guardians: dict[int, str]
+) -> bool:
+    """Whether each of several stage-holders has room for copies of its own layers."""
+    left = dict(room)
+    for layer, guardian in guardians.items():
+        left[guardian] -= GUARDED_COPIES * sizes[layer]
+    stages = plan.pipelines[0].stages
+    return len(stages) == 1 or all(
+        HELD_CUTS * STATE_PARTS * sum(sizes[layer] for layer in stage.layers) <= left[stage.peer_id]
+        for stage in stages
     )
 
 

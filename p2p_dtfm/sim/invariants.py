@@ -106,8 +106,8 @@ class Invariants:
         if not isinstance(plan, Plan) or not names >= set(plan.stage_holders()):
             return
         self.given_up_steps += max(0, lost)
-        previous = self.views.get(self.views[view].snapshot.previous)
-        if lost > 1 and previous is not None and previous.cut_pace is not None:
+        given_up = {self.commits[n][0] for n in range(step, step + lost) if n in self.commits}
+        if lost > 1 and all(self.views[v].cut_pace is not None for v in given_up - {view}):
             self.most_repeated = max(self.most_repeated, lost)
             if step >= self.whole_cut:
                 self.furthest = step  # what comes after the cut is another lineage now

@@ -17,11 +17,17 @@ class SimulatedCuts(SimulatedProcess):
         """Main memory is lost with the process."""
         self.cuts: dict[tuple[int, str], dict[int, State]] = {}
         self.clock: CutClock | None = None
+        self._cut_view: View | None = None
         self.safe_step = 0
         super().start()
 
     def _enter_cuts(self, view: View, step: int) -> None:
-        pace, guarded = view.cut_pace, view.guardians_of(self.name)
+        pace, guarded, before = view.cut_pace, view.guardians_of(self.name), self._cut_view
+        self._cut_view = view
+        goes_on = before is not None and view.goes_on_with_cuts_of(before)
+        if goes_on and self.clock is not None and pace is not None:
+            self.clock.every_steps = pace.every_steps
+            return
         self.clock = None if pace is None else CutClock(step, pace.every_steps, guarded)
         self._first_step = step
         self.safe_step = min(self.safe_step, step)

@@ -171,7 +171,7 @@ class LayerState:
 
     def file_digest(self) -> bytes:
         """See `LayerSnapshot.file_digest`."""
-        return self._seen_from_cpu().file_digest()
+        return self.seen_from_cpu().file_digest()
 
     @classmethod
     def from_bytes(

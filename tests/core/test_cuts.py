@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from p2p_dtfm.core.agreement_messages import SavedState
+from p2p_dtfm.core.costs import StepModel
 from p2p_dtfm.core.cuts import LIMIT_NS, CutClock, cuts_that_stay, lags, pace_of
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.inventory import Inventory
 from p2p_dtfm.core.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.problem import problem_of
 from p2p_dtfm.core.records import Link
 from p2p_dtfm.core.recovery import Target, recover
 from p2p_dtfm.core.snapshot import ViewId
@@ -55,6 +57,8 @@ def test_without_room_for_copies_at_a_stage_guardians_keep_up() -> None:
         held = Peer(memory_bytes=room_gib << 30)
         found = snapshot([held, held, Peer(memory_bytes=1 << 36)], work, link=FAR)
         assert (View(found, plan).cut_pace is not None) == has_room
+        cost = StepModel(problem_of(found)).cost(((0, 1),))
+        assert cost is not None and (cost.reduction_ns == 0) == has_room, "as the planner counts"
 
 
 def test_a_cut_takes_a_tenth_of_the_line_and_a_failure_costs_what_is_said() -> None:

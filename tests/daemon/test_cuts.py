@@ -176,6 +176,33 @@ def test_the_next_cut_begins_when_the_one_before_is_whole(play: Callable[..., No
     play(scenario)
 
 
+def test_a_cut_goes_on_in_the_next_view_if_all_stay_in_their_places(
+    play: Callable[..., None],
+) -> None:
+    following = msgspec.structs.replace(VIEW.snapshot, number=2, previous=VIEW.id)
+    after = View(following, VIEW.plan)
+    assert after.goes_on_with_cuts_of(VIEW)
+    failed = View(msgspec.structs.replace(following, planned=False), VIEW.plan)
+    assert not failed.goes_on_with_cuts_of(VIEW) and not VIEW.goes_on_with_cuts_of(after)
+
+    async def scenario(holder: End, guardian: End) -> None:
+        lost: list[Any] = []
+        line: Any = holder.cuts._tools.bulk
+        deliver, line.deliver = line.deliver, lambda *message: lost.append(message)
+        holder.cuts.begin(STEP, states_at(STEP))
+        await holder.cuts.copied()
+        await until(lambda: bool(lost))
+        line.deliver = deliver
+        for end in (holder, guardian):
+            end.state.step, end.state.view = STEP + 2, after
+            end.cuts.take_over(after, STEP + 2)
+        holder.cuts.begin(STEP + 2, states_at(STEP + 2))
+        await until(lambda: holder.cuts.kept == STEP)
+        assert [cut.version for cut in guardian.outlet.cuts] == [STEP]
+
+    play(scenario)
+
+
 def test_what_cannot_be_a_piece_is_refused(play: Callable[..., None]) -> None:
     async def scenario(holder: End, guardian: End) -> None:
         sent: list[Any] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from p2p_dtfm.daemon.chaos_verdict import judge
 from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
 from tests.conftest import DemoRun
 from tests.e2e.helpers import (
@@ -141,7 +142,7 @@ def test_a_replica_stands_in_for_a_killed_peer(tmp_path: Path) -> None:
     assert "stand_ins" not in views[-1], "planned anew"
 
 
-def test_a_killed_peer_costs_no_step_and_changes_no_loss(tmp_path: Path) -> None:
+def test_a_killed_peer_costs_no_sample_and_changes_no_loss(tmp_path: Path) -> None:
     """Kill -9 one of four in the middle of the run, the founder too; the others go on."""
     steps = 240
     spec = write_spec(
@@ -160,8 +161,8 @@ def test_a_killed_peer_costs_no_step_and_changes_no_loss(tmp_path: Path) -> None
             os.kill(victim.process.pid, signal.SIGKILL)
         for child in others[1:]:
             assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
-    assert_equals_the_plain_loop(others[1], steps)
+    assert_equals_the_plain_loop(others[1], steps, may_repeat=True)
     assert losses(others[1]) == losses(others[2])
-    for child in others[1:]:
-        committed = [e["step"] for e in child.events() if e["event"] == "step" and e["loss"]]
-        assert committed == list(range(steps)), "no committed step is lost or repeated"
+    histories = {child.name: child.events() for child in swarm.children}
+    verdict = judge(histories, [], steps, 1, None)
+    assert verdict.ok, "no step is lost, and none repeated but as the view had said"

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
-from p2p_dtfm.core import attempt, membership, newcomers, redo
+from p2p_dtfm.core import attempt, membership, newcomers, recovery, redo
 from p2p_dtfm.core.agreement_messages import Contribution
 from p2p_dtfm.core.cuts import CutClock
 from p2p_dtfm.core.plan import Plan
@@ -20,7 +21,7 @@ from p2p_dtfm.sim.agreement_seeds import Result, SeededRun, run_seed
 from p2p_dtfm.sim.faults import KINDS
 from p2p_dtfm.sim.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.simulated_process import Key
-from p2p_dtfm.sim.training import CutCopy
+from p2p_dtfm.sim.training import State
 
 SEEDS = 200
 BATCH = 20
@@ -154,16 +155,24 @@ def test_a_guardian_that_nobody_waits_for_at_first_is_found(
 
 
 class MixesSteps(SimulatedPeer):
-    """A guardian that files what comes under the newest cut, of whatever step it is."""
+    """Takes a copy of any step for one of the step that is asked for."""
 
-    def _receive_cut(self, message: CutCopy) -> None:
-        clock = self.clock
-        newest = self.agreement.step if clock is None else max(clock.newest, message.step)
-        super()._receive_cut(replace(message, step=min(newest, self.agreement.step)))
+    def _of_cut(self, layer: int, step: int, lineage: str) -> State | None:
+        found = [cut[layer] for cut in self.cuts.values() if layer in cut]
+        return replace(found[-1], version=step) if found else None
 
 
-def test_a_cut_of_mixed_steps_that_is_taken_for_whole_is_found() -> None:
-    _, violation = first_seed_that_fails(MixesSteps, ("state", "gradient"))
+def test_a_cut_of_mixed_steps_that_is_taken_for_whole_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = recovery._reach
+
+    def any_step(part: Contribution, target: Target, *more: Any) -> tuple[int, ...]:
+        copies = {layer for item in part.cuts for layer in item.layers}
+        return tuple(sorted(copies | set(original(part, target, *more))))
+
+    monkeypatch.setattr(recovery, "_reach", any_step)
+    _, violation = first_seed_that_fails(MixesSteps, ("wrong state",))
     assert violation
 
 

@@ -12,6 +12,7 @@ from p2p_dtfm.core.plan import Plan, Stage
 from p2p_dtfm.core.problem import Problem, problem_of
 from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.core.snapshot import Snapshot
+from p2p_dtfm.core.unmeasured import held_back
 
 TRIED_PLACES_LIMIT = 64
 """Other places tried for each peer; beyond that an explanation would take longer than planning."""
@@ -182,6 +183,8 @@ def _explain_peer(
         role, alternative = f"no stage: it is {record.intent.value}", None
     elif stage is None and plan.stand_ins:
         role, alternative = "spare: others stand in for a lost peer until the next plan", None
+    elif stage is None and record.peer_id in held_back(snapshot):
+        role, alternative = "spare: its links to those who train are not measured yet", None
     elif stage is None:
         role = "spare: every place that was tried makes the step no faster"
         alternative = _best_insertion(model, placement, record.peer_id)

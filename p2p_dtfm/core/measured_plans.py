@@ -53,12 +53,18 @@ def is_sane(measured: Sequence[MeasuredPlan]) -> bool:
     return len(measured) <= PLANS_LIMIT and all(
         is_told_of(plan.shape)
         and plan.shape
+        and _names_each_once(plan.shape)
         and 0 < plan.step_ns < 1 << 60
         and all(
             peers and len(cuts) == len(peers) + 1 and _is_rising(cuts) for peers, cuts in plan.shape
         )
         for plan in measured
     )
+
+
+def _names_each_once(shape: Shape) -> bool:
+    peers = [peer for each, _ in shape for peer in each]
+    return len(set(peers)) == len(peers)
 
 
 def _is_rising(cuts: Sequence[int]) -> bool:

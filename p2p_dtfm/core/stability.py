@@ -167,6 +167,8 @@ class Present:
     def _tried(self) -> Iterator[PlacementCost]:
         """Plans that were measured, if all who held a stage are still here."""
         for shape in self.measured:
+            if len(shape) > self.problem.microbatch_count:
+                continue
             if all(peer in self.numbers for peers, _ in shape for peer in peers):
                 ends = {cuts[-1] for _, cuts in shape}
                 fixed = [(tuple(self.numbers[p] for p in peers), cuts) for peers, cuts in shape]

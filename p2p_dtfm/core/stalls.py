@@ -14,6 +14,8 @@ Pure: time is an argument. Only time in which this peer was awake, and waited, c
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from p2p_dtfm.core.liveness import Suspicion
 from p2p_dtfm.core.pace import FLOOR_NS, SECOND_NS, Patience
 from p2p_dtfm.core.waits import LACKS_LIMIT, Kind, Lack, PossibleWaits, Work, may_wait
@@ -76,8 +78,9 @@ class Stalls:
 
     def heard(self, peer_id: str, progress: int, work: Work | None) -> None:
         """What a peer says of its work: a counter that grows, and where it stands."""
-        if work is not None and len(work.lacks) > LACKS_LIMIT:
-            work = Work(work.view, work.step, work.computes, work.lacks[:LACKS_LIMIT])
+        if work is not None:
+            lacks, sends_to = work.lacks[:LACKS_LIMIT], work.sends_to[:LACKS_LIMIT]
+            work = msgspec.structs.replace(work, lacks=lacks, sends_to=sends_to)
         self._said[peer_id] = _Said(progress, work)
 
     def tick(

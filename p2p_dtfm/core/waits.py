@@ -10,8 +10,9 @@ from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.view import View
 
-LACKS_LIMIT = 64
-"""Said at most; what is beyond is not heard."""
+LACKS_LIMIT = 8
+"""Said at most; what is beyond is not heard. Each wait leads to who holds up all, and what comes
+makes room for the next."""
 
 
 class Kind(StrEnum):
@@ -39,7 +40,7 @@ _NEED_NOTHING = (Kind.RECEIPT, Kind.ACTIVE)
 """To be given as soon as what they are for has come."""
 
 
-class Lack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Lack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
     """Something that has not come, of the peer that owes it."""
 
     peer_id: str

@@ -64,7 +64,8 @@ class StepWaits:
     def _lacks(self, not_active: tuple[str, ...]) -> tuple[Lack, ...]:
         state, engine, me = self._state, self._engine(), self._tools.me
         if engine is not None and (keys := engine.mailbox.lacks()):
-            return tuple(map(_lack_of, keys))
+            first = {(key.sender, key.kind): key for key in reversed(keys)}
+            return tuple(sorted(map(_lack_of, first.values())))
         ledger = state.ledger
         if ledger is None or state.view is None:
             return ()

@@ -22,6 +22,7 @@ from p2p_dtfm.core.plan import NoPlan
 from p2p_dtfm.core.redo import Redo
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.core.step import Statement
+from p2p_dtfm.core.unmeasured import held_back
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.cuts import Cuts
 from p2p_dtfm.daemon.follower import replay_outcome
@@ -266,7 +267,10 @@ class Trainer:
             ):
                 await self._idle()
             elif view.plan.stage_of(self._tools.me) is None:
-                self._tools.status.say(State.SPARE, "the plan is faster without this peer")
+                why = "the plan is faster without this peer"
+                if self._tools.me in held_back(view.snapshot):
+                    why = "its links to those who train are not measured yet"
+                self._tools.status.say(State.SPARE, why)
                 await self._watch(view)
             else:
                 with contextlib.suppress(Stopped):

@@ -1,0 +1,48 @@
+"""What records may tell of steps under earlier plans."""
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.measured_plans import MeasuredPlan
+from p2p_dtfm.core.records import open_record, sign_record
+from p2p_dtfm.net.identity import Identity, verify
+from tests.core.builders import record, run_spec
+
+SHAPE = ((("a", "b"), (0, 3, 6)), (("c",), (0, 6)))
+DIGEST = run_spec().digest()
+
+
+def opened(*measured: MeasuredPlan) -> tuple[MeasuredPlan, ...]:
+    identity = Identity(Ed25519PrivateKey.generate())
+    made = record(identity.peer_id, measured=measured)
+    return open_record(sign_record(made, identity.sign), DIGEST, verify).measured
+
+
+def test_they_come_through() -> None:
+    told = MeasuredPlan(SHAPE, 5)
+    assert opened(told) == (told,)
+    assert opened() == ()
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        [MeasuredPlan(SHAPE, 0)],
+        [MeasuredPlan(SHAPE, -1)],
+        [MeasuredPlan(SHAPE, 1 << 60)],
+        [MeasuredPlan((), 5)],
+        [MeasuredPlan(((("a", "a"), (0, 3, 6)),), 5)],
+        [MeasuredPlan(((("a",), (0, 6)), (("a",), (0, 6))), 5)],
+        [MeasuredPlan((((), (0,)),), 5)],
+        [MeasuredPlan(((("a",), (0,)),), 5)],
+        [MeasuredPlan(((("a",), (1, 3)),), 5)],
+        [MeasuredPlan(((("a", "b"), (0, 3, 3)),), 5)],
+        [MeasuredPlan(((("a",), ()),), 5)],
+        [MeasuredPlan(((tuple("x" * 17), tuple(range(18))),), 5)],
+        [MeasuredPlan(SHAPE, 5)] * 5,
+    ],
+)
+def test_what_no_plan_can_be_is_refused(measured: list[MeasuredPlan]) -> None:
+    with pytest.raises(PeerFault):
+        opened(*measured)

@@ -1,0 +1,119 @@
+"""A member that computes nothing, whatever it says of it, holds up the others for seconds."""
+
+import pytest
+
+from p2p_dtfm.core.actions import SECOND_NS
+from p2p_dtfm.core.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.snapshot import Snapshot
+from p2p_dtfm.core.waits import Kind, Lack, Work
+from p2p_dtfm.sim.agreement_seeds import TIMING
+from p2p_dtfm.sim.agreement_world import AgreementWorld
+from p2p_dtfm.sim.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.simulated_waits import PATIENCE
+from tests.core.builders import WORKLOAD, record
+
+MEMBERS = ["a", "b", "c", "d"]
+LIAR = "c"
+STEPS_TOGETHER = 3
+HOLD_UP_S = PATIENCE.stuck_ns // SECOND_NS + 5
+"""Of which seconds are for heartbeats, and for all to agree."""
+MANNERS = {
+    "nothing": (),
+    "waits for those after it": (Lack("a", Kind.PREPARED), Lack("d", Kind.PREPARED)),
+    "waits for a part": (Lack("d", Kind.PART),),
+    "waits for a stranger": (Lack("x", Kind.ACTIVATION),),
+}
+
+
+class Stalling(SimulatedPeer):
+    """It accuses nobody."""
+
+    says = ()
+    first_step = 1 << 62
+
+    def _is_at_fault(self) -> bool:
+        return self.name == LIAR and self.agreement.step >= self.first_step
+
+    def _next_burst(self) -> None:
+        if not self._is_at_fault():
+            super()._next_burst()
+
+    def _work(self) -> Work | None:
+        work = super()._work()
+        if work is None or not self._is_at_fault():
+            return work
+        return Work(work.view, work.step, False, self.says)
+
+    def judge_stalls(self, watched: set[str]) -> None:
+        if not self._is_at_fault():
+            super().judge_stalls(watched)
+
+
+def pipeline(snapshot: Snapshot) -> Plan:
+    """All members in a row."""
+    names = [member.peer_id for member in snapshot.members]
+    layers, count = snapshot.workload.layer_count, snapshot.workload.microbatch_count
+    cuts = [layers * number // len(names) for number in range(len(names) + 1)]
+    stages = tuple(Stage(name, cuts[n], cuts[n + 1], 4) for n, name in enumerate(names))
+    return Plan((Pipeline(stages, 0, count),), (), 1)
+
+
+def replicas(snapshot: Snapshot) -> Plan:
+    """Each member has all layers; the last ones may have no microbatch left."""
+    names = [member.peer_id for member in snapshot.members]
+    count = snapshot.workload.microbatch_count
+    used = names[:count]
+    cuts = [count * number // len(used) for number in range(len(used) + 1)]
+    layers = snapshot.workload.layer_count
+    pipelines = tuple(
+        Pipeline((Stage(name, 0, layers, 1),), cuts[n], cuts[n + 1] - cuts[n])
+        for n, name in enumerate(used)
+    )
+    return Plan(pipelines, tuple(names[count:]), 1)
+
+
+@pytest.mark.parametrize("planner", [pipeline, replicas])
+@pytest.mark.parametrize("manner", MANNERS)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_others_go_on_without_it(planner: object, manner: str, seed: int) -> None:
+    is_only_denied = planner is replicas and manner == "waits for a part"
+    world, honest, held_up_s = stalled(planner, MANNERS[manner], seed, is_only_denied)
+    for peer in honest:
+        assert peer.view is None or LIAR not in peer.view.member_ids, world.story[-20:]
+    if is_only_denied:  # by the one that is named: it may go first
+        assert held_up_s < 3 * HOLD_UP_S, world.story[-20:]
+        return
+    assert held_up_s < HOLD_UP_S, world.story[-20:]
+    for peer in honest:
+        assert peer.view is not None
+        assert len(peer.view.member_ids) == len(honest), world.story[-20:]
+
+
+def stalled(
+    planner: object, says: tuple[Lack, ...], seed: int, is_only_denied: bool
+) -> tuple[AgreementWorld, list[SimulatedPeer], float]:
+    """The world as it is when the others have gone on, and how long that took."""
+
+    class Liar(Stalling):
+        pass
+
+    world = AgreementWorld(seed, WORKLOAD, record("template"), planner, timing=TIMING)
+    world.peer_type = Liar
+    for name in MEMBERS:
+        world.add_peer(name)
+        world.peers[name].agreement.wants_view()
+    world.after(3 * SECOND_NS, lambda: world.found("a"))
+    honest = [world.peers[name] for name in MEMBERS if name != LIAR]
+    everyone = sorted(MEMBERS)
+    world.run_until(lambda: all(p.view and [*p.view.member_ids] == everyone for p in honest))
+    first_step = max(peer.agreement.step for peer in honest) + STEPS_TOGETHER
+    Liar.says, Liar.first_step = says, first_step
+    world.run_until(lambda: all(peer.agreement.step >= first_step for peer in honest))
+    stalled_ns = world.now_ns
+    enough = len(honest) - is_only_denied
+    world.run_until(lambda: sum(is_past(peer, first_step) for peer in honest) >= enough)
+    return world, honest, (world.now_ns - stalled_ns) / SECOND_NS
+
+
+def is_past(peer: SimulatedPeer, step: int) -> bool:
+    return peer.agreement.step > step and peer.view is not None

@@ -164,8 +164,8 @@ def prepare(
 
 def _fix(error: OSError, out: Path) -> str:
     """A full disk is as full for another directory on it."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"free space on the disk of {out}, or use a directory on another disk"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"free disk space where {out} lies, or use a directory on another disk"
     return f"see that {out} can be written to by this user, or use another directory"
 
 

@@ -81,7 +81,8 @@ class Agreement(Meeting):
         """Make the first view, of this peer and the newcomers that asked so far."""
         assert self._record is not None and self.view is None
         self._wants_view = True
-        return self._open(False, "founding", now_ns)
+        reason = f"alone, from step {self.step}" if self.step else "founding"
+        return self._open(False, reason, now_ns)
 
     def wants_view(self) -> JoinRequest:
         """Become a newcomer that may be let in; the caller sends the request to other peers."""

@@ -185,7 +185,9 @@ class Entrance(Acquaintances):
         run = self._run
         assert run is not None
         addresses = await self._host.addresses()
-        log.info("founded run %s (%s)", run.digest[:16], run.spec.name)
+        comes_back = self._checkpoints is not None and bool(self._checkpoints.saved)
+        what = "takes up" if comes_back else "founded"
+        log.info("%s run %s (%s)", what, run.digest[:16], run.spec.name)
         lines = ["", "others join with one of these lines:"]
         lines += [f"  p2p-dtfm --initial-peers {address}" for address in addresses]
         lines += [

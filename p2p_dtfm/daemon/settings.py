@@ -166,11 +166,15 @@ def resolve(config: Path | None, flags: dict[str, Any]) -> Resolved:
         return Resolved(Settings.model_validate(values), origins)
     except ValidationError as error:
         found = {str(item["loc"][0]): item for item in reversed(error.errors())}
+        name, *others = sorted(found)
+        more = "".join(
+            f"; {other} ({origins[other]}): {plain_cause(found[other])}, not "
+            f"{_shown(values[other])}"
+            for other in others
+        )
         raise UserError(
-            "; ".join(
-                f"{name} ({origins[name]}): {plain_cause(item)}, not {_shown(values[name])}"
-                for name, item in sorted(found.items())
-            ),
+            f"{name} ({origins[name]}): {plain_cause(found[name])}, not {_shown(values[name])}"
+            + more,
             tuple(f"{name}: {Settings.model_fields[name].description}" for name in sorted(found)),
         ) from error
 

@@ -209,7 +209,7 @@ def test_a_full_disk_is_not_answered_with_another_name_on_it(tmp_path: Path, mon
     with pytest.raises(UserError) as caught:
         make(text_in(tmp_path), tmp_path / "data")
     assert "No space left" in caught.value.cause
-    assert "free space" in caught.value.fixes[0] and "--out" not in caught.value.fixes[0]
+    assert "free disk space" in caught.value.fixes[0] and "--out" not in caught.value.fixes[0]
 
 
 def test_make_says_which_python_it_needs(tmp_path: Path) -> None:

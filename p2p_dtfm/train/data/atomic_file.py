@@ -1,5 +1,6 @@
 """A file that is either there in full or not there at all."""
 
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -25,3 +26,10 @@ def temporary_path(folder: Path) -> Path:
     path = folder / f"{TEMPORARY_PREFIX}{secrets.token_hex(16)}"
     path.touch(exist_ok=False)
     return path
+
+
+def fix_of(error: OSError, directory: Path) -> str:
+    """What to do when nothing can be written. Another directory on a full disk is as full."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"free disk space where {directory} lies, or use a directory on another disk"
+    return f"see that {directory} can be written to by this user, or use another directory"

@@ -8,7 +8,6 @@ The pieces with the lowest content hashes are held out, so equal documents are n
 and the split does not depend on where the files lie; or else the files that were named for it.
 """
 
-import errno
 import os
 from array import array
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from p2p_dtfm.core.errors import PeerFault, UserError
-from p2p_dtfm.train.data.atomic_file import write_atomically
+from p2p_dtfm.train.data.atomic_file import fix_of, write_atomically
 from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.data.documents import NoTextField, Piece, read_documents
 from p2p_dtfm.train.data.manifest import (
@@ -158,15 +157,8 @@ def prepare(
         if replaces:
             _remove_unused(store, manifest)
     except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}", _fix(error, out)) from error
+        raise UserError(f"cannot write to {out}: {error.strerror}", fix_of(error, out)) from error
     return manifest
-
-
-def _fix(error: OSError, out: Path) -> str:
-    """A full disk is as full for another directory on it."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"free space on the disk of {out}, or use a directory on another disk"
-    return f"see that {out} can be written to by this user, or use another directory"
 
 
 def open_prepared(out: Path) -> Prepared:

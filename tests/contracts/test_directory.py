@@ -65,6 +65,22 @@ def test_peers_of_a_run_see_each_other_and_later_lives(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_two_directories_that_began_apart_become_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, other):
+            apart = [await Directory.start(host) for host in (one, other)]
+            await apart[1].publish_presence(await _presence(other))
+            assert await apart[0].present_peers(RUN) == []
+            nobody = Identity.load_or_create(tmp_path / "nobody").peer_id
+            await apart[0].meet([other.peer_id, nobody])
+            await apart[1].publish_presence(await _presence(other, life=2))
+            assert [found.life for found in await apart[0].present_peers(RUN)] == [2]
+            for directory in apart:
+                await directory.close()
+
+    run(scenario())
+
+
 def test_a_presence_expires_unless_refreshed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as peers:

@@ -287,11 +287,17 @@ class AgreementState:
         view = self.view
         if view is None or self.frozen or sender in view.members or self.me not in view.members:
             return []
+        if not self._may_tell(sender.peer_id, now_ns):
+            return []
         return self._tell(sender.peer_id, self._standing(view), now_ns)
+
+    def _may_tell(self, peer_id: str, now_ns: int) -> bool:
+        told_ns = self._told_ns.get(peer_id, -self._timing.resend_ns)
+        return now_ns - told_ns >= self._timing.resend_ns
 
     def _tell(self, peer_id: str, message: AgreementMessage, now_ns: int) -> Actions:
         """At most one such message to a peer in each resend interval."""
-        if now_ns - self._told_ns.get(peer_id, -self._timing.resend_ns) < self._timing.resend_ns:
+        if not self._may_tell(peer_id, now_ns):
             return []
         if len(self._told_ns) >= 4 * MEMBERS_LIMIT:
             self._told_ns.clear()

@@ -33,11 +33,11 @@ class Meeting(Activity):
             return self._hear_from_fellow(view, message, now_ns)
         common = self._known.newest_common((message.view, *message.ancestors))
         mine = own_side(self._standing(view), common)
-        is_firm = len(view.members) >= FIRM_MEMBERS and isinstance(view.plan, Plan)
-        if common is None and is_firm:
+        is_firm = common is None and len(view.members) >= FIRM_MEMBERS
+        if is_firm and isinstance(view.plan, Plan):
             return self._tell_of_foreigners(message)
         theirs = self._side_of(message, common)
-        if theirs is None:
+        if theirs is None or (is_firm and len(theirs.support) < len(view.members)):
             return []
         if outranks(theirs, mine):
             reason = f"view {message.view} of {message.sender.peer_id} counts"

@@ -13,11 +13,14 @@ from p2p_dtfm.core.agreement_messages import (
     Ready,
     Synced,
 )
-from p2p_dtfm.core.canonical import decode
+from p2p_dtfm.core.attempt import Attempt
+from p2p_dtfm.core.canonical import decode, encode_for_wire
 from p2p_dtfm.core.newcomers import WAITING_LIMIT
 from p2p_dtfm.core.plan import NoPlan
 from p2p_dtfm.core.records import Link
+from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.core.standing import Side, outranks
 from p2p_dtfm.core.statements import stated
 from p2p_dtfm.sim.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.simulated_process import sign_for
@@ -308,3 +311,28 @@ def test_joiners_are_named_and_their_records_travel_once() -> None:
     parts = [decode(it.payload, Contribution) for message in sent for it in message.contributions]
     assert any(Member("d", 1) in part.joiners for part in parts)
     assert any(it.peer_id == "d" for message in sent for it in message.newcomers)
+
+
+def test_a_large_gather_goes_in_parts_that_come_to_the_same() -> None:
+    attempt = Attempt(Member("a", 1), 3, False, GENESIS, 4, 0, 0)
+    for number in range(12):
+        member = Member(f"p{number:02}", 1)
+        signed = Signed(member.peer_id, "contribution", bytes(100 * 1024), b"")
+        attempt.add(signed, decode(contribution(3, None, member).payload, Contribution))
+    attempt.digests[attempt.me] = (1, attempt.digest)
+    parts = attempt.whole(proofs=False)
+    assert len(parts) > 2 and {part.digest for part in parts} == {attempt.digest}
+    assert [it for part in parts for it in part.contributions] == list(attempt.known.values())
+    assert all(len(encode_for_wire(part)) < 640 * 1024 for part in parts)
+
+
+def test_two_sides_are_weighed_by_who_signed_last() -> None:
+    """Five were in a view; four went on. The old view's signatures count no more for it."""
+    old = Side(True, frozenset("abcde"), 1_000, ViewId(1, "x"))
+    new = Side(True, frozenset("abcd"), 10, ViewId(3, "y"))
+    assert outranks(new, old) and not outranks(old, new)
+    alone = Side(True, frozenset("e"), 10**6, ViewId(5, "z"))
+    assert outranks(new, alone), "length decides only between equals"
+    longer = Side(True, frozenset("ab"), 20, ViewId(3, "y"))
+    shorter = Side(True, frozenset("cd"), 10, ViewId(5, "z"))
+    assert outranks(longer, shorter) and not outranks(shorter, longer)

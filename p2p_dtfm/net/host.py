@@ -18,6 +18,8 @@ from p2p_dtfm.net.addresses import (
     usable_addresses,
 )
 from p2p_dtfm.net.broken_streams import expect_broken_streams
+from p2p_dtfm.net.calling import NO_WAY, Calling
+from p2p_dtfm.net.door import Door, OpenDoor
 from p2p_dtfm.net.errors import Unreachable, in_plain_words, one_line
 from p2p_dtfm.net.identity import Identity, is_peer_id
 from p2p_dtfm.net.libp2p import (
@@ -43,7 +45,7 @@ CLOSE_DEADLINE_S = 5.0
 ADDRESSES_LIMIT = 16
 MESSAGE_LIMIT_BYTES = 4 << 20
 PEERS_REMEMBERED = 4096
-_NEVER_SENT = ("routing: not found", "failed to dial", "no addresses", "failed to find any peer")
+_NEVER_SENT = ("routing: not found", "failed to dial", "no addresses", "failed to find any peer", NO_WAY)
 STREAMS_LIMIT = 4096
 STREAMS_LIMIT_PER_PEER = 96
 
@@ -71,6 +73,10 @@ class Host:
         """Set when p2pd has died by itself: nothing works any more, start a new Host."""
         self.shaper: Shaper | None = None
         """Set before streams are opened or served, to live through a scenario's links."""
+        self.door: Door = OpenDoor()
+        """Asked before anybody is served."""
+        self.calling = Calling(self.remote_addresses)
+        """Asked before anybody is called."""
         self.relayed_addresses: tuple[str, ...] = ()
         """Where relays pass others on to this peer, full multiaddrs; told to others first."""
         self._p2pd = p2pd
@@ -168,14 +174,22 @@ class Host:
         return self._listens_on_loopback
 
     async def connect(self, peer_id: str, addresses: Sequence[str], deadline_s: float) -> None:
-        """Connect to a peer at any of its addresses. Raises `Unreachable`."""
+        """Connect to a peer at any of its addresses, as `calling` allows. Raises `Unreachable`."""
         own_suffix = f"/p2p/{peer_id}"
-        usable = usable_addresses(address.removesuffix(own_suffix) for address in addresses)
+        addresses = [address.removesuffix(own_suffix) for address in addresses]
+        is_trusted = self.calling.trusts(peer_id)
+        if not is_trusted:
+            if await self.calling.is_linked(peer_id):
+                return
+            addresses = self.calling.choose(peer_id, addresses)
+        usable = usable_addresses(addresses)
         if addresses and not usable:
             raise Unreachable(peer_id, "none of its addresses is well formed")
         await self._reach(
             peer_id, self.p2p._client.connect(self._peer(peer_id), usable), deadline_s
         )
+        if not is_trusted:
+            await self.calling.answered(peer_id)
 
     def know(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Remember where a peer says that it is, for when libp2p's own routing does not know."""
@@ -227,6 +241,8 @@ class Host:
     ) -> Result:
         """Once more over the known addresses, where nothing can have reached the peer yet."""
         try:
+            if not self.calling.trusts(peer_id) and not await self.calling.is_linked(peer_id):
+                raise Unreachable(peer_id, NO_WAY)  # p2pd would call wherever it was told
             return await attempt()
         except Unreachable as unreachable:
             addresses = self._address_book.get(peer_id)
@@ -236,15 +252,19 @@ class Host:
         await self.connect(peer_id, addresses, deadline_s)
         return await attempt()
 
-    async def serve_streams(self, name: str, handler: StreamHandler) -> None:
-        """Call `handler(sender, reader, writer)` for each stream that others open to `name`."""
+    async def serve_streams(self, name: str, handler: StreamHandler, kind: str = "") -> None:
+        """Call `handler(sender, reader, writer)` for each stream that others open to `name`, and
+        that the door lets in as of `kind`."""
 
         async def serve(
             info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
             sender = info.peer_id.to_base58()
             full = self._streams.total() >= STREAMS_LIMIT
-            if full or self._streams[sender] >= STREAMS_LIMIT_PER_PEER:
+            leave = self.door.enter(sender, kind or name, 0)
+            if isinstance(leave, str) or full or self._streams[sender] >= STREAMS_LIMIT_PER_PEER:
+                if not isinstance(leave, str):
+                    leave()
                 writer.close()
                 return
             self._streams[sender] += 1
@@ -256,6 +276,7 @@ class Host:
             except Exception:
                 log.exception("bug in the stream handler %s", name)
             finally:
+                leave()
                 self._streams[sender] -= 1
                 if not self._streams[sender]:
                     del self._streams[sender]

@@ -1,0 +1,103 @@
+"""Whom this peer calls at addresses that it has only somebody's word for.
+
+Who names a third party's address could make a swarm knock at its door. So one that is only claimed
+is called rarely, at few addresses, and no door is knocked at again and again, whoever names it.
+"""
+
+import collections
+from collections.abc import Sequence
+
+SECOND_NS = 1_000_000_000
+ADDRESSES_OF_ONE = 2
+CLAIMS_EVERY_NS = 5 * SECOND_NS
+"""Between two peers of whose address there is nothing but a claim."""
+DOOR_KNOCKS = 2
+HOST_CLAIMS = 2
+REMEMBERED_NS = 600 * SECOND_NS
+SEEN_BURST = 48
+SEEN_EVERY_NS = 2 * SECOND_NS
+"""A peer that calls from a host may be called back there: this often for each host."""
+DOORS_REMEMBERED = 4096
+
+Door = tuple[str, int]
+"""Host and port."""
+
+
+class Dialling:
+    """Chooses, of what a peer claims, the addresses that are called now."""
+
+    def __init__(self) -> None:
+        self._doors: collections.OrderedDict[Door, tuple[int, int]] = collections.OrderedDict()
+        self._claims: collections.OrderedDict[str, tuple[int, int]] = collections.OrderedDict()
+        self._seen: collections.OrderedDict[str, tuple[int, int]] = collections.OrderedDict()
+        self._claimed_ns: int | None = None
+        self.refused = 0
+        """Peers that were not called for want of a proof."""
+
+    def choose(self, doors: Sequence[Door], seen_host: str | None, now_ns: int) -> list[Door]:
+        """The doors to knock at now; none: not yet. `seen_host` is where the peer's own connection
+        comes from, or came from lately."""
+        seen = [door for door in dict.fromkeys(doors) if door[0] == seen_host]
+        if seen and seen_host is not None and self._may_call_back(seen_host, now_ns):
+            if chosen := [door for door in seen if self._may_knock(door, now_ns)]:
+                return self._knock(chosen[:ADDRESSES_OF_ONE], now_ns)
+        chosen = self._choose_claimed(doors, now_ns)
+        if not chosen:
+            self.refused += 1
+        return chosen
+
+    def _choose_claimed(self, doors: Sequence[Door], now_ns: int) -> list[Door]:
+        if self._claimed_ns is not None and now_ns - self._claimed_ns < CLAIMS_EVERY_NS:
+            return []
+        chosen: list[Door] = []
+        for door in dict.fromkeys(doors):
+            if len(chosen) == ADDRESSES_OF_ONE:
+                break
+            if self._may_knock(door, now_ns) and self._count(self._claims, door[0], HOST_CLAIMS, now_ns):
+                chosen.append(door)
+        if chosen:
+            self._claimed_ns = now_ns
+        return self._knock(chosen, now_ns)
+
+    def answered(self, door: Door) -> None:
+        """The peer that was looked for is there: its door may be knocked at again."""
+        self._doors.pop(door, None)
+
+    def _may_call_back(self, host: str, now_ns: int) -> bool:
+        left, at_ns = self._seen.get(host, (SEEN_BURST, now_ns))
+        regained = (now_ns - at_ns) // SEEN_EVERY_NS
+        if regained > 0:
+            left, at_ns = min(SEEN_BURST, left + regained), at_ns + regained * SEEN_EVERY_NS
+        may = left > 0
+        _put(self._seen, host, (left - may, at_ns))
+        return may
+
+    def _may_knock(self, door: Door, now_ns: int) -> bool:
+        count, since_ns = self._doors.get(door, (0, now_ns))
+        return count < DOOR_KNOCKS or now_ns - since_ns >= REMEMBERED_NS
+
+    def _knock(self, doors: list[Door], now_ns: int) -> list[Door]:
+        for door in doors:
+            count, since_ns = self._doors.get(door, (0, now_ns))
+            if now_ns - since_ns >= REMEMBERED_NS:
+                count, since_ns = 0, now_ns
+            _put(self._doors, door, (count + 1, since_ns))
+        return doors
+
+    def _count(
+        self, counts: "collections.OrderedDict[str, tuple[int, int]]", host: str, limit: int, now_ns: int
+    ) -> bool:
+        count, since_ns = counts.get(host, (0, now_ns))
+        if now_ns - since_ns >= REMEMBERED_NS:
+            count, since_ns = 0, now_ns
+        if count >= limit:
+            return False
+        _put(counts, host, (count + 1, since_ns))
+        return True
+
+
+def _put(kept: "collections.OrderedDict", key: object, value: tuple[int, int]) -> None:
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > DOORS_REMEMBERED:
+        kept.popitem(last=False)

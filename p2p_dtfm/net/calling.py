@@ -1,0 +1,80 @@
+"""Which peers this one calls by itself: those that it trusts, and few others, slowly.
+
+A peer that is unknown has made a connection of its own, or it is not spoken to. What it claims of
+its addresses is believed where its connection comes from there; else `core.dialling` rations it.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from p2p_dtfm.core.dialling import Dialling, Door
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.net.addresses import check_way, host_and_port, is_relayed
+from p2p_dtfm.net.errors import Unreachable
+
+Ends = Callable[[], Awaitable[dict[str, tuple[str, ...]]]]
+FRESH_S = 0.5
+PEERS_REMEMBERED = 4096
+NO_WAY = "it has no connection to this peer, and its addresses are only its own word"
+
+
+class Calling:
+    """`ends()` gives the far ends of the connections that there are."""
+
+    def __init__(self, ends: Ends) -> None:
+        self.trusts: Callable[[str], bool] = lambda peer_id: True
+        """Whom this peer calls wherever it is said to be; set by whoever knows the members."""
+        self.dialling = Dialling()
+        self._ends = ends
+        self._linked: dict[str, tuple[str, ...]] = {}
+        self._looked_s = -FRESH_S
+        self._looking = asyncio.Lock()
+        self._seen: dict[str, str] = {}
+
+    async def is_linked(self, peer_id: str) -> bool:
+        """Whether there is a connection to a peer, as of at most half a second ago."""
+        asked_s = time.monotonic()
+        if peer_id in self._linked and asked_s - self._looked_s < FRESH_S:
+            return True
+        async with self._looking:
+            if self._looked_s < asked_s:
+                looked_s = time.monotonic()
+                self._linked = await self._ends()
+                self._looked_s = looked_s
+        ends = self._linked.get(peer_id)
+        if ends and not is_relayed(ends[0]):
+            self._seen.pop(peer_id, None)
+            self._seen[peer_id] = host_and_port(ends[0])[0]
+            while len(self._seen) > PEERS_REMEMBERED:
+                del self._seen[next(iter(self._seen))]
+        return ends is not None
+
+    async def seen_host(self, peer_id: str) -> str | None:
+        """Where a peer's own connection comes from, or came from when it was last looked at."""
+        await self.is_linked(peer_id)
+        return self._seen.get(peer_id)
+
+    def choose(self, peer_id: str, addresses: Sequence[str]) -> tuple[str, ...]:
+        """Those of its addresses at which an unknown peer is called now. Raises `Unreachable`."""
+        doors = {address: door for address in addresses if (door := door_of(address))}
+        now_ns = time.monotonic_ns()
+        chosen = self.dialling.choose(list(doors.values()), self._seen.get(peer_id), now_ns)
+        if not chosen:
+            raise Unreachable(peer_id, NO_WAY)
+        return tuple(address for address, door in doors.items() if door in chosen)[: len(chosen)]
+
+    async def answered(self, peer_id: str) -> None:
+        """A call has reached the peer itself: nobody's door was knocked at in vain."""
+        self._looked_s = -FRESH_S
+        if await self.is_linked(peer_id) and not is_relayed(self._linked[peer_id][0]):
+            self.dialling.answered(host_and_port(self._linked[peer_id][0]))
+
+
+def door_of(address: str) -> Door | None:
+    """Host and port of an address, None if it is malformed."""
+    try:
+        check_way(address)
+    except UserError:
+        return None
+    return host_and_port(address)

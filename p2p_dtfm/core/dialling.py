@@ -6,6 +6,7 @@ is called rarely, at few addresses, and no door is knocked at again and again, w
 
 import collections
 from collections.abc import Sequence
+from typing import TypeVar
 
 SECOND_NS = 1_000_000_000
 ADDRESSES_OF_ONE = 2
@@ -21,15 +22,18 @@ DOORS_REMEMBERED = 4096
 
 Door = tuple[str, int]
 """Host and port."""
+Count = tuple[int, int]
+"""How often, and since when."""
+Key = TypeVar("Key")
 
 
 class Dialling:
     """Chooses, of what a peer claims, the addresses that are called now."""
 
     def __init__(self) -> None:
-        self._doors: collections.OrderedDict[Door, tuple[int, int]] = collections.OrderedDict()
-        self._claims: collections.OrderedDict[str, tuple[int, int]] = collections.OrderedDict()
-        self._seen: collections.OrderedDict[str, tuple[int, int]] = collections.OrderedDict()
+        self._doors: collections.OrderedDict[Door, Count] = collections.OrderedDict()
+        self._claims: collections.OrderedDict[str, Count] = collections.OrderedDict()
+        self._seen: collections.OrderedDict[str, Count] = collections.OrderedDict()
         self._claimed_ns: int | None = None
         self.refused = 0
         """Peers that were not called for want of a proof."""
@@ -38,13 +42,19 @@ class Dialling:
         """The doors to knock at now; none: not yet. `seen_host` is where the peer's own connection
         comes from, or came from lately."""
         seen = [door for door in dict.fromkeys(doors) if door[0] == seen_host]
-        if seen and seen_host is not None and self._may_call_back(seen_host, now_ns):
-            if chosen := [door for door in seen if self._may_knock(door, now_ns)]:
-                return self._knock(chosen[:ADDRESSES_OF_ONE], now_ns)
-        chosen = self._choose_claimed(doors, now_ns)
+        chosen = self.call_back(seen[:ADDRESSES_OF_ONE], now_ns)
+        if not chosen:
+            chosen = self._choose_claimed(doors, now_ns)
         if not chosen:
             self.refused += 1
         return chosen
+
+    def call_back(self, doors: Sequence[Door], now_ns: int) -> list[Door]:
+        """Those of a peer's doors at the host that it calls from that are knocked at now."""
+        open_doors = [door for door in dict.fromkeys(doors) if self._may_knock(door, now_ns)]
+        if not open_doors or not self._may_call_back(open_doors[0][0], now_ns):
+            return []
+        return self._knock(open_doors, now_ns)
 
     def _choose_claimed(self, doors: Sequence[Door], now_ns: int) -> list[Door]:
         if self._claimed_ns is not None and now_ns - self._claimed_ns < CLAIMS_EVERY_NS:
@@ -53,7 +63,7 @@ class Dialling:
         for door in dict.fromkeys(doors):
             if len(chosen) == ADDRESSES_OF_ONE:
                 break
-            if self._may_knock(door, now_ns) and self._count(self._claims, door[0], HOST_CLAIMS, now_ns):
+            if self._may_knock(door, now_ns) and self._may_claim(door[0], now_ns):
                 chosen.append(door)
         if chosen:
             self._claimed_ns = now_ns
@@ -84,19 +94,17 @@ class Dialling:
             _put(self._doors, door, (count + 1, since_ns))
         return doors
 
-    def _count(
-        self, counts: "collections.OrderedDict[str, tuple[int, int]]", host: str, limit: int, now_ns: int
-    ) -> bool:
-        count, since_ns = counts.get(host, (0, now_ns))
+    def _may_claim(self, host: str, now_ns: int) -> bool:
+        count, since_ns = self._claims.get(host, (0, now_ns))
         if now_ns - since_ns >= REMEMBERED_NS:
             count, since_ns = 0, now_ns
-        if count >= limit:
+        if count >= HOST_CLAIMS:
             return False
-        _put(counts, host, (count + 1, since_ns))
+        _put(self._claims, host, (count + 1, since_ns))
         return True
 
 
-def _put(kept: "collections.OrderedDict", key: object, value: tuple[int, int]) -> None:
+def _put(kept: "collections.OrderedDict[Key, Count]", key: Key, value: Count) -> None:
     kept.pop(key, None)
     kept[key] = value
     if len(kept) > DOORS_REMEMBERED:

@@ -167,9 +167,7 @@ class Gate:
         together = self._serving[role, kind] >= CLASS_AT_ONCE * row.at_once
         return together or held.serving[kind] >= row.at_once
 
-    def _refuse(
-        self, held: _Sender, role: Role, kind: str, reason: Reason, now_ns: int
-    ) -> Refusal:
+    def _refuse(self, held: _Sender, role: Role, kind: str, reason: Reason, now_ns: int) -> Refusal:
         self.refused[role, kind, reason] += 1
         if reason not in (Reason.TOGETHER, Reason.MUTED):  # these are not of its own doing
             if (bucket := held.buckets.get(kind)) is not None:

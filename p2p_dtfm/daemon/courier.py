@@ -15,8 +15,9 @@ from typing import TypeVar
 
 from p2p_dtfm.core.agreement_messages import Standing
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.daemon.wire import Message, pack
+from p2p_dtfm.daemon.wire import Knock, Message, pack
 from p2p_dtfm.net.control import ControlPlane
+from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.host import ADDRESSES_LIMIT, Host
 
@@ -31,6 +32,7 @@ FIRST_PAUSE_S = 0.2
 CONNECT_DEADLINE_S = 5.0
 CLOSE_S = 3.0
 IDLE_S = 60.0
+KNOCK_AGAIN_S = 300.0
 PEERS_LIMIT = 4096
 """Peers remembered; whoever was learnt longest ago is forgotten first."""
 
@@ -61,14 +63,35 @@ class Courier:
         self._connected: set[str] = set()
         self._silent: set[str] = set()
         self._refusals: dict[str, str] = {}
+        self.run_digest = ""
+        """Of the run to join, once it is known."""
+        self._knocked_s: dict[str, float] = {}
         self.heard_s: dict[str, float] = {}
         """When each peer last answered or spoke, on this process's monotonic clock."""
 
     def learn(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Remember where a peer is said to be."""
+        """Remember where a peer is: one that the user named, or that members agreed on."""
         if addresses and peer_id != self._host.peer_id:
             _remember(self._addresses, peer_id, tuple(addresses)[:ADDRESSES_LIMIT])
             self._host.know(peer_id, addresses)
+            self._host.calling.vouch(peer_id)
+
+    def hear_of(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Somebody says where a peer is, perhaps to make this one knock there (`net.calling`)."""
+        if peer_id in self._addresses:
+            self.learn(peer_id, addresses)
+        elif addresses and peer_id != self._host.peer_id:
+            self._host.know(peer_id, addresses)
+
+    async def knock(self, peer_id: str) -> None:
+        """Say that this peer is going to join, where it has not lately: before anything is asked
+        for that strangers do not get. Raises `Unreachable`."""
+        now_s = time.monotonic()
+        if now_s - self._knocked_s.get(peer_id, -KNOCK_AGAIN_S) < KNOCK_AGAIN_S:
+            return
+        with contextlib.suppress(Refused, PeerFault):
+            await self.ask(peer_id, Knock(self.run_digest))
+            _remember(self._knocked_s, peer_id, now_s)
 
     def forget(self, peer_id: str) -> None:
         """It is no member of the run: a bootstrap node, or one that has gone."""
@@ -159,7 +182,7 @@ class Courier:
                 await self.ask(peer_id, message)
                 return
             except Refused as refusal:
-                if refusal.cause != "busy":
+                if refusal.cause != BUSY:
                     self._log_refusal(peer_id, message, refusal.cause)
                     return
             except Unreachable as error:

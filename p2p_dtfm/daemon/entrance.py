@@ -1,6 +1,7 @@
 """How a daemon comes to a run: it founds one, or learns of one from those who train it."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ from p2p_dtfm.daemon.run_source import Run, fetch_run, found_run, open_local_run
 from p2p_dtfm.daemon.self_record import SelfRecord
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.net.addresses import parse_address
+from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.sim.files import find_run_spec
 from p2p_dtfm.train.data import BlobStore, Progress
 from p2p_dtfm.train.emulated import EmulatedStageRunner, emulated_flops_per_s
@@ -26,6 +28,7 @@ from p2p_dtfm.train.measure import TorchDevice, cap_device_memory, measure_devic
 
 log = logging.getLogger("p2p_dtfm")
 
+KNOCKED_LIMIT = 4
 DEFAULT_RUN = "tiny"
 
 
@@ -136,6 +139,10 @@ class Entrance(PeerState):
         spec_digest = digest_bytes(welcome.run_spec.payload)
         store = BlobStore(self.home.run_directory(spec_digest) / "blobs")
         peers = list(dict.fromkeys([self._welcomed_by, *self._courier.known]))
+        self._courier.run_digest = spec_digest
+        for peer_id in peers[:KNOCKED_LIMIT]:
+            with contextlib.suppress(Unreachable):
+                await self._courier.knock(peer_id)
         run = await fetch_run(welcome, store, self._blobs, peers)
         if welcome.step > run.spec.total_steps:
             raise UserError(

@@ -78,10 +78,18 @@ class Membership(PeerState):
     async def _ask_to_be_let_in(self, member: str, agreement: Agreement) -> None:
         try:
             reply = await self._courier.ask(member, agreement.wants_view())
-            for peer in decode(reply, KnownPeers).peers:
-                self._courier.learn(peer.peer_id, peer.addresses)
+            self._learn_known(decode(reply, KnownPeers))
         except (Unreachable, PeerFault) as error:
             log.debug("not let in yet: %s", error)
+
+    def _learn_known(self, known: KnownPeers) -> None:
+        """What the member that this peer has asked says of others."""
+        for peer in known.peers:
+            self._courier.learn(peer.peer_id, peer.addresses)
+        self._waiting_too = tuple(peer.peer_id for peer in known.waiting)
+        for other in known.waiting:
+            self._host.calling.seen_by_another(other.peer_id, other.seen_host)
+            self._courier.hear_of(other.peer_id, other.addresses)
 
     def _do(self, actions: Actions) -> None:
         assert self._agreement is not None and self._trainer is not None

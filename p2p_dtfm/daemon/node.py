@@ -22,6 +22,8 @@ import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
+import psutil
+
 from p2p_dtfm.core.actions import LAN, WAN
 from p2p_dtfm.core.agreement import Agreement
 from p2p_dtfm.core.errors import UserError
@@ -35,12 +37,14 @@ from p2p_dtfm.daemon.donor import Donor
 from p2p_dtfm.daemon.entrance import Entrance
 from p2p_dtfm.daemon.event_files import EventFiles
 from p2p_dtfm.daemon.event_log import EventLog
+from p2p_dtfm.daemon.gate import GateKeeper
 from p2p_dtfm.daemon.initial_states import InitialStates
 from p2p_dtfm.daemon.membership import TICK_S
 from p2p_dtfm.daemon.offers import Offers
 from p2p_dtfm.daemon.peer_state import bytes_per_s
 from p2p_dtfm.daemon.readings import Readings, laboratory_marks
 from p2p_dtfm.daemon.run_source import Run
+from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.trace_collector import TraceCollector
 from p2p_dtfm.daemon.trainer import Trainer
@@ -68,6 +72,8 @@ from p2p_dtfm.web.api import LocalApi, make_app
 
 log = logging.getLogger("p2p_dtfm")
 
+IN_FLIGHT_PART = 8
+"""Of the memory that this peer offers so much may be in tensors that others have announced."""
 DONE_WAIT_S = 60.0
 ORPHAN_GRACE_S = 15.0
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
@@ -167,6 +173,8 @@ class Daemon(Upkeep, Entrance, Readings):
             self.home.identity, settings.listen, settings.announce, settings.initial_peers
         )
         stack.push_async_callback(self._host.close)
+        self._keeper = GateKeeper(self._host.calling.vouched)
+        self._host.door, self._host.calling.trusts = self._keeper, self._keeper.trusts
         if settings.shape is not None:
             self._host.shaper = Shaper(Shape.load(settings.shape), self._host.peer_id)
             self._spawn(self._host.shaper.follow(settings.shape))
@@ -208,7 +216,7 @@ class Daemon(Upkeep, Entrance, Readings):
         stack.push_async_callback(self._directory.close)
         self._probes = await Probes(self._host).ready()
         self._blobs = await BlobExchange(
-            self._host, self._open_blob, self._on_fault, self._on_download
+            self._host, self._open_blob, self._on_fault, self._on_download, self._may_have
         ).ready()
 
     async def _start_run(self, stack: contextlib.AsyncExitStack) -> None:
@@ -217,6 +225,8 @@ class Daemon(Upkeep, Entrance, Readings):
         else:
             run = await self._join_run(self.settings.run_digest)
         self._run = run
+        self._courier.run_digest = run.digest
+        self._data_digests = frozenset(run.manifest.blobs())
         self._workload = workload_of(run.spec)
         self._events = EventLog(self.home.run_directory(run.digest) / "events.jsonl")
         limits = FrameLimits(payload_bytes=max(64 << 20, self._workload.boundary_bytes))
@@ -228,6 +238,8 @@ class Daemon(Upkeep, Entrance, Readings):
             self._on_fault,
             self._on_lost,
             on_undelivered=self._on_undelivered,
+            admit_frame=self._admit_frame,
+            in_flight_bytes=memory_bytes(self.settings) // IN_FLIGHT_PART,
         )
         await self._bulk.ready()
         stack.push_async_callback(self._bulk.close)
@@ -239,6 +251,7 @@ class Daemon(Upkeep, Entrance, Readings):
             verify,
             LAN if self.settings.is_near else WAN,
         )
+        self._keeper.attach(self._agreement, run.spec.admission.mode == "open")
         self.observer.trains(run.spec, run.digest, self._workload, self._agreement)
         self._make_trainer(run)
         assert self._trainer is not None and self._checkpoints is not None
@@ -401,6 +414,11 @@ class Daemon(Upkeep, Entrance, Readings):
             await asyncio.sleep(TICK_S)
         if not self.settings.exit_when_done:
             await self._leaving.wait()
+
+
+def memory_bytes(settings: Settings) -> int:
+    """What this peer's owner allows, or what the machine has."""
+    return int(settings.memory_gib * (1 << 30)) or psutil.virtual_memory().total
 
 
 def _share_the_interpreter() -> None:

@@ -64,6 +64,10 @@ class PeerState:
         """Of each connected peer, the address of its end; empty on loopback."""
         self._troubled: set[str] = set()
         """Peers with whom a tensor was lost since the last commit."""
+        self._waiting_too: tuple[str, ...] = ()
+        """Other newcomers that wait with this one."""
+        self._data_digests: frozenset[str] = frozenset()
+        """Of the run's data shards and tokenizer."""
         self._learnt: dict[str, Signed] = {}
         self._training: asyncio.Task[Any] | None = None
         self._welcomed_by = ""

@@ -7,6 +7,7 @@ import time
 
 from p2p_dtfm.core.agreement import Agreement
 from p2p_dtfm.core.agreement_messages import Heartbeat
+from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.daemon.membership import DATA_RETRY_S, TICK_S
 from p2p_dtfm.daemon.peer_state import REPLAN_INTERVAL_S
 from p2p_dtfm.daemon.reception import Reception
@@ -119,7 +120,9 @@ class Upkeep(Reception):
         quiet_since_s = time.monotonic()
         while not self._leaving.is_set():
             await asyncio.sleep(RECORD_REFRESH_S)
-            waiting = self._self_record.unmeasured(self._courier.known)
+            newcomers = (record.peer_id for record in self._joiners())
+            candidates = {*self._courier.known, *newcomers, *self._waiting_too}
+            waiting = self._self_record.unmeasured(sorted(candidates))
             changed = False
             for peer_id in waiting:
                 changed = await self._self_record.probe_one(peer_id, self._courier) or changed
@@ -130,6 +133,9 @@ class Upkeep(Reception):
             elif time.monotonic() - quiet_since_s > REPLAN_QUIET_S:
                 self._replan_if_news()
                 quiet_since_s = time.monotonic()
+
+    def _joiners(self) -> tuple[PeerRecord, ...]:
+        return self._agreement.joiners if self._agreement is not None else ()
 
     def _replan_if_news(self) -> None:
         """Ask for a view with this peer's present record, if the one in force has an older one."""
@@ -161,6 +167,8 @@ class Upkeep(Reception):
             return
         order = sorted(sizes)
         start = sum(self._me.peer_id.encode()) % len(order)  # not all fetch the same one first
+        while self._me.peer_id not in self._members():  # others do not give it to anybody else
+            await asyncio.sleep(DATA_RETRY_S / 5)
         for digest in [*order[start:], *order[:start]]:
             while not self._run.blobs.has(digest):
                 try:

@@ -1,8 +1,11 @@
 """Room for what others have announced: who exceeds its part waits."""
 
 import asyncio
+import contextlib
 
 from p2p_dtfm.core.byte_budget import ByteBudget
+
+LOOK_S = 1.0
 
 
 class ByteRoom:
@@ -22,9 +25,11 @@ class ByteRoom:
         return self._budget.take(sender, size_bytes)
 
     async def freed(self) -> None:
-        """Wait until anything is given back."""
+        """Wait until anything is given back, or for a moment: who waits may have been closed."""
         self._freed.clear()
-        await self._freed.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self._freed.wait()
 
     async def take(self, sender: str, size_bytes: int, deadline_s: float) -> None:
         """Wait for room, and take it. Raises `TimeoutError`."""

@@ -45,7 +45,13 @@ CLOSE_DEADLINE_S = 5.0
 ADDRESSES_LIMIT = 16
 MESSAGE_LIMIT_BYTES = 4 << 20
 PEERS_REMEMBERED = 4096
-_NEVER_SENT = ("routing: not found", "failed to dial", "no addresses", "failed to find any peer", NO_WAY)
+_NEVER_SENT = (
+    "routing: not found",
+    "failed to dial",
+    "no addresses",
+    "failed to find any peer",
+    NO_WAY,
+)
 STREAMS_LIMIT = 4096
 STREAMS_LIMIT_PER_PEER = 96
 
@@ -173,11 +179,14 @@ class Host:
         """Told to listen on loopback: no router is between this peer and those that it meets."""
         return self._listens_on_loopback
 
-    async def connect(self, peer_id: str, addresses: Sequence[str], deadline_s: float) -> None:
-        """Connect to a peer at any of its addresses, as `calling` allows. Raises `Unreachable`."""
+    async def connect(
+        self, peer_id: str, addresses: Sequence[str], deadline_s: float, is_chosen: bool = False
+    ) -> None:
+        """Connect to a peer at any of its addresses, as `calling` allows, unless it has chosen
+        them already. Raises `Unreachable`."""
         own_suffix = f"/p2p/{peer_id}"
         addresses = [address.removesuffix(own_suffix) for address in addresses]
-        is_trusted = self.calling.trusts(peer_id)
+        is_trusted = is_chosen or self.calling.trusts(peer_id)
         if not is_trusted:
             if await self.calling.is_linked(peer_id):
                 return

@@ -14,10 +14,14 @@ CLAIMS_EVERY_NS = 5 * SECOND_NS
 """Between two peers of whose address there is nothing but a claim."""
 DOOR_KNOCKS = 2
 HOST_CLAIMS = 2
+HOST_NAMED = 8
 REMEMBERED_NS = 600 * SECOND_NS
 SEEN_BURST = 48
 SEEN_EVERY_NS = 2 * SECOND_NS
 """A peer that calls from a host may be called back there: this often for each host."""
+LOOKS_BURST = 24
+LOOK_EVERY_NS = 2 * SECOND_NS
+"""Between two nodes of the directory that are called wherever libp2p was told that they are."""
 DOORS_REMEMBERED = 4096
 
 Door = tuple[str, int]
@@ -33,8 +37,11 @@ class Dialling:
     def __init__(self) -> None:
         self._doors: collections.OrderedDict[Door, Count] = collections.OrderedDict()
         self._claims: collections.OrderedDict[str, Count] = collections.OrderedDict()
+        self._named: collections.OrderedDict[str, Count] = collections.OrderedDict()
         self._seen: collections.OrderedDict[str, Count] = collections.OrderedDict()
         self._claimed_ns: int | None = None
+        self._looks = LOOKS_BURST
+        self._looked_ns = 0
         self.refused = 0
         """Peers that were not called for want of a proof."""
 
@@ -63,11 +70,32 @@ class Dialling:
         for door in dict.fromkeys(doors):
             if len(chosen) == ADDRESSES_OF_ONE:
                 break
-            if self._may_knock(door, now_ns) and self._may_claim(door[0], now_ns):
+            if self._may_knock(door, now_ns) and _may_count(
+                self._claims, door[0], HOST_CLAIMS, now_ns
+            ):
                 chosen.append(door)
         if chosen:
             self._claimed_ns = now_ns
         return self._knock(chosen, now_ns)
+
+    def look_up(self, doors: Sequence[Door], now_ns: int) -> list[Door]:
+        """The doors of a peer that the directory names, when this peer looks for somebody."""
+        chosen: list[Door] = []
+        for door in dict.fromkeys(doors):
+            fits = len(chosen) < ADDRESSES_OF_ONE and self._may_knock(door, now_ns)
+            if fits and _may_count(self._named, door[0], HOST_NAMED, now_ns):
+                chosen.append(door)
+        return self._knock(chosen, now_ns)
+
+    def may_look(self, now_ns: int) -> bool:
+        """Whether one more peer may be called whose addresses others keep."""
+        regained = (now_ns - self._looked_ns) // LOOK_EVERY_NS
+        if regained > 0:
+            self._looks = min(LOOKS_BURST, self._looks + regained)
+            self._looked_ns += regained * LOOK_EVERY_NS
+        may = self._looks > 0
+        self._looks -= may
+        return may
 
     def answered(self, door: Door) -> None:
         """The peer that was looked for is there: its door may be knocked at again."""
@@ -94,14 +122,17 @@ class Dialling:
             _put(self._doors, door, (count + 1, since_ns))
         return doors
 
-    def _may_claim(self, host: str, now_ns: int) -> bool:
-        count, since_ns = self._claims.get(host, (0, now_ns))
-        if now_ns - since_ns >= REMEMBERED_NS:
-            count, since_ns = 0, now_ns
-        if count >= HOST_CLAIMS:
-            return False
-        _put(self._claims, host, (count + 1, since_ns))
-        return True
+
+def _may_count(
+    counts: "collections.OrderedDict[str, Count]", host: str, limit: int, now_ns: int
+) -> bool:
+    count, since_ns = counts.get(host, (0, now_ns))
+    if now_ns - since_ns >= REMEMBERED_NS:
+        count, since_ns = 0, now_ns
+    if count >= limit:
+        return False
+    _put(counts, host, (count + 1, since_ns))
+    return True
 
 
 def _put(kept: "collections.OrderedDict[Key, Count]", key: Key, value: Count) -> None:

@@ -95,6 +95,7 @@ TABLE: dict[str, Row] = {
     "control": Row(EVERYBODY, MIB + 64, Rate(40, 160), Rate(400, 1200), stranger_bytes=64 * KIB),
     "blob": Row(EVERYBODY, KIB, Rate(50, 200), Rate(200, 400), at_once=8),
     "echo": Row(EVERYBODY, KIB, Rate(5, 24), Rate(100, 300)),
+    "directory": Row(EVERYBODY, MIB, Rate(10, 100), Rate(60, 600)),
     "reachability": Row(EVERYBODY, KIB, Rate(1, 4), Rate(4, 16), near=Rate(1, 8), at_once=2),
     "punching": Row(EVERYBODY, KIB, Rate(1, 4), Rate(4, 16), near=Rate(1, 8), at_once=2),
     # streams, before a byte of them is read
@@ -103,7 +104,7 @@ TABLE: dict[str, Row] = {
     "lane reduce": Row(NEAR, near=Rate(20, 400)),
     "lane state": Row(NEAR, near=Rate(20, 400)),
     "bandwidth": Row(KNOWN, sender=Rate(1, 6), together=Rate(4, 48), near=Rate(1, 16), at_once=2),
-    "relay": Row(EVERYBODY, sender=Rate(1, 16), together=Rate(20, 100), at_once=32),
+    "relay": Row(EVERYBODY, sender=Rate(1, 16), together=Rate(20, 100), at_once=64),
     # files, by what they are
     "manifest": Row(KNOWN, KIB, Rate(100, 600), Rate(400, 2400)),
     "data": Row(MEMBERS, KIB),

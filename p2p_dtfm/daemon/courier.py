@@ -16,6 +16,7 @@ from typing import TypeVar
 from p2p_dtfm.core.agreement_messages import Standing
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.daemon.wire import Knock, Message, pack
+from p2p_dtfm.net.calling import NO_WAY
 from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable
@@ -30,6 +31,7 @@ DEADLINE_S = 5.0
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.2
 CONNECT_DEADLINE_S = 5.0
+LOOK_DEADLINE_S = 2.5
 CLOSE_S = 3.0
 IDLE_S = 60.0
 KNOCK_AGAIN_S = 300.0
@@ -82,6 +84,16 @@ class Courier:
             self.learn(peer_id, addresses)
         elif addresses and peer_id != self._host.peer_id:
             self._host.know(peer_id, addresses)
+
+    async def look_up(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Connect to a peer that the directory names. Raises `Unreachable`."""
+        own_suffix = f"/p2p/{peer_id}"
+        plain = [address.removesuffix(own_suffix) for address in addresses]
+        if await self._host.calling.is_linked(peer_id):
+            return
+        chosen = self._host.calling.look_up(peer_id, plain)
+        await self._host.connect(peer_id, chosen, LOOK_DEADLINE_S, is_chosen=True)
+        await self._host.calling.answered(peer_id)
 
     async def knock(self, peer_id: str) -> None:
         """Say that this peer is going to join, where it has not lately: before anything is asked
@@ -186,6 +198,8 @@ class Courier:
                     self._log_refusal(peer_id, message, refusal.cause)
                     return
             except Unreachable as error:
+                if error.cause == NO_WAY:
+                    return
                 if attempt == ATTEMPTS - 1:
                     first = peer_id not in self._silent
                     self._silent.add(peer_id)

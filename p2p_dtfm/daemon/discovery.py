@@ -5,21 +5,24 @@ there that they are present.
 """
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable
 
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.courier import Courier
-from p2p_dtfm.daemon.run_source import ask_welcome
+from p2p_dtfm.daemon.run_source import ask_welcome, ask_welcome_shortly
 from p2p_dtfm.daemon.wire import Welcome
-from p2p_dtfm.net.directory import Directory
+from p2p_dtfm.net.directory import Directory, Presence
 from p2p_dtfm.net.errors import Unreachable
 
 LOOK_FOR_S = 30.0
 """A founder is present in the directory only once it has measured its device."""
 LOOK_AGAIN_S = 2.0
-ASKED_AT_ONCE_LIMIT = 8
+ASKED_AT_ONCE_LIMIT = 16
+ASKED_LIMIT = 64
+ANSWER_DEADLINE_S = 4.0
 DIGEST_CHARACTERS = 64
 
 Found = tuple[str, Welcome]
@@ -46,7 +49,7 @@ async def find_run(
     patience_s = LOOK_FOR_S if refused.exit_code == 6 else 0.0
     end_s = time.monotonic() + patience_s
     while True:
-        found = await ask_present(courier, directory, own, run_digest)
+        found = await ask_present(courier, directory, initial_peers, own, run_digest)
         if found is not None:
             return found
         if time.monotonic() > end_s:
@@ -55,20 +58,58 @@ async def find_run(
 
 
 async def ask_present(
-    courier: Courier, directory: Directory, own: tuple[str, ...], run_digest: str
+    courier: Courier,
+    directory: Directory,
+    initial_peers: list[str],
+    own: tuple[str, ...],
+    run_digest: str,
 ) -> Found | None:
-    """Ask some of those whom the directory names; None if no one trains the run now."""
-    try:
-        present = await directory.present_peers(run_digest)
-    except Unreachable:
-        return None
-    others = [peer for peer in present if peer.peer_id != courier.me]
-    for peer in random.sample(others, min(len(others), ASKED_AT_ONCE_LIMIT)):
-        courier.learn(peer.peer_id, peer.addresses)
+    """Ask some of those whom the directory names; None if no one trains the run now.
+
+    First those who have brought their presence to an initial peer: whoever answers may invent the
+    others, by thousands.
+    """
+    asked: set[str] = {courier.me}
+    for finding in (
+        directory.present_at(initial_peers, run_digest),
+        directory.present_peers(run_digest),
+    ):
         try:
-            return await ask_welcome(courier, [peer.peer_id], own, run_digest)
-        except UserError:
-            courier.forget(peer.peer_id)  # gone, and its presence not yet expired
+            present = await finding
+        except Unreachable:
+            continue
+        others = [peer for peer in present if peer.peer_id not in asked]
+        chosen = random.sample(others, min(len(others), ASKED_LIMIT))
+        asked |= {peer.peer_id for peer in chosen}
+        if (found := await _first_answer(courier, chosen, own, run_digest)) is not None:
+            return found
+    return None
+
+
+async def _first_answer(
+    courier: Courier, peers: list[Presence], own: tuple[str, ...], run_digest: str
+) -> Found | None:
+    """Several are asked at once; the first good answer counts."""
+    turns = asyncio.Semaphore(ASKED_AT_ONCE_LIMIT)
+
+    async def ask(peer: Presence) -> Found | None:
+        async with turns:
+            with contextlib.suppress(Unreachable):
+                await courier.look_up(peer.peer_id, peer.addresses)
+                return await ask_welcome_shortly(
+                    courier, peer.peer_id, own, run_digest, ANSWER_DEADLINE_S
+                )
+        return None
+
+    asking = [asyncio.create_task(ask(peer)) for peer in peers]
+    try:
+        for answer in asyncio.as_completed(asking):
+            if (found := await answer) is not None:
+                return found
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
     return None
 
 

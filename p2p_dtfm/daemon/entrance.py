@@ -103,7 +103,8 @@ class Entrance(PeerState):
         if not self.settings.initial_peers:
             return False
         own = await self._host.addresses()
-        found = await ask_present(self._courier, self._directory, own, run_digest)
+        initial = [parse_address(address)[0] for address in self.settings.initial_peers]
+        found = await ask_present(self._courier, self._directory, initial, own, run_digest)
         return found is not None
 
     async def _print_invitation(self) -> None:

@@ -123,14 +123,18 @@ class NobodyTrains(UserError):
 
 
 async def _ask_welcome_once(
-    courier: Courier, peer_ids: list[str], addresses: tuple[str, ...], expected_digest: str
+    courier: Courier,
+    peer_ids: list[str],
+    addresses: tuple[str, ...],
+    expected_digest: str,
+    deadline_s: float = WELCOME_DEADLINE_S,
 ) -> tuple[str, Welcome]:
     causes = []
     for_good = True
     for peer_id in peer_ids:
         try:
             hello = Hello(PROTOCOL_VERSION, addresses)
-            reply = await courier.ask(peer_id, hello, WELCOME_DEADLINE_S)
+            reply = await courier.ask(peer_id, hello, deadline_s)
             welcome = decode(reply, Welcome)
             if welcome.protocol_version != PROTOCOL_VERSION:
                 raise _other_protocol(peer_id, welcome.protocol_version)
@@ -140,6 +144,16 @@ async def _ask_welcome_once(
             causes.append(f"{peer_id}: {error.cause}")
             for_good = for_good and BOOTSTRAP_REFUSAL in error.cause
     raise NobodyTrains(causes, for_good)
+
+
+async def ask_welcome_shortly(
+    courier: Courier, peer_id: str, addresses: tuple[str, ...], run_digest: str, deadline_s: float
+) -> tuple[str, Welcome] | None:
+    """The answer of a peer that may not be there at all, or trains something else."""
+    try:
+        return await _ask_welcome_once(courier, [peer_id], addresses, run_digest, deadline_s)
+    except UserError:
+        return None
 
 
 def _check_run(peer_id: str, welcome: Welcome, expected_digest: str) -> None:

@@ -65,6 +65,13 @@ class Calling:
         await self.is_linked(peer_id)
         return self._seen.get(peer_id)
 
+    async def may_look_for(self, peer_id: str) -> bool:
+        """Whether p2pd may look for an unknown node of the directory now, at addresses that others
+        told it."""
+        if self.trusts(peer_id) or await self.is_linked(peer_id):
+            return True
+        return self.dialling.may_look(time.monotonic_ns())
+
     def choose(self, peer_id: str, addresses: Sequence[str]) -> tuple[str, ...]:
         """Those of its addresses at which an unknown peer is called now. Raises `Unreachable`."""
         ways = [address for address in addresses if self._leads_through_friend(address)]
@@ -75,6 +82,14 @@ class Calling:
         chosen = self.dialling.choose(list(doors.values()), self._seen.get(peer_id), now_ns)
         if not chosen:
             raise Unreachable(peer_id, NO_WAY)
+        return tuple(address for address, door in doors.items() if door in chosen)[: len(chosen)]
+
+    def look_up(self, peer_id: str, addresses: Sequence[str]) -> tuple[str, ...]:
+        """Where a peer that the directory names is looked for now. Raises `Unreachable`."""
+        doors = {address: door for address in addresses if (door := door_of(address))}
+        chosen = self.dialling.look_up(list(doors.values()), time.monotonic_ns())
+        if not chosen:
+            raise Unreachable(peer_id, "others were looked for there, and in vain")
         return tuple(address for address, door in doors.items() if door in chosen)[: len(chosen)]
 
     def _leads_through_friend(self, address: str) -> bool:

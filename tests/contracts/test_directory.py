@@ -11,30 +11,31 @@ from net_support import LOOPBACK, hosts, run
 
 from p2p_dtfm.core.canonical import digest_bytes, encode
 from p2p_dtfm.core.errors import PeerFault, UserError
-from p2p_dtfm.net.directory import (
+from p2p_dtfm.net.directory import Directory, DirectoryValidator, Presence, open_run, sign_run
+from p2p_dtfm.net.directory_values import (
     VALUE_LIMIT_BYTES,
-    Directory,
-    DirectoryValidator,
-    Presence,
-    _key_bytes,
+    key_bytes,
     open_presence,
-    open_run,
     presence_key,
     run_key,
     shard_of,
     sign_presence,
-    sign_run,
 )
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.net.identity import Identity
 from p2p_dtfm.net.libp2p import get_dht_time
+from tests.core.builders import run_spec
 
-RUN = "ab" * 32
+SPEC = run_spec().canonical_bytes()
+RUN = digest_bytes(SPEC)
 
 
 async def _joined(peers: list[Host]) -> list[Directory]:
+    """All know the run: one of them has published it."""
     first = list(await peers[0].addresses())
-    return [await Directory.start(host, first if host is not peers[0] else []) for host in peers]
+    joined = [await Directory.start(host, first if host is not peers[0] else []) for host in peers]
+    await joined[0].publish_run(RUN, sign_run(SPEC, peers[0].peer_id, peers[0].identity.sign))
+    return joined
 
 
 async def _presence(host: Host, life: int = 1, run_digest: str = RUN) -> Presence:
@@ -47,7 +48,10 @@ def test_peers_of_a_run_see_each_other_and_later_lives(tmp_path: Path) -> None:
             directories = await _joined(peers)
             for host, directory in zip(peers, directories, strict=True):
                 assert await directory.publish_presence(await _presence(host))
-            other_run = await _presence(peers[0], run_digest="cd" * 32)
+            other = run_spec(seed=3)
+            other_run = await _presence(peers[0], run_digest=other.digest())
+            signed = sign_run(other.canonical_bytes(), peers[0].peer_id, peers[0].identity.sign)
+            assert await directories[0].publish_run(other.digest(), signed)
             for directory in directories:
                 present = await directory.present_peers(RUN)
                 assert [p.peer_id for p in present] == sorted(host.peer_id for host in peers)
@@ -57,7 +61,7 @@ def test_peers_of_a_run_see_each_other_and_later_lives(tmp_path: Path) -> None:
             assert lives[peers[1].peer_id] == 2
             assert await directories[0].present_peers("ee" * 32) == []
             assert await directories[0].publish_presence(other_run)
-            assert len(await directories[1].present_peers("cd" * 32)) == 1
+            assert len(await directories[1].present_peers(other.digest())) == 1
             assert await directories[1].refresh()
             for directory in directories:
                 await directory.close()
@@ -84,7 +88,7 @@ def test_run_specs_are_found_by_digest_and_survive_their_publisher(tmp_path: Pat
     async def scenario() -> None:
         async with hosts(tmp_path, 4) as peers:
             directories = await _joined(peers)
-            spec = encode({"name": "tiny"})
+            spec = run_spec(seed=2).canonical_bytes()
             signed = sign_run(spec, peers[1].peer_id, peers[1].identity.sign)
             digest = digest_bytes(spec)
             assert await directories[1].publish_run(digest, signed)
@@ -92,7 +96,7 @@ def test_run_specs_are_found_by_digest_and_survive_their_publisher(tmp_path: Pat
             await peers[1].close()
             found = await directories[3].fetch_run(digest)
             assert found is not None and open_run(found, digest) == spec
-            assert await directories[3].fetch_run(RUN) is None
+            assert await directories[3].fetch_run("ab" * 32) is None
 
     run(scenario())
 
@@ -108,7 +112,7 @@ def test_refused_values_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
             assert "refused to publish a run" in caplog.text
             small = sign_run(b"\x80", peers[0].peer_id, peers[0].identity.sign)
             with pytest.raises(PeerFault, match="under the name"):
-                await directory.publish_run(RUN, small)
+                await directory.publish_run("ab" * 32, small)
 
     run(scenario())
 
@@ -118,7 +122,7 @@ def _forgeries(folder: Path) -> dict[str, tuple[bytes, bytes | None, bytes, floa
     expires = get_dht_time() + 60
     presence = Presence(own.peer_id, 1, (), RUN, int(expires * 1000))
     good = sign_presence(presence, own.sign)
-    key = _key_bytes(presence_key(RUN, shard_of(own.peer_id)))
+    key = key_bytes(presence_key(RUN, shard_of(own.peer_id)))
     owner, when = base58.b58decode(own.peer_id), presence.expires_ms / 1000
     value = encode(good)
     stolen = msgspec.structs.replace(good, peer_id=other.peer_id)
@@ -131,7 +135,7 @@ def _forgeries(folder: Path) -> dict[str, tuple[bytes, bytes | None, bytes, floa
         "good": (key, owner, value, when),
         "under another owner": (key, base58.b58decode(other.peer_id), value, when),
         "without an owner": (key, None, value, when),
-        "under another run": (_key_bytes(presence_key("cd" * 32, 0)), owner, value, when),
+        "under another run": (key_bytes(presence_key("cd" * 32, 0)), owner, value, when),
         "under an unknown key": (b"\x01" * 20, owner, value, when),
         "longer than signed": (key, owner, value, when + 30),
         "for years": (key, owner, value, when + 1e8),
@@ -141,7 +145,7 @@ def _forgeries(folder: Path) -> dict[str, tuple[bytes, bytes | None, bytes, floa
         "about another": (key, owner, encode(for_another), when),
         "of unknown kind": (key, owner, encode(unknown), when),
         "a run under a presence": (key, owner, encode(spec), when),
-        "a run under another digest": (_key_bytes(run_key(RUN)), None, encode(spec), when),
+        "a run under another digest": (key_bytes(run_key(RUN)), None, encode(spec), when),
         "garbage": (key, owner, b"\xc1\xff", when),
         "empty": (key, owner, b"", when),
         "too large": (key, owner, encode(wide) + bytes(VALUE_LIMIT_BYTES), when),

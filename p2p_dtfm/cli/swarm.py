@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from typing import Any
 
 import typer
@@ -58,6 +59,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         ("view", _view(facts)),
         ("layers", _layers(facts)),
         ("checkpoints", facts["checkpoints"]),
+        ("turned away", _turned_away(facts)),
         *(("others join with", f"--initial-peers {each}") for each in facts["addresses"]),
         ("dashboard", f"{facts['dashboard'] or 'off'}"),
     ]
@@ -67,6 +69,15 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     waits_for = facts.get("waits_for") or []
     if waits_for:
         console.print(f"  waits for Prepared of {', '.join(map(short, waits_for))}")
+
+
+def _turned_away(facts: dict[str, Any]) -> str | None:
+    """How much the gate has refused, by what the senders were."""
+    counts: Counter[str] = Counter()
+    for sender, _, _, count in facts.get("refused") or ():
+        counts[sender] += count
+    words = [f"{count} of {sender}s" for sender, count in counts.most_common()]
+    return ", ".join(words) or None
 
 
 def _marks(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -100,6 +100,8 @@ class Dialling:
     def answered(self, door: Door) -> None:
         """The peer that was looked for is there: its door may be knocked at again."""
         self._doors.pop(door, None)
+        if (held := self._seen.get(door[0])) is not None:
+            self._seen[door[0]] = (min(SEEN_BURST, held[0] + 1), held[1])
 
     def _may_call_back(self, host: str, now_ns: int) -> bool:
         left, at_ns = self._seen.get(host, (SEEN_BURST, now_ns))

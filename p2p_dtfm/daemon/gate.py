@@ -13,8 +13,10 @@ from p2p_dtfm.core.gate_table import NEAR, Role
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.wire import Gather, Message
 from p2p_dtfm.net.door import BUSY, Leave
+from p2p_dtfm.web.state import Refused
 
 FORMER_LIMIT = 4096
+REFUSED_SHOWN = 128
 TOLD_EVERY_S = 10.0
 _SOON = (Reason.RATE, Reason.TOGETHER, Reason.AT_ONCE)
 
@@ -47,6 +49,11 @@ class GateKeeper:
     def refused(self) -> collections.Counter[tuple[str, str, str]]:
         """How often, by (role, kind, reason)."""
         return self._gate.refused
+
+    def refused_most(self) -> tuple[Refused, ...]:
+        """For status and metrics."""
+        most = self._gate.refused.most_common(REFUSED_SHOWN)
+        return tuple(Refused(*what, count) for what, count in sorted(most))
 
     @property
     def is_outside(self) -> bool:

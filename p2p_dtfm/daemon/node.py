@@ -175,6 +175,7 @@ class Daemon(Upkeep, Entrance, Readings):
         stack.push_async_callback(self._host.close)
         self._keeper = GateKeeper(self._host.calling.vouched)
         self._host.door, self._host.calling.trusts = self._keeper, self._keeper.trusts
+        self.observer.guarded_by(self._keeper.refused_most)
         if settings.shape is not None:
             self._host.shaper = Shaper(Shape.load(settings.shape), self._host.peer_id)
             self._spawn(self._host.shaper.follow(settings.shape))

@@ -39,6 +39,7 @@ class Readings(PeerState):
             "run_digest": self._run.digest if self._run else None,
             "data": self._run.manifest.notes.describe() if self._run else None,
             **self.status.as_json(),
+            "refused": [msgspec.to_builtins(each) for each in self._keeper.refused_most()],
             "view": view.id.number if view else None,
             "snapshot": view.id.snapshot if view else None,
             "plan": view.plan.digest() if view else None,

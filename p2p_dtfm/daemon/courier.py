@@ -164,6 +164,10 @@ class Courier:
         if self._straighten is not None:
             await self._straighten(peer_id, self._addresses.get(peer_id, ()))
 
+    def forget_knocks(self) -> None:
+        """They did not help: whoever was knocked at may have let in others since."""
+        self._knocked_s.clear()
+
     async def is_direct(self, peer_id: str) -> bool:
         """Whether the connection to a peer, if there is one, does without a relay."""
         if self._host.is_only_local:

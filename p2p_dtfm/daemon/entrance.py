@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from p2p_dtfm.daemon.resident_limit import planned_bytes
 from p2p_dtfm.daemon.run_source import Run, fetch_run, found_run, open_local_run
 from p2p_dtfm.daemon.self_record import SelfRecord
 from p2p_dtfm.daemon.status import State
+from p2p_dtfm.daemon.wire import Welcome
 from p2p_dtfm.net.addresses import parse_address
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.sim.files import find_run_spec
@@ -29,6 +31,8 @@ from p2p_dtfm.train.measure import TorchDevice, cap_device_memory, measure_devic
 log = logging.getLogger("p2p_dtfm")
 
 KNOCKED_LIMIT = 4
+KNOCKING_S = 10.0
+KNOCK_PAUSE_S = 1.0
 DEFAULT_RUN = "tiny"
 
 
@@ -141,10 +145,7 @@ class Entrance(PeerState):
         store = BlobStore(self.home.run_directory(spec_digest) / "blobs")
         peers = list(dict.fromkeys([self._welcomed_by, *self._courier.known]))
         self._courier.run_digest = spec_digest
-        for peer_id in peers[:KNOCKED_LIMIT]:
-            with contextlib.suppress(Unreachable):
-                await self._courier.knock(peer_id)
-        run = await fetch_run(welcome, store, self._blobs, peers)
+        run = await self._fetch_run(welcome, store, peers)
         if welcome.step > run.spec.total_steps:
             raise UserError(
                 f"run {spec_digest[:16]} is complete: all {run.spec.total_steps} steps are done",
@@ -154,6 +155,21 @@ class Entrance(PeerState):
         log.info("%s", run.manifest.notes.describe())
         log.info("takes part in run %s (%s)", run.digest[:16], run.spec.name)
         return run
+
+    async def _fetch_run(self, welcome: Welcome, store: BlobStore, peers: list[str]) -> Run:
+        """Knock, for only who does is given the manifest; where many do, again for a while."""
+        end_s = time.monotonic() + KNOCKING_S
+        while True:
+            for peer_id in peers[:KNOCKED_LIMIT]:
+                with contextlib.suppress(Unreachable):
+                    await self._courier.knock(peer_id)
+            try:
+                return await fetch_run(welcome, store, self._blobs, peers)
+            except UserError:
+                if time.monotonic() > end_s:
+                    raise
+            self._courier.forget_knocks()
+            await asyncio.sleep(KNOCK_PAUSE_S)
 
     async def _measure(self) -> None:
         assert self._run is not None

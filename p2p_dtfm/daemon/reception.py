@@ -106,8 +106,10 @@ class Reception(TrainerOutlet):
     def _receive(self, sender: str, message: Message) -> None:
         assert self._agreement is not None and self._trainer is not None
         if isinstance(message, AGREEMENT):
+            if isinstance(message, JoinRequest) and message.record.peer_id != sender:
+                raise PeerFault("asks for another peer to be let in", sender)
             actions = self._agreement.receive(sender, message, time.monotonic_ns())
-            if isinstance(message, JoinRequest) and message.record.peer_id == sender:
+            if isinstance(message, JoinRequest):
                 self._keeper.admissions.admit(sender, time.monotonic_ns())
             self._learn_addresses(message)
             if isinstance(message, Heartbeat):

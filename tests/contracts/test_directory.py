@@ -7,11 +7,13 @@ from pathlib import Path
 import base58
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from net_support import LOOPBACK, hosts, run
 
 from p2p_dtfm.core.canonical import digest_bytes, encode
 from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.net.directory import Directory, DirectoryValidator, Presence, open_run, sign_run
+from p2p_dtfm.net.directory_validator import RUNS_LIMIT
 from p2p_dtfm.net.directory_values import (
     VALUE_LIMIT_BYTES,
     key_bytes,
@@ -23,7 +25,7 @@ from p2p_dtfm.net.directory_values import (
 )
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.net.identity import Identity
-from p2p_dtfm.net.libp2p import get_dht_time
+from p2p_dtfm.net.libp2p import DHTID, DHTRecord, MSGPackSerializer, PeerID, get_dht_time
 from tests.core.builders import run_spec
 
 SPEC = run_spec().canonical_bytes()
@@ -209,3 +211,97 @@ def test_a_swarm_whose_nodes_lost_each_other_meets_again(tmp_path: Path) -> None
             assert len(await directories[1].present_peers(RUN)) == 2
 
     run(scenario())
+
+
+def _junk(number: int, host: Host) -> tuple[bytes, bytes, float]:
+    """Something signed under a run's key that is no run spec."""
+    signed = sign_run(
+        encode({"x": bytes(3000) + bytes([number])}), host.peer_id, host.identity.sign
+    )
+    key = key_bytes(run_key(digest_bytes(signed.payload)))
+    return key, encode(signed), get_dht_time() + 500
+
+
+def _invented(
+    folder: Path, number: int, run_digest: str = RUN
+) -> tuple[bytes, bytes, float, bytes]:
+    identity = Identity.load_or_create(folder / f"invented-{number}")
+    presence = Presence(identity.peer_id, 1, (), RUN, int((get_dht_time() + 60) * 1000))
+    value = encode(sign_presence(presence, identity.sign))
+    key = key_bytes(presence_key(RUN, shard_of(identity.peer_id)))
+    return key, value, presence.expires_ms / 1000, base58.b58decode(identity.peer_id)
+
+
+async def _bring(
+    liar: Directory, target: Host, values: list[tuple[bytes, bytes, float, bytes | None]]
+) -> int:
+    """How many of these values a node takes from another one."""
+    protocol = liar._node.protocol
+    stored = await protocol.call_store(
+        PeerID.from_base58(target.peer_id),
+        [DHTID.from_bytes(key) for key, *_ in values],
+        [MSGPackSerializer.dumps(value) for _, value, *_ in values],
+        [expires for _, _, expires, _ in values],
+        [subkey for *_, subkey in values],
+    )
+    return sum(map(bool, stored or ()))
+
+
+def test_presences_that_somebody_else_brings_are_not_stored(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            invented = [_invented(tmp_path, number) for number in range(60)]
+            assert await _bring(directories[1], peers[0], invented) == 0
+            assert await directories[0].present_peers(RUN) == []
+            assert await directories[1].publish_presence(await _presence(peers[1]))
+            present = await directories[0].present_at([peers[1].peer_id], RUN)
+            assert [presence.peer_id for presence in present] == [peers[1].peer_id]
+
+    run(scenario())
+
+
+def test_junk_under_run_keys_is_refused_and_run_specs_are_bounded(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            junk = [(*_junk(number, peers[1]), None) for number in range(20)]
+            assert await _bring(directories[1], peers[0], junk) == 0
+            specs = [run_spec(seed=seed).canonical_bytes() for seed in range(RUNS_LIMIT + 20)]
+            runs = [
+                (
+                    key_bytes(run_key(digest_bytes(spec))),
+                    encode(sign_run(spec, peers[1].peer_id, peers[1].identity.sign)),
+                    get_dht_time() + 500,
+                    None,
+                )
+                for spec in specs
+            ]
+            for start in range(0, len(runs), 50):
+                await _bring(directories[1], peers[0], runs[start : start + 50])
+            validator, storage = directories[0]._validator, directories[0]._node.protocol.storage
+            assert validator.runs <= RUNS_LIMIT and len(storage) <= RUNS_LIMIT + 1
+            assert DHTID.from_bytes(key_bytes(run_key(RUN))) in storage, "its own run stays"
+
+    run(scenario())
+
+
+def test_a_presence_needs_a_run_that_is_known() -> None:
+    validator, now = DirectoryValidator(), get_dht_time()
+    identity = Identity(Ed25519PrivateKey.generate())
+    unknown: list[str] = []
+    validator.on_unknown_run = unknown.append
+    validator.sender = identity.peer_id
+
+    def record(ttl_s: float) -> DHTRecord:
+        presence = Presence(identity.peer_id, 1, (), RUN, int((now + ttl_s) * 1000))
+        key = key_bytes(presence_key(RUN, shard_of(identity.peer_id)))
+        subkey = MSGPackSerializer.dumps(base58.b58decode(identity.peer_id))
+        value = MSGPackSerializer.dumps(encode(sign_presence(presence, identity.sign)))
+        return DHTRecord(key, subkey, value, presence.expires_ms / 1000)
+
+    assert not validator.validate(record(60)) and unknown == [RUN]
+    validator.learn(RUN)
+    assert validator.validate(record(60))
+    assert validator.stored_bytes > 0
+    assert not validator.validate(record(3000)), "expires too far ahead"

@@ -68,7 +68,8 @@ class Membership(PeerState):
         number = 0
         while agreement.view is None:
             if not agreement.attempting and agreement.next_view is None:
-                members = [p for p in (self._welcomed_by, *self._courier.known) if p]
+                first = self._asked_first, self._welcomed_by
+                members = [p for p in (*first, *self._courier.known) if p]
                 member = members[number % len(members)]
                 number += 1
                 self.status.say(State.JOINING, f"asks {member} to be let in at the next view")

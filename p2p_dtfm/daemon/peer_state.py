@@ -71,6 +71,8 @@ class PeerState:
         self._learnt: dict[str, Signed] = {}
         self._training: asyncio.Task[Any] | None = None
         self._welcomed_by = ""
+        self._asked_first = ""
+        """Whose word has made this peer come back as a newcomer."""
         self._founds = settings.founds
         self.pause_reason: str | None = None
         """Why this peer left, if it is to come back."""

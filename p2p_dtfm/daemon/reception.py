@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from p2p_dtfm.core.actions import Rejoin
 from p2p_dtfm.core.agreement_messages import Contribution, Heartbeat, JoinRequest
 from p2p_dtfm.core.canonical import decode, encode
 from p2p_dtfm.core.errors import PeerFault
@@ -78,7 +79,8 @@ class Reception(TrainerOutlet):
             self._receive(sender, message)
         except PeerFault as fault:
             self._keeper.blame(sender, message)
-            log.warning("refused a %s of %s: %s", type(message).__name__, sender, fault.cause)
+            level = logging.WARNING if self._keeper.is_near(sender) else logging.DEBUG
+            log.log(level, "refused a %s of %s: %s", type(message).__name__, sender, fault.cause)
             raise
         return encode(await self._known_peers()) if isinstance(message, JoinRequest) else b""
 
@@ -111,6 +113,8 @@ class Reception(TrainerOutlet):
             actions = self._agreement.receive(sender, message, time.monotonic_ns())
             if isinstance(message, JoinRequest):
                 self._keeper.admissions.admit(sender, time.monotonic_ns())
+            if any(isinstance(action, Rejoin) for action in actions):
+                self._asked_first = sender  # it may be of a swarm of which nobody is known yet
             self._learn_addresses(message)
             if isinstance(message, Heartbeat):
                 self._liveness.heartbeat(

@@ -61,8 +61,7 @@ class Bootstrap:
                 self._home.identity, self._listen, self._announce, self._initial_peers
             )
             stack.push_async_callback(host.close)
-            keeper = GateKeeper(host.calling.vouched)
-            host.door, host.calling.trusts = keeper, keeper.trusts
+            GateKeeper.of(host)
             for address in self._initial_peers:
                 host.calling.vouch(parse_address(address)[0])
             control = await ControlPlane(host, _refuse).ready()

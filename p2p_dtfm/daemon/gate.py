@@ -13,6 +13,7 @@ from p2p_dtfm.core.gate_table import NEAR, Role
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.wire import Gather, Message
 from p2p_dtfm.net.door import BUSY, Leave
+from p2p_dtfm.net.host import Host
 from p2p_dtfm.web.state import Refused
 
 FORMER_LIMIT = 4096
@@ -39,6 +40,13 @@ class GateKeeper:
         self._former: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._told_s = 0.0
         self._untold = 0
+
+    @classmethod
+    def of(cls, host: Host) -> "GateKeeper":
+        """Guards a host from now on: whom it serves, and whom it calls."""
+        keeper = cls(host.calling.vouched)
+        host.door, host.calling.trusts = keeper, keeper.trusts
+        return keeper
 
     def attach(self, agreement: Agreement, is_open: bool) -> None:
         """The run is known."""

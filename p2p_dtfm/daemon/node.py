@@ -22,8 +22,6 @@ import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
-import psutil
-
 from p2p_dtfm.core.actions import LAN, WAN
 from p2p_dtfm.core.agreement import Agreement
 from p2p_dtfm.core.errors import UserError
@@ -43,8 +41,8 @@ from p2p_dtfm.daemon.membership import TICK_S
 from p2p_dtfm.daemon.offers import Offers
 from p2p_dtfm.daemon.peer_state import bytes_per_s
 from p2p_dtfm.daemon.readings import Readings, laboratory_marks
+from p2p_dtfm.daemon.resident_limit import memory_bytes
 from p2p_dtfm.daemon.run_source import Run
-from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.trace_collector import TraceCollector
 from p2p_dtfm.daemon.trainer import Trainer
@@ -72,8 +70,7 @@ from p2p_dtfm.web.api import LocalApi, make_app
 
 log = logging.getLogger("p2p_dtfm")
 
-IN_FLIGHT_PART = 8
-"""Of the memory that this peer offers so much may be in tensors that others have announced."""
+IN_FLIGHT_PART = 8  # of the memory offered here; in tensors that others have announced
 DONE_WAIT_S = 60.0
 ORPHAN_GRACE_S = 15.0
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
@@ -173,8 +170,7 @@ class Daemon(Upkeep, Entrance, Readings):
             self.home.identity, settings.listen, settings.announce, settings.initial_peers
         )
         stack.push_async_callback(self._host.close)
-        self._keeper = GateKeeper(self._host.calling.vouched)
-        self._host.door, self._host.calling.trusts = self._keeper, self._keeper.trusts
+        self._keeper = GateKeeper.of(self._host)
         self.observer.guarded_by(self._keeper.refused_most)
         if settings.shape is not None:
             self._host.shaper = Shaper(Shape.load(settings.shape), self._host.peer_id)
@@ -415,11 +411,6 @@ class Daemon(Upkeep, Entrance, Readings):
             await asyncio.sleep(TICK_S)
         if not self.settings.exit_when_done:
             await self._leaving.wait()
-
-
-def memory_bytes(settings: Settings) -> int:
-    """What this peer's owner allows, or what the machine has."""
-    return int(settings.memory_gib * (1 << 30)) or psutil.virtual_memory().total
 
 
 def _share_the_interpreter() -> None:

@@ -30,7 +30,8 @@ from p2p_dtfm.net.libp2p import (
     PeerID,
     p2pd_pb2,
 )
-from p2p_dtfm.net.p2pd import P2pd, P2pdFailed
+from p2p_dtfm.net.p2pd import P2pd, P2pdFailed, flags_of
+from p2p_dtfm.net.pending_calls import PendingCalls
 from p2p_dtfm.net.shaping import ShapedWriter, Shaper
 from p2p_dtfm.net.stale import remove_stale_sockets
 
@@ -91,7 +92,7 @@ class Host:
         self._address_book: dict[str, tuple[str, ...]] = {}
         self._streams: collections.Counter[str] = collections.Counter()
         control = p2p._client.control
-        control._pending_calls = _PendingCalls(control._pending_calls)
+        control._pending_calls = PendingCalls(control._pending_calls)
         self._peer_ids: dict[str, PeerID] = {}
         self._watcher = asyncio.create_task(self._watch(), name="p2pd watcher")
 
@@ -116,7 +117,7 @@ class Host:
         identity = Identity.load_or_create(identity_path)
         remove_stale_sockets()
         expect_broken_streams(asyncio.get_running_loop())
-        flags = _flags(identity_path, listen, announce, relays)
+        flags = flags_of(identity_path, listen, announce, relays, MESSAGE_LIMIT_BYTES)
         p2pd, p2p = await _start_p2pd(flags, listen)
         on_loopback = any(is_loopback(address) for address in (*listen, *announce))
         host = cls(p2pd, p2p, identity, on_loopback)
@@ -412,44 +413,6 @@ class Host:
     async def _ask(self, request: Awaitable[Result], deadline_s: float) -> Result:
         """A request to our own p2pd."""
         return await self._reach(self.peer_id, request, deadline_s)
-
-
-class _PendingCalls(dict[Any, asyncio.Future[Any]]):
-    """hivemind's calls that wait for an answer, without those that already gave up waiting.
-
-    hivemind's reader sets the result of any call it finds here. One that was cancelled in the same
-    turn of the loop would raise there, and end the reader and with it all later calls.
-    """
-
-    def __contains__(self, call_id: object) -> bool:
-        future = self.get(call_id)
-        return future is not None and not future.done()
-
-
-def _flags(
-    identity_path: Path, listen: list[str], announce: list[str], relays: list[str]
-) -> list[str]:
-    # a swarm on loopback has no router to talk to
-    beyond = int(not listen or not all(is_loopback(address) for address in listen))
-    flags = [
-        f"-id={identity_path}",
-        "-dhtServer=1",  # p2pd's own DHT, by which it finds the addresses of a peer id
-        "-connManager=1",
-        "-relay=1",
-        "-relayService=0",  # it would push `net.relay` aside once p2pd believes itself public
-        f"-autonat={beyond}",
-        f"-natPortMap={beyond}",
-        f"-autoRelay={int(bool(relays))}",
-        # both kinds of encryption authenticate the peer id; TLS takes a quarter less CPU
-        "-tls=1",
-        "-noise=0",
-        "-idleTimeout=30s",
-        f"-persistentConnMaxMsgSize={MESSAGE_LIMIT_BYTES}",
-    ]
-    flags += [f"-hostAddrs={','.join(listen)}"] if listen else ["-noListenAddrs=1"]
-    flags += [f"-announceAddrs={','.join(announce)}"] if announce else []
-    flags += [f"-trustedRelays={','.join(relays)}"] if relays else []
-    return flags
 
 
 async def _start_p2pd(flags: list[str], listen: list[str]) -> tuple[P2pd, P2P]:

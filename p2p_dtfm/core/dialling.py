@@ -15,6 +15,9 @@ CLAIMS_EVERY_NS = 5 * SECOND_NS
 DOOR_KNOCKS = 2
 HOST_CLAIMS = 2
 HOST_NAMED = 8
+HOST_THERE = 64
+NAMED_KNOCKS = 6
+"""At one door, by who looks for a member: it may be about to start again."""
 REMEMBERED_NS = 600 * SECOND_NS
 SEEN_BURST = 48
 SEEN_EVERY_NS = 2 * SECOND_NS
@@ -38,6 +41,7 @@ class Dialling:
         self._doors: collections.OrderedDict[Door, Count] = collections.OrderedDict()
         self._claims: collections.OrderedDict[str, Count] = collections.OrderedDict()
         self._named: collections.OrderedDict[str, Count] = collections.OrderedDict()
+        self._there: collections.OrderedDict[str, Count] = collections.OrderedDict()
         self._seen: collections.OrderedDict[str, Count] = collections.OrderedDict()
         self._claimed_ns: int | None = None
         self._looks = LOOKS_BURST
@@ -78,12 +82,14 @@ class Dialling:
             self._claimed_ns = now_ns
         return self._knock(chosen, now_ns)
 
-    def look_up(self, doors: Sequence[Door], now_ns: int) -> list[Door]:
-        """The doors of a peer that the directory names, when this peer looks for somebody."""
+    def look_up(self, doors: Sequence[Door], was_there: bool, now_ns: int) -> list[Door]:
+        """The doors of a peer that the directory names, when this peer looks for somebody.
+        `was_there`: it brought its presence to a node that this peer believes."""
         chosen: list[Door] = []
         for door in dict.fromkeys(doors):
-            fits = len(chosen) < ADDRESSES_OF_ONE and self._may_knock(door, now_ns)
-            if fits and _may_count(self._named, door[0], HOST_NAMED, now_ns):
+            fits = len(chosen) < ADDRESSES_OF_ONE and self._may_knock(door, now_ns, NAMED_KNOCKS)
+            counts, limit = (self._there, HOST_THERE) if was_there else (self._named, HOST_NAMED)
+            if fits and _may_count(counts, door[0], limit, now_ns):
                 chosen.append(door)
         return self._knock(chosen, now_ns)
 
@@ -112,9 +118,9 @@ class Dialling:
         _put(self._seen, host, (left - may, at_ns))
         return may
 
-    def _may_knock(self, door: Door, now_ns: int) -> bool:
+    def _may_knock(self, door: Door, now_ns: int, limit: int = DOOR_KNOCKS) -> bool:
         count, since_ns = self._doors.get(door, (0, now_ns))
-        return count < DOOR_KNOCKS or now_ns - since_ns >= REMEMBERED_NS
+        return count < limit or now_ns - since_ns >= REMEMBERED_NS
 
     def _knock(self, doors: list[Door], now_ns: int) -> list[Door]:
         for door in doors:

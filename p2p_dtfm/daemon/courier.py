@@ -85,13 +85,14 @@ class Courier:
         elif addresses and peer_id != self._host.peer_id:
             self._host.know(peer_id, addresses)
 
-    async def look_up(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Connect to a peer that the directory names. Raises `Unreachable`."""
+    async def look_up(self, peer_id: str, addresses: Sequence[str], was_there: bool) -> None:
+        """Connect to a peer that the directory names; `was_there`: as a node knows that this peer
+        believes. Raises `Unreachable`."""
         own_suffix = f"/p2p/{peer_id}"
         plain = [address.removesuffix(own_suffix) for address in addresses]
         if await self._host.calling.is_linked(peer_id):
             return
-        chosen = self._host.calling.look_up(peer_id, plain)
+        chosen = self._host.calling.look_up(peer_id, plain, was_there)
         await self._host.connect(peer_id, chosen, LOOK_DEADLINE_S, is_chosen=True)
         await self._host.calling.answered(peer_id)
 

@@ -70,24 +70,29 @@ async def ask_present(
     others, by thousands.
     """
     asked: set[str] = {courier.me}
-    for finding in (
-        directory.present_at(initial_peers, run_digest),
-        directory.present_peers(run_digest),
-    ):
+    for were_there in (True, False):
         try:
-            present = await finding
+            if were_there:
+                present = await directory.present_at(initial_peers, run_digest)
+            else:
+                present = await directory.present_peers(run_digest)
         except Unreachable:
             continue
         others = [peer for peer in present if peer.peer_id not in asked]
         chosen = random.sample(others, min(len(others), ASKED_LIMIT))
         asked |= {peer.peer_id for peer in chosen}
-        if (found := await _first_answer(courier, chosen, own, run_digest)) is not None:
+        found = await _first_answer(courier, chosen, were_there, own, run_digest)
+        if found is not None:
             return found
     return None
 
 
 async def _first_answer(
-    courier: Courier, peers: list[Presence], own: tuple[str, ...], run_digest: str
+    courier: Courier,
+    peers: list[Presence],
+    were_there: bool,
+    own: tuple[str, ...],
+    run_digest: str,
 ) -> Found | None:
     """Several are asked at once; the first good answer counts."""
     turns = asyncio.Semaphore(ASKED_AT_ONCE_LIMIT)
@@ -95,7 +100,7 @@ async def _first_answer(
     async def ask(peer: Presence) -> Found | None:
         async with turns:
             with contextlib.suppress(Unreachable):
-                await courier.look_up(peer.peer_id, peer.addresses)
+                await courier.look_up(peer.peer_id, peer.addresses, were_there)
                 return await ask_welcome_shortly(
                     courier, peer.peer_id, own, run_digest, ANSWER_DEADLINE_S
                 )

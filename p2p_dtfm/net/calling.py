@@ -84,10 +84,10 @@ class Calling:
             raise Unreachable(peer_id, NO_WAY)
         return tuple(address for address, door in doors.items() if door in chosen)[: len(chosen)]
 
-    def look_up(self, peer_id: str, addresses: Sequence[str]) -> tuple[str, ...]:
+    def look_up(self, peer_id: str, addresses: Sequence[str], was_there: bool) -> tuple[str, ...]:
         """Where a peer that the directory names is looked for now. Raises `Unreachable`."""
         doors = {address: door for address in addresses if (door := door_of(address))}
-        chosen = self.dialling.look_up(list(doors.values()), time.monotonic_ns())
+        chosen = self.dialling.look_up(list(doors.values()), was_there, time.monotonic_ns())
         if not chosen:
             raise Unreachable(peer_id, "others were looked for there, and in vain")
         return tuple(address for address, door in doors.items() if door in chosen)[: len(chosen)]

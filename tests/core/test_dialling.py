@@ -58,7 +58,7 @@ def test_the_same_door_at_the_callers_own_host_is_not_knocked_at_again_and_again
 def test_the_directory_makes_nobody_knock_more_often_than_ten_times() -> None:
     dialling = Dialling()
     doors = [[(VICTIM[0], number)] for number in range(4000)]
-    assert sum(len(dialling.look_up(each, 0)) for each in doors) == HOST_NAMED <= 10
+    assert sum(len(dialling.look_up(each, False, 0)) for each in doors) == HOST_NAMED <= 10
 
 
 def test_looking_for_unknown_nodes_is_rationed() -> None:
@@ -71,5 +71,12 @@ def test_looking_for_unknown_nodes_is_rationed() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     dialling = Dialling()
     for number in range(2 * DOORS_REMEMBERED):
-        dialling.look_up([(f"host-{number}", 1)], 0)
+        dialling.look_up([(f"host-{number}", 1)], False, 0)
     assert len(dialling._doors) <= DOORS_REMEMBERED and len(dialling._named) <= DOORS_REMEMBERED
+
+
+def test_who_looks_for_members_finds_many_at_one_host_that_were_there() -> None:
+    dialling = Dialling()
+    doors = [[(VICTIM[0], number)] for number in range(40)]
+    assert all(dialling.look_up(each, True, 0) for each in doors)
+    assert sum(len(dialling.look_up([VICTIM], True, 0)) for _ in range(50)) <= 10

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import webbrowser
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,7 +37,7 @@ def dashboard(
         return
     typer.echo(address)
     if open_browser if open_browser is not None else _has_screen():
-        webbrowser.open(address)
+        webbrowser.open(Path(invitation["page"]).as_uri())
     else:
         port = address.split(":")[2].split("/")[0]
         typer.echo(

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from typing import Any
 
 import typer
@@ -66,6 +67,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         ("view", _view(facts)),
         ("layers", _layers(facts)),
         ("checkpoints", facts["checkpoints"]),
+        ("turned away", _turned_away(facts)),
         *(("others join with", f"--initial-peers {each}") for each in facts["addresses"]),
         ("dashboard", f"{facts['dashboard'] or 'off'}"),
     ]
@@ -86,6 +88,15 @@ def _safe(facts: dict[str, Any]) -> str | None:
     if not step or safe == step:
         return None
     return f"{safe or 0}: a crash of one peer may set training back to it"
+
+
+def _turned_away(facts: dict[str, Any]) -> str | None:
+    """How much the gate has refused, by what the senders were."""
+    counts: Counter[str] = Counter()
+    for sender, _, _, count in facts.get("refused") or ():
+        counts[sender] += count
+    words = [f"{count} of {sender}s" for sender, count in counts.most_common()]
+    return ", ".join(words) or None
 
 
 def _marks(facts: dict[str, Any]) -> list[tuple[str, str]]:

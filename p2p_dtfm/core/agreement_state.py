@@ -1,5 +1,7 @@
 """What a peer remembers of the agreement, and the small changes to it."""
 
+from collections.abc import Collection
+
 from p2p_dtfm.core.accusers import Accusers
 from p2p_dtfm.core.actions import (
     Actions,
@@ -212,6 +214,21 @@ class AgreementState:
     def history(self) -> tuple[KnownView, ...]:
         """The views that this peer was in, oldest first: to be kept on disk, for a later start."""
         return self._known.history
+
+    @property
+    def awaited(self) -> Collection[str]:
+        """Peer ids of those that must answer in the attempt under way."""
+        attempt = self._attempt
+        return attempt.awaited_ids if attempt is not None else ()
+
+    @property
+    def agreed_contributors(self) -> Collection[str]:
+        """Peer ids of those with whom this peer agrees on the next view at this moment: some may
+        know it already."""
+        attempt = self._attempt
+        if attempt is None or attempt.snapshot is None:
+            return ()
+        return attempt.snapshot_ids
 
     @property
     def joiners(self) -> tuple[PeerRecord, ...]:

@@ -125,6 +125,29 @@ class Attempt:
         return held[1]
 
     @property
+    def awaited_ids(self) -> frozenset[str]:
+        """Peer ids of all who must answer."""
+        named = self.universe
+        held = self._cache.get("awaited_ids")
+        if held is None or held[0] is not named:
+            held = self._cache["awaited_ids"] = (named, frozenset(m.peer_id for m in named))
+        assert isinstance(held[1], frozenset)
+        return held[1]
+
+    @property
+    def snapshot_ids(self) -> frozenset[str]:
+        """Peer ids of those whose knowledge the snapshot is."""
+        held = self._cache.get("snapshot_ids")
+        if held is None or held[0] is not self.snapshot:
+            members = self.snapshot.contributors if self.snapshot is not None else ()
+            held = self._cache["snapshot_ids"] = (
+                self.snapshot,
+                frozenset(m.peer_id for m in members),
+            )
+        assert isinstance(held[1], frozenset)
+        return held[1]
+
+    @property
     def others(self) -> tuple[str, ...]:
         """Whom to send to."""
         return tuple(sorted(m.peer_id for m in self.universe if m.peer_id != self.me.peer_id))

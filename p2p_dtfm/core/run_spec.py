@@ -141,6 +141,16 @@ class LimitsSpec(_Section):
     min_members: int = Field(default=1, ge=1, le=4096, description="no training below this many")
 
 
+class AdmissionSpec(_Section):
+    """Who gets the manifest, the data and the weights of the run."""
+
+    mode: Literal["members", "open"] = Field(
+        default="members",
+        description="members: data and weights go to members alone, the manifest and the tokenizer "
+        "also to who asks to join; open: to everybody who asks",
+    )
+
+
 class CheckpointSpec(_Section):
     """How often the state is written to disk, and how many states are kept."""
 
@@ -169,6 +179,7 @@ class RunSpec(_Section):
         pattern="^([0-9a-f]{16})?$",
         description="tells apart runs of one spec; `p2p-dtfm --new` chooses it",
     )
+    admission: AdmissionSpec = AdmissionSpec()
 
     @model_validator(mode="after")
     def _evaluation_is_whole_microbatches(self) -> "RunSpec":

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from p2p_dtfm.core.errors import PeerFault, UserError
+from p2p_dtfm.daemon.gate import GateKeeper
 from p2p_dtfm.daemon.home import Home
 from p2p_dtfm.daemon.way_in import WayIn
+from p2p_dtfm.net.addresses import parse_address
 from p2p_dtfm.net.control import ControlPlane
 from p2p_dtfm.net.directory import Directory
 from p2p_dtfm.net.errors import Unreachable
@@ -59,6 +61,9 @@ class Bootstrap:
                 self._home.identity, self._listen, self._announce, self._initial_peers
             )
             stack.push_async_callback(host.close)
+            GateKeeper.of(host)
+            for address in self._initial_peers:
+                host.calling.vouch(parse_address(address)[0])
             control = await ControlPlane(host, _refuse).ready()
             stack.push_async_callback(control.close)
             way_in = await WayIn(host, self._relays).ready()

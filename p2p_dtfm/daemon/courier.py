@@ -15,8 +15,10 @@ from typing import TypeVar
 
 from p2p_dtfm.core.agreement_messages import Standing
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.daemon.wire import Message, pack
+from p2p_dtfm.daemon.wire import Knock, Message, pack
+from p2p_dtfm.net.calling import NO_WAY
 from p2p_dtfm.net.control import ControlPlane
+from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.host import ADDRESSES_LIMIT, Host
 
@@ -29,8 +31,10 @@ DEADLINE_S = 5.0
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.2
 CONNECT_DEADLINE_S = 5.0
+LOOK_DEADLINE_S = 2.5
 CLOSE_S = 3.0
 IDLE_S = 60.0
+KNOCK_AGAIN_S = 300.0
 PEERS_LIMIT = 4096
 """Peers remembered; whoever was learnt longest ago is forgotten first."""
 
@@ -61,14 +65,46 @@ class Courier:
         self._connected: set[str] = set()
         self._silent: set[str] = set()
         self._refusals: dict[str, str] = {}
+        self.run_digest = ""
+        """Of the run to join, once it is known."""
+        self._knocked_s: dict[str, float] = {}
         self.heard_s: dict[str, float] = {}
         """When each peer last answered or spoke, on this process's monotonic clock."""
 
     def learn(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Remember where a peer is said to be."""
+        """Remember where a peer is: one that the user named, or that members agreed on."""
         if addresses and peer_id != self._host.peer_id:
             _remember(self._addresses, peer_id, tuple(addresses)[:ADDRESSES_LIMIT])
             self._host.know(peer_id, addresses)
+            self._host.calling.vouch(peer_id)
+
+    def hear_of(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Somebody says where a peer is, perhaps to make this one knock there (`net.calling`)."""
+        if peer_id in self._addresses:
+            self.learn(peer_id, addresses)
+        elif addresses and peer_id != self._host.peer_id:
+            self._host.know(peer_id, addresses)
+
+    async def look_up(self, peer_id: str, addresses: Sequence[str], was_there: bool) -> None:
+        """Connect to a peer that the directory names; `was_there`: as a node knows that this peer
+        believes. Raises `Unreachable`."""
+        own_suffix = f"/p2p/{peer_id}"
+        plain = [address.removesuffix(own_suffix) for address in addresses]
+        if await self._host.calling.is_linked(peer_id):
+            return
+        chosen = self._host.calling.look_up(peer_id, plain, was_there)
+        await self._host.connect(peer_id, chosen, LOOK_DEADLINE_S, is_chosen=True)
+        await self._host.calling.answered(peer_id)
+
+    async def knock(self, peer_id: str) -> None:
+        """Say that this peer is going to join, where it has not lately: before anything is asked
+        for that strangers do not get. Raises `Unreachable`."""
+        now_s = time.monotonic()
+        if now_s - self._knocked_s.get(peer_id, -KNOCK_AGAIN_S) < KNOCK_AGAIN_S:
+            return
+        with contextlib.suppress(Refused, PeerFault):
+            await self.ask(peer_id, Knock(self.run_digest))
+            _remember(self._knocked_s, peer_id, now_s)
 
     def forget(self, peer_id: str) -> None:
         """It is no member of the run: a bootstrap node, or one that has gone."""
@@ -129,6 +165,10 @@ class Courier:
         if self._straighten is not None:
             await self._straighten(peer_id, self._addresses.get(peer_id, ()))
 
+    def forget_knocks(self) -> None:
+        """They did not help: whoever was knocked at may have let in others since."""
+        self._knocked_s.clear()
+
     async def is_direct(self, peer_id: str) -> bool:
         """Whether the connection to a peer, if there is one, does without a relay."""
         if self._host.is_only_local:
@@ -159,10 +199,12 @@ class Courier:
                 await self.ask(peer_id, message)
                 return
             except Refused as refusal:
-                if refusal.cause != "busy":
+                if refusal.cause != BUSY:
                     self._log_refusal(peer_id, message, refusal.cause)
                     return
             except Unreachable as error:
+                if error.cause == NO_WAY:
+                    return
                 if attempt == ATTEMPTS - 1:
                     first = peer_id not in self._silent
                     self._silent.add(peer_id)

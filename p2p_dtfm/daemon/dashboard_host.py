@@ -20,6 +20,13 @@ from p2p_dtfm.web.server import Server, loopback_listener
 from p2p_dtfm.web.state import DashboardState, Live
 
 TOKEN_BYTES = 24
+PAGE = """<!doctype html>
+<meta charset="utf-8"><meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={0}">
+<title>p2p-dtfm</title><a href="{0}">the dashboard</a>
+"""
+"""A browser is given this file's name: an address on its command line could be read by every user
+of the machine, and with it the token."""
 
 
 class DashboardHost:
@@ -30,6 +37,7 @@ class DashboardHost:
         self._state = _nothing_yet
         self._actions: dict[str, Action] = {}
         self._token = ""
+        self._page: Path | None = None
         self._dashboard: Dashboard | None = None
         self._server: Server | None = None
 
@@ -61,6 +69,8 @@ class DashboardHost:
         self._server = Server(self._dashboard.app, listener)
         await self._server.start()
         self.address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        self._page = home / "dashboard.html"
+        private_file(self._page, PAGE.format(f"{self.address}#token={self._token}"))
 
     @property
     def port(self) -> int | None:
@@ -70,7 +80,8 @@ class DashboardHost:
     def invitation(self) -> dict[str, str | None]:
         """For the user of this home alone: the address, and the one that may also act."""
         with_token = f"{self.address}#token={self._token}" if self.address else None
-        return {"address": self.address, "address_with_token": with_token}
+        page = str(self._page) if self._page else None
+        return {"address": self.address, "address_with_token": with_token, "page": page}
 
     async def close(self) -> None:
         if self._dashboard is not None and self._server is not None:
@@ -90,14 +101,19 @@ def stored_token(path: Path) -> str:
         if len(token) >= TOKEN_BYTES and path.stat().st_mode & 0o077 == 0:
             return token
     token = secrets.token_urlsafe(TOKEN_BYTES)
+    private_file(path, token + "\n")
+    return token
+
+
+def private_file(path: Path, text: str) -> None:
+    """Written anew, for this user alone to read. Raises `UserError`."""
     try:
         path.unlink(missing_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as file:
-            file.write(token + "\n")
+            file.write(text)
     except OSError as error:
         raise UserError(
             f"the dashboard's token cannot be written to {path}: {error.strerror}",
             "free space there, or: --dashboard off",
         ) from error
-    return token

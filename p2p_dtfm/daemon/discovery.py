@@ -5,6 +5,7 @@ there that they are present.
 """
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable
@@ -63,31 +64,47 @@ async def ask_present(
     own: tuple[str, ...],
     run_digest: str,
 ) -> Found | None:
-    """Ask some of those whom the directory names; None if no one trains the run now."""
-    try:
-        present = await directory.present_peers(run_digest)
-    except Unreachable:
-        return None
-    others = [peer for peer in present if peer.peer_id != courier.me]
-    chosen = random.sample(others, min(len(others), ASKED_LIMIT))
-    return await _first_answer(courier, chosen, own, run_digest)
+    """Ask some of those whom the directory names; None if no one trains the run now.
+
+    First those who have brought their presence to an initial peer: whoever answers may invent the
+    others, by thousands.
+    """
+    asked: set[str] = {courier.me}
+    for were_there in (True, False):
+        try:
+            if were_there:
+                present = await directory.present_at(initial_peers, run_digest)
+            else:
+                present = await directory.present_peers(run_digest)
+        except Unreachable:
+            continue
+        others = [peer for peer in present if peer.peer_id not in asked]
+        chosen = random.sample(others, min(len(others), ASKED_LIMIT))
+        asked |= {peer.peer_id for peer in chosen}
+        found = await _first_answer(courier, chosen, were_there, own, run_digest)
+        if found is not None:
+            return found
+    return None
 
 
 async def _first_answer(
-    courier: Courier, peers: list[Presence], own: tuple[str, ...], run_digest: str
+    courier: Courier,
+    peers: list[Presence],
+    were_there: bool,
+    own: tuple[str, ...],
+    run_digest: str,
 ) -> Found | None:
     """Several are asked at once; the first good answer counts."""
     turns = asyncio.Semaphore(ASKED_AT_ONCE_LIMIT)
 
     async def ask(peer: Presence) -> Found | None:
         async with turns:
-            courier.learn(peer.peer_id, peer.addresses)
-            found = await ask_welcome_shortly(
-                courier, peer.peer_id, own, run_digest, ANSWER_DEADLINE_S
-            )
-            if found is None:
-                courier.forget(peer.peer_id)  # gone, and its presence not yet expired
-            return found
+            with contextlib.suppress(Unreachable):
+                await courier.look_up(peer.peer_id, peer.addresses, were_there)
+                return await ask_welcome_shortly(
+                    courier, peer.peer_id, own, run_digest, ANSWER_DEADLINE_S
+                )
+        return None
 
     asking = [asyncio.create_task(ask(peer)) for peer in peers]
     try:

@@ -1,8 +1,10 @@
 """How a daemon comes to a run: it founds one, or learns of one from those who train it."""
 
 import asyncio
+import contextlib
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -35,6 +37,7 @@ from p2p_dtfm.daemon.self_record import SelfRecord
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.wire import Welcome
 from p2p_dtfm.net.addresses import parse_address
+from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.sim.files import find_run_spec
 from p2p_dtfm.train.checkpoint import list_checkpoints
 from p2p_dtfm.train.data import BlobStore, Progress
@@ -43,6 +46,10 @@ from p2p_dtfm.train.measure import TorchDevice, cap_device_memory, measure_devic
 from p2p_dtfm.train.model import layer_count
 
 log = logging.getLogger("p2p_dtfm")
+
+KNOCKED_LIMIT = 4
+KNOCKING_S = 10.0
+KNOCK_PAUSE_S = 1.0
 
 
 class Entrance(Acquaintances):
@@ -223,7 +230,8 @@ class Entrance(Acquaintances):
         spec_digest = digest_bytes(welcome.run_spec.payload)
         store = BlobStore(self.home.run_directory(spec_digest) / "blobs")
         peers = list(dict.fromkeys([peer_id, *self._courier.known]))
-        run = await fetch_run(welcome, store, self._blobs, peers)
+        self._courier.run_digest = spec_digest
+        run = await self._fetch_run(welcome, store, peers)
         await self._directory.meet(sorted({peer_id} - {self._me.peer_id}))
         if welcome.step > run.spec.total_steps:
             raise UserError(
@@ -234,6 +242,21 @@ class Entrance(Acquaintances):
         log.info("%s", run.manifest.notes.describe())
         log.info("takes part in run %s (%s)", run.digest[:16], run.spec.name)
         return run
+
+    async def _fetch_run(self, welcome: Welcome, store: BlobStore, peers: list[str]) -> Run:
+        """Knock, for only who does is given the manifest; where many do, again for a while."""
+        end_s = time.monotonic() + KNOCKING_S
+        while True:
+            for peer_id in peers[:KNOCKED_LIMIT]:
+                with contextlib.suppress(Unreachable):
+                    await self._courier.knock(peer_id)
+            try:
+                return await fetch_run(welcome, store, self._blobs, peers)
+            except UserError:
+                if time.monotonic() > end_s:
+                    raise
+            self._courier.forget_knocks()
+            await asyncio.sleep(KNOCK_PAUSE_S)
 
     async def _measure(self) -> None:
         assert self._run is not None

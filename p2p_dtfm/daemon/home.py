@@ -1,5 +1,6 @@
 """Where a daemon keeps what outlives it: identity, runs, and the lock that keeps it alone."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -11,6 +12,17 @@ from typing import IO
 from p2p_dtfm.core.canonical import digest_bytes
 from p2p_dtfm.core.errors import UserError
 
+PRIVATE_UMASK = 0o077
+KEPT_FILES = (
+    "identity.key",
+    "life.json",
+    "daemon.lock",
+    "dashboard.token",
+    "dashboard.html",
+    "stdout",
+    "stderr",
+)
+KEPT_DIRECTORIES = ("runs", "prepared")
 _SOCKET_PATH_LIMIT = 100
 """A unix socket's path may have 107 bytes; a little is kept in reserve."""
 
@@ -52,7 +64,9 @@ class Home:
     def acquire(self) -> None:
         """Make the directory and take its lock. Raises `UserError`; exit code 3 if it is held."""
         try:
+            os.umask(PRIVATE_UMASK)
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._close_to_others()
             lock = (self.root / "daemon.lock").open("a+")
         except OSError as error:
             raise UserError(
@@ -73,6 +87,19 @@ class Home:
         lock.write(str(os.getpid()))
         lock.flush()
         self._lock = lock
+
+    def _close_to_others(self) -> None:
+        """What an earlier program left readable: the directory, and what daemons keep in it."""
+        if {path.name for path in self.root.iterdir()} <= {*KEPT_FILES, *KEPT_DIRECTORIES}:
+            self.root.chmod(0o700)  # else it is a directory of other things, too
+        kept = [self.root / name for name in KEPT_FILES]
+        for name in KEPT_DIRECTORIES:
+            kept += [self.root / name, *(self.root / name).rglob("*")]
+        for path in kept:
+            if path.is_symlink() or not path.exists():
+                continue
+            with contextlib.suppress(OSError):
+                path.chmod(0o700 if path.is_dir() else 0o600)
 
     def release(self) -> None:
         if self._lock is not None:

@@ -90,8 +90,10 @@ class LocalSwarm:
         """Start a daemon with these arguments on top of those that all have."""
         home = home or self.home(len(self.children))
         name = name or home.name
-        home.mkdir(parents=True, exist_ok=True)
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
         files = [(home / stream).open("ab") for stream in ("stdout", "stderr")]
+        for file in files:
+            os.fchmod(file.fileno(), 0o600)
         command = [sys.executable, "-m", self._module, "--home", str(home), "--until-stdin-closes"]
         command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--log", "human"]
         process = subprocess.Popen(

@@ -81,6 +81,12 @@ class Mailbox:
             self._arrivals.append(key)
             self._arrived.set()
 
+    def check(self, sender: str, header: FrameHeader) -> None:
+        """Raises `PeerFault` for what is not due, as far as its header tells."""
+        key = FrameKey(header.step, header.kind, header.layer, header.index, sender)
+        if self._step is None or header.step >= self._step:
+            self._check(key, header)
+
     def _check(self, key: FrameKey, header: FrameHeader) -> None:
         if header.dtype != "float32":
             raise PeerFault(f"a {header.dtype} tensor where float32 is due", key.sender)

@@ -94,10 +94,13 @@ class Membership(Acquaintances):
 
     def _may_let_in(self, agreement: Agreement) -> list[str]:
         """Who may be a member: those heard last come first. It may be nobody."""
-        known = {self._welcomed_by, *self._courier.known, *agreement.known_peers}
+        known = {self._asked_first, self._welcomed_by, *self._courier.known, *agreement.known_peers}
         known -= {"", self._me.peer_id}
         heard_s = self._courier.heard_s
-        return sorted(known, key=lambda peer: (-heard_s.get(peer, 0.0), peer))
+        return sorted(
+            known,
+            key=lambda peer: (peer != self._asked_first, -heard_s.get(peer, 0.0), peer),
+        )
 
     async def _find_others(self, agreement: Agreement, pause_s: float) -> bool:
         """None of those that are known answers: look in all places again. Whether somebody was
@@ -134,12 +137,20 @@ class Membership(Acquaintances):
         """Whether it answered."""
         try:
             reply = await self._courier.ask(member, agreement.wants_view())
-            for peer in decode(reply, KnownPeers).peers:
-                self._courier.learn(peer.peer_id, peer.addresses)
+            self._learn_known(decode(reply, KnownPeers))
         except (Unreachable, PeerFault) as error:
             log.debug("not let in yet: %s", error)
             return isinstance(error, PeerFault) and not isinstance(error, Unreachable)
         return True
+
+    def _learn_known(self, known: KnownPeers) -> None:
+        """What the member that this peer has asked says of others."""
+        for peer in known.peers:
+            self._courier.learn(peer.peer_id, peer.addresses)
+        self._waiting_too = tuple(peer.peer_id for peer in known.waiting)
+        for other in known.waiting:
+            self._host.calling.seen_by_another(other.peer_id, other.seen_host)
+            self._courier.hear_of(other.peer_id, other.addresses)
 
     def _do(self, actions: Actions) -> None:
         assert self._agreement is not None and self._trainer is not None

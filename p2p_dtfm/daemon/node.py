@@ -38,11 +38,13 @@ from p2p_dtfm.daemon.donor import Donor
 from p2p_dtfm.daemon.entrance import Entrance
 from p2p_dtfm.daemon.event_files import EventFiles
 from p2p_dtfm.daemon.event_log import EventLog
+from p2p_dtfm.daemon.gate import GateKeeper
 from p2p_dtfm.daemon.initial_states import InitialStates
 from p2p_dtfm.daemon.membership import TICK_S
 from p2p_dtfm.daemon.offers import Offers
 from p2p_dtfm.daemon.peer_state import bytes_per_s
 from p2p_dtfm.daemon.readings import Readings, laboratory_marks
+from p2p_dtfm.daemon.resident_limit import memory_bytes
 from p2p_dtfm.daemon.run_source import Run
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.step_watch import StepWatch
@@ -70,6 +72,7 @@ from p2p_dtfm.web.api import LocalApi, make_app
 
 log = logging.getLogger("p2p_dtfm")
 
+IN_FLIGHT_PART = 8  # of the memory offered here; in tensors that others have announced
 DONE_WAIT_S = 60.0
 ORPHAN_GRACE_S = 15.0
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
@@ -170,6 +173,8 @@ class Daemon(Upkeep, Entrance, Readings):
         self._host = await Host.start(self.home.identity, settings.listen, settings.announce)
         stack.push_async_callback(self._host.close)
         self._first_contacts = await self._reach_first_contacts()
+        self._keeper = GateKeeper.of(self._host)
+        self.observer.guarded_by(self._keeper.refused_most)
         if settings.shape is not None:
             self._host.shaper = Shaper(Shape.load(settings.shape), self._host.peer_id)
             self._spawn(self._host.shaper.follow(settings.shape))
@@ -210,11 +215,13 @@ class Daemon(Upkeep, Entrance, Readings):
         self._begin_to_search()
         self._probes = await Probes(self._host).ready()
         self._blobs = await BlobExchange(
-            self._host, self._open_blob, self._on_fault, self._on_download
+            self._host, self._open_blob, self._on_fault, self._on_download, self._may_have
         ).ready()
 
     async def _start_run(self, stack: contextlib.AsyncExitStack) -> None:
         self._run = run = await self._enter_run()
+        self._courier.run_digest = run.digest
+        self._data_digests = frozenset(run.manifest.blobs())
         self._workload = workload_of(run.spec)
         self._events = EventLog(
             self.home.run_directory(run.digest) / "events.jsonl", self.status.troubles
@@ -228,6 +235,8 @@ class Daemon(Upkeep, Entrance, Readings):
             self._on_fault,
             self._on_lost,
             on_undelivered=self._on_undelivered,
+            admit_frame=self._admit_frame,
+            in_flight_bytes=memory_bytes(self.settings) // IN_FLIGHT_PART,
         )
         await self._bulk.ready()
         stack.push_async_callback(self._bulk.close)
@@ -242,6 +251,7 @@ class Daemon(Upkeep, Entrance, Readings):
             self._view_history.read(),
         )
         self._agreement.terms = terms_of(run.spec)
+        self._keeper.attach(self._agreement, run.spec.admission.mode == "open")
         self.observer.trains(run.spec, run.digest, self._workload, self._agreement)
         self._make_trainer(run)
         assert self._trainer is not None and self._checkpoints is not None

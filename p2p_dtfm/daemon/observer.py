@@ -22,6 +22,7 @@ from p2p_dtfm.web.state import (
     Event,
     Live,
     Problem,
+    Refused,
     RunFacts,
     Timeline,
     ViewState,
@@ -40,6 +41,7 @@ class Observer:
         self._timeline = Timeline()
         self._peer_id = ""
         self._courier: Courier | None = None
+        self._refused: Callable[[], tuple[Refused, ...]] = tuple
         self._agreement: Agreement | None = None
         self._spec: RunSpec | None = None
         self._run: RunFacts | None = None
@@ -62,6 +64,10 @@ class Observer:
             self._making.cancel()
 
     # what the daemon tells -----------------------------------------------------------------------
+
+    def guarded_by(self, refused: Callable[[], tuple[Refused, ...]]) -> None:
+        """What the gate of this daemon has turned away."""
+        self._refused = refused
 
     def meets(self, courier: Courier) -> None:
         """The daemon has an identity and can be spoken to."""
@@ -192,6 +198,7 @@ class Observer:
             heard_s_ago=self._heard(),
             silent_after_s=max(SILENT_S, 3 * (step_ns or 0) / 1e9),
             marks=self.marks,
+            refused=self._refused(),
             work=work.what if work else "",
             work_share=round(work.share, 4) if work else None,
             work_left_s=work.left_s if work else None,

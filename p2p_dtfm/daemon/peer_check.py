@@ -12,7 +12,7 @@ from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.records import PROTOCOL_VERSION
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.bootstrap import REFUSAL
-from p2p_dtfm.daemon.wire import Hello, Welcome, pack
+from p2p_dtfm.daemon.wire import Hello, Knock, Welcome, pack
 from p2p_dtfm.net.addresses import host_and_port, parse_address
 from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.control import ControlPlane
@@ -105,6 +105,9 @@ async def _ask(host: Host, address: str, peer_id: str, connect_ms: float) -> Fin
         reply = await control.call(peer_id, pack(0, Hello(PROTOCOL_VERSION, ())), ASK_DEADLINE_S)
         welcome = decode(reply, Welcome)
         spec = RunSpec.from_canonical_bytes(welcome.run_spec.payload)
+        if welcome.protocol_version == PROTOCOL_VERSION:  # a stranger is not told of the data
+            knock = Knock(digest_bytes(welcome.run_spec.payload))
+            await control.call(peer_id, pack(0, knock), ASK_DEADLINE_S)
     except Refused as refusal:
         if REFUSAL in refusal.cause:
             found = f"{reached}; a bootstrap node: join with --run-digest"

@@ -74,8 +74,12 @@ class PeerState:
         self._far_ends: dict[str, str] = {}
         """Of each connected peer, the address of its end; empty on loopback."""
         self._troubled: set[str] = set()
-        self._held_back = HeldBack()
         """Peers with whom a tensor was lost since the last commit."""
+        self._held_back = HeldBack()
+        self._waiting_too: tuple[str, ...] = ()
+        """Other newcomers that wait with this one."""
+        self._data_digests: frozenset[str] = frozenset()
+        """Of the run's data shards and tokenizer."""
         self._learnt: dict[str, Signed] = {}
         self._training: asyncio.Task[Any] | None = None
         self._welcomed_by = ""
@@ -90,6 +94,8 @@ class PeerState:
         self._memory_fails = False
         self._nearby: Nearby | None = None
         self._view_history: ViewHistory | None = None
+        self._asked_first = ""
+        """Whose word has made this peer come back as a newcomer."""
         self._founds = settings.founds
         self.pause_reason: str | None = None
         """Why this peer left, if it is to come back."""

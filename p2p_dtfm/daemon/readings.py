@@ -42,6 +42,7 @@ class Readings(PeerState):
             "step": self.observer.step(),
             "problems": msgspec.to_builtins(self.observer.problems()),
             "safe_step": self._trainer.safe_step if self._trainer else None,
+            "refused": [msgspec.to_builtins(each) for each in self._keeper.refused_most()],
             "view": view.id.number if view else None,
             "snapshot": view.id.snapshot if view else None,
             "plan": view.plan.digest() if view else None,

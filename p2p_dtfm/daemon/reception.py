@@ -6,9 +6,11 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from p2p_dtfm.core.actions import Rejoin
 from p2p_dtfm.core.agreement_messages import Contribution, Heartbeat, JoinRequest
 from p2p_dtfm.core.canonical import decode, encode
 from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.gate_table import Role
 from p2p_dtfm.core.records import PROTOCOL_VERSION, open_record
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.step import PreparedSteps, SignedPrepared, Statement, open_prepared
@@ -25,6 +27,7 @@ from p2p_dtfm.daemon.wire import (
     FollowEnded,
     FollowLayers,
     Hello,
+    Knock,
     KnownPeers,
     LayerOffered,
     LayerReceipt,
@@ -33,16 +36,24 @@ from p2p_dtfm.daemon.wire import (
     PeerAddress,
     StateDigest,
     TraceRequest,
+    WaitingPeer,
     Welcome,
     unpack,
 )
 from p2p_dtfm.net.errors import Unreachable
-from p2p_dtfm.net.frames import FrameHeader
+from p2p_dtfm.net.frames import FrameHeader, FrameKind
 from p2p_dtfm.net.identity import verify
 from p2p_dtfm.train.model import layer_count
 
 log = logging.getLogger("p2p_dtfm")
 
+WAITING_TOLD_LIMIT = 32
+LANE_KINDS = {
+    "forward": (FrameKind.ACTIVATION,),
+    "backward": (FrameKind.ACTIVATION_GRADIENT,),
+    "reduce": (FrameKind.GRADIENT_PART, FrameKind.GRADIENT_SUM),
+    "state": (FrameKind.LAYER_GRADIENT,),
+}
 FOLLOWING = (
     FollowLayers,
     ConfirmLayers,
@@ -62,14 +73,16 @@ class Reception(TrainerOutlet):
 
     async def _serve(self, sender: str, body: bytes) -> bytes:
         _, message = unpack(body)
+        self._keeper.require_message(sender, message, len(body))
         self._courier.heard(sender)
         if isinstance(message, Hello):
             return await self._welcome(sender, message)
+        if isinstance(message, Knock):
+            self._admit(sender, message)
+            return b""
         if self._agreement is None or self._trainer is None:
             raise PeerFault("this peer does not take part in a run yet", sender)
         if isinstance(message, TraceRequest):
-            if sender not in self._members():
-                raise PeerFault("asks for traces without a place in the view", sender)
             return self._traces.answer(message)
         try:
             if isinstance(message, PreparedSteps):
@@ -77,9 +90,11 @@ class Reception(TrainerOutlet):
             else:
                 self._receive(sender, message)
         except PeerFault as fault:
-            log.warning("refused a %s of %s: %s", type(message).__name__, sender, fault.cause)
+            self._keeper.blame(sender, message)
+            level = logging.WARNING if self._keeper.is_near(sender) else logging.DEBUG
+            log.log(level, "refused a %s of %s: %s", type(message).__name__, sender, fault.cause)
             raise
-        return encode(self._known_peers()) if isinstance(message, JoinRequest) else b""
+        return encode(await self._known_peers()) if isinstance(message, JoinRequest) else b""
 
     async def _receive_steps(self, sender: str, message: PreparedSteps) -> None:
         """One after another: each is counted before the next one is looked at."""
@@ -90,17 +105,37 @@ class Reception(TrainerOutlet):
             self._receive(sender, SignedPrepared(signed))
             await self._trainer.counted()
 
-    def _known_peers(self) -> KnownPeers:
+    def _admit(self, sender: str, message: Knock) -> None:
+        """Whoever is going to join this run gets what it needs for that."""
+        if self._run is None or self._agreement is None:
+            raise PeerFault("this peer has no run yet, try again in a moment", sender)
+        if message.run_digest != self._run.digest:
+            raise PeerFault("knocks for another run", sender)
+        self._keeper.admissions.admit(sender, time.monotonic_ns())
+
+    async def _known_peers(self) -> KnownPeers:
         """Members, and newcomers that wait, for another newcomer."""
         assert self._agreement is not None
-        view = self._agreement.view
-        records = (*(view.snapshot.records if view else ()), *self._agreement.joiners)
-        return KnownPeers(tuple(PeerAddress(r.peer_id, r.addresses) for r in records))
+        view, joiners = self._agreement.view, self._agreement.joiners
+        members = view.snapshot.records if view else ()
+        waiting = [
+            WaitingPeer(r.peer_id, r.addresses, await self._host.calling.seen_host(r.peer_id) or "")
+            for r in joiners[:WAITING_TOLD_LIMIT]
+        ]
+        mine = () if view else (PeerAddress(self._me.peer_id, await self._host.addresses()),)
+        peers = (*mine, *(PeerAddress(r.peer_id, r.addresses) for r in members))
+        return KnownPeers(peers, tuple(waiting))
 
     def _receive(self, sender: str, message: Message) -> None:
         assert self._agreement is not None and self._trainer is not None
         if isinstance(message, AGREEMENT):
+            if isinstance(message, JoinRequest) and message.record.peer_id != sender:
+                raise PeerFault("asks for another peer to be let in", sender)
             actions = self._agreement.receive(sender, message, time.monotonic_ns())
+            if isinstance(message, JoinRequest):
+                self._keeper.admissions.admit(sender, time.monotonic_ns())
+            if any(isinstance(action, Rejoin) for action in actions):
+                self._asked_first = sender  # it may be of a swarm of which nobody is known yet
             self._learn_addresses(message)
             if isinstance(message, Heartbeat):
                 assert self._step_watch is not None
@@ -113,18 +148,15 @@ class Reception(TrainerOutlet):
             self._trainer.prepared(Statement(prepared, message.signed))
         elif isinstance(message, FOLLOWING):
             if isinstance(message, FollowLayers | ConfirmLayers):
-                self._require_follower(sender, message)
+                self._require_layers(sender, message)
             self._trainer.following(sender, message)
         elif isinstance(message, CheckpointFiles):
             assert self._checkpoints is not None
             if sender in self._members():
                 self._checkpoints.remote_files(sender, message)
 
-    def _require_follower(self, sender: str, message: FollowLayers | ConfirmLayers) -> None:
-        """State goes to members; while a view is being agreed on, the others may know it first."""
-        assert self._agreement is not None and self._run is not None
-        if sender not in self._members() and not self._agreement.attempting:
-            raise PeerFault("asks for layers without a place in the view", sender)
+    def _require_layers(self, sender: str, message: FollowLayers | ConfirmLayers) -> None:
+        assert self._run is not None
         layers = range(layer_count(self._run.spec))
         if len(message.layers) > len(layers) or not set(message.layers) <= set(layers):
             raise PeerFault("asks for layers that there are not", sender)
@@ -148,7 +180,10 @@ class Reception(TrainerOutlet):
         except PeerFault as fault:
             log.debug("addresses not learnt: %s", fault)
             return
-        self._courier.learn(record.peer_id, record.addresses)
+        if self._keeper.role_of(record.peer_id) is Role.MEMBER:
+            self._courier.learn(record.peer_id, record.addresses)
+        else:
+            self._courier.hear_of(record.peer_id, record.addresses)
         if len(self._learnt) >= PEERS_LIMIT:
             self._learnt.clear()
         self._learnt[signed.peer_id] = signed
@@ -158,7 +193,7 @@ class Reception(TrainerOutlet):
             raise PeerFault("this peer has no run yet, try again in a moment", sender)
         if message.protocol_version != PROTOCOL_VERSION:
             log.warning("%s speaks protocol %d", sender, message.protocol_version)
-        self._courier.learn(sender, message.addresses)
+        self._courier.hear_of(sender, message.addresses)
         own = PeerAddress(self._me.peer_id, await self._host.addresses())
         view = self._agreement.view
         records = view.snapshot.records if view is not None else ()
@@ -174,6 +209,14 @@ class Reception(TrainerOutlet):
                 self._measured_rate(),
             )
         )
+
+    def _admit_frame(self, sender: str, lane: str, header: FrameHeader) -> None:
+        """Before memory is taken for it. Raises `PeerFault`."""
+        if self._trainer is None or not self._keeper.is_near(sender):
+            raise PeerFault("a tensor of somebody who has no place here", sender)
+        if header.kind not in LANE_KINDS[lane]:
+            raise PeerFault(f"a frame of kind {header.kind} on the lane {lane}", sender)
+        self._trainer.require_possible(sender, header)
 
     def _on_frame(
         self, sender: str, header: FrameHeader, payload: bytearray
@@ -191,6 +234,16 @@ class Reception(TrainerOutlet):
     def _on_lost(self, peer_id: str, lane: str, error: Unreachable) -> None:
         log.debug("stream %s with %s: %s", lane, peer_id, error.cause)
         self._liveness.stream_reset(peer_id, time.monotonic_ns())
+
+    def _may_have(self, sender: str, digest: str) -> None:
+        """Who gets which files of the run; see `core.gate_table`. Raises `PeerFault`."""
+        if self._run is None:
+            return  # there is nothing to get
+        data = self._run.manifest
+        kind = "data" if digest in self._data_digests else "weights"
+        if digest in (self._run.spec.data.manifest, data.tokenizer.digest):
+            kind = "manifest"
+        self._keeper.require(sender, kind)
 
     def _open_blob(self, digest: str) -> Path | bytes | None:
         if self._run is not None and (path := self._run.blobs.path(digest)) is not None:

@@ -17,6 +17,7 @@ import os
 import psutil
 
 from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.daemon.settings import Settings
 
 TRAVELLING_BYTES = 256 << 20
 """Left for what is sent and received: a few windows of `net.bulk`."""
@@ -49,3 +50,8 @@ def resident_bytes(process_id: int | None = None) -> int:
         except psutil.NoSuchProcess:  # it has ended meanwhile
             continue
     return total
+
+
+def memory_bytes(settings: Settings) -> int:
+    """What this peer's owner allows, or what the machine has."""
+    return int(settings.memory_gib * (1 << 30)) or psutil.virtual_memory().total

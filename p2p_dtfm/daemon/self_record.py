@@ -128,6 +128,7 @@ class SelfRecord:
     async def _probe(self, peer_id: str, courier: Courier) -> bool:
         try:
             await courier.connect(peer_id)
+            await courier.knock(peer_id)
             self._straight[peer_id] = await courier.is_direct(peer_id)
             round_trip_ns = await self._probes.probe_round_trip(peer_id)
             bytes_per_s = await self._probes.probe_bandwidth(peer_id)

@@ -206,6 +206,14 @@ class Trainer:
                 asyncio.get_running_loop().call_soon(self._outlet.contradiction, reason)
             raise
 
+    def require_possible(self, sender: str, header: FrameHeader) -> None:
+        """Raises `PeerFault` for a tensor that cannot be due, as far as is known yet."""
+        view = ViewId(header.view_number, header.view_digest)
+        self._mail.require_possible(view, sender)
+        mailbox = self._mail.mailbox(view)
+        if header.kind is not FrameKind.LAYER_GRADIENT and mailbox is not None:
+            self._mail.check(view, mailbox, sender, header)
+
     async def frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
         """Raises `PeerFault` for what is not due.
 

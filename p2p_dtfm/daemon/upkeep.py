@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 import logging
+import random
 import time
 
 from p2p_dtfm.core.agreement import Agreement
 from p2p_dtfm.core.agreement_messages import Heartbeat
+from p2p_dtfm.core.gate_table import FAR
+from p2p_dtfm.core.records import PeerRecord
 from p2p_dtfm.daemon.membership import DATA_RETRY_S, TICK_S
 from p2p_dtfm.daemon.peer_state import REPLAN_INTERVAL_S
 from p2p_dtfm.daemon.reception import Reception
@@ -18,6 +21,7 @@ from p2p_dtfm.net.errors import Unreachable
 log = logging.getLogger("p2p_dtfm")
 
 DATA_KEPT_LIMIT_BYTES = 2 << 30
+STRANGERS_TRIED = 4
 PRESENCE_REFRESH_S = 20.0
 WAY_REFRESH_S = 5.0
 RECORD_REFRESH_S = 1.0
@@ -88,15 +92,25 @@ class Upkeep(Reception):
                 )
                 await self._directory.publish_run(self._run.digest, self._run.signed_spec)
                 await self._directory.publish_presence(presence)
-                for peer in await self._directory.present_peers(self._run.digest):
-                    self._courier.learn(peer.peer_id, peer.addresses)
-                    self._agreement.know(peer.peer_id)  # it may be in another view
+                self._meet_present(await self._directory.present_peers(self._run.digest))
             except Unreachable as error:
                 log.warning("directory: %s", error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PRESENCE_REFRESH_S):
                     await self._moved.wait()
             self._moved.clear()
+
+    def _meet_present(self, present: list[Presence]) -> None:
+        """Others of this run may be in another view; of those that were never in one with this
+        peer there may be any number, and so a few are tried each time."""
+        assert self._agreement is not None
+        others = [peer for peer in present if peer.peer_id != self._me.peer_id]
+        roles = {peer.peer_id: self._keeper.role_of(peer.peer_id) for peer in others}
+        strangers = [peer for peer in others if roles[peer.peer_id] in FAR]
+        tried = random.sample(strangers, min(len(strangers), STRANGERS_TRIED))
+        for peer in (*(peer for peer in others if roles[peer.peer_id] not in FAR), *tried):
+            self._courier.hear_of(peer.peer_id, peer.addresses)
+            self._agreement.know(peer.peer_id)
 
     async def _way_in_loop(self) -> None:
         """Tell others when this peer is reached another way, and notice links that lead another
@@ -129,7 +143,9 @@ class Upkeep(Reception):
         quiet_since_s = time.monotonic()
         while not self._leaving.is_set():
             await asyncio.sleep(RECORD_REFRESH_S)
-            waiting = self._self_record.unmeasured(self._courier.known)
+            newcomers = (record.peer_id for record in self._joiners())
+            candidates = {*self._courier.known, *newcomers, *self._waiting_too}
+            waiting = self._self_record.unmeasured(sorted(candidates))
             changed = False
             for peer_id in waiting:
                 changed = await self._self_record.probe_one(peer_id, self._courier) or changed
@@ -143,6 +159,9 @@ class Upkeep(Reception):
             if not changed and time.monotonic() - quiet_since_s > REPLAN_QUIET_S:
                 self._replan_if_news()
                 quiet_since_s = time.monotonic()
+
+    def _joiners(self) -> tuple[PeerRecord, ...]:
+        return self._agreement.joiners if self._agreement is not None else ()
 
     def _replan_if_news(self) -> None:
         """Ask for a view with this peer's present record, if the one in force has an older one."""
@@ -193,6 +212,8 @@ class Upkeep(Reception):
             return
         order = sorted(sizes)
         start = sum(self._me.peer_id.encode()) % len(order)  # not all fetch the same one first
+        while self._me.peer_id not in self._members():  # others do not give it to anybody else
+            await asyncio.sleep(DATA_RETRY_S / 5)
         for digest in [*order[start:], *order[:start]]:
             while not self._run.blobs.has(digest):
                 try:

@@ -15,12 +15,15 @@ from p2p_dtfm.core.view import View
 from p2p_dtfm.core.wire_plan import wire_plan
 from p2p_dtfm.daemon.mailbox import Mailbox
 from p2p_dtfm.daemon.trainer_state import TrainerState
+from p2p_dtfm.net.frames import FrameHeader
 
 EARLY_SENDERS_LIMIT = 1024
 EARLY_PREPARED_LIMIT = 2 * STEPS_AHEAD_LIMIT
 """Of each sender, from views that have not taken over here."""
 VIEWS_REMEMBERED = 64
 """A tensor of one of these comes late; one of any other view was never due."""
+VIEWS_AHEAD_LIMIT = 1024
+"""A tensor of a view further ahead than this is not waited for."""
 UNKNOWN_VIEW_WAIT_S = 5.0
 UNKNOWN_VIEW_POLL_S = 0.02
 
@@ -68,6 +71,19 @@ class ViewMail:
         if sender not in self._early and len(self._early) >= EARLY_SENDERS_LIMIT:
             raise PeerFault("says Prepared in a view that this peer does not know", sender)
         self._early.setdefault(sender, deque(maxlen=EARLY_PREPARED_LIMIT)).append(statement)
+
+    def require_possible(self, view: ViewId, sender: str) -> None:
+        """A view that was, is, or may come soon. Raises `PeerFault`."""
+        present = self._state.view
+        if view in self._views or present is None:
+            return
+        if not present.id.number < view.number <= present.id.number + VIEWS_AHEAD_LIMIT:
+            raise PeerFault(f"a tensor of view {view}, which cannot be", sender)
+
+    def check(self, view: ViewId, mailbox: Mailbox, sender: str, header: FrameHeader) -> None:
+        """Raises `PeerFault` for a tensor that is not due in a view whose takeover is known."""
+        if view in self._views:
+            mailbox.check(sender, header)
 
     async def until_known(self, view: ViewId, sender: str) -> None:
         """Wait for a view that comes next; meanwhile the lane of its sender waits. Raises

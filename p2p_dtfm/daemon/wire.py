@@ -25,6 +25,12 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"
     addresses: tuple[str, ...]
 
 
+class Knock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="knock"):
+    """The sender wants to take part in the run, and is going to ask for what it needs to join."""
+
+    run_digest: str
+
+
 class PeerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peer_id: str
     addresses: tuple[str, ...]
@@ -46,6 +52,17 @@ class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer to a newcomer's request: whom it will meet and should measure the way to."""
 
     peers: tuple[PeerAddress, ...]
+    """Members."""
+    waiting: tuple["WaitingPeer", ...] = ()
+    """Other newcomers, that ask to join as well."""
+
+
+class WaitingPeer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a newcomer says of itself, and where its connection to the sender comes from."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    seen_host: str
 
 
 class FollowLayers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="follow"):
@@ -170,6 +187,7 @@ class TraceReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 Message = (
     Hello
+    | Knock
     | Gather
     | Ready
     | Synced

@@ -199,6 +199,11 @@ def usable_addresses(addresses: Iterable[str]) -> list[WireAddress]:
     return usable
 
 
+def check_way(address: str) -> None:
+    """Raises `UserError` for what is no address at which a peer could be called."""
+    _check_transport(address, _parts(address))
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """The host (a number or a name) and the port of a valid multiaddr."""
     parts = address.strip("/").split("/")

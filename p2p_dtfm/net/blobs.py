@@ -23,6 +23,8 @@ from p2p_dtfm.net.host import Host
 
 OpenBlob = Callable[[str], Path | bytes | None]
 """Finds a blob, on disk or in memory, by its digest."""
+MayHave = Callable[[str, str], None]
+"""Raises `PeerFault` for a sender that does not get the blob with this digest."""
 OnFault = Callable[[str, PeerFault], None]
 OnProgress = Callable[[str, int, int], None]
 """Digest, bytes that are here, bytes in all. The end, good or not, is told as (digest, 0, 0)."""
@@ -102,8 +104,10 @@ class BlobExchange:
         open_blob: OpenBlob,
         on_fault: OnFault | None = None,
         on_progress: OnProgress = lambda digest, done_bytes, total_bytes: None,
+        may_have: MayHave = lambda sender, digest: None,
     ) -> None:
         self._open_blob = open_blob
+        self._may_have = may_have
         self._on_fault = on_fault
         self._on_progress = on_progress
         self.received_bytes = 0
@@ -253,6 +257,7 @@ class BlobExchange:
         sane = 0 <= request.offset < 1 << 60 and 0 < request.length <= CHUNK_LIMIT_BYTES
         if not _DIGEST.fullmatch(request.digest) or not sane:
             raise PeerFault("a request for no possible blob")
+        self._may_have(sender, request.digest)
         found = self._open_blob(request.digest)
         if found is None:
             raise PeerFault(f"blob {request.digest[:12]} is not here")

@@ -16,8 +16,10 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from p2p_dtfm.core.byte_budget import ByteBudget
 from p2p_dtfm.core.canonical import decode, encode
 from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.net.byte_room import ByteRoom
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.frames import (
     WHOLE,
@@ -43,6 +45,7 @@ from p2p_dtfm.net.stripes import (
 OnFrame = Callable[[str, FrameHeader, bytearray], Awaitable[None] | None]
 OnFault = Callable[[str, PeerFault], None]
 OnLost = Callable[[str, str, Unreachable], None]
+AdmitFrame = Callable[[str, str, FrameHeader], None]
 OnUndelivered = Callable[[str, str, Refused | Unreachable], None]
 
 LANES = ("forward", "backward", "reduce", "state")
@@ -79,6 +82,9 @@ class BulkPlane:
     lane of that sender waits too. A `PeerFault` from it ends the stream and reaches the sender as
     `Refused`; `on_fault(sender, fault)` hears of every such end. `on_lost(peer_id, lane, error)`
     hears of streams that broke, in either direction.
+
+    `admit_frame(sender, lane, header)` raises `PeerFault` for a frame that cannot be, before memory
+    is taken for it; what is admitted counts in flight until `on_frame` has it, within `room`.
     """
 
     def __init__(
@@ -93,7 +99,14 @@ class BulkPlane:
         stall_s: float = STALL_S,
         most_stripes: int = STRIPES_LIMIT,
         on_undelivered: OnUndelivered | None = None,
+        admit_frame: AdmitFrame | None = None,
+        in_flight_bytes: int = 0,
     ) -> None:
+        """`in_flight_bytes` bounds what has been announced by all senders; some for each is taken
+        in any case."""
+        self._admit_frame = admit_frame
+        of_one = 2 * max(window_bytes, limits.payload_bytes)
+        self.room = ByteRoom(ByteBudget(of_one, max(of_one, in_flight_bytes)))
         self._host = host
         self._run_digest = run_digest
         self._limits = limits
@@ -114,7 +127,7 @@ class BulkPlane:
     async def ready(self) -> "BulkPlane":
         """Start to accept streams."""
         for lane in LANES:
-            await self._host.serve_streams(_protocol(lane), self._accept)
+            await self._host.serve_streams(_protocol(lane), self._accept, f"lane {lane}")
         return self
 
     async def send(self, peer_id: str, lane: str, header: FrameHeader, payload: Payload) -> None:
@@ -322,7 +335,9 @@ class BulkPlane:
         if previous is not None:  # the sender started anew; what hangs there is of its past
             previous.close()
         limit = max(self._window_bytes, self._limits.payload_bytes)
-        lane = self._incoming[key] = _IncomingLane(hello.lane, hello.session, limit)
+        lane = self._incoming[key] = _IncomingLane(
+            hello.lane, hello.session, Reassembly(limit, sender, self.room)
+        )
         return lane
 
     async def _receive(
@@ -331,7 +346,27 @@ class BulkPlane:
         widen(reader)
         accepted = 0
         while True:
-            frame = await read_frame(reader, self._limits, self._stall_s)
+            await self._take_frame(sender, lane, reader)
+            accepted += 1
+            writer.write(COUNT.pack(accepted))
+            async with asyncio.timeout(self._stall_s):
+                await writer.drain()
+
+    async def _take_frame(
+        self, sender: str, lane: "_IncomingLane", reader: asyncio.StreamReader
+    ) -> None:
+        taken_bytes = 0
+
+        async def admit(header: FrameHeader) -> None:
+            nonlocal taken_bytes
+            if self._admit_frame is not None:
+                self._admit_frame(sender, lane.name, header)
+            if header.part == WHOLE:  # else the whole frame counts while it is put together
+                await self.room.take(sender, header.payload_bytes, self._stall_s)
+                taken_bytes = header.payload_bytes
+
+        try:
+            frame = await read_frame(reader, self._limits, self._stall_s, admit)
             if frame is None:
                 raise EOFError("the sender closed the stream")
             header, payload = frame
@@ -344,10 +379,9 @@ class BulkPlane:
                     await self._deliver(sender, lane, *whole)
                 finally:
                     lane.reassembly.release(whole[0])
-            accepted += 1
-            writer.write(COUNT.pack(accepted))
-            async with asyncio.timeout(self._stall_s):
-                await writer.drain()
+        finally:
+            if taken_bytes:
+                self.room.give_back(sender, taken_bytes)
 
     async def _deliver(
         self, sender: str, lane: "_IncomingLane", header: FrameHeader, payload: bytearray
@@ -365,11 +399,11 @@ class Superseded(EOFError):
 class _IncomingLane:
     """The streams of one lane of one sender; the first that fails ends them all."""
 
-    def __init__(self, name: str, session: int, limit_bytes: int) -> None:
+    def __init__(self, name: str, session: int, reassembly: Reassembly) -> None:
         self.name = name
         self.session = session
         self.writers: set[Writer] = set()
-        self.reassembly = Reassembly(limit_bytes)
+        self.reassembly = reassembly
         self.turn = asyncio.Lock()
         self._failed = False
 

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import BytesValue
 
 from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.net.door import BUSY, Leave
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.net.shaping import Shaper
@@ -33,6 +34,7 @@ class ControlPlane:
     def __init__(self, host: Host, handler: Handler, name: str = "control") -> None:
         self._host = host
         self._handler = handler
+        self._kind = name
         self._name = f"/p2p-dtfm/1/{name}"
         self._serving: collections.Counter[str] = collections.Counter()
         self._tasks: set[asyncio.Task[bytes]] = set()
@@ -66,15 +68,19 @@ class ControlPlane:
     async def _serve(self, sender: str, request: bytes) -> bytes:
         full = self._serving.total() >= CONCURRENT_LIMIT
         if full or self._serving[sender] >= CONCURRENT_LIMIT_PER_PEER:
-            return _reply(_REFUSED, b"busy")
+            return _reply(_REFUSED, BUSY.encode())
+        leave = self._host.door.enter(sender, self._kind, len(request))
+        if isinstance(leave, str):
+            return _reply(_REFUSED, leave.encode())
         self._serving[sender] += 1
         task = asyncio.create_task(self._answer(sender, request))
         self._tasks.add(task)
-        task.add_done_callback(lambda done: self._finished(sender, done))
+        task.add_done_callback(lambda done: self._finished(sender, done, leave))
         # p2pd cancels us when the caller gives up; what the handler began, it finishes
         return await asyncio.shield(task)
 
-    def _finished(self, sender: str, task: asyncio.Task[bytes]) -> None:
+    def _finished(self, sender: str, task: asyncio.Task[bytes], leave: Leave) -> None:
+        leave()
         self._tasks.discard(task)
         self._serving[sender] -= 1
         if self._serving[sender] == 0:

@@ -10,109 +10,74 @@ peers at one instant, and a plan is never computed from it.
 """
 
 import asyncio
-import hashlib
+import contextlib
 import logging
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 import base58
 import msgspec
 
-from p2p_dtfm.core.canonical import decode, digest_bytes, encode
+from p2p_dtfm.core.canonical import decode, encode
 from p2p_dtfm.core.errors import PeerFault, UserError
-from p2p_dtfm.core.signed import Sign, Signed, open_signed, sign
+from p2p_dtfm.core.signed import Signed
+from p2p_dtfm.net import directory_node
 from p2p_dtfm.net.addresses import parse_address
+from p2p_dtfm.net.directory_validator import DirectoryValidator
+from p2p_dtfm.net.directory_values import (
+    SHARDS,
+    VALUE_LIMIT_BYTES,
+    Presence,
+    key_bytes,
+    open_presence,
+    open_run,
+    presence_key,
+    run_key,
+    shard_of,
+    sign_presence,
+    sign_run,
+)
 from p2p_dtfm.net.errors import Unreachable, one_line
 from p2p_dtfm.net.host import CONNECTION_ERRORS, Host
-from p2p_dtfm.net.identity import is_peer_id, verify
 from p2p_dtfm.net.libp2p import (
     DHTID,
     DHTNode,
-    DHTRecord,
     DHTRefusal,
+    DictionaryDHTValue,
     MSGPackSerializer,
     PeerID,
-    RecordValidatorBase,
     get_dht_time,
 )
 
 Result = TypeVar("Result")
 
-PRESENCE_KIND = "presence"
-RUN_KIND = "run"
-VALUE_LIMIT_BYTES = 4096
-SHARDS = 4
-PEERS_PER_SHARD_LIMIT = 900
-"""With values of 4 KiB a full shard stays below 4 MiB, above which a DHT reply is lost."""
 PRESENCE_TTL_S = 90.0
 RUN_TTL_S = 600.0
-LONGEST_TTL_S = 3600.0
-ADDRESSES_LIMIT = 16
-ADDRESS_LIMIT_CHARACTERS = 200
 OPERATION_DEADLINE_S = 20.0
-# clocks may differ by as much as the DHT itself tolerates
-_SKEW_S = 3.0
+ASK_FOR_RUNS_S = 1.0
+"""Between two searches for a run that somebody claims to take part in."""
+
+__all__ = ["Directory", "DirectoryValidator", "Presence", "open_run", "sign_run"]
 
 log = logging.getLogger(__name__)
-
-
-class Presence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """That a peer takes part in a run, and where it is reached. Addresses are full multiaddrs."""
-
-    peer_id: str
-    life: int
-    addresses: tuple[str, ...]
-    run_digest: str
-    expires_ms: int = 0
-    """Unix time. The signature covers it, so nobody but the peer can keep it alive."""
-
-
-def sign_presence(presence: Presence, signer: Sign) -> Signed:
-    """The presence as its peer publishes it."""
-    return sign(presence.peer_id, PRESENCE_KIND, encode(presence), signer)
-
-
-def open_presence(signed: Signed) -> Presence:
-    """Check signature, owner and limits. Raises `PeerFault`."""
-    presence = open_signed(signed, PRESENCE_KIND, Presence, verify)
-    if presence.peer_id != signed.peer_id:
-        raise PeerFault(f"signed a presence of {one_line(presence.peer_id, 60)}", signed.peer_id)
-    if not 0 <= presence.life < 1 << 60 or not 0 <= presence.expires_ms < 1 << 60:
-        raise PeerFault("a presence with a number below 0 or above 2^60", signed.peer_id)
-    if len(presence.addresses) > ADDRESSES_LIMIT:
-        raise PeerFault(f"a presence with {len(presence.addresses)} addresses", signed.peer_id)
-    if any(len(address) > ADDRESS_LIMIT_CHARACTERS for address in presence.addresses):
-        raise PeerFault("a presence with an overlong address", signed.peer_id)
-    return presence
-
-
-def sign_run(run_spec_bytes: bytes, peer_id: str, signer: Sign) -> Signed:
-    """A run spec (`RunSpec.canonical_bytes()`) as a peer publishes it."""
-    return sign(peer_id, RUN_KIND, run_spec_bytes, signer)
-
-
-def open_run(signed: Signed, run_digest: str) -> bytes:
-    """The canonical bytes of the run spec named `run_digest`. Raises `PeerFault`."""
-    run_spec = open_signed_bytes(signed, RUN_KIND)
-    if digest_bytes(run_spec) != run_digest:
-        raise PeerFault(
-            f"a run spec with digest {digest_bytes(run_spec)[:12]} under the name "
-            f"{one_line(run_digest[:12])}",
-            signed.peer_id,
-        )
-    return run_spec
-
-
-def open_signed_bytes(signed: Signed, kind: str) -> bytes:
-    """The payload of a statement of `kind` whose signature holds. Raises `PeerFault`."""
-    open_signed(signed, kind, msgspec.Raw, verify)
-    return signed.payload
 
 
 class Directory:
     """This peer's node of the DHT, beside its host's p2pd. Made by `start`."""
 
-    def __init__(self, host: Host, node: DHTNode, initial_peers: Sequence[str]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        node: DHTNode,
+        initial_peers: Sequence[str],
+        validator: DirectoryValidator,
+    ) -> None:
+        self._validator = validator
+        validator.forget_run = self._drop
+        validator.on_unknown_run = self._ask_for_run
+        self._asking: set[asyncio.Task[None]] = set()
+        self._asked_s = 0.0
         self._host = host
         self._node = node
         self._acquaintances = dict(parse_address(address) for address in initial_peers)
@@ -131,11 +96,12 @@ class Directory:
         """
         others = [at for at in initial_peers if parse_address(at)[0] != host.peer_id]
         try:
+            validator = DirectoryValidator()
             node = await asyncio.wait_for(
                 DHTNode.create(
                     p2p=host.p2p,
                     initial_peers=others,
-                    record_validator=DirectoryValidator(),
+                    record_validator=validator,
                     client_mode=not serves,
                     # a cache would answer with members that are gone
                     cache_locally=False,
@@ -147,7 +113,9 @@ class Directory:
             )
         except (TimeoutError, DHTRefusal, *CONNECTION_ERRORS) as error:
             raise _not_joined(others, error) from error
-        return cls(host, node, others)
+        assert isinstance(node.protocol, directory_node.DHTProtocol)
+        node.protocol.host = host
+        return cls(host, node, others, validator)
 
     async def publish_presence(
         self, presence: Presence, expires_in_s: float = PRESENCE_TTL_S
@@ -168,23 +136,71 @@ class Directory:
 
     async def present_peers(self, run_digest: str) -> list[Presence]:
         """Who says that it takes part in a run, sorted by peer id: a hint, and a recent one."""
+        self._validator.own(run_digest)
         keys = [presence_key(run_digest, shard) for shard in range(SHARDS)]
-        found = await self._get(keys)
+        present = self._opened(await self._get(keys), run_digest)
+        for presence in present.values():
+            self._remember(presence)
+        return [present[peer_id] for peer_id in sorted(present)]
+
+    async def present_at(self, peer_ids: Sequence[str], run_digest: str) -> list[Presence]:
+        """Those whose presences these nodes hold: they brought them there themselves, while others
+        found in the directory may be inventions of whoever answered. Sorted by peer id."""
+        self._validator.own(run_digest)
+        keys = [presence_key(run_digest, shard) for shard in range(SHARDS)]
+        ids = {key: DHTID.generate(source=key) for key in keys}
+        asked = [
+            self._node.protocol.call_find(PeerID.from_base58(peer_id), list(ids.values()))
+            for peer_id in peer_ids
+            if peer_id != self._host.peer_id
+        ]
+        answers = await self._bounded(asyncio.gather(*asked, return_exceptions=True))
+        values = [
+            item[0].value
+            for answer in answers
+            if isinstance(answer, dict)
+            for item in answer.values()
+            if item[0] is not None
+        ]
+        present = self._opened(values, run_digest)
+        return [present[peer_id] for peer_id in sorted(present)]
+
+    def _opened(self, values: Iterable[object], run_digest: str) -> dict[str, Presence]:
         present = {}
-        for value in found:
-            entries = value if isinstance(value, dict) else {}
-            for entry in entries.values():
-                presence = _try_open_presence(entry.value)
+        for value in values:
+            for entry in entries_of(value):
+                presence = _try_open_presence(entry)
                 if presence is not None and presence.run_digest == run_digest:
                     present[presence.peer_id] = presence
-                    self._host.know(presence.peer_id, presence.addresses)
-                    self._remember(presence)
-        return [present[peer_id] for peer_id in sorted(present)]
+        return present
+
+    def _drop(self, key: bytes) -> None:
+        """A run spec that gives way."""
+        key_id = DHTID.from_bytes(key)
+        if key_id in self._node.protocol.storage:
+            del self._node.protocol.storage[key_id]
+
+    def _ask_for_run(self, run_digest: str) -> None:
+        """A presence was refused because its run is not known here: if it exists, the next one is
+        not."""
+        now_s = time.monotonic()
+        if now_s - self._asked_s < ASK_FOR_RUNS_S or self._asking:
+            return
+        self._asked_s = now_s
+        task = asyncio.create_task(self._look_for_run(run_digest))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _look_for_run(self, run_digest: str) -> None:
+        with contextlib.suppress(Unreachable):
+            if await self.fetch_run(run_digest) is not None:
+                self._validator.learn(run_digest)
 
     async def publish_run(self, run_digest: str, signed: Signed) -> bool:
         """Publish a run spec; kept alive by `refresh`. False (and logged) if refused."""
         open_run(signed, run_digest)
         self._runs[run_digest] = signed
+        self._validator.own(run_digest)
         if await self._store(run_key(run_digest), signed, get_dht_time() + RUN_TTL_S, None):
             return True
         # a copy that lives longer is as good: its name is the digest of its content
@@ -224,6 +240,8 @@ class Directory:
 
     async def close(self) -> None:
         """Stop answering as a DHT node. The host lives on."""
+        for task in self._asking:
+            task.cancel()
         if self._node.cache_refresh_task is not None:
             self._node.cache_refresh_task.cancel()
         if self._host.lost.is_set():
@@ -238,7 +256,7 @@ class Directory:
         self, key: str, signed: Signed, expires_s: float, subkey: bytes | None
     ) -> bool:
         value = encode(signed)
-        reason = DirectoryValidator.refusal(_key_bytes(key), subkey, value, expires_s)
+        reason = DirectoryValidator.refusal(key_bytes(key), subkey, value, expires_s)
         if reason is None:
             stored = await self._bounded(self._node.store(key, value, expires_s, subkey=subkey))
             if stored:
@@ -294,6 +312,17 @@ def _not_joined(initial_peers: list[str], error: Exception) -> UserError:
     )
 
 
+def entries_of(value: object) -> list[object]:
+    """Of a dictionary, be it decoded or as a node holds it."""
+    if isinstance(value, dict):
+        return [entry.value for entry in value.values()]
+    if not isinstance(value, DictionaryDHTValue):
+        return []
+    with contextlib.suppress(Exception):  # whatever msgpack makes of a stranger's bytes
+        return [MSGPackSerializer.loads(entry.value) for _, entry in value.items()]
+    return []
+
+
 def _try_open_presence(value: object) -> Presence | None:
     if not isinstance(value, bytes):
         return None
@@ -302,110 +331,3 @@ def _try_open_presence(value: object) -> Presence | None:
     except PeerFault as fault:
         log.debug("presence in the directory: %s", fault)
         return None
-
-
-def presence_key(run_digest: str, shard: int) -> str:
-    return f"p2p-dtfm/1/presence/{run_digest}/{shard}"
-
-
-def run_key(run_digest: str) -> str:
-    return f"p2p-dtfm/1/run/{run_digest}"
-
-
-def shard_of(peer_id: str) -> int:
-    """The shard of a run's members in which a peer stands."""
-    return hashlib.blake2b(peer_id.encode(), digest_size=1).digest()[0] % SHARDS
-
-
-def _key_bytes(key: str) -> bytes:
-    """The key as the DHT knows it: a hash."""
-    return bytes(DHTID.generate(source=key).to_bytes())
-
-
-class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
-    """What a node of ours stores for others: only values whose key, owner and size are right."""
-
-    def __init__(self) -> None:
-        self._members: dict[bytes, dict[bytes, float]] = {}
-
-    def validate(self, record: DHTRecord) -> bool:
-        reason = self._refusal_of_record(record)
-        if reason is not None:
-            log.debug("refused a value for the directory: %s", reason)
-        return reason is None
-
-    def _refusal_of_record(self, record: DHTRecord) -> str | None:
-        if len(record.value) > VALUE_LIMIT_BYTES + 8 or len(record.subkey or b"") > 64:
-            return f"a value of {len(record.value)} bytes"
-        try:
-            value = MSGPackSerializer.loads(record.value)
-            subkey = MSGPackSerializer.loads(record.subkey) if record.subkey else None
-        except Exception as error:  # whatever msgpack makes of a stranger's bytes
-            log.debug("undecodable value", exc_info=True)
-            return f"undecodable bytes: {error!r}"
-        if not isinstance(value, bytes) or not isinstance(subkey, bytes | None):
-            return "a value that is not bytes"
-        reason = self.refusal(record.key, subkey, value, record.expiration_time)
-        if reason is None and subkey is not None and not self._has_room(record, subkey):
-            return "its shard is full"
-        return reason
-
-    @staticmethod
-    def refusal(key: bytes, subkey: bytes | None, value: bytes, expires_s: float) -> str | None:
-        """Why a value is refused, or None."""
-        now = get_dht_time()
-        if not now - _SKEW_S < expires_s < now + LONGEST_TTL_S + _SKEW_S:
-            return f"expires in {expires_s - now:.0f} s, at most {LONGEST_TTL_S:.0f}"
-        try:
-            signed = decode(value, Signed, VALUE_LIMIT_BYTES)
-            if signed.kind == PRESENCE_KIND:
-                return _refusal_of_presence(key, subkey, signed, expires_s)
-            if signed.kind == RUN_KIND:
-                return _refusal_of_run(key, subkey, signed)
-        except PeerFault as fault:
-            return fault.cause
-        return f"unknown kind {one_line(signed.kind, 32)!r}"
-
-    def _has_room(self, record: DHTRecord, subkey: bytes) -> bool:
-        """Bounds the members of a shard, or one writer could make it unreadable for all."""
-        now = get_dht_time()
-        members = self._members.setdefault(record.key, {})
-        if subkey not in members and len(members) >= PEERS_PER_SHARD_LIMIT:
-            self._members[record.key] = members = {
-                member: expires for member, expires in members.items() if expires > now
-            }
-            if len(members) >= PEERS_PER_SHARD_LIMIT:
-                return False
-        members[subkey] = max(record.expiration_time, members.get(subkey, 0.0))
-        self._forget_expired(now)
-        return True
-
-    def _forget_expired(self, now: float) -> None:
-        if len(self._members) > 1024:
-            self._members = {
-                key: members
-                for key, members in self._members.items()
-                if max(members.values(), default=0.0) > now
-            }
-
-
-def _refusal_of_presence(
-    key: bytes, subkey: bytes | None, signed: Signed, expires_s: float
-) -> str | None:
-    if not is_peer_id(signed.peer_id) or subkey != base58.b58decode(signed.peer_id):
-        return "a presence under the name of another peer"
-    presence = open_presence(signed)
-    if key != _key_bytes(presence_key(presence.run_digest, shard_of(presence.peer_id))):
-        return "a presence under a key that is not its own"
-    if expires_s != presence.expires_ms / 1000:
-        return "a presence that expires at another time than its peer signed"
-    return None
-
-
-def _refusal_of_run(key: bytes, subkey: bytes | None, signed: Signed) -> str | None:
-    if subkey is not None:
-        return "a run spec is not part of a dictionary"
-    run_spec = open_signed_bytes(signed, RUN_KIND)
-    if key != _key_bytes(run_key(digest_bytes(run_spec))):
-        return "a run spec under a name that is not its digest"
-    return None

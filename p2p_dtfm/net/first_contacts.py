@@ -21,7 +21,9 @@ class Connects(Protocol):
 
     peer_id: str
 
-    async def connect(self, peer_id: str, addresses: Sequence[str], deadline_s: float) -> None: ...
+    async def connect(
+        self, peer_id: str, addresses: Sequence[str], deadline_s: float, is_chosen: bool = False
+    ) -> None: ...
 
 
 async def reach_first_peers(
@@ -39,7 +41,7 @@ async def reach_first_peers(
             "give the address of another daemon, or leave out --initial-peers to start a swarm",
         )
     results = await asyncio.gather(
-        *(host.connect(peer, [at], deadline_s) for peer, at in others),
+        *(host.connect(peer, [at], deadline_s, is_chosen=True) for peer, at in others),
         return_exceptions=True,
     )
     causes, reached = [], []
@@ -74,7 +76,7 @@ async def reach_any(host: Connects, addresses: Sequence[str], deadline_s: float)
         if peer_id == host.peer_id:
             return
         try:
-            await host.connect(peer_id, [where], deadline_s)
+            await host.connect(peer_id, [where], deadline_s, is_chosen=True)
             reached.append(address)
         except Unreachable as error:
             log.debug("not there any more: %s", error)

@@ -8,7 +8,7 @@ Every claim in the header is checked before a byte of the payload is allocated f
 import asyncio
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 
 import msgspec
@@ -195,8 +195,14 @@ class FrameReader:
         self._start = bytearray()
         self._header: FrameHeader | None = None
         self._payload = bytearray()
+        self._due = 0
         self._filled = 0
         self._checksum = 0
+
+    @property
+    def header(self) -> FrameHeader | None:
+        """Of the frame whose payload comes next; memory is taken when its first byte is here."""
+        return self._header
 
     @property
     def inside_frame(self) -> bool:
@@ -209,7 +215,7 @@ class FrameReader:
         view = as_bytes(data)
         while True:
             view = view[self._take(view) :]
-            if self._header is None or self._filled < len(self._payload):
+            if self._header is None or self._filled < self._due:
                 assert not len(view), "a reader that needs more data has used what it had"
                 return frames
             frames.append(self._finish())
@@ -217,7 +223,7 @@ class FrameReader:
     def wanted_bytes(self) -> int:
         """How many bytes the present part of the frame still needs."""
         if self._header is not None:
-            return len(self._payload) - self._filled
+            return self._due - self._filled
         if len(self._start) < _PREFIX.size:
             return _PREFIX.size - len(self._start)
         return _PREFIX.size + parse_prefix(self._start[: _PREFIX.size]) - len(self._start)
@@ -232,10 +238,12 @@ class FrameReader:
             if len(self._start) >= _PREFIX.size and self.wanted_bytes() == 0:
                 header = parse_header(bytes(self._start[_PREFIX.size :]), self._limits)
                 self._start.clear()
-                self._header, self._payload = header, bytearray(header.following_bytes)
+                self._header, self._due = header, header.following_bytes
                 self._filled = self._checksum = 0
-        if self._header is not None:
-            part = view[used : used + len(self._payload) - self._filled]
+        if self._header is not None and used < len(view):
+            if not self._filled:
+                self._payload = bytearray(self._due)
+            part = view[used : used + self._due - self._filled]
             self._payload[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
             self._checksum = zlib.crc32(part, self._checksum)
@@ -245,21 +253,27 @@ class FrameReader:
     def _finish(self) -> tuple[FrameHeader, bytearray]:
         header, payload = self._header, self._payload
         assert header is not None
-        self._header, self._payload = None, bytearray()
+        self._header, self._payload, self._due = None, bytearray(), 0
         if self._checksum != header.checksum:
             raise PeerFault(f"a {header.kind} frame whose checksum does not match its payload")
         return header, payload
 
 
 async def read_frame(
-    reader: asyncio.StreamReader, limits: FrameLimits, stall_s: float
+    reader: asyncio.StreamReader,
+    limits: FrameLimits,
+    stall_s: float,
+    admit: Callable[[FrameHeader], Awaitable[None]] | None = None,
 ) -> tuple[FrameHeader, bytearray] | None:
     """The next frame, or None at a clean end. Between frames it waits for as long as it takes.
+
+    `admit` sees each header before memory is taken for what follows it; it may wait, or raise.
 
     Raises `PeerFault` for a wrong frame, `EOFError` for a torn one, and `TimeoutError` when
     nothing comes for `stall_s` in the middle of one.
     """
     frames = FrameReader(limits)
+    is_admitted = admit is None
     while True:
         async with asyncio.timeout(stall_s if frames.inside_frame else None):
             data = await reader.read(min(frames.wanted_bytes(), _READ_BYTES))
@@ -268,5 +282,9 @@ async def read_frame(
                 raise EOFError("the stream ended inside a frame")
             return None
         done = frames.feed(data)
+        header = done[0][0] if done else frames.header
+        if header is not None and admit is not None and not is_admitted:
+            await admit(header)
+            is_admitted = True
         if done:
             return done[0]

@@ -18,6 +18,8 @@ from p2p_dtfm.net.addresses import (
     usable_addresses,
 )
 from p2p_dtfm.net.broken_streams import expect_broken_streams
+from p2p_dtfm.net.calling import NO_WAY, Calling
+from p2p_dtfm.net.door import Door, OpenDoor
 from p2p_dtfm.net.errors import Unreachable, one_line
 from p2p_dtfm.net.first_contacts import reach_first_peers
 from p2p_dtfm.net.identity import Identity, is_peer_id
@@ -29,7 +31,8 @@ from p2p_dtfm.net.libp2p import (
     PeerID,
     p2pd_pb2,
 )
-from p2p_dtfm.net.p2pd import P2pd, P2pdFailed
+from p2p_dtfm.net.p2pd import P2pd, P2pdFailed, flags_of
+from p2p_dtfm.net.pending_calls import PendingCalls
 from p2p_dtfm.net.ports import refuse_taken_ports
 from p2p_dtfm.net.shaping import ShapedWriter, Shaper
 from p2p_dtfm.net.stale import remove_stale_sockets
@@ -44,7 +47,13 @@ CLOSE_DEADLINE_S = 5.0
 ADDRESSES_LIMIT = 16
 MESSAGE_LIMIT_BYTES = 4 << 20
 PEERS_REMEMBERED = 4096
-_NEVER_SENT = ("routing: not found", "failed to dial", "no addresses", "failed to find any peer")
+_NEVER_SENT = (
+    "routing: not found",
+    "failed to dial",
+    "no addresses",
+    "failed to find any peer",
+    NO_WAY,
+)
 STREAMS_LIMIT = 4096
 STREAMS_LIMIT_PER_PEER = 96
 
@@ -72,6 +81,10 @@ class Host:
         """Set when p2pd has died by itself: nothing works any more, start a new Host."""
         self.shaper: Shaper | None = None
         """Set before streams are opened or served, to live through a scenario's links."""
+        self.door: Door = OpenDoor()
+        """Asked before anybody is served."""
+        self.calling = Calling(self.remote_addresses)
+        """Asked before anybody is called."""
         self.relayed_addresses: tuple[str, ...] = ()
         """Where relays pass others on to this peer, full multiaddrs; told to others first."""
         self._p2pd = p2pd
@@ -80,7 +93,7 @@ class Host:
         self._address_book: dict[str, tuple[str, ...]] = {}
         self._streams: collections.Counter[str] = collections.Counter()
         control = p2p._client.control
-        control._pending_calls = _PendingCalls(control._pending_calls)
+        control._pending_calls = PendingCalls(control._pending_calls)
         self._peer_ids: dict[str, PeerID] = {}
         self._watcher = asyncio.create_task(self._watch(), name="p2pd watcher")
 
@@ -105,7 +118,7 @@ class Host:
         identity = Identity.load_or_create(identity_path)
         remove_stale_sockets()
         expect_broken_streams(asyncio.get_running_loop())
-        flags = _flags(identity_path, listen, announce, relays)
+        flags = flags_of(identity_path, listen, announce, relays, MESSAGE_LIMIT_BYTES)
         await refuse_taken_ports(listen)
         p2pd, p2p = await _start_p2pd(flags, listen)
         on_loopback = any(is_loopback(address) for address in (*listen, *announce))
@@ -139,15 +152,26 @@ class Host:
         """Told to listen on loopback: no router is between this peer and those that it meets."""
         return self._listens_on_loopback
 
-    async def connect(self, peer_id: str, addresses: Sequence[str], deadline_s: float) -> None:
-        """Connect to a peer at any of its addresses. Raises `Unreachable`."""
+    async def connect(
+        self, peer_id: str, addresses: Sequence[str], deadline_s: float, is_chosen: bool = False
+    ) -> None:
+        """Connect to a peer at any of its addresses, as `calling` allows, unless it has chosen
+        them already. Raises `Unreachable`."""
         own_suffix = f"/p2p/{peer_id}"
-        usable = usable_addresses(address.removesuffix(own_suffix) for address in addresses)
+        addresses = [address.removesuffix(own_suffix) for address in addresses]
+        is_trusted = is_chosen or self.calling.trusts(peer_id)
+        if not is_trusted:
+            if await self.calling.is_linked(peer_id):
+                return
+            addresses = self.calling.choose(peer_id, addresses)
+        usable = usable_addresses(addresses)
         if addresses and not usable:
             raise Unreachable(peer_id, "none of its addresses is well formed")
         await self._reach(
             peer_id, self.p2p._client.connect(self._peer(peer_id), usable), deadline_s
         )
+        if not is_trusted:
+            await self.calling.answered(peer_id)
 
     def know(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Remember where a peer says that it is, for when libp2p's own routing does not know."""
@@ -199,6 +223,8 @@ class Host:
     ) -> Result:
         """Once more over the known addresses, where nothing can have reached the peer yet."""
         try:
+            if not self.calling.trusts(peer_id) and not await self.calling.is_linked(peer_id):
+                raise Unreachable(peer_id, NO_WAY)  # p2pd would call wherever it was told
             return await attempt()
         except Unreachable as unreachable:
             addresses = self._address_book.get(peer_id)
@@ -208,15 +234,19 @@ class Host:
         await self.connect(peer_id, addresses, deadline_s)
         return await attempt()
 
-    async def serve_streams(self, name: str, handler: StreamHandler) -> None:
-        """Call `handler(sender, reader, writer)` for each stream that others open to `name`."""
+    async def serve_streams(self, name: str, handler: StreamHandler, kind: str = "") -> None:
+        """Call `handler(sender, reader, writer)` for each stream that others open to `name`, and
+        that the door lets in as of `kind`."""
 
         async def serve(
             info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
             sender = info.peer_id.to_base58()
             full = self._streams.total() >= STREAMS_LIMIT
-            if full or self._streams[sender] >= STREAMS_LIMIT_PER_PEER:
+            leave = self.door.enter(sender, kind or name, 0)
+            if isinstance(leave, str) or full or self._streams[sender] >= STREAMS_LIMIT_PER_PEER:
+                if not isinstance(leave, str):
+                    leave()
                 writer.close()
                 return
             self._streams[sender] += 1
@@ -228,6 +258,7 @@ class Host:
             except Exception:
                 log.exception("bug in the stream handler %s", name)
             finally:
+                leave()
                 self._streams[sender] -= 1
                 if not self._streams[sender]:
                     del self._streams[sender]
@@ -354,44 +385,6 @@ class Host:
     async def _ask(self, request: Awaitable[Result], deadline_s: float) -> Result:
         """A request to our own p2pd."""
         return await self._reach(self.peer_id, request, deadline_s)
-
-
-class _PendingCalls(dict[Any, asyncio.Future[Any]]):
-    """hivemind's calls that wait for an answer, without those that already gave up waiting.
-
-    hivemind's reader sets the result of any call it finds here. One that was cancelled in the same
-    turn of the loop would raise there, and end the reader and with it all later calls.
-    """
-
-    def __contains__(self, call_id: object) -> bool:
-        future = self.get(call_id)
-        return future is not None and not future.done()
-
-
-def _flags(
-    identity_path: Path, listen: list[str], announce: list[str], relays: list[str]
-) -> list[str]:
-    # a swarm on loopback has no router to talk to
-    beyond = int(not listen or not all(is_loopback(address) for address in listen))
-    flags = [
-        f"-id={identity_path}",
-        "-dhtServer=1",  # p2pd's own DHT, by which it finds the addresses of a peer id
-        "-connManager=1",
-        "-relay=1",
-        "-relayService=0",  # it would push `net.relay` aside once p2pd believes itself public
-        f"-autonat={beyond}",
-        f"-natPortMap={beyond}",
-        f"-autoRelay={int(bool(relays))}",
-        # both kinds of encryption authenticate the peer id; TLS takes a quarter less CPU
-        "-tls=1",
-        "-noise=0",
-        "-idleTimeout=30s",
-        f"-persistentConnMaxMsgSize={MESSAGE_LIMIT_BYTES}",
-    ]
-    flags += [f"-hostAddrs={','.join(listen)}"] if listen else ["-noListenAddrs=1"]
-    flags += [f"-announceAddrs={','.join(announce)}"] if announce else []
-    flags += [f"-trustedRelays={','.join(relays)}"] if relays else []
-    return flags
 
 
 async def _start_p2pd(flags: list[str], listen: list[str]) -> tuple[P2pd, P2P]:

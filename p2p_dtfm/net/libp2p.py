@@ -40,9 +40,12 @@ _enter_package_only("hivemind")
 _enter_package_only("hivemind.utils", _NAMES_OF_UTILS)
 _enter_package_only("hivemind.dht")
 
+from hivemind.dht import node as dht_node  # noqa: E402
 from hivemind.dht.node import DHTNode  # noqa: E402
+from hivemind.dht.protocol import DHTProtocol  # noqa: E402
 from hivemind.dht.protocol import ValidationError as DHTRefusal  # noqa: E402
 from hivemind.dht.routing import DHTID  # noqa: E402
+from hivemind.dht.storage import DictionaryDHTValue  # noqa: E402
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
 from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID  # noqa: E402
 from hivemind.proto import dht_pb2, p2pd_pb2  # noqa: E402
@@ -54,14 +57,17 @@ __all__ = [
     "DHTID",
     "P2P",
     "DHTNode",
+    "DHTProtocol",
     "DHTRecord",
     "DHTRefusal",
+    "DictionaryDHTValue",
     "MSGPackSerializer",
     "Multiaddr",
     "P2PDaemonError",
     "P2PHandlerError",
     "PeerID",
     "RecordValidatorBase",
+    "dht_node",
     "dht_pb2",
     "get_dht_time",
     "p2pd_pb2",

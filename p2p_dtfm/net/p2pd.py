@@ -15,6 +15,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from p2p_dtfm.net.addresses import is_loopback
 from p2p_dtfm.net.errors import one_line
 
 READY_LINE = b"Peer ID:"
@@ -111,3 +112,34 @@ def _binary() -> Path:
 def _environment() -> Mapping[str, str]:
     # warnings of Go's libp2p tell of every unreachable stranger
     return {"GOLOG_LOG_LEVEL": "error", **os.environ, "GOLOG_LOG_FMT": "json"}
+
+
+def flags_of(
+    identity_path: Path,
+    listen: list[str],
+    announce: list[str],
+    relays: list[str],
+    message_limit_bytes: int,
+) -> list[str]:
+    """What p2pd is started with."""
+    # a swarm on loopback has no router to talk to
+    beyond = int(not listen or not all(is_loopback(address) for address in listen))
+    flags = [
+        f"-id={identity_path}",
+        "-dhtServer=1",  # p2pd's own DHT, by which it finds the addresses of a peer id
+        "-connManager=1",
+        "-relay=1",
+        "-relayService=0",  # it would push `net.relay` aside once p2pd believes itself public
+        f"-autonat={beyond}",
+        f"-natPortMap={beyond}",
+        f"-autoRelay={int(bool(relays))}",
+        # both kinds of encryption authenticate the peer id; TLS takes a quarter less CPU
+        "-tls=1",
+        "-noise=0",
+        "-idleTimeout=30s",
+        f"-persistentConnMaxMsgSize={message_limit_bytes}",
+    ]
+    flags += [f"-hostAddrs={','.join(listen)}"] if listen else ["-noListenAddrs=1"]
+    flags += [f"-announceAddrs={','.join(announce)}"] if announce else []
+    flags += [f"-trustedRelays={','.join(relays)}"] if relays else []
+    return flags

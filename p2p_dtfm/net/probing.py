@@ -21,7 +21,11 @@ _GROWTH = 4
 _PROTOCOL = "/p2p-dtfm/1/bandwidth"
 _REPORT_BYTES = 1 << 16
 _SERVED_BYTES_LIMIT = 32 << 20
-_SERVED_SECONDS_LIMIT = 20.0
+_SERVED_SECONDS_LIMIT = 12.0
+_SILENT_SECONDS_LIMIT = 2.5
+"""After which a prober that sends nothing makes room for others."""
+_LONG_SECONDS = 2.0
+_PEERS_REMEMBERED = 1024
 _COUNT = struct.Struct(">Q")
 _BUSY = (1 << 64) - 1
 _ZEROS = bytes(_REPORT_BYTES)
@@ -39,11 +43,12 @@ class Probes:
         self._echo = ControlPlane(host, self._answer, name="echo")
         self._probing = asyncio.Lock()
         self._serving = False
+        self._not_before_s: dict[str, float] = {}
 
     async def ready(self) -> "Probes":
         """Start to serve."""
         await self._echo.ready()
-        await self._host.serve_streams(_PROTOCOL, self._serve)
+        await self._host.serve_streams(_PROTOCOL, self._serve, "bandwidth")
         return self
 
     async def probe_round_trip(self, peer_id: str) -> int:
@@ -98,15 +103,28 @@ class Probes:
         with contextlib.suppress(TimeoutError, *CONNECTION_ERRORS):
             async with asyncio.timeout(_SERVED_SECONDS_LIMIT):
                 await reader.readexactly(1)
-                if self._serving:
+                if self._serving or self._waits_for_its_turn(sender):
                     writer.write(_COUNT.pack(_BUSY))
-                    await reader.read()  # closing first would lose the answer
+                    await reader.read(1)  # closing first would lose the answer
                     return
                 self._serving = True
+                began_s = time.monotonic()
                 try:
                     await _count_bytes(reader, writer)
                 finally:
                     self._serving = False
+                    self._remember(sender, time.monotonic() - began_s)
+
+    def _waits_for_its_turn(self, sender: str) -> bool:
+        """Whoever has used the line leaves it to others for three times as long."""
+        return self._not_before_s.get(sender, 0.0) > time.monotonic()
+
+    def _remember(self, sender: str, used_s: float) -> None:
+        self._not_before_s.pop(sender, None)
+        if used_s > _LONG_SECONDS:
+            self._not_before_s[sender] = time.monotonic() + 3 * used_s
+        while len(self._not_before_s) > _PEERS_REMEMBERED:
+            del self._not_before_s[next(iter(self._not_before_s))]
 
 
 async def _count_bytes(reader: asyncio.StreamReader, writer: Writer) -> None:
@@ -114,7 +132,8 @@ async def _count_bytes(reader: asyncio.StreamReader, writer: Writer) -> None:
     writer.write(_COUNT.pack(0))
     arrived = reported = 0
     while arrived < _SERVED_BYTES_LIMIT:
-        data = await reader.read(_REPORT_BYTES)
+        async with asyncio.timeout(_SILENT_SECONDS_LIMIT):
+            data = await reader.read(_REPORT_BYTES)
         if not data:
             return
         arrived += len(data)

@@ -87,7 +87,8 @@ class Punching:
         about. Meanwhile the relayed one is cut; `relayed` is where the peer is found again.
         """
         endpoint = self._endpoint()
-        if endpoint is None or peer_id in self._under_way:
+        trusts = self._host.calling.trusts(peer_id)  # else it may ask for it by itself
+        if endpoint is None or peer_id in self._under_way or not trusts:
             return False
         self._under_way.add(peer_id)
         try:
@@ -124,6 +125,10 @@ class Punching:
             raise PeerFault("this peer is about to do the same", sender)
         if sender in self._tasks or len(self._tasks) >= BRIDGES_LIMIT:
             raise PeerFault("busy", sender)
+        if not self._host.calling.trusts(sender):  # nobody sees where somebody relayed is
+            door = (request.host, request.port)
+            if not self._host.calling.dialling.choose([door], None, time.monotonic_ns()):
+                raise PeerFault("busy", sender)
         if len(self.asked_s) >= PEERS_REMEMBERED:
             self.asked_s.clear()
         self.asked_s[sender] = time.monotonic()
@@ -144,7 +149,7 @@ class Punching:
         with contextlib.suppress(Unreachable):
             await self._host.disconnect(peer_id)
             where = f"/ip4/{request.host}/tcp/{request.port}"
-            await self._host.connect(peer_id, [where], OPEN_DEADLINE_S)
+            await self._host.connect(peer_id, [where], OPEN_DEADLINE_S, is_chosen=True)
 
     async def _open_and_bridge(self, request: CallMe) -> None:
         """One end of a connection that both ends open, joined to this peer's own p2pd."""

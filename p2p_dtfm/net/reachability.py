@@ -8,6 +8,7 @@ nobody can make it knock at a stranger's door.
 import asyncio
 import contextlib
 import logging
+import time
 
 import msgspec
 
@@ -72,13 +73,24 @@ class CallBacks:
         if sender in self._dialling or len(self._dialling) >= DIALS_LIMIT:
             raise PeerFault("busy", sender)
         name, port = host_and_port(address)
+        called = self._doors(name, ports)
         self._dialling.add(sender)
         try:
-            answers = await asyncio.gather(*(_is_libp2p(name, port) for port in ports))
+            answers = await asyncio.gather(*(_is_libp2p(name, port) for port in called))
         finally:
             self._dialling.discard(sender)
-        answering = tuple(port for port, answered in zip(ports, answers, strict=True) if answered)
+        answering = tuple(port for port, answered in zip(called, answers, strict=True) if answered)
+        for port in answering:
+            self._host.calling.dialling.answered((name, port))
         return encode(Seen(name, port, answering))
+
+    def _doors(self, name: str, ports: tuple[int, ...]) -> list[int]:
+        """Those of the ports at which nobody was called in vain lately. Raises `PeerFault`."""
+        doors = [(name, port) for port in dict.fromkeys(ports)]
+        chosen = self._host.calling.dialling.call_back(doors, time.monotonic_ns())
+        if ports and not chosen:
+            raise PeerFault("was called there already, and in vain")
+        return [port for _, port in chosen]
 
     async def close(self) -> None:
         """Stop the calls that are under way."""

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 
 from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.net.byte_room import ByteRoom
 from p2p_dtfm.net.frames import PART_BYTES, WHOLE, FrameHeader
 
 OPEN_FRAMES_LIMIT = 64
@@ -24,8 +25,11 @@ class Reassembly:
     has to wait for room here waits only for frames whose parts are all before its own.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, sender: str = "", room: ByteRoom | None = None) -> None:
+        """`room` is shared with all other lanes."""
         self._limit_bytes = limit_bytes
+        self._sender = sender
+        self._shared = room
         self._partial: dict[int, _Partial] = {}
         self._held_bytes = 0
         self._room = asyncio.Event()
@@ -43,15 +47,17 @@ class Reassembly:
         `release` follows when a completed frame was taken. Raises `PeerFault`, and `EOFError` when
         the lane is closed meanwhile.
         """
-        while header.frame not in self._partial and not self._has_room(header.payload_bytes):
-            self._room.clear()
-            await self._room.wait()
+        while (partial := self._partial.get(header.frame)) is None:
             if self._closed:
                 raise EOFError("the lane was closed")
-        partial = self._partial.get(header.frame)
-        if partial is None:
-            partial = self._partial[header.frame] = _Partial(header)
-            self._held_bytes += header.payload_bytes
+            if not self._has_room(header.payload_bytes):
+                self._room.clear()
+                await self._room.wait()
+            elif self._shared and not self._shared.try_to_take(self._sender, header.payload_bytes):
+                await self._shared.freed()
+            else:
+                self._partial[header.frame] = _Partial(header)
+                self._held_bytes += header.payload_bytes
         if partial.header != _of_frame(header):
             raise PeerFault(f"parts of different tensors as frame {header.frame}")
         if header.part not in partial.missing:
@@ -67,11 +73,15 @@ class Reassembly:
     def release(self, header: FrameHeader) -> None:
         """A frame that `add` returned is held no longer."""
         self._held_bytes -= header.payload_bytes
+        if self._shared:
+            self._shared.give_back(self._sender, header.payload_bytes)
         self._room.set()
 
     def close(self) -> None:
         """Let go of all parts, and of who waits for room."""
         self._closed = True
+        for partial in self._partial.values():
+            self.release(partial.header)
         self._partial.clear()
         self._room.set()
 

@@ -56,7 +56,7 @@ class Relay:
 
     async def ready(self) -> "Relay":
         """Take the place of p2pd's own relay."""
-        await self._host.serve_streams(HOP_PROTOCOL, self._serve)
+        await self._host.serve_streams(HOP_PROTOCOL, self._serve, "relay")
         return self
 
     @property

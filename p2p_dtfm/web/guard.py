@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TOKEN_HEADER = "x-p2p-dtfm-token"
+OPENED = ("navigate", "document")
 READING_METHODS = ("GET", "HEAD")
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -41,7 +42,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        refusal = refused(scope["method"], Headers(scope=scope), self._token)
+        refusal = refused(scope["method"], Headers(scope=scope), self._token, scope["path"])
         if refusal is not None:
             status, reason = refusal
             await PlainTextResponse(reason + "\n", status, SECURITY_HEADERS)(scope, receive, send)
@@ -55,7 +56,9 @@ class Guard:
         await self._app(scope, receive, send_with_headers)
 
 
-def refused(method: str, headers: Mapping[str, str], token: str) -> tuple[int, str] | None:
+def refused(
+    method: str, headers: Mapping[str, str], token: str, path: str = ""
+) -> tuple[int, str] | None:
     """(status, reason) for a request that must not be answered, None for one that may."""
     host = headers.get("host", "")
     if not is_loopback(host):
@@ -63,7 +66,11 @@ def refused(method: str, headers: Mapping[str, str], token: str) -> tuple[int, s
     origin = headers.get("origin")
     if origin is not None and origin != f"http://{host}":
         return 403, "a page of another origin may not ask"
-    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+    # the page may be opened from elsewhere, as from the file that `p2p-dtfm dashboard` opens: who
+    # links to it cannot read it
+    is_opened = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == OPENED
+    is_page = is_opened and path == "/" and method == "GET"
+    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not is_page:
         return 403, "a page of another site may not ask"
     if method not in READING_METHODS and not hmac.compare_digest(
         headers.get(TOKEN_HEADER, "").encode(), token.encode()

@@ -59,6 +59,14 @@ def _about_the_run(state: DashboardState) -> Iterator[Metric]:
     yield _gauge("step_seconds", "Of late.", live.step_ns and live.step_ns / 1e9)
     yield _gauge("time_left_seconds", "Until the last step, as of late.", live.eta_s)
     yield _gauge("problems", "What is wrong now.", len(live.problems))
+    refused = CounterMetricFamily(
+        "p2p_dtfm_refused",
+        "What other peers sent and the gate turned away.",
+        labels=["sender", "kind", "reason"],
+    )
+    for each in live.refused:
+        refused.add_metric([each.sender, each.kind, each.reason], each.count)
+    yield refused
 
 
 def _about_the_view(state: DashboardState) -> Iterator[Metric]:

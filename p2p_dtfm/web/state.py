@@ -132,6 +132,16 @@ class Event(msgspec.Struct, frozen=True):
     text: str
 
 
+class Refused(msgspec.Struct, frozen=True, array_like=True):
+    """What the gate has turned away."""
+
+    sender: str
+    """What the senders were to this peer: stranger, newcomer, contributor, member or former."""
+    kind: str
+    reason: str
+    count: int
+
+
 class Live(msgspec.Struct, frozen=True):
     """What changes from second to second."""
 
@@ -169,6 +179,7 @@ class Live(msgspec.Struct, frozen=True):
     work_left_s: float | None = None
     marks: tuple[str, ...] = ()
     """What makes the figures those of a laboratory: shaped links, emulated devices."""
+    refused: tuple[Refused, ...] = ()
 
 
 class History(msgspec.Struct, frozen=True):

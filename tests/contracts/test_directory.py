@@ -7,34 +7,37 @@ from pathlib import Path
 import base58
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from net_support import LOOPBACK, hosts, run
 
 from p2p_dtfm.core.canonical import digest_bytes, encode
 from p2p_dtfm.core.errors import PeerFault, UserError
-from p2p_dtfm.net.directory import (
+from p2p_dtfm.net.directory import Directory, DirectoryValidator, Presence, open_run, sign_run
+from p2p_dtfm.net.directory_validator import RUNS_LIMIT
+from p2p_dtfm.net.directory_values import (
     VALUE_LIMIT_BYTES,
-    Directory,
-    DirectoryValidator,
-    Presence,
-    _key_bytes,
+    key_bytes,
     open_presence,
-    open_run,
     presence_key,
     run_key,
     shard_of,
     sign_presence,
-    sign_run,
 )
 from p2p_dtfm.net.host import Host
 from p2p_dtfm.net.identity import Identity
-from p2p_dtfm.net.libp2p import get_dht_time
+from p2p_dtfm.net.libp2p import DHTID, DHTRecord, MSGPackSerializer, PeerID, get_dht_time
+from tests.core.builders import run_spec
 
-RUN = "ab" * 32
+SPEC = run_spec().canonical_bytes()
+RUN = digest_bytes(SPEC)
 
 
 async def _joined(peers: list[Host]) -> list[Directory]:
+    """All know the run: one of them has published it."""
     first = list(await peers[0].addresses())
-    return [await Directory.start(host, first if host is not peers[0] else []) for host in peers]
+    joined = [await Directory.start(host, first if host is not peers[0] else []) for host in peers]
+    await joined[0].publish_run(RUN, sign_run(SPEC, peers[0].peer_id, peers[0].identity.sign))
+    return joined
 
 
 async def _presence(host: Host, life: int = 1, run_digest: str = RUN) -> Presence:
@@ -47,7 +50,10 @@ def test_peers_of_a_run_see_each_other_and_later_lives(tmp_path: Path) -> None:
             directories = await _joined(peers)
             for host, directory in zip(peers, directories, strict=True):
                 assert await directory.publish_presence(await _presence(host))
-            other_run = await _presence(peers[0], run_digest="cd" * 32)
+            other = run_spec(seed=3)
+            other_run = await _presence(peers[0], run_digest=other.digest())
+            signed = sign_run(other.canonical_bytes(), peers[0].peer_id, peers[0].identity.sign)
+            assert await directories[0].publish_run(other.digest(), signed)
             for directory in directories:
                 present = await directory.present_peers(RUN)
                 assert [p.peer_id for p in present] == sorted(host.peer_id for host in peers)
@@ -57,7 +63,7 @@ def test_peers_of_a_run_see_each_other_and_later_lives(tmp_path: Path) -> None:
             assert lives[peers[1].peer_id] == 2
             assert await directories[0].present_peers("ee" * 32) == []
             assert await directories[0].publish_presence(other_run)
-            assert len(await directories[1].present_peers("cd" * 32)) == 1
+            assert len(await directories[1].present_peers(other.digest())) == 1
             assert await directories[1].refresh()
             for directory in directories:
                 await directory.close()
@@ -100,7 +106,7 @@ def test_run_specs_are_found_by_digest_and_survive_their_publisher(tmp_path: Pat
     async def scenario() -> None:
         async with hosts(tmp_path, 4) as peers:
             directories = await _joined(peers)
-            spec = encode({"name": "tiny"})
+            spec = run_spec(seed=2).canonical_bytes()
             signed = sign_run(spec, peers[1].peer_id, peers[1].identity.sign)
             digest = digest_bytes(spec)
             assert await directories[1].publish_run(digest, signed)
@@ -108,7 +114,7 @@ def test_run_specs_are_found_by_digest_and_survive_their_publisher(tmp_path: Pat
             await peers[1].close()
             found = await directories[3].fetch_run(digest)
             assert found is not None and open_run(found, digest) == spec
-            assert await directories[3].fetch_run(RUN) is None
+            assert await directories[3].fetch_run("ab" * 32) is None
 
     run(scenario())
 
@@ -124,7 +130,7 @@ def test_refused_values_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
             assert "refused to publish a run" in caplog.text
             small = sign_run(b"\x80", peers[0].peer_id, peers[0].identity.sign)
             with pytest.raises(PeerFault, match="under the name"):
-                await directory.publish_run(RUN, small)
+                await directory.publish_run("ab" * 32, small)
 
     run(scenario())
 
@@ -134,7 +140,7 @@ def _forgeries(folder: Path) -> dict[str, tuple[bytes, bytes | None, bytes, floa
     expires = get_dht_time() + 60
     presence = Presence(own.peer_id, 1, (), RUN, int(expires * 1000))
     good = sign_presence(presence, own.sign)
-    key = _key_bytes(presence_key(RUN, shard_of(own.peer_id)))
+    key = key_bytes(presence_key(RUN, shard_of(own.peer_id)))
     owner, when = base58.b58decode(own.peer_id), presence.expires_ms / 1000
     value = encode(good)
     stolen = msgspec.structs.replace(good, peer_id=other.peer_id)
@@ -147,7 +153,7 @@ def _forgeries(folder: Path) -> dict[str, tuple[bytes, bytes | None, bytes, floa
         "good": (key, owner, value, when),
         "under another owner": (key, base58.b58decode(other.peer_id), value, when),
         "without an owner": (key, None, value, when),
-        "under another run": (_key_bytes(presence_key("cd" * 32, 0)), owner, value, when),
+        "under another run": (key_bytes(presence_key("cd" * 32, 0)), owner, value, when),
         "under an unknown key": (b"\x01" * 20, owner, value, when),
         "longer than signed": (key, owner, value, when + 30),
         "for years": (key, owner, value, when + 1e8),
@@ -157,7 +163,7 @@ def _forgeries(folder: Path) -> dict[str, tuple[bytes, bytes | None, bytes, floa
         "about another": (key, owner, encode(for_another), when),
         "of unknown kind": (key, owner, encode(unknown), when),
         "a run under a presence": (key, owner, encode(spec), when),
-        "a run under another digest": (_key_bytes(run_key(RUN)), None, encode(spec), when),
+        "a run under another digest": (key_bytes(run_key(RUN)), None, encode(spec), when),
         "garbage": (key, owner, b"\xc1\xff", when),
         "empty": (key, owner, b"", when),
         "too large": (key, owner, encode(wide) + bytes(VALUE_LIMIT_BYTES), when),
@@ -221,3 +227,97 @@ def test_a_swarm_whose_nodes_lost_each_other_meets_again(tmp_path: Path) -> None
             assert len(await directories[1].present_peers(RUN)) == 2
 
     run(scenario())
+
+
+def _junk(number: int, host: Host) -> tuple[bytes, bytes, float]:
+    """Something signed under a run's key that is no run spec."""
+    signed = sign_run(
+        encode({"x": bytes(3000) + bytes([number])}), host.peer_id, host.identity.sign
+    )
+    key = key_bytes(run_key(digest_bytes(signed.payload)))
+    return key, encode(signed), get_dht_time() + 500
+
+
+def _invented(
+    folder: Path, number: int, run_digest: str = RUN
+) -> tuple[bytes, bytes, float, bytes]:
+    identity = Identity.load_or_create(folder / f"invented-{number}")
+    presence = Presence(identity.peer_id, 1, (), RUN, int((get_dht_time() + 60) * 1000))
+    value = encode(sign_presence(presence, identity.sign))
+    key = key_bytes(presence_key(RUN, shard_of(identity.peer_id)))
+    return key, value, presence.expires_ms / 1000, base58.b58decode(identity.peer_id)
+
+
+async def _bring(
+    liar: Directory, target: Host, values: list[tuple[bytes, bytes, float, bytes | None]]
+) -> int:
+    """How many of these values a node takes from another one."""
+    protocol = liar._node.protocol
+    stored = await protocol.call_store(
+        PeerID.from_base58(target.peer_id),
+        [DHTID.from_bytes(key) for key, *_ in values],
+        [MSGPackSerializer.dumps(value) for _, value, *_ in values],
+        [expires for _, _, expires, _ in values],
+        [subkey for *_, subkey in values],
+    )
+    return sum(map(bool, stored or ()))
+
+
+def test_presences_that_somebody_else_brings_are_not_stored(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            invented = [_invented(tmp_path, number) for number in range(60)]
+            assert await _bring(directories[1], peers[0], invented) == 0
+            assert await directories[0].present_peers(RUN) == []
+            assert await directories[1].publish_presence(await _presence(peers[1]))
+            present = await directories[0].present_at([peers[1].peer_id], RUN)
+            assert [presence.peer_id for presence in present] == [peers[1].peer_id]
+
+    run(scenario())
+
+
+def test_junk_under_run_keys_is_refused_and_run_specs_are_bounded(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            junk = [(*_junk(number, peers[1]), None) for number in range(20)]
+            assert await _bring(directories[1], peers[0], junk) == 0
+            specs = [run_spec(seed=seed).canonical_bytes() for seed in range(RUNS_LIMIT + 20)]
+            runs = [
+                (
+                    key_bytes(run_key(digest_bytes(spec))),
+                    encode(sign_run(spec, peers[1].peer_id, peers[1].identity.sign)),
+                    get_dht_time() + 500,
+                    None,
+                )
+                for spec in specs
+            ]
+            for start in range(0, len(runs), 50):
+                await _bring(directories[1], peers[0], runs[start : start + 50])
+            validator, storage = directories[0]._validator, directories[0]._node.protocol.storage
+            assert validator.runs <= RUNS_LIMIT and len(storage) <= RUNS_LIMIT + 1
+            assert DHTID.from_bytes(key_bytes(run_key(RUN))) in storage, "its own run stays"
+
+    run(scenario())
+
+
+def test_a_presence_needs_a_run_that_is_known() -> None:
+    validator, now = DirectoryValidator(), get_dht_time()
+    identity = Identity(Ed25519PrivateKey.generate())
+    unknown: list[str] = []
+    validator.on_unknown_run = unknown.append
+    validator.sender = identity.peer_id
+
+    def record(ttl_s: float) -> DHTRecord:
+        presence = Presence(identity.peer_id, 1, (), RUN, int((now + ttl_s) * 1000))
+        key = key_bytes(presence_key(RUN, shard_of(identity.peer_id)))
+        subkey = MSGPackSerializer.dumps(base58.b58decode(identity.peer_id))
+        value = MSGPackSerializer.dumps(encode(sign_presence(presence, identity.sign)))
+        return DHTRecord(key, subkey, value, presence.expires_ms / 1000)
+
+    assert not validator.validate(record(60)) and unknown == [RUN]
+    validator.learn(RUN)
+    assert validator.validate(record(60))
+    assert validator.stored_bytes > 0
+    assert not validator.validate(record(3000)), "expires too far ahead"

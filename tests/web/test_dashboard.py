@@ -14,7 +14,7 @@ from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.web.dashboard import Dashboard, changes
 from p2p_dtfm.web.guard import TOKEN_HEADER, is_loopback
 from p2p_dtfm.web.server import loopback_listener
-from p2p_dtfm.web.state import History
+from p2p_dtfm.web.state import History, Refused
 from tests.web.examples import Example, sixty_four
 from tests.web.serving import TOKEN, served
 
@@ -230,3 +230,25 @@ def test_what_is_not_known_has_no_sample(client: TestClient, example: Example) -
     example.change_live(loss=None, eta_s=None)
     text = client.get("/metrics").text
     assert "\np2p_dtfm_loss " not in text and "\np2p_dtfm_time_left_seconds " not in text
+
+
+def test_the_page_may_be_opened_from_a_file_and_nothing_else(client: TestClient) -> None:
+    opened = {
+        "sec-fetch-site": "cross-site",
+        "sec-fetch-mode": "navigate",
+        "sec-fetch-dest": "document",
+    }
+    assert client.get("/", headers=opened).status_code == 200
+    assert client.get("/api/state", headers=opened).status_code == 403
+    assert client.post("/", headers=opened).status_code == 403
+    framed = {**opened, "sec-fetch-dest": "iframe"}
+    assert client.get("/", headers=framed).status_code == 403
+
+
+def test_metrics_count_what_was_turned_away(client: TestClient, example: Example) -> None:
+    example.change_live(refused=(Refused("stranger", "lane forward", "not its place to say", 7),))
+    line = (
+        'p2p_dtfm_refused_total{kind="lane forward",reason="not its place to say",'
+        'sender="stranger"} 7.0'
+    )
+    assert line in client.get("/metrics").text

@@ -1,0 +1,43 @@
+"""Bytes in flight: what was announced by others and has not been consumed here."""
+
+import collections
+
+
+class ByteBudget:
+    """At most `of_one` bytes for each sender and `in_all` together; the first frame of somebody who
+    has none in flight is always let through, or one larger than the budget would never come."""
+
+    def __init__(self, of_one: int, in_all: int) -> None:
+        assert 0 < of_one <= in_all
+        self.of_one = of_one
+        self.in_all = in_all
+        self._held: collections.Counter[str] = collections.Counter()
+        self._total = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes in flight now."""
+        return self._total
+
+    def held(self, sender: str) -> int:
+        """Of these, bytes of one sender."""
+        return self._held[sender]
+
+    def take(self, sender: str, size_bytes: int) -> bool:
+        """Whether there is room; if so it is taken."""
+        mine = self._held[sender]
+        fits_one = not mine or mine + size_bytes <= self.of_one
+        fits_all = not self._total or self._total + size_bytes <= self.in_all
+        if not (fits_one and fits_all):
+            return False
+        self._held[sender] = mine + size_bytes
+        self._total += size_bytes
+        return True
+
+    def give_back(self, sender: str, size_bytes: int) -> None:
+        """What was taken is consumed, or dropped."""
+        self._held[sender] -= size_bytes
+        self._total -= size_bytes
+        if self._held[sender] <= 0:
+            assert self._held[sender] == 0, "given back more than was taken"
+            del self._held[sender]

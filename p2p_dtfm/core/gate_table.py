@@ -1,0 +1,124 @@
+"""Who may say what: one row for each kind of thing that arrives from other peers.
+
+A kind is the name of a control message's type, or of another way in: a lane, a blob, a probe. What
+has no row is for members only. The rates of members are far above what a correct one needs: they
+hold up a flood, never an honest peer.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+
+class Role(StrEnum):
+    """What a sender is to this peer now."""
+
+    STRANGER = "stranger"
+    NEWCOMER = "newcomer"
+    """Has asked to join, or is named in the attempt under way."""
+    CONTRIBUTOR = "contributor"
+    """Must answer in the attempt under way."""
+    MEMBER = "member"
+    """Of the view in force, or of the one that is agreed to follow it."""
+    FORMER = "former"
+    """Was a member of a view that this peer was in."""
+
+
+class Rate(NamedTuple):
+    """`per_s` again and again, `burst` at once."""
+
+    per_s: int
+    burst: int
+
+
+KIB, MIB = 1 << 10, 1 << 20
+MEMBERS = frozenset({Role.MEMBER})
+NEAR = frozenset({Role.MEMBER, Role.CONTRIBUTOR, Role.FORMER})
+KNOWN = NEAR | {Role.NEWCOMER}
+EVERYBODY = frozenset(Role)
+NEAR_RATE = Rate(2_000, 8_000)
+"""Of each kind and sender."""
+FAR = frozenset({Role.STRANGER, Role.NEWCOMER})
+"""Share one budget for each kind, as a class: a thousand keys gain nothing."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Who may, how much, how often."""
+
+    roles: frozenset[Role]
+    size_bytes: int = MIB
+    sender: Rate = Rate(20, 100)
+    """Of one stranger or newcomer."""
+    together: Rate = Rate(200, 600)
+    """Of all strangers together, and of all newcomers together."""
+    near: Rate = NEAR_RATE
+    """Of one member, contributor or former member."""
+    at_once: int = 16
+    """Being served for one stranger or newcomer; four times that for all of its class."""
+    outside: frozenset[Role] | None = None
+    """Who may while this peer is in no view, and so cannot know who is a member; None: `roles`."""
+    stranger_bytes: int | None = None
+    """What a stranger may send, where that is less."""
+
+
+_STRANGERS_GATHER = 64 * KIB
+_AGREEMENT = Row(KNOWN, outside=EVERYBODY)
+_FOLLOWING = Row(NEAR)
+_CALM = Rate(1, 5)
+
+TABLE: dict[str, Row] = {
+    # control messages, by their type
+    "Hello": Row(EVERYBODY, 8 * KIB, _CALM, Rate(40, 120)),
+    "Knock": Row(EVERYBODY, KIB, _CALM, Rate(10, 40)),
+    "JoinRequest": Row(EVERYBODY, 16 * KIB, Rate(2, 10), Rate(20, 60)),
+    "Standing": Row(EVERYBODY, 512 * KIB, _CALM, Rate(10, 40), stranger_bytes=64 * KIB),
+    "Gather": _AGREEMENT,
+    "Ready": _AGREEMENT,
+    "Synced": _AGREEMENT,
+    "Active": _AGREEMENT,
+    "Heartbeat": _AGREEMENT,
+    "Prepared": Row(NEAR, outside=EVERYBODY),
+    "FollowLayers": Row(MEMBERS),
+    "LayerOffered": _FOLLOWING,
+    "LayersCommitted": _FOLLOWING,
+    "LayerReceipt": _FOLLOWING,
+    "FollowEnded": _FOLLOWING,
+    "FollowDone": _FOLLOWING,
+    "CheckpointFiles": Row(NEAR),
+    "TraceRequest": Row(MEMBERS, KIB, near=Rate(20, 100)),
+    # a Gather of somebody unknown that carries what a member has signed
+    "Gather of a stranger": Row(
+        EVERYBODY, _STRANGERS_GATHER, Rate(2, 6), Rate(10, 30), stranger_bytes=_STRANGERS_GATHER
+    ),
+    # calls, before they are read
+    "control": Row(EVERYBODY, MIB + 64, Rate(40, 160), Rate(400, 1200), stranger_bytes=64 * KIB),
+    "blob": Row(EVERYBODY, KIB, Rate(50, 200), Rate(200, 400), at_once=8),
+    "echo": Row(EVERYBODY, KIB, Rate(5, 24), Rate(100, 300)),
+    "directory": Row(EVERYBODY, MIB, Rate(10, 100), Rate(60, 600)),
+    "reachability": Row(EVERYBODY, KIB, Rate(1, 4), Rate(4, 16), near=Rate(1, 8), at_once=2),
+    "punching": Row(EVERYBODY, KIB, Rate(1, 4), Rate(4, 16), near=Rate(1, 8), at_once=2),
+    # streams, before a byte of them is read
+    "lane forward": Row(NEAR, near=Rate(20, 400)),
+    "lane backward": Row(NEAR, near=Rate(20, 400)),
+    "lane reduce": Row(NEAR, near=Rate(20, 400)),
+    "lane state": Row(NEAR, near=Rate(20, 400)),
+    "bandwidth": Row(KNOWN, sender=Rate(1, 6), together=Rate(4, 48), near=Rate(1, 16), at_once=2),
+    "relay": Row(EVERYBODY, sender=Rate(1, 16), together=Rate(20, 100), at_once=64),
+    # files, by what they are
+    "manifest": Row(KNOWN, KIB, Rate(100, 600), Rate(400, 2400)),
+    "data": Row(MEMBERS, KIB),
+    "weights": Row(MEMBERS, KIB),
+}
+
+MEMBERS_ONLY = Row(MEMBERS)
+FILES = ("manifest", "data", "weights")
+OPEN_FILES = Row(EVERYBODY, KIB, Rate(50, 200), Rate(200, 400))
+"""In a run whose admission is open, whoever asks gets all files."""
+
+
+def row_of(kind: str, is_open: bool) -> Row:
+    """The row of a kind, in a run that is open to everybody or not."""
+    if is_open and kind in FILES:
+        return OPEN_FILES
+    return TABLE.get(kind, MEMBERS_ONLY)

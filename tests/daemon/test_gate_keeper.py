@@ -1,0 +1,102 @@
+"""What a sender is to a daemon now, and what follows from it at its door."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.agreement_messages import Gather
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.gate_table import Role
+from p2p_dtfm.core.signed import Signed
+from p2p_dtfm.core.snapshot import Member, ViewId
+from p2p_dtfm.daemon.gate import GateKeeper
+from p2p_dtfm.daemon.wire import FollowLayers, Hello, Knock
+from p2p_dtfm.net.door import BUSY
+
+VIEW = ViewId(2, "ab")
+
+
+def _agreement(**facts: Any) -> Any:
+    nothing = {"view": None, "next_view": None, "awaited": (), "agreed_contributors": ()}
+    return SimpleNamespace(**{**nothing, **facts})
+
+
+def _view(*members: str) -> Any:
+    return SimpleNamespace(member_ids=members)
+
+
+def _gather(sender: str, *contributors: str) -> Gather:
+    signed = tuple(Signed(peer, "contribution", b"", b"") for peer in contributors)
+    return Gather(Member(sender, 1), 4, True, VIEW, 1, signed, (), "")
+
+
+def _keeper(agreement: Any = None, vouched: tuple[str, ...] = (), is_open: bool = False):
+    keeper = GateKeeper(vouched)
+    if agreement is not None:
+        keeper.attach(agreement, is_open)
+    return keeper
+
+
+def test_roles_follow_the_views_and_the_attempt() -> None:
+    agreement = _agreement(view=_view("me", "a", "b"), next_view=_view("me", "a", "c"))
+    keeper = _keeper(agreement, vouched=("friend",))
+    for member in ("a", "b", "c"):
+        assert keeper.role_of(member) is Role.MEMBER and keeper.trusts(member)
+    agreement.awaited, agreement.agreed_contributors = ("d", "e"), ("e",)
+    assert keeper.role_of("d") is Role.CONTRIBUTOR and not keeper.trusts("d")
+    assert keeper.role_of("e") is Role.MEMBER, "it may know the next view already"
+    agreement.view, agreement.next_view = _view("me", "a", "c"), None
+    assert keeper.role_of("b") is Role.FORMER and keeper.trusts("b")
+    assert keeper.role_of("friend") is Role.STRANGER, "in a view its members are known"
+    assert keeper.trusts("friend"), "its user has named it"
+    assert keeper.role_of("nobody") is Role.STRANGER and not keeper.trusts("nobody")
+
+
+def test_before_there_is_a_run_and_outside_of_views_those_named_count() -> None:
+    keeper = _keeper(vouched=("friend",))
+    assert keeper.is_outside and keeper.role_of("friend") is Role.MEMBER
+    assert keeper.role_of("nobody") is Role.STRANGER
+    keeper.attach(_agreement(), is_open=False)
+    assert keeper.is_outside and keeper.role_of("friend") is Role.MEMBER
+    keeper.require_message("nobody", _gather("nobody"), 100)
+
+
+def test_who_knocks_gets_the_manifest_and_neither_data_nor_weights() -> None:
+    keeper = _keeper(_agreement(view=_view("me", "a")))
+    keeper.require_message("new", Knock("ab" * 32), 40)
+    with pytest.raises(PeerFault, match="manifest: not its place to say of a stranger"):
+        keeper.require("new", "manifest")
+    keeper.admissions.admit("new", 10**18)
+    assert keeper.role_of("new") is Role.NEWCOMER
+    keeper.require("new", "manifest")
+    for kind in ("data", "weights"):
+        with pytest.raises(PeerFault, match="not its place to say of a newcomer"):
+            keeper.require("new", kind)
+        keeper.require("a", kind)
+        _keeper(_agreement(view=_view("me")), is_open=True).require("anybody", kind)
+
+
+def test_an_attempt_is_opened_only_with_what_a_member_has_signed() -> None:
+    keeper = _keeper(_agreement(view=_view("me", "a")))
+    with pytest.raises(PeerFault, match="not its place"):
+        keeper.require_message("new", _gather("new", "new"), 500)
+    keeper.require_message("new", _gather("new", "new", "a"), 500)
+    follow = FollowLayers(VIEW, 1, {}, False)
+    with pytest.raises(PeerFault, match="not its place"):
+        keeper.require_message("new", follow, 100)
+    keeper.require_message("a", follow, 100)
+
+
+def test_the_door_counts_what_it_refuses_and_asks_to_come_again() -> None:
+    keeper = _keeper(_agreement(view=_view("me", "a")))
+    assert "not its place" in str(keeper.enter("new", "lane forward", 0))
+    for _ in range(5):
+        keeper.require_message("new", Hello(1, ()), 100)
+    with pytest.raises(PeerFault, match=BUSY):
+        keeper.require_message("new", Hello(1, ()), 100)
+    shown = {(each.sender, each.kind): each.count for each in keeper.refused_most()}
+    assert shown == {("stranger", "lane forward"): 1, ("stranger", "Hello"): 1}
+    leave = keeper.enter("a", "blob", 10)
+    assert callable(leave)
+    leave()

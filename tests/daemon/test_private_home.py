@@ -1,0 +1,72 @@
+"""What a home holds is for its user alone, and the dashboard's token is on no command line."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from p2p_dtfm.cli import dashboard as dashboard_command
+from p2p_dtfm.cli.app import app
+from p2p_dtfm.daemon.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.home import Home
+
+
+@pytest.fixture(autouse=True)
+def restored_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_all_that_is_in_a_home_is_private(tmp_path: Path) -> None:
+    root = tmp_path / "home"
+    older = root / "runs" / "ab" / "checkpoints" / "layer.safetensors"
+    older.parent.mkdir(parents=True)
+    older.write_bytes(b"weights")
+    (root / "identity.key").write_bytes(b"key")
+    home = Home(root)
+    home.acquire()
+    try:
+        (home.run_directory("cd" * 32) / "events.jsonl").write_text("{}")
+        home.next_life()
+        for path in (root, *root.rglob("*")):
+            assert _mode(path) == (0o700 if path.is_dir() else 0o600), path
+    finally:
+        home.release()
+
+
+def test_a_directory_of_other_things_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("mine")
+    tmp_path.chmod(0o755)
+    home = Home(tmp_path)
+    home.acquire()
+    home.release()
+    assert _mode(tmp_path) == 0o755 and _mode(tmp_path / "letter.txt") == 0o644
+    assert _mode(tmp_path / "daemon.lock") == 0o600
+
+
+def test_a_browser_is_given_a_private_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, opened = DashboardHost(), list[str]()
+
+    async def scenario() -> dict[str, str | None]:
+        await host.start("auto", tmp_path)
+        try:
+            return host.invitation()
+        finally:
+            await host.close()
+
+    invitation = asyncio.run(scenario())
+    token = (tmp_path / "dashboard.token").read_text().strip()
+    page = tmp_path / "dashboard.html"
+    assert _mode(page) == 0o600 and f"#token={token}" in page.read_text()
+    monkeypatch.setattr(dashboard_command, "call_daemon", lambda *_: invitation)
+    monkeypatch.setattr(dashboard_command.webbrowser, "open", opened.append)
+    assert CliRunner().invoke(app, ["dashboard", "--open"]).exit_code == 0
+    assert opened == [page.as_uri()] and token not in opened[0]

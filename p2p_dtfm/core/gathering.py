@@ -161,7 +161,7 @@ class Gathering(Takeover):
             lineages=inventory.lineages(),
             saved=inventory.saved,
             pending=inventory.pending(self.view.id) if self.view and not planned else None,
-            retained=inventory.retained,
+            retained=inventory.told_of_last_step(planned, self._sees_fork),
             accepts_loss=self._accepts_loss or self._sees_fork,
         )
         attempt.add(sign_contribution(mine, self._signer), mine, self._open_record)
@@ -174,7 +174,7 @@ class Gathering(Takeover):
     @property
     def _sees_fork(self) -> bool:
         """Members have states of unlike lineages: no waiting brings one that all layers have."""
-        return self.ledger is not None and self.ledger.conflict.forks
+        return self.ledger is not None and self.ledger.forks
 
     def _reopen(self, reason: str, now_ns: int) -> Actions:
         """An unplanned attempt has failed: again with a higher number, later each time.

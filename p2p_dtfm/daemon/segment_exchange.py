@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.judgement import DIGEST_BYTES
+from p2p_dtfm.core.judgement import SUM_DIGEST_BYTES
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.net.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import Buffer
@@ -67,7 +67,7 @@ async def exchange(
 def _digest(payload: Buffer) -> bytes:
     """Empty for no bytes. Releases the interpreter's lock."""
     view = memoryview(payload).cast("B")
-    return hashlib.blake2b(view, digest_size=DIGEST_BYTES).digest() if len(view) else b""
+    return hashlib.blake2b(view, digest_size=SUM_DIGEST_BYTES).digest() if len(view) else b""
 
 
 def _order(

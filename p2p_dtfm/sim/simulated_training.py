@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2p_dtfm.core.canonical import digest_bytes
-from p2p_dtfm.core.judgement import DIGEST_BYTES
+from p2p_dtfm.core.judgement import DIGEST_BYTES, SUM_DIGEST_BYTES
 from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT, Ledger
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Signed
@@ -165,7 +165,9 @@ class SimulatedTraining(SimulatedMicrobatches):
             if self.name in segment.holders
         }
         sums = {
-            number: tuple(_digest(norms[number], holder) for holder in segment.holders)
+            number: tuple(
+                _digest(norms[number], holder)[:SUM_DIGEST_BYTES] for holder in segment.holders
+            )
             for number, segment in enumerate(plan.segments())
             if self.name in segment.holders and len(segment.holders) > 1
         }

@@ -16,7 +16,7 @@ from p2p_dtfm.core.judgement import SUM_DIGEST_BYTES
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.net.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import Buffer
-from p2p_dtfm.train.segment_reduction import SegmentReduction
+from p2p_dtfm.train.segment_reduction import PoisonedPart, SegmentReduction
 
 Tensor = Any
 Final = Callable[[int], Awaitable[None]]
@@ -134,10 +134,13 @@ class _Side:
                 continue
             payload = await courses.take(holder, FrameKind.GRADIENT_PART, chunk)
             try:
-                parts.append(await self._compute.run_beside(reduction.read_part, chunk, payload))
+                parts.append(await self._run_if_lossy(reduction.read_part, chunk, payload))
             except PeerFault as fault:
                 await courses.refuse(holder, fault)
-        total = await self._compute.run_beside(reduction.add_parts, chunk, parts)
+        try:
+            total = await self._compute.run_beside(reduction.add_parts, chunk, parts)
+        except PoisonedPart as found:
+            await courses.refuse(self._holders[found.place], PeerFault(str(found)))
         del parts
         elements = reduction.elements(chunk)
         for holder in self._holders:

@@ -43,6 +43,8 @@ class _Said:
     plans: list[Plan] = field(default_factory=list)
     counts: list[dict[str, int]] = field(default_factory=list)
     signed: dict[Signed, None] = field(default_factory=dict)
+    are_whole: bool = True
+    """Everyone tells by which Prepared it came to the step: then two of one peer would show."""
 
     def by_peer(self) -> dict[str, list[Prepared]]:
         versions: dict[str, dict[bytes, Prepared]] = {}
@@ -89,7 +91,7 @@ def _judge_step(
         else:
             true[peer] = prepared
     conflict = conflict_of(true, plan)
-    if conflict.forks and not found.liars:
+    if conflict.forks and not found.liars and facts.are_whole:
         base, count = Counter(item.base for item in true.values()).most_common(1)[0]
         for peer, prepared in true.items():
             if prepared.base != base and 2 * count > len(holders):
@@ -110,6 +112,7 @@ def _steps(parts: Iterable[Contribution]) -> dict[_Step, _Said]:
             said = steps.setdefault((present.view, pending.step), _Said())
             if pending.counts:
                 said.counts.append(pending.counts)
+            said.are_whole &= retained is None or bool(retained.prepared)
         passed_on = (
             *(pending.prepared if pending else ()),
             *(retained.prepared if retained else ()),

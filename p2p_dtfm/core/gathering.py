@@ -177,7 +177,7 @@ class Gathering(Takeover):
             saved=inventory.saved,
             cuts=inventory.cuts,
             pending=inventory.pending(self.view.id) if self.view and not planned else None,
-            retained=inventory.retained,
+            retained=inventory.told_of_last_step(planned, self._sees_fork),
             accepts_loss=self._accepts_loss or self._sees_fork,
             accusers=self._accusers.named(now_ns),
         )
@@ -192,7 +192,7 @@ class Gathering(Takeover):
     @property
     def _sees_fork(self) -> bool:
         """Members have states of unlike lineages: no waiting brings one that all layers have."""
-        return self.ledger is not None and self.ledger.conflict.forks
+        return self.ledger is not None and self.ledger.forks
 
     def _reopen(self, reason: str, now_ns: int) -> Actions:
         """An unplanned attempt has failed: again with a higher number, later each time.

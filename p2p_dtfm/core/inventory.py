@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from p2p_dtfm.core.agreement_messages import PendingStep, RetainedStep, SavedState
 from p2p_dtfm.core.ledger import Ledger
 from p2p_dtfm.core.lineage import Lineage, extend
@@ -10,6 +12,8 @@ from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.stage_progress import StageProgress
 from p2p_dtfm.core.step import StepOutcome
+
+RETAINED_LIMIT = 16
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,15 @@ class Inventory:
         return PendingStep(
             self.step, self.lineage.digest, self._frozen, reduced, self.progress, self._counts
         )
+
+    def told_of_last_step(self, planned: bool, sees_fork: bool) -> RetainedStep | None:
+        """The last step as the next view hears of it. Its Prepared go along after a failure; where
+        many have a stage, when members are seen to have different states: they are many bytes."""
+        retained = self.retained
+        needed = (retained is not None and len(retained.prepared) <= RETAINED_LIMIT) or sees_fork
+        if retained is None or (needed and not planned):
+            return retained
+        return msgspec.structs.replace(retained, prepared=())
 
     def _reduced_now(self, view: ViewId) -> tuple[int, ...]:
         return tuple(sorted(self._reduced)) if self._reduced_key == (view, self.step) else ()

@@ -15,7 +15,9 @@ from p2p_dtfm.core.prepared import Prepared
 from p2p_dtfm.core.step_terms import SQUARED_NORM_LIMIT, StepTerms
 
 DIGEST_BYTES = 16
-"""Of sums and states: nobody gains from finding two with one digest but who makes both."""
+"""Of states."""
+SUM_DIGEST_BYTES = 8
+"""Of sums: two with one digest would have to be found anew within each step."""
 
 
 @lru_cache(maxsize=16)
@@ -80,7 +82,7 @@ def fault_of(
     for number, digests in prepared.sums.items():
         if number not in due or len(digests) != len(segments[number].holders):
             return "Prepared with sums of segments that it does not hold"
-        if any(len(digest) not in (0, DIGEST_BYTES) for digest in digests):
+        if any(len(digest) not in (0, SUM_DIGEST_BYTES) for digest in digests):
             return "Prepared with a sum's digest of another length"
     if not set(prepared.states) <= set(plan.layers_of(me)):
         return "Prepared with states of layers that it does not hold"

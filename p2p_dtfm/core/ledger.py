@@ -81,6 +81,12 @@ class Ledger:
         """Why the present step does not commit, though all have said Prepared."""
         return self._transaction(self.step).conflict
 
+    @property
+    def forks(self) -> bool:
+        """Whether members say that the present step starts from different states."""
+        said = self._transaction(self.step).said.values()
+        return len({prepared.base for prepared in said}) > 1
+
     def says_ahead(self, statement: Statement) -> tuple[int, str] | None:
         """A Prepared too far ahead, at a peer without a stage: a step to which it may skip, and
         its lineage, once more than half of the stage-holders say so."""

@@ -2,9 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.pipeline_order import StageOrder, Tasklet, TaskletKind
@@ -23,6 +23,7 @@ from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.finite import NotFinite, is_finite
 
 Tensor = Any
+Result = TypeVar("Result")
 Batch = tuple[Tensor, Tensor]
 """int64 inputs and targets, each [sequences, tokens]."""
 BatchOf = Callable[[int, int], Batch]
@@ -146,7 +147,7 @@ class Microbatches:
                         continue
                     begun = self._begin(step, tasklet, tensors)
                 ahead = self._look_ahead(step, begun.tasklet, order, tensors)
-                sent = await begun.running
+                sent = await self._unless_poisoned(begun.running)
                 if begun.tasklet.kind is not TaskletKind.WEIGHT:
                     self._say(step)
                     self._send_if_missing(step, begun.tasklet, sent)
@@ -165,6 +166,14 @@ class Microbatches:
         after = self._neighbour(FrameKind.ACTIVATION, number).peer_id
         gradient = FrameKind.ACTIVATION_GRADIENT
         return FrameKey(step, gradient, self._stage.end_layer, number, after)
+
+    async def _unless_poisoned(self, work: Awaitable[Result]) -> Result:
+        """Of what no correct neighbour sends nothing is made, and the step does not go on."""
+        try:
+            return await work
+        except PeerFault as fault:
+            assert fault.peer_id, "it is a neighbour"
+            await self._frames.refuse(fault.peer_id, fault)
 
     def _begin(self, step: int, tasklet: Tasklet, tensors: "_Arrived") -> "_Begun":
         """Give a tasklet to the compute thread, behind what it has to do already."""
@@ -254,6 +263,7 @@ class Microbatches:
 
     def _backward(self, number: int, gradient: Tensor | None) -> Outgoing | None:
         """Compute thread."""
+        self._require_finite(FrameKind.ACTIVATION_GRADIENT, number, gradient)
         runner = self._runner
         part = runner.input_backward if runner.splits else runner.backward
         result = self._recorder.timed("backward", number, part)(number, gradient)
@@ -290,7 +300,8 @@ class Microbatches:
         """Layer by layer, so that other work of this peer's thread gets in between."""
         sent: Outgoing | None = None
         for layer in reversed(self._runner.layer_states):
-            sent = await self._compute.run(self._backward_layer, number, layer, gradient)
+            work = self._compute.run(self._backward_layer, number, layer, gradient)
+            sent = await self._unless_poisoned(work)
             gradient = None
             is_final(layer)
             await asyncio.sleep(0)  # what is now to be done with it goes first
@@ -298,6 +309,7 @@ class Microbatches:
 
     def _backward_layer(self, number: int, layer: int, gradient: Tensor | None) -> Outgoing | None:
         """Takes the gradient that the layer above has left, or the first one. Compute thread."""
+        self._require_finite(FrameKind.ACTIVATION_GRADIENT, number, gradient)
         backward = self._recorder.timed("backward", number, self._runner.backward_layer)
         unfinished = self._work.unfinished
         result = backward(number, layer, gradient if unfinished is None else unfinished.gradient)
@@ -338,11 +350,12 @@ class Microbatches:
                 except PeerFault as fault:
                     await self._frames.refuse(key.sender, fault)
             evaluate = self._recorder.timed("evaluate", number, self._runner.evaluate)
-            result = await self._compute.run(
+            work = self._compute.run(
                 lambda evaluate=evaluate, number=number, entry=entry: evaluate(
                     *self._entry(step, number, entry)
                 )
             )
+            result = await self._unless_poisoned(work)
             if self._runner.has_head:
                 loss_sum += float(result)
             else:
@@ -354,6 +367,7 @@ class Microbatches:
         """The arguments of a forward: input, and targets where the head is. Compute thread."""
         needs_batch = self._runner.has_embedding or self._runner.has_head
         tokens, targets = self._batch(step, number) if needs_batch else (None, None)
+        self._require_finite(FrameKind.ACTIVATION, number, activation)
         entry = tokens if activation is None else activation
         return (entry, targets) if self._runner.has_head else (entry,)
 
@@ -361,14 +375,17 @@ class Microbatches:
         """Raises `PeerFault`."""
         codec = codec_of(self._mailbox.codec_of(key.kind, key.sender), self._spec.codecs)
         if codec.lossless:
-            tensor = codec.decode(payload, self._shape)
-            finite = await self._compute.run_beside(is_finite, tensor)
-        else:
-            tensor = await self._compute.run(codec.decode, payload, self._shape)
-            finite = await self._compute.run(is_finite, tensor)
-        if not finite:
-            raise PeerFault(f"{key.kind} {key.index} with a value that is not finite")
-        return tensor
+            return codec.decode(payload, self._shape)
+        return await self._compute.run(codec.decode, payload, self._shape)
+
+    def _require_finite(self, kind: FrameKind, number: int, values: Tensor | None) -> None:
+        """What a neighbour has sent; raises `PeerFault`. Compute thread."""
+        if values is not None and not is_finite(values):
+            beside = self._neighbours[self._place(number)]
+            sender = beside.before if kind is FrameKind.ACTIVATION else beside.after
+            assert sender is not None, "an end of a pipeline gets nothing from outside"
+            cause = f"{kind} of microbatch {number} with a value that is not finite"
+            raise PeerFault(cause, sender.peer_id)
 
     def _activation(self, step: int, number: int) -> FrameKey:
         before, layer = self._neighbours[self._place(number)].before, self._stage.first_layer

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.judgement import DIGEST_BYTES
+from p2p_dtfm.core.judgement import SUM_DIGEST_BYTES
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.net.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import Buffer
-from p2p_dtfm.train.segment_reduction import SegmentReduction
+from p2p_dtfm.train.segment_reduction import PoisonedPart, SegmentReduction
 
 Tensor = Any
 Final = Callable[[int], Awaitable[None]]
@@ -67,7 +67,7 @@ async def exchange(
 def _digest(payload: Buffer) -> bytes:
     """Empty for no bytes. Releases the interpreter's lock."""
     view = memoryview(payload).cast("B")
-    return hashlib.blake2b(view, digest_size=DIGEST_BYTES).digest() if len(view) else b""
+    return hashlib.blake2b(view, digest_size=SUM_DIGEST_BYTES).digest() if len(view) else b""
 
 
 def _order(
@@ -134,10 +134,13 @@ class _Side:
                 continue
             payload = await courses.take(holder, FrameKind.GRADIENT_PART, chunk)
             try:
-                parts.append(await self._compute.run_beside(reduction.read_part, chunk, payload))
+                parts.append(await self._run_if_lossy(reduction.read_part, chunk, payload))
             except PeerFault as fault:
                 await courses.refuse(holder, fault)
-        total = await self._compute.run_beside(reduction.add_parts, chunk, parts)
+        try:
+            total = await self._compute.run_beside(reduction.add_parts, chunk, parts)
+        except PoisonedPart as found:
+            await courses.refuse(self._holders[found.place], PeerFault(str(found)))
         del parts
         elements = reduction.elements(chunk)
         for holder in self._holders:

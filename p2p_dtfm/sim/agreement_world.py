@@ -57,6 +57,8 @@ class AgreementWorld:
         self.plan_ns = SECOND_NS // 2
         self.transfer_ns = 2 * SECOND_NS
         self.rejoins = False
+        self.liars: frozenset[str] = frozenset()
+        """Peers of which others may find out that they say what is not so."""
         self.invariants = Invariants(workload.microbatch_count)
         self.redone: dict[ViewId, Redo] = {}
         """How the step of the view before went on."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from p2p_dtfm.core.canonical import digest_bytes
-from p2p_dtfm.core.judgement import DIGEST_BYTES
+from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.judgement import DIGEST_BYTES, SUM_DIGEST_BYTES
 from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT, Ledger
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Signed
@@ -167,7 +168,9 @@ class SimulatedTraining(SimulatedMicrobatches, SimulatedCuts):
             if self.name in segment.holders
         }
         sums = {
-            number: tuple(_digest(norms[number], holder) for holder in segment.holders)
+            number: tuple(
+                _digest(norms[number], holder)[:SUM_DIGEST_BYTES] for holder in segment.holders
+            )
             for number, segment in enumerate(plan.segments())
             if self.name in segment.holders and len(segment.holders) > 1
         }
@@ -214,9 +217,24 @@ class SimulatedTraining(SimulatedMicrobatches, SimulatedCuts):
                 return
             self._skip(view, ledger)
             for statement in self.prepared.get((view.id, ledger.step), {}).values():
-                ledger.record(statement)
+                try:
+                    ledger.record(statement)
+                except PeerFault as fault:
+                    self._contradicted(fault.cause, {statement.prepared.peer_id})
+                    return
             if not self._commit(view, ledger):
+                conflict = ledger.conflict
+                if conflict.reason:
+                    pairs = {peer for pair in conflict.doubts for peer in pair}
+                    self._contradicted(conflict.reason, pairs | set(conflict.liars))
                 return
+
+    def _contradicted(self, reason: str, accused: set[str]) -> None:
+        """Not all that is said of the step can be true, so somebody lies."""
+        liars = self.world.liars
+        if not liars or (accused and not accused & liars):
+            raise Violation(f"{self.name} finds fault with {sorted(accused)}: {reason}")
+        self.do(self.agreement.repeat_step(reason, self.now_ns))
 
     def _skip(self, view: View, ledger: Ledger) -> None:
         """A peer without a stage may miss so many messages that it cannot follow each step."""

@@ -25,6 +25,14 @@ from p2p_dtfm.train.codecs import Buffer, Codec, Turn
 from p2p_dtfm.train.finite import NotFinite, is_finite
 
 
+class PoisonedPart(Exception):
+    """The part at this place in pipeline order has a value that is not finite."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        super().__init__("a part of gradients with a value that is not finite")
+
+
 def chunk_turn(spec: RunSpec, step: int, first_layer: int, start: int) -> Turn:
     """What all holders know alike of the chunk that begins at element `start` of a segment."""
     material = f"reduction\0{spec.seed}\0{first_layer}\0{start}".encode()
@@ -106,17 +114,24 @@ class SegmentReduction:
 
     def take_sum(self, chunk: int, payload: Buffer) -> None:
         """The owner's sum of a chunk. Raises `PeerFault`."""
-        self._of(self.reduced, chunk).copy_(self._finite(chunk, payload, "sum"))
+        values = self._decoded(chunk, payload)
+        if not is_finite(values):
+            raise PeerFault("a sum of gradients with a value that is not finite")
+        self._of(self.reduced, chunk).copy_(values)
 
     def read_part(self, chunk: int, payload: Buffer) -> Tensor:
         """Another holder's part of an own chunk. Raises `PeerFault`."""
-        return self._finite(chunk, payload, "part")
+        return self._decoded(chunk, payload)
 
     def add_parts(self, chunk: int, parts: Sequence[Tensor | None]) -> Buffer:
         """The sum of an own chunk, for all others. `parts` are in pipeline order, None is mine.
 
         The parts are used up: sums are added in place, always first + second + third and so on.
+        Raises `PoisonedPart` before any, and `NotFinite`.
         """
+        for place, part in enumerate(parts):
+            if part is not None and not is_finite(part):
+                raise PoisonedPart(place)
         mine = self._of(self.reduced, chunk)
         total: Tensor | None = None
         for part in parts:
@@ -134,12 +149,6 @@ class SegmentReduction:
         if decoded is not mine:
             mine.copy_(decoded)
         return payload
-
-    def _finite(self, chunk: int, payload: Buffer, what: str) -> Tensor:
-        values = self._decoded(chunk, payload)
-        if not is_finite(values):
-            raise PeerFault(f"a {what} of gradients with a value that is not finite")
-        return values
 
     def _of(self, flat: Tensor, chunk: int) -> Tensor:
         start, end = self._bounds[chunk]

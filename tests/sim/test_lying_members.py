@@ -1,0 +1,104 @@
+"""A member that lies in its Prepared is left out by all others, and training goes on."""
+
+import math
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.actions import SECOND_NS
+from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.prepared import Prepared, SignedPrepared, sign_prepared
+from p2p_dtfm.core.signed import Signed
+from p2p_dtfm.core.snapshot import Snapshot
+from p2p_dtfm.core.view import View
+from p2p_dtfm.sim.agreement_seeds import TIMING
+from p2p_dtfm.sim.agreement_world import AgreementWorld
+from p2p_dtfm.sim.invariants import Violation
+from p2p_dtfm.sim.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.simulated_process import sign_for
+from tests.core.builders import WORKLOAD, record
+
+MEMBERS = ["a", "b", "c", "d"]
+LIAR = "b"
+FROM_STEP = 4
+
+
+class Lying(SimulatedPeer):
+    """`changes` are what its Prepared say instead, of each kind of lie."""
+
+    kind = ""
+
+    def _make_prepared(self, view: View, plan: Plan, step: int, done: dict) -> Prepared:  # type: ignore[type-arg]
+        said = super()._make_prepared(view, plan, step, done)
+        if self.name != LIAR or step < FROM_STEP:
+            return said
+        changes = {
+            "norm": {"squared_norms": dict.fromkeys(said.squared_norms, 7.0)},
+            "nan": {"squared_norms": dict.fromkeys(said.squared_norms, math.nan)},
+            "loss": {"loss_sum": 1e30},
+            "tokens": {"token_count": 1 << 40},
+            "sums": {"sums": {n: (b"?" * 8,) * len(of) for n, of in said.sums.items()}},
+            "base": {"base": "elsewhere"},
+        }
+        return msgspec.structs.replace(said, **changes.get(self.kind, {}))
+
+    def _broadcast(self, signed: Signed) -> None:
+        said = msgspec.msgpack.decode(signed.payload, type=Prepared)
+        if self.name != LIAR or self.kind != "each another" or said.step < FROM_STEP:
+            super()._broadcast(signed)
+            return
+        for number, name in enumerate(MEMBERS):
+            norms = {n: norm + number for n, norm in said.squared_norms.items()}
+            other = msgspec.structs.replace(said, squared_norms=norms)
+            if name != LIAR:
+                self._send(name, SignedPrepared(sign_prepared(other, sign_for(LIAR))))
+
+
+def replicas(snapshot: Snapshot) -> Plan | NoPlan:
+    """Everyone holds the whole model."""
+    names = [member.peer_id for member in snapshot.members]
+    total, count = snapshot.workload.microbatch_count, len(names)
+    cuts = [total * number // count for number in range(count + 1)]
+    layers = snapshot.workload.layer_count
+    return Plan(
+        tuple(
+            Pipeline((Stage(name, 0, layers, 1),), cuts[n], cuts[n + 1] - cuts[n])
+            for n, name in enumerate(names)
+        ),
+        (),
+        1,
+    )
+
+
+@pytest.mark.parametrize("kind", ["norm", "nan", "loss", "tokens", "sums", "base", "each another"])
+@pytest.mark.parametrize("seed", range(2))
+def test_it_is_left_out(seed: int, kind: str) -> None:
+    world = started(seed, kind, frozenset({LIAR}))
+    others = [world.peers[name] for name in MEMBERS if name != LIAR]
+    world.run_until(lambda: all(peer.agreement.step >= FROM_STEP for peer in others))
+    begun_ns = world.now_ns
+    world.run_until(lambda: all(peer.agreement.step >= FROM_STEP + 3 for peer in others))
+    assert world.now_ns - begun_ns <= 20 * SECOND_NS, "of virtual time, as slow as its messages are"
+    for peer in others:
+        assert peer.view is not None
+        assert peer.view.member_ids == tuple(sorted(set(MEMBERS) - {LIAR}))
+    assert any(f"leaves out {LIAR}" in line or "one of" in line for line in world.story)
+
+
+def test_an_honest_member_that_is_found_at_fault_fails_the_simulation() -> None:
+    with pytest.raises(Violation, match=f"finds fault with .*{LIAR}"):
+        world = started(0, "norm", frozenset())
+        world.run_to(world.now_ns + 60 * SECOND_NS)
+
+
+def started(seed: int, kind: str, liars: frozenset[str]) -> AgreementWorld:
+    world = AgreementWorld(seed, WORKLOAD, record("template"), replicas, timing=TIMING)
+    world.peer_type, world.liars = type("Liar", (Lying,), {"kind": kind}), liars
+    for name in MEMBERS:
+        world.add_peer(name)
+        world.peers[name].agreement.wants_view()
+    world.after(3 * SECOND_NS, lambda: world.found("a"))
+    for name in MEMBERS[1:]:
+        world.ask_to_join(name, "a")
+    world.run_until(lambda: all(peer.agreement.step >= 1 for peer in world.peers.values()))
+    return world

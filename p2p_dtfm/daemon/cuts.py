@@ -35,7 +35,20 @@ MOST_STEPS_AHEAD = 64
 """A guardian without a stage may be a few steps behind its holder."""
 LINEAGE_POLL_S = 0.05
 
+BURST_BYTES = 2 << 20
+"""What goes at once: enough for a connection over a long way to get up to speed."""
+
 log = logging.getLogger("p2p_dtfm.cuts")
+
+
+def pause_s(took_s: float, sent_bytes: int, bytes_per_s: int) -> float:
+    """After a burst that took so long, so that cuts take no more than a tenth of the line: of its
+    time, or of its bytes as far as the rate is known. Probes of long lines often find too little.
+    """
+    by_time_s = (LINE_SHARE - 1) * took_s
+    tenth_s = LINE_SHARE * sent_bytes / max(1, bytes_per_s)
+    is_as_known = took_s <= tenth_s / 2  # else others share it now, or it carries less
+    return min(by_time_s, tenth_s - took_s) if is_as_known else by_time_s
 
 
 class Cuts:
@@ -197,9 +210,10 @@ class Cuts:
     async def _send_layer(
         self, view: View, guardian: str, bytes_per_s: int, copy: LayerSnapshot
     ) -> None:
-        rate = max(1, bytes_per_s // LINE_SHARE)
-        due_s = time.monotonic()
-        for index, piece in enumerate(pieces_of(copy)):
+        bulk, began_s, sent_bytes = self._tools.bulk, time.monotonic(), 0
+        pieces = list(pieces_of(copy))
+        last_index = len(pieces) - 1
+        for index, piece in enumerate(pieces):
             header = FrameHeader(
                 view_number=view.id.number,
                 view_digest=view.id.snapshot,
@@ -212,13 +226,18 @@ class Cuts:
                 shape=tuple(piece.shape),
             )
             try:
-                await self._tools.bulk.send(guardian, LANE, header, tensor_to_bytes(piece))
+                await bulk.send(guardian, LANE, header, tensor_to_bytes(piece))
+                sent_bytes += piece.nbytes
+                if sent_bytes < BURST_BYTES and index < last_index:
+                    continue
+                await bulk.flush(guardian, LANE)
             except (Unreachable, Refused) as error:
                 log.debug("a copy of layer %d: %s", copy.layer, error)
                 await asyncio.sleep(RETRY_S)
                 return
-            due_s = max(due_s + piece.nbytes / rate, time.monotonic())
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(pause_s(took_s, sent_bytes, bytes_per_s))
+            began_s, sent_bytes = time.monotonic(), 0
 
     def receipt(self, sender: str, message: CutReceipt) -> None:
         """A guardian has a layer's copy; of other bytes than were sent it gets them anew."""

@@ -15,7 +15,7 @@ from p2p_dtfm.core.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.core.view import View
 from p2p_dtfm.core.workload import workload_of
-from p2p_dtfm.daemon.cuts import Cuts
+from p2p_dtfm.daemon.cuts import Cuts, pause_s
 from p2p_dtfm.daemon.trainer_state import TrainerState
 from p2p_dtfm.daemon.wire import CutBegun
 from p2p_dtfm.train.layer_state import LayerState
@@ -74,6 +74,9 @@ class Line:
     async def send(self, peer_id: str, lane: str, header: Any, payload: Any) -> None:
         assert (peer_id, lane) == (GUARDIAN, "state")
         self.deliver(self.me, header, bytearray(payload))
+
+    async def flush(self, peer_id: str, lane: str) -> None:
+        assert (peer_id, lane) == (GUARDIAN, "state")
 
 
 @pytest.fixture
@@ -201,6 +204,14 @@ def test_a_cut_goes_on_in_the_next_view_if_all_stay_in_their_places(
         assert [cut.version for cut in guardian.outlet.cuts] == [STEP]
 
     play(scenario)
+
+
+def test_cuts_take_a_tenth_of_the_line() -> None:
+    """Of its time, or of the bytes that it is known to carry."""
+    assert pause_s(1.0, 1_000_000, 1_000_000) == 9.0
+    assert pause_s(0.2, 1_000_000, 100_000) == pytest.approx(1.8), "it carries more than was probed"
+    assert pause_s(0.2, 1_000_000, 10_000_000) == pytest.approx(0.8), "it was slow to begin"
+    assert pause_s(1.0, 1_000_000, 10_000_000) == 9.0, "others share it now"
 
 
 def test_what_cannot_be_a_piece_is_refused(play: Callable[..., None]) -> None:

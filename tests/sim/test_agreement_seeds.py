@@ -17,6 +17,7 @@ from p2p_dtfm.core.recovery import Target
 from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.step import Prepared, StepOutcome, StepTransaction
+from p2p_dtfm.sim import drawn_plans
 from p2p_dtfm.sim.agreement_seeds import Result, SeededRun, run_seed
 from p2p_dtfm.sim.faults import KINDS
 from p2p_dtfm.sim.simulated_peer import SimulatedPeer
@@ -27,6 +28,9 @@ SEEDS = 200
 BATCH = 20
 FOUND_WITHIN = 40
 FAULTS_AT_LEAST = 10
+
+LONG_STEPS_NS = (100_000_000_000,)
+"""With such steps no guardian lags."""
 
 REGRESSIONS = {
     175: "an attempt that had failed began again under its number, and never settled",
@@ -136,6 +140,7 @@ def test_a_merge_that_prefers_the_older_record_is_found(monkeypatch: pytest.Monk
 def test_a_holder_that_does_not_wait_for_its_guardian_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(drawn_plans, "_STEPS_NS", LONG_STEPS_NS)
     monkeypatch.setattr(Receipts, "waits_for", lambda self, step: ())
     _, violation = first_seed_that_fails(says=("loses",), loss=0.15)
     assert "loses" in violation
@@ -149,6 +154,7 @@ def test_a_guardian_that_nobody_waits_for_at_first_is_found(
     def later(self: Receipts, view: ViewId, guards: Mapping[int, str], _: object) -> None:
         begin(self, view, guards, ())
 
+    monkeypatch.setattr(drawn_plans, "_STEPS_NS", LONG_STEPS_NS)
     monkeypatch.setattr(Receipts, "__init__", later)
     _, violation = first_seed_that_fails(says=("loses",))
     assert "loses" in violation

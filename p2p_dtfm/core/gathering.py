@@ -47,6 +47,13 @@ class Gathering(Takeover):
         self._last_ready = mine
         return [SendMessage(attempt.others, mine), *self._check_ready(now_ns)]
 
+    def holds_up(self, peer_id: str, reason: str, now_ns: int) -> Actions:
+        """Evidence that a member does not do its part of the step: it stays until the takeover,
+        however many attempts that takes, and though the member answers."""
+        if self.view is not None and not self._outside:
+            self._stuck |= {m for m in self.view.members if m.peer_id == peer_id and m != self.me}
+        return self.suspect(peer_id, reason, now_ns)
+
     def suspect(self, peer_id: str, reason: str, now_ns: int) -> Actions:
         """Evidence that this peer cannot reach `peer_id`; hearing from it takes it back."""
         named: set[Member] = set(self.view.members) if self.view else set()
@@ -145,7 +152,8 @@ class Gathering(Takeover):
             accepts_loss=self._accepts_loss,
         )
         attempt.add(sign_contribution(mine, self._signer), mine, self._open_record)
-        attempt.accusations = {Accusation(self.me, member) for member in self._suspects}
+        accused = self._suspects | self._stuck
+        attempt.accusations = {Accusation(self.me, member) for member in accused}
         attempt.accusations |= self._carried
         self._carried = set()
         return actions + (self._knowledge_grew(attempt, now_ns) if grew else [])

@@ -158,6 +158,7 @@ class Takeover(AgreementState):
         lost_since_ns = now_ns if self._lost_since_ns is None else self._lost_since_ns
         self._lost_since_ns = lost_since_ns if view.snapshot.lost_layers else None
         self._suspects &= set(view.members)
+        self._stuck.clear()
         self._active = Active(self.me, view.id, self.step, self.inventory.lineage.digest)
         self._newcomers.let_in(view.member_ids)
         for peer_id in view.member_ids:

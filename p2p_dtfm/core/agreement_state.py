@@ -94,7 +94,7 @@ class AgreementState:
         self._quiet_until_ns = 0
         self._suspects: set[Member] = set()
         self._stuck: set[Member] = set()
-        """Who holds up the step; that it is heard does not take it back. Until the next takeover."""
+        """Who holds up the step, until the next takeover; that it is heard changes nothing."""
         self._carried: set[Accusation] = set()
         """Links of newcomers that made the attempt before fail."""
         self._active_members: dict[ViewId, set[Member]] = {}

@@ -54,6 +54,17 @@ class Gathering(Takeover):
         self._last_ready = mine
         return [SendMessage(attempt.others, mine), *self._check_ready(now_ns)]
 
+    def holds_up(self, peer_id: str, reason: str, now_ns: int) -> Actions:
+        """Evidence that a member does not do its part of the step: it stays until the takeover,
+        however many attempts that takes, and though the member answers."""
+        self._doubt_until_takeover(peer_id)
+        return self.suspect(peer_id, reason, now_ns)
+
+    def _doubt_until_takeover(self, peer_id: str) -> None:
+        if self.view is not None and not self._outside:
+            named = {m for m in self.view.members if m.peer_id == peer_id and m != self.me}
+            self._distrusted |= named
+
     def suspect(self, peer_id: str, reason: str, now_ns: int) -> Actions:
         """Evidence that this peer cannot reach `peer_id`; hearing from it takes it back."""
         named: set[Member] = set(self.view.members) if self.view else set()
@@ -75,10 +86,7 @@ class Gathering(Takeover):
         later, with `suspect`: others, who were sent the same, have then found it out as well, and
         it is not one word against another.
         """
-        view = self.view
-        for member in view.members if view is not None else ():
-            if member.peer_id == peer_id and member != self.me:
-                self._distrusted.add(member)
+        self._doubt_until_takeover(peer_id)
         return self.suspect(peer_id, reason, now_ns) if self.frozen else []
 
     def _on_evidence(self, member: Member, reason: str, now_ns: int) -> Actions:

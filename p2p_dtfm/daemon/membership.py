@@ -187,7 +187,7 @@ class Membership(Acquaintances):
         assert agreement is not None and self._step_watch is not None
         now_ns = time.monotonic_ns()
         for suspicion in self._step_watch.take_sides(agreement):
-            self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
+            self._do(agreement.holds_up(suspicion.peer_id, suspicion.reason, now_ns))
 
     async def _compute_plan(self, snapshot: Snapshot) -> None:
         assert self._agreement is not None

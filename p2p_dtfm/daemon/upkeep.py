@@ -59,10 +59,10 @@ class Upkeep(Reception):
                 watched |= set(view.member_ids)
         self._liveness.watch(watched - {self._me.peer_id}, now_ns)
         assert self._step_watch is not None
-        suspicions = self._liveness.tick(now_ns)
-        suspicions += self._step_watch.tick(agreement, watched, now_ns)
-        for suspicion in suspicions:
+        for suspicion in self._liveness.tick(now_ns):
             self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
+        for suspicion in self._step_watch.tick(agreement, watched, now_ns):
+            self._do(agreement.holds_up(suspicion.peer_id, suspicion.reason, now_ns))
         if due := self._liveness.due_heartbeats(now_ns):
             work = self._step_watch.work(agreement)
             beat = Heartbeat(agreement.me, self._progress, work)

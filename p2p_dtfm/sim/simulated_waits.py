@@ -35,11 +35,11 @@ class SimulatedWaits(SimulatedTraining):
             mine, self.possible[1], self._has_given, self._patience, self.now_ns
         )
         for suspicion in found:
-            self.do(self.agreement.suspect(suspicion.peer_id, suspicion.reason, self.now_ns))
+            self.do(self.agreement.holds_up(suspicion.peer_id, suspicion.reason, self.now_ns))
 
     def take_sides(self) -> None:
         for suspicion in self.stalls.join(self.agreement.doubted, self._patience):
-            self.do(self.agreement.suspect(suspicion.peer_id, suspicion.reason, self.now_ns))
+            self.do(self.agreement.holds_up(suspicion.peer_id, suspicion.reason, self.now_ns))
 
     def _patience(self, peer_id: str, step: int) -> Patience:
         return PATIENCE

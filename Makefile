@@ -7,6 +7,10 @@ BIN := $(VENV)/bin
 environment: $(VENV)/.complete
 
 $(VENV)/.complete: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: $(PYTHON) is missing, or older than Python 3.11: $$($(PYTHON) --version 2>&1)" >&2; \
+	  echo "fix: install Python 3.11 or newer, and name it: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; \
+	  exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'

@@ -31,6 +31,16 @@ def run(
     run: Annotated[
         str | None, typer.Option("--run", help="Found a swarm with this run spec (file or name).")
     ] = None,
+    new: Annotated[
+        bool | None,
+        typer.Option("--new", help="With --run: found afresh, whatever became of it before."),
+    ] = None,
+    nearby: Annotated[
+        bool | None,
+        typer.Option(
+            "--nearby/--no-nearby", help="Whether to look for members on the local network."
+        ),
+    ] = None,
     run_digest: Annotated[
         str | None, typer.Option("--run-digest", help="Join only the run of this digest.")
     ] = None,
@@ -38,15 +48,23 @@ def run(
     shape: Annotated[
         Path | None, typer.Option(help="Shaped links, from a launcher's file.", hidden=True)
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads to compute with.")] = None,
-    memory_gib: Annotated[float | None, typer.Option(help="Memory to use, in GiB.")] = None,
-    resident_gib: Annotated[
-        float | None, typer.Option(help="Most memory of the whole process, in GiB.")
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads to compute with; 0: half of the cores.")
     ] = None,
-    uplink_mbps: Annotated[float | None, typer.Option(help="Most to send, in Mbit/s.")] = None,
-    downlink_mbps: Annotated[float | None, typer.Option(help="Most to receive, in Mbit/s.")] = None,
+    memory_gib: Annotated[
+        float | None, typer.Option(help="Memory to use, in GiB; 0: four fifths of free.")
+    ] = None,
+    resident_gib: Annotated[
+        float | None, typer.Option(help="Most memory of the whole process, in GiB; 0: no limit.")
+    ] = None,
+    uplink_mbps: Annotated[
+        float | None, typer.Option(help="Most to send, in Mbit/s; 0: no limit.")
+    ] = None,
+    downlink_mbps: Annotated[
+        float | None, typer.Option(help="Most to receive, in Mbit/s; 0: no limit.")
+    ] = None,
     disk_gib: Annotated[
-        float | None, typer.Option(help="Most disk for checkpoints and data, in GiB.")
+        float | None, typer.Option(help="Most disk for checkpoints and data, in GiB; 0: no limit.")
     ] = None,
     hours: Annotated[
         str | None, typer.Option(help="Take part in these hours only, such as 22-07.")
@@ -90,7 +108,8 @@ def run(
     ] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Without a command: the daemon. It founds a swarm, or joins one with --initial-peers."""
+    """Without a command: the daemon. It takes up the last run of its home, joins a swarm with
+    --initial-peers, or founds one with --run."""
     if context.invoked_subcommand is not None:
         return
     if version:
@@ -105,6 +124,8 @@ def run(
         {
             "home": home,
             "run": run,
+            "new": new,
+            "nearby": nearby,
             "initial_peers": tuple(initial_peers or ()),
             "run_digest": run_digest,
             "device": device,

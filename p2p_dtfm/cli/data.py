@@ -20,7 +20,9 @@ def prepare(
             "Hugging Face's datasets saved to disk."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Directory for shards, tokenizer and manifest.")],
+    out: Annotated[
+        Path, typer.Option(help="New or empty directory for shards, tokenizer and manifest.")
+    ],
     vocabulary: Annotated[
         int | None, typer.Option(help="Learn a byte-pair encoding of this size; default: bytes.")
     ] = None,
@@ -42,14 +44,23 @@ def prepare(
     name: Annotated[str, typer.Option(help="What these data are called.")] = "",
     licence: Annotated[str, typer.Option(help="Under which licence they are.")] = "",
     source: Annotated[str, typer.Option(help="Where they come from.")] = "",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the prepared data that --out holds.")
+    ] = False,
 ) -> None:
     """Make token shards from text of your own."""
     from p2p_dtfm.train.data import Skipped, stated_licence
     from p2p_dtfm.train.data import prepare as make
+    from p2p_dtfm.train.data.prepare import MANIFEST_NAME
     from p2p_dtfm.train.hugging_face_tokenizer import read_tokenizer_json
 
     if tokenizer is not None and vocabulary is not None:
         raise UserError("--tokenizer and --vocabulary exclude each other", "give one of the two")
+    if (out / MANIFEST_NAME).exists() and not overwrite:
+        raise UserError(
+            f"{out} holds prepared data already, which runs may still need",
+            ("choose a new directory for --out", "replace them: the same line with --overwrite"),
+        )
     given = None if tokenizer is None else read_tokenizer_json(tokenizer)
     skipped = Skipped()
     with progress_of_bytes() as progress:
@@ -70,6 +81,12 @@ def prepare(
         )
     train, test = manifest.totals.train_tokens, manifest.totals.held_out_tokens
     typer.echo(f"{train:,} training and {test:,} held-out tokens in {out}")
+    if test > train:
+        typer.echo(
+            f"warning: more is held out ({test:,} tokens) than is left to train on ({train:,}): "
+            "name other files with --validation, or a smaller --held-out",
+            err=True,
+        )
     typer.echo(f"vocabulary {manifest.vocabulary}, manifest {manifest.digest()[:16]}")
     typer.echo(f"skipped: {skipped}")
     typer.echo(f"those who join are shown: {manifest.notes.describe()}")

@@ -10,15 +10,26 @@ from rich.console import Console
 from p2p_dtfm.cli.live_view import live_view
 from p2p_dtfm.cli.logs import set_up_logging
 from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.daemon.away import Away, StepAside
 from p2p_dtfm.daemon.resident import Resident
 from p2p_dtfm.daemon.settings import Settings
 
 
 def run_daemon(settings: Settings) -> int:
     """Run until the end; the exit code. What nobody foresaw is logged whole, with exit code 1."""
+    return _run(Resident(settings, steps_aside=True), settings)
+
+
+def go_on(away: Away) -> int:
+    """In the place of a daemon that has paused; the exit code."""
+    settings = Settings.model_validate(away.settings)
+    return _run(Resident(settings, steps_aside=True, away=away), settings)
+
+
+def _run(resident: Resident, settings: Settings) -> int:
     handler = set_up_logging(settings.log)
     try:
-        return asyncio.run(_live(Resident(settings), settings, handler))
+        return _to_the_end(resident, settings, handler)
     except UserError:
         raise
     except KeyboardInterrupt:
@@ -26,6 +37,21 @@ def run_daemon(settings: Settings) -> int:
     except Exception:  # the daemon's last resort: say what happened, and end with code 1
         logging.getLogger("p2p_dtfm").exception("this is a bug; please report it with this text")
         return 1
+
+
+def _to_the_end(
+    resident: Resident, settings: Settings, handler: "logging.StreamHandler[TextIO]"
+) -> int:
+    try:
+        return asyncio.run(_live(resident, settings, handler))
+    except StepAside as pause:
+        try:
+            pause.take_place()
+        except OSError as error:
+            log = logging.getLogger("p2p_dtfm")
+            log.warning("the memory of the program itself stays in use while paused: %s", error)
+        stays = Resident(settings, away=pause.away)
+        return asyncio.run(_live(stays, settings, handler))
 
 
 async def _live(

@@ -4,7 +4,6 @@ from p2p_dtfm.core.actions import Actions, SendMessage
 from p2p_dtfm.core.agreement_messages import Active
 from p2p_dtfm.core.attempt import Attempt
 from p2p_dtfm.core.gather_reception import GatherReception
-from p2p_dtfm.core.lineage import extend
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.statements import ready_of, signers
@@ -80,19 +79,17 @@ class Activity(GatherReception):
 
     def _catch_up(self, agreed: View) -> bool:
         """Be where a view that others have taken over starts, by the word of most of those that
-        commit the steps before; or of one, if it only adds a step to what this peer has."""
+        commit the steps before."""
         inventory, view = self.inventory, self.view
-        step, lineage = inventory.step, inventory.lineage
         said = self._active_members.get(agreed.id, {})
-        last = extend(lineage.digest, step, view.id) if view is not None else None
-        if view is not None and any((a.step, a.lineage) == (step + 1, last) for a in said.values()):
-            inventory.committed_unseen(view.id)
-            return True
         deciding = self._deciding(agreed)
         claims = [(said[member].step, said[member].lineage) for member in deciding & said.keys()]
-        for claim in set(claims):
-            if 2 * claims.count(claim) > len(deciding):
-                lineage.move_to(*claim)
+        for step, lineage in set(claims):
+            if 2 * claims.count((step, lineage)) > len(deciding):
+                if view is not None and step == inventory.step + 1:
+                    inventory.committed_unseen(view.id, lineage)
+                else:
+                    inventory.lineage.move_to(step, lineage)
                 return True
         return False
 

@@ -5,14 +5,18 @@ from collections.abc import Collection
 import msgspec
 
 from p2p_dtfm.core.canonical import digest, encode_for_wire
+from p2p_dtfm.core.certificate import Certificate
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Sign, Signed, Verify, open_signed, sign
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.stage_progress import StageProgress
 from p2p_dtfm.core.step import StepOutcome, open_prepared
+from p2p_dtfm.core.waits import Work
 
 _CONTRIBUTION = "contribution"
+PREPARED_LIMIT = 1024
+"""In a contribution: of two steps, and as many that were refused."""
 
 
 class PresentView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,11 +42,14 @@ class PendingStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base: str
     """Lineage digest of the states that the step starts from."""
     prepared: tuple[Signed, ...]
-    """All that this peer had received, and its own, as their makers signed them."""
+    """All that this peer had received, and its own, as their makers signed them; and those that it
+    has refused."""
     reduced_layers: tuple[int, ...]
     """Of these it has the step's reduced gradients."""
     progress: StageProgress | None = None
     """What of the step's microbatches it has computed, and keeps."""
+    counts: dict[str, int] = {}
+    """Of so many microbatches each peer with the head counts the loss (`loss_counts`)."""
 
 
 class RetainedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,6 +63,8 @@ class RetainedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base: str
     outcome: StepOutcome | None
     reduced_layers: tuple[int, ...]
+    prepared: tuple[Signed, ...] = ()
+    """By which it was committed here: who said something else to others is found out."""
 
 
 class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,16 +105,6 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 
     accusation: Accusation
     signature: bytes
-
-
-class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The Ready set of a view: proof that its contributors have agreed on it and its members."""
-
-    view: ViewId
-    plan_digest: str
-    members: tuple[Member, ...]
-    ready: tuple[tuple[Member, bytes], ...]
-    """Each contributor with the signature of its Ready."""
 
 
 class Gather(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="gather"):
@@ -190,8 +189,8 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="he
 
     sender: Member
     progress: int
-    waits: bool
-    """It has nothing to compute before somebody else sends something."""
+    work: Work | None = None
+    """Where it stands in the step under way, and what it lacks of whom; None: it takes no steps."""
 
 
 class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="join_request"):
@@ -220,8 +219,12 @@ def open_contribution(signed: Signed, verify: Verify) -> Contribution:
     Its maker has checked what others said before it passed that on: a forgery in it is its own.
     """
     contribution = open_signed(signed, _CONTRIBUTION, Contribution, verify)
-    pending = contribution.pending
-    for said in pending.prepared if pending is not None else ():
+    pending, retained = contribution.pending, contribution.retained
+    passed_on = pending.prepared if pending is not None else ()
+    passed_on += retained.prepared if retained is not None else ()
+    if len(passed_on) > PREPARED_LIMIT:
+        raise PeerFault(f"passes on {len(passed_on)} Prepared", signed.peer_id)
+    for said in passed_on:
         try:
             open_prepared(said, verify)
         except PeerFault as fault:

@@ -30,6 +30,7 @@ from p2p_dtfm.core.records import Intent, PeerRecord, open_record
 from p2p_dtfm.core.signed import Sign, Signed, Verify
 from p2p_dtfm.core.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.core.statements import stated
+from p2p_dtfm.core.step_terms import StepTerms
 from p2p_dtfm.core.view import View
 from p2p_dtfm.core.workload import Workload
 
@@ -53,6 +54,8 @@ class AgreementState:
         self.view: View | None = None
         self.next_view: View | None = None
         self.ledger: Ledger | None = None
+        self.terms: StepTerms | None = None
+        """Of the run, where more is known of it than its workload."""
         self.frozen = False
         """An unplanned view change is under way: no step commits."""
         self.inventory = Inventory()
@@ -104,6 +107,8 @@ class AgreementState:
         self._dropped: View | None = None
         self._quiet_until_ns = 0
         self._suspects: set[Member] = set()
+        self._distrusted: set[Member] = set()
+        """Suspects whose life is not what is in doubt; until a view takes over."""
         self._carried: set[Member] = set()
         """Newcomers in doubt that made the attempt before fail."""
         self._active_members: dict[ViewId, dict[Member, Active]] = {}
@@ -163,6 +168,11 @@ class AgreementState:
                 del self._known_peers[next(iter(self._known_peers))]
 
     @property
+    def known_peers(self) -> tuple[str, ...]:
+        """All that were heard of, those that were named last at the end."""
+        return tuple(self._known_peers)
+
+    @property
     def attempting(self) -> bool:
         return self._attempt is not None
 
@@ -170,6 +180,34 @@ class AgreementState:
     def history(self) -> tuple[KnownView, ...]:
         """The views that this peer was in, oldest first: to be kept on disk, for a later start."""
         return self._known.history
+
+    @property
+    def doubted(self) -> frozenset[str]:
+        """Who accuses, or is accused by, another one than this peer in the unplanned attempt under
+        way: either may be the one at fault."""
+        attempt = self._attempt
+        if attempt is None or attempt.planned:
+            return frozenset()
+        links = (link for link in attempt.accusations if link.by != self.me)
+        found = {end.peer_id for link in links for end in (link.by, link.of)}
+        return frozenset(found - {self.me.peer_id})
+
+    @property
+    def not_active(self) -> tuple[str, ...]:
+        """Members that have not said that they are active in the view in force."""
+        if self.view is None:
+            return ()
+        missing = set(self.view.members) - self._active_members.get(self.view.id, {}).keys()
+        return tuple(sorted(member.peer_id for member in missing))
+
+    @property
+    def suspected(self) -> tuple[str, ...]:
+        """Members that are held for lost, for this peer's user."""
+        lost = set(self._suspects)
+        if self._attempt is not None:
+            lost |= self._attempt.absent
+            lost |= {accusation.of for accusation in self._attempt.accusations}
+        return tuple(sorted(member.peer_id for member in lost if member != self.me))
 
     @property
     def joiners(self) -> tuple[PeerRecord, ...]:

@@ -7,13 +7,15 @@ import msgspec
 
 from p2p_dtfm.core.agreement_messages import (
     Accusation,
-    Certificate,
     Charge,
     Contribution,
     Gather,
     Ready,
     knowledge_digest,
 )
+from p2p_dtfm.core.certificate import Certificate
+from p2p_dtfm.core.evidence import evidence
+from p2p_dtfm.core.judgement import Conflict
 from p2p_dtfm.core.leaving import staying
 from p2p_dtfm.core.membership import mutually_reachable, unanswered, universe
 from p2p_dtfm.core.mending import with_stand_ins
@@ -23,6 +25,7 @@ from p2p_dtfm.core.recovery import Recovery, recover
 from p2p_dtfm.core.redo import Redo, redo_of
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import GENESIS, HeldLayer, Member, Snapshot, ViewId, sorted_records
+from p2p_dtfm.core.step_terms import StepTerms
 from p2p_dtfm.core.workload import Workload
 
 OpenRecord = Callable[[Signed], PeerRecord]
@@ -43,6 +46,7 @@ class Attempt:
     layer_count: int
     progress_ns: int
     sent_ns: int
+    terms: StepTerms | None = None
     round: int = 0
     known: dict[Member, Signed] = field(default_factory=dict)
     opened: dict[Member, Contribution] = field(default_factory=dict)
@@ -68,6 +72,8 @@ class Attempt:
     recovery: Recovery | None = None
     plan: Plan | NoPlan | None = None
     ready: dict[Member, Ready] = field(default_factory=dict)
+    distrust: Conflict = field(default_factory=Conflict)
+    """What the contributions say against their makers, when `participants` were counted last."""
     _cache: dict[str, tuple[object, object]] = field(default_factory=dict)
 
     def add(self, signed: Signed, contribution: Contribution) -> None:
@@ -152,13 +158,18 @@ class Attempt:
         held = self._cache.get("participants")
         if held is None or held[0] != sizes:
             heard = {m: self.opened[m] for m in self.universe if m in self.opened}
-            chosen = mutually_reachable(heard, self.charges, self._reached_step)
+            self.distrust = found = evidence(heard.values(), self.terms)
+            heard = {m: part for m, part in heard.items() if m.peer_id not in found.liars}
+            named = {member.peer_id: member for member in heard}
+            pairs = (pair for pair in found.doubts if set(pair) <= set(named))
+            doubts = {Accusation(named[one], named[other]) for one, other in pairs}
+            chosen = mutually_reachable(heard, self.accusations | doubts, self._reached_step)
             held = self._cache["participants"] = (sizes, chosen)
         assert isinstance(held[1], tuple)
         return held[1]
 
     def _reached_step(self, parts: list[Contribution]) -> int:
-        target = recover(parts, self.layer_count).target
+        target = recover(parts, self.layer_count, self.terms).target
         return -1 if target is None else target.step
 
     @property
@@ -251,7 +262,7 @@ class Attempt:
         members = [part for part in parts if part.present is not None]
         step, held = max(part.step for part in members or parts), _held(parts)
         if not self.planned:
-            self.recovery = recover(parts, self.layer_count)
+            self.recovery = recover(parts, self.layer_count, self.terms)
             if self.recovery.target is not None:
                 step, held = self.recovery.target.step, _held_at(self.recovery)
         target = self.recovery.target if self.recovery is not None else None

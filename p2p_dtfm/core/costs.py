@@ -54,6 +54,10 @@ class PlacementCost:
     """A peer that holds up the reduction; -1 if there is none."""
 
     @property
+    def stage_count(self) -> int:
+        return sum(map(len, self.placement))
+
+    @property
     def step_ns(self) -> int:
         return self.compute_ns + self.reduction_ns + self.commit_ns
 

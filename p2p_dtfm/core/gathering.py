@@ -68,6 +68,14 @@ class Gathering(Takeover):
                 actions += self._on_evidence(member, reason, now_ns)
         return actions
 
+    def distrust(self, peer_id: str, reason: str, now_ns: int) -> Actions:
+        """`peer_id` sends what no correct peer sends, and being heard from is no excuse."""
+        view = self.view
+        for member in view.members if view is not None else ():
+            if member.peer_id == peer_id and member != self.me:
+                self._distrusted.add(member)
+        return self.suspect(peer_id, reason, now_ns)
+
     def _on_evidence(self, member: Member, reason: str, now_ns: int) -> Actions:
         self._suspects.add(member)
         attempt = self._attempt
@@ -140,7 +148,14 @@ class Gathering(Takeover):
             if self.view is not None:
                 actions.append(StopStep())
         attempt = Attempt(
-            self.me, number, planned, base, self._workload.layer_count, now_ns, sent_ns=now_ns
+            self.me,
+            number,
+            planned,
+            base,
+            self._workload.layer_count,
+            now_ns,
+            sent_ns=now_ns,
+            terms=self.terms,
         )
         attempt.began_ns = now_ns
         self._attempt = attempt
@@ -157,16 +172,21 @@ class Gathering(Takeover):
             saved=inventory.saved,
             pending=inventory.pending(self.view.id) if self.view and not planned else None,
             retained=inventory.retained,
-            accepts_loss=self._accepts_loss,
+            accepts_loss=self._accepts_loss or self._sees_fork,
             accusers=self._accusers.named(now_ns),
         )
         attempt.add(sign_contribution(mine, self._signer), mine)
         attempt.newcomers = self._newcomers.members
         if self.view is not None and self.view.certificate is not None:
             attempt.certificates[self.view.id] = self.view.certificate
-        self._charge(attempt, self._suspects | self._carried)
+        self._charge(attempt, self._suspects | self._distrusted | self._carried)
         self._carried = set()
         return actions + (self._knowledge_grew(attempt, now_ns) if grew else [])
+
+    @property
+    def _sees_fork(self) -> bool:
+        """Members have states of unlike lineages: no waiting brings one that all layers have."""
+        return self.ledger is not None and self.ledger.conflict.forks
 
     def _reopen(self, reason: str, now_ns: int) -> Actions:
         """An unplanned attempt has failed: again with a higher number, later each time.
@@ -231,6 +251,7 @@ class Gathering(Takeover):
             return self._excluded(attempt, now_ns)
         if not attempt.settled or (attempt.planned and attempt.only_newcomers):
             return []  # newcomers alone never make a planned view
+        left_out = [Report(f"leaves out {p}: {why}") for p, why in attempt.distrust.told()]
         snapshot = attempt.freeze(self._run_digest, self._workload, self._open_record)
         attempt.progress_ns = attempt.frozen_ns = now_ns
         for member in attempt.kept_out:
@@ -238,8 +259,8 @@ class Gathering(Takeover):
         if snapshot.lost_layers:
             names = ", ".join(str(layer) for layer in snapshot.lost_layers)
             reason = f"no member holds layers {names} any more; waits for a peer that does"
-            return self.plan_computed(snapshot, NoPlan(reason), now_ns)
-        return [ComputePlan(snapshot)]
+            return left_out + self.plan_computed(snapshot, NoPlan(reason), now_ns)
+        return [*left_out, ComputePlan(snapshot)]
 
     def _excluded(self, attempt: Attempt, now_ns: int) -> Actions:
         if self.view is not None and not attempt.planned:

@@ -7,6 +7,7 @@ from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.problem import MESSAGE_NS, duration_ns, flow_of
 from p2p_dtfm.core.records import ACCELERATOR, Intent, PeerRecord
 from p2p_dtfm.core.snapshot import Snapshot
+from p2p_dtfm.core.unmeasured import held_back
 from p2p_dtfm.core.workload import STATE_COPIES, Workload
 
 LEAST_ROOM_BYTES = 64 << 20
@@ -108,11 +109,12 @@ def _held_alone(plan: Plan) -> dict[str, list[int]]:
 
 
 def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
-    """The guardians in a view; who leaves is none."""
+    """The guardians in a view; who leaves is none, nor is whose links are not measured yet."""
     if not isinstance(plan, Plan):
         return {}
-    workload = snapshot.workload
-    staying = [record for record in snapshot.records if record.intent is not Intent.LEAVING]
+    workload, waiting = snapshot.workload, held_back(snapshot) - set(plan.stage_holders())
+    staying = [r for r in snapshot.records if r.intent is not Intent.LEAVING]
+    staying = [record for record in staying if record.peer_id not in waiting]
     rooms = {record.peer_id: _room_bytes(record, plan, workload) for record in staying}
     records = {record.peer_id: record for record in snapshot.records}
 

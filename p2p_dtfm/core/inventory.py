@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from p2p_dtfm.core.agreement_messages import PendingStep, RetainedStep, SavedState
 from p2p_dtfm.core.ledger import Ledger
-from p2p_dtfm.core.lineage import Lineage
+from p2p_dtfm.core.lineage import Lineage, extend
 from p2p_dtfm.core.recovery import Recovery, StepKey
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
@@ -43,6 +43,7 @@ class Inventory:
         self._reduced: set[int] = set()
         self._reduced_key: tuple[ViewId, int] | None = None
         self._frozen: tuple[Signed, ...] = ()
+        self._counts: dict[str, int] = {}
 
     @property
     def step(self) -> int:
@@ -63,33 +64,53 @@ class Inventory:
     def freeze(self, ledger: Ledger | None) -> None:
         """From now on the step under way is decided by what peers bring to the next view."""
         self._frozen = ledger.freeze() if ledger is not None else ()
+        self._counts = dict(ledger.counts_of(ledger.step)) if ledger is not None else {}
 
     def pending(self, view: ViewId) -> PendingStep:
         reduced = self._reduced_now(view)
-        return PendingStep(self.step, self.lineage.digest, self._frozen, reduced, self.progress)
+        return PendingStep(
+            self.step, self.lineage.digest, self._frozen, reduced, self.progress, self._counts
+        )
 
     def _reduced_now(self, view: ViewId) -> tuple[int, ...]:
         return tuple(sorted(self._reduced)) if self._reduced_key == (view, self.step) else ()
 
-    def committed(self, view: ViewId, outcome: StepOutcome, stage_layers: range) -> None:
-        """The step under way is committed; states of `stage_layers` count as advanced by it."""
+    def committed(
+        self,
+        view: ViewId,
+        outcome: StepOutcome,
+        stage_layers: range,
+        prepared: tuple[Signed, ...] = (),
+    ) -> None:
+        """The step under way is committed, by these Prepared; states of `stage_layers` count as
+        advanced by it."""
         layers = self._reduced_now(view)
         base = self.lineage.digest
-        self.retained = RetainedStep(view, outcome.step, base, outcome, layers)
-        self.lineage.committed(outcome.step, view)
+        self.retained = RetainedStep(view, outcome.step, base, outcome, layers, prepared)
+        self.lineage.committed(outcome.step, extend(base, outcome.step, view, outcome.digest))
         self.progress = None
         for layer in stage_layers:
             if self.held.get(layer) == outcome.step:
                 self.held[layer] = outcome.step + 1
 
-    def committed_unseen(self, view: ViewId) -> None:
-        """The step under way is committed, and its outcome is not known here.
+    def committed_unseen(self, view: ViewId, lineage: str) -> None:
+        """The step under way is committed, and its outcome is not known here, only the lineage.
 
         What is here of its gradients moves guarded layers on, once somebody tells the outcome.
         """
         step, base = self.step, self.lineage.digest
         self.retained = RetainedStep(view, step, base, None, self._reduced_now(view))
-        self.lineage.committed(step, view)
+        self.lineage.committed(step, lineage)
+
+    def skip_to(self, view: ViewId, step: int, lineage: str, ledger: Ledger) -> None:
+        """`step` of `view` starts from this lineage, wherever this peer was."""
+        while self.step < step:
+            known = lineage if self.step + 1 == step else ledger.base_of(self.step + 1)
+            if known is None:
+                self.retained = None
+                self.lineage.move_to(step, lineage)
+            else:
+                self.committed_unseen(view, known)
 
     def restart(self, me: Member, recovery: Recovery) -> Restart:
         """Move to the target of an unplanned view."""

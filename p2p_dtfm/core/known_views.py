@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from p2p_dtfm.core.agreement_messages import Certificate, Contribution
+from p2p_dtfm.core.agreement_messages import Contribution
+from p2p_dtfm.core.certificate import Certificate
 from p2p_dtfm.core.signed import Verify
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.statements import signers

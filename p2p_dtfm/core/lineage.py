@@ -1,8 +1,8 @@
-"""The lineage of a state: which steps made it, and in which view each was committed.
+"""The lineage of a state: which steps made it, in which view each was committed, and to what.
 
 Named by its length, which is the version of the state, and a digest. Two states are the same
 exactly when both are equal: a step redone in another view after a failure is another lineage, even
-though it has the same result.
+though it has the same result; and so is a step of which somebody was told another outcome.
 """
 
 from p2p_dtfm.core.canonical import digest
@@ -14,9 +14,9 @@ GENESIS_LINEAGE = ""
 REMEMBERED_STEPS = 1024
 
 
-def extend(lineage: str, step: int, view: ViewId) -> str:
-    """The lineage after `step` is committed in `view`."""
-    return digest((lineage, step, view))
+def extend(lineage: str, step: int, view: ViewId, outcome_digest: str = "") -> str:
+    """The lineage after `step` is committed in `view`; `StepOutcome.digest` says to what."""
+    return digest((lineage, step, view, outcome_digest))
 
 
 class Lineage:
@@ -34,9 +34,10 @@ class Lineage:
         """The digest when the lineage was that long; None if it is not remembered."""
         return GENESIS_LINEAGE if length == 0 else self._digests.get(length)
 
-    def committed(self, step: int, view: ViewId) -> None:
+    def committed(self, step: int, lineage: str) -> None:
+        """One step more."""
         assert step == self.length, (step, self.length)
-        self._digests[step + 1] = extend(self.digest, step, view)
+        self._digests[step + 1] = lineage
         self._digests.pop(step - REMEMBERED_STEPS, None)
         self.length = step + 1
 

@@ -157,8 +157,18 @@ class StageOrder:
         return self._first_held == self._microbatches.stop
 
     @property
+    def lacks(self) -> Tasklet:
+        """The tasklet that this stage waits to begin: the backward of what it holds, if it holds
+        any, and so each wait for a gradient leads on to later stages, until one holds nothing and
+        waits for an activation, which is then under way or being computed."""
+        if self._next_forward > self._next_backward:
+            return Tasklet(TaskletKind.BACKWARD, self._next_backward)
+        return Tasklet(TaskletKind.FORWARD, self._next_forward)
+
+    @property
     def waits_for(self) -> str:
         """What would let this stage go on, in words."""
-        if self._next_forward > self._next_backward:
-            return f"the gradient of microbatch {self._next_backward} from the next stage"
-        return f"the activation of microbatch {self._next_forward} from the stage before"
+        kind, microbatch = self.lacks
+        if kind is TaskletKind.BACKWARD:
+            return f"the gradient of microbatch {microbatch} from the next stage"
+        return f"the activation of microbatch {microbatch} from the stage before"

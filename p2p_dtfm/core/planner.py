@@ -4,14 +4,17 @@ import msgspec
 
 from p2p_dtfm.core.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.feasibility import memory_pipeline, why_infeasible
+from p2p_dtfm.core.measured_plans import agreed
 from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.prng import prng_of_digest
 from p2p_dtfm.core.problem import Problem, problem_of
 from p2p_dtfm.core.recomputation import recomputing
+from p2p_dtfm.core.records import Intent
 from p2p_dtfm.core.search import search
 from p2p_dtfm.core.snapshot import Snapshot, sorted_records
 from p2p_dtfm.core.stability import Present
 from p2p_dtfm.core.standing_plan import standing_plan
+from p2p_dtfm.core.unmeasured import held_back
 
 LONGEST_STEP_NS = 1 << 62
 """A century and a half: more is not told apart, so that any plan fits into 64 bits."""
@@ -25,8 +28,9 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
     Peers that do not intend to train get no stage. `NoPlan` says what is short.
     """
     snapshot = msgspec.structs.replace(snapshot, records=sorted_records(list(snapshot.records)))
-    problem = problem_of(snapshot)
-    able, wanted = problem.peer_count, max(1, snapshot.workload.min_members)
+    problem = _problem(snapshot)
+    training = [record for record in snapshot.records if record.intent is Intent.TRAIN]
+    able, wanted = len(training), max(1, snapshot.workload.min_members)
     if able < wanted:
         return NoPlan(
             f"this run asks for at least {wanted} training peers; {able} of "
@@ -47,6 +51,16 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
     return other if gains * RECOMPUTING_PAYS > plain.predicted_step_ns else plain
 
 
+def _problem(snapshot: Snapshot) -> Problem:
+    """Whose links are not measured holds nothing, unless the others have too little memory."""
+    waiting = held_back(snapshot)
+    if waiting:
+        problem = problem_of(snapshot, waiting)
+        if problem.peer_count and memory_pipeline(problem) is not None:
+            return problem
+    return problem_of(snapshot)
+
+
 def _plan(snapshot: Snapshot, problem: Problem) -> tuple[Plan | NoPlan, bool]:
     """(plan, whether every stage has memory for all that it wants in flight)."""
     fallback = memory_pipeline(problem)
@@ -55,7 +69,8 @@ def _plan(snapshot: Snapshot, problem: Problem) -> tuple[Plan | NoPlan, bool]:
     model = StepModel(problem)
     # in a planned view members have what their present stages need
     states = None if snapshot.planned else snapshot.states()
-    present = Present(model, snapshot.present, states) if snapshot.present else None
+    measured = agreed([record.measured for record in snapshot.records])
+    present = Present(model, snapshot.present, states, measured) if snapshot.present else None
     warm = present.placement() if present else None
     in_a_hurry = warm is not None and not snapshot.planned  # all wait; it starts from what stands
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm, in_a_hurry)

@@ -1,5 +1,6 @@
 """What planning works on: a snapshot as flat integer tables, peers as numbers 0 .. n-1."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -125,11 +126,13 @@ def duration_ns(size_bytes: int, bytes_per_s: int) -> int:
     return -(-size_bytes * 1_000_000_000 // bytes_per_s)
 
 
-def problem_of(snapshot: Snapshot) -> Problem:
-    """The tables of a snapshot. Only peers that intend to train may hold a stage."""
+def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> Problem:
+    """The tables of a snapshot. Only peers that intend to train, and are not `held_back`, may hold
+    a stage."""
     records = sorted(snapshot.records, key=lambda record: record.peer_id)
-    able = [record for record in records if record.intent is Intent.TRAIN]
-    idle = tuple(record.peer_id for record in records if record.intent is not Intent.TRAIN)
+    able = [r for r in records if r.intent is Intent.TRAIN and r.peer_id not in held_back]
+    chosen = {record.peer_id for record in able}
+    idle = tuple(record.peer_id for record in records if record.peer_id not in chosen)
     workload = snapshot.workload
     latency, rate, pair = _link_tables(able)
     return Problem(

@@ -48,6 +48,11 @@ class Receipts:
         """
         return tuple(sorted(layer for layer, last in self._received.items() if last < step))
 
+    def owed(self, step: int) -> tuple[str, ...]:
+        """Guardians that have the states, and owe a receipt for `step`."""
+        late = set(self.waits_for(step)) - self._unsure
+        return tuple(sorted({self._guards[layer] for layer in late}))
+
     def give_up(self, step: int) -> tuple[str, ...]:
         """Wait no more, until their next receipt, for guardians that have not got the states of
         `step` for long. Returns who they are."""

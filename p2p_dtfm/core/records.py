@@ -6,6 +6,7 @@ import msgspec
 
 from p2p_dtfm.core.canonical import encode
 from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.measured_plans import MeasuredPlan, is_sane
 from p2p_dtfm.core.signed import Sign, Signed, Verify, open_signed, sign
 
 PROTOCOL_VERSION = 1
@@ -81,6 +82,8 @@ class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     addresses: tuple[str, ...]
     reachability: Reachability
     intent: Intent
+    measured: tuple[MeasuredPlan, ...] = ()
+    """What steps took under the last plans."""
 
     @property
     def version(self) -> tuple[int, int]:
@@ -143,3 +146,5 @@ def _require_sane_numbers(record: PeerRecord) -> None:
     ]
     if any(not 0 <= number < 1 << 60 for number in numbers):
         raise PeerFault("record with a number below 0 or above 2^60", record.peer_id)
+    if not is_sane(record.measured):
+        raise PeerFault("record with steps measured under no plan", record.peer_id)

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.agreement_messages import Contribution
-from p2p_dtfm.core.canonical import decode
 from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.evidence import stated
 from p2p_dtfm.core.lineage import GENESIS_LINEAGE, extend
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
-from p2p_dtfm.core.step import Prepared, Statement, StepOutcome, StepTransaction
+from p2p_dtfm.core.step import Statement, StepOutcome, StepTransaction
+from p2p_dtfm.core.step_terms import StepTerms
 
 StepKey = tuple[ViewId, int, str]
 """A step by its view, its number, and the lineage digest that it starts from."""
@@ -25,6 +26,10 @@ class Target:
 
     step: int
     lineage: str
+
+
+Complete = dict[Target, tuple[StepKey, StepOutcome]]
+"""Steps that can be made again with the reduced gradients alone, by where they lead."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +45,16 @@ class Recovery:
     lost_layers: tuple[int, ...] = ()
 
 
-def recover(contributions: Iterable[Contribution], layer_count: int) -> Recovery:
+def recover(
+    contributions: Iterable[Contribution], layer_count: int, terms: StepTerms | None = None
+) -> Recovery:
     """The longest lineage that for every layer some contributor holds or can reach.
 
     A lineage that ends more than one step before what members had committed is taken only where a
     contributor accepts the loss; saved checkpoints and the initial parameters count only then.
     """
     parts = sorted(contributions, key=lambda part: part.member)
-    complete = _complete_steps(parts)
+    complete = _complete_steps(parts, terms)
     accepts_loss = any(part.accepts_loss for part in parts)
     members = [part for part in parts if part.present is not None]
     floor = max((part.step for part in members or parts), default=0) - 1
@@ -65,8 +72,8 @@ def recover(contributions: Iterable[Contribution], layer_count: int) -> Recovery
         there = {layer for layers in held.values() for layer in layers}
         missing = tuple(layer for layer in range(layer_count) if layer not in there)
         if not missing or target == Target(0, GENESIS_LINEAGE):
-            key = _last_step(target, complete)
-            return Recovery(target, key, complete[key] if key else None, held)
+            key, outcome = complete.get(target, (None, None))
+            return Recovery(target, key, outcome, held)
         if best_missing is None or len(missing) < len(best_missing):
             best_missing = missing
     return Recovery(None, lost_layers=best_missing or tuple(range(layer_count)))
@@ -95,10 +102,10 @@ def _reduced_layers(part: Contribution, key: StepKey) -> tuple[int, ...]:
 def _reach(
     part: Contribution,
     target: Target,
-    complete: dict[StepKey, StepOutcome],
+    complete: Complete,
     saved_too: bool,
 ) -> tuple[int, ...]:
-    key = _last_step(target, complete)
+    key, _ = complete.get(target, (None, None))
     layers = {
         layer
         for layer, version in part.held.items()
@@ -112,47 +119,52 @@ def _reach(
     return tuple(sorted(layers))
 
 
-def _last_step(target: Target, complete: dict[StepKey, StepOutcome]) -> StepKey | None:
-    for key in sorted(complete):
-        view, step, base = key
-        if step + 1 == target.step and extend(base, step, view) == target.lineage:
-            return key
-    return None
-
-
-def _candidates(parts: list[Contribution], complete: dict[StepKey, StepOutcome]) -> set[Target]:
-    found = {Target(step + 1, extend(base, step, view)) for view, step, base in complete}
+def _candidates(parts: list[Contribution], complete: Complete) -> set[Target]:
+    found = set(complete)
     for part in parts:
         found |= {Target(version, lineage) for version, lineage in part.lineages.items()}
     return found
 
 
-def _complete_steps(parts: list[Contribution]) -> dict[StepKey, StepOutcome]:
+def _complete_steps(parts: list[Contribution], terms: StepTerms | None) -> Complete:
     """Every step whose outcome is known, or follows from all Prepared together."""
-    complete: dict[StepKey, StepOutcome] = {}
-    gathered: dict[StepKey, tuple[Plan, list[Signed]]] = {}
+    complete: Complete = {}
+    gathered: dict[StepKey, tuple[Plan, dict[str, int], dict[Signed, None]]] = {}
     for part in parts:
         retained, pending, present = part.retained, part.pending, part.present
         if retained is not None and retained.outcome is not None:
-            complete[retained.view, retained.step, retained.base] = retained.outcome
+            key = (retained.view, retained.step, retained.base)
+            complete[_target(key, retained.outcome)] = (key, retained.outcome)
         if pending is None or present is None or present.plan is None:
             continue
         key = (present.view, pending.step, pending.base)
-        gathered.setdefault(key, (present.plan, []))[1].extend(pending.prepared)
-    for key, (plan, prepared) in gathered.items():
-        outcome = _outcome(key, plan, prepared)
+        _, _, said = gathered.setdefault(key, (present.plan, pending.counts, {}))
+        said |= dict.fromkeys(pending.prepared)
+    for key, (plan, counts, said) in gathered.items():
+        outcome = _outcome(key, plan, said, terms, counts)
         if outcome is not None:
-            complete.setdefault(key, outcome)
+            complete.setdefault(_target(key, outcome), (key, outcome))
     return complete
 
 
-def _outcome(key: StepKey, plan: Plan, prepared: list[Signed]) -> StepOutcome | None:
-    """None while a stage-holder's Prepared is missing, or two of one peer differ."""
+def _target(key: StepKey, outcome: StepOutcome) -> Target:
+    view, step, base = key
+    return Target(step + 1, extend(base, step, view, outcome.digest))
+
+
+def _outcome(
+    key: StepKey,
+    plan: Plan,
+    said: Iterable[Signed],
+    terms: StepTerms | None,
+    counts: dict[str, int],
+) -> StepOutcome | None:
+    """None while a stage-holder's Prepared is missing, or what they say cannot be true."""
     view, step, _ = key
-    transaction = StepTransaction(view, step, plan)
+    transaction = StepTransaction(view, step, plan, terms, counts or None)
     try:
-        for signed in dict.fromkeys(prepared):
-            item = decode(signed.payload, Prepared)  # whose signature held when it came
+        for signed in said:
+            item = stated(signed)
             if (item.view, item.step) == (view, step):
                 transaction.record(Statement(item, signed))
     except PeerFault:

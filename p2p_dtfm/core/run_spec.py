@@ -164,6 +164,11 @@ class RunSpec(_Section):
     compute: ComputeSpec = ComputeSpec()
     limits: LimitsSpec = LimitsSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
+    founding: str = Field(
+        default="",
+        pattern="^([0-9a-f]{16})?$",
+        description="tells apart runs of one spec; `p2p-dtfm --new` chooses it",
+    )
 
     @model_validator(mode="after")
     def _evaluation_is_whole_microbatches(self) -> "RunSpec":
@@ -197,7 +202,15 @@ class RunSpec(_Section):
 
     def canonical_bytes(self) -> bytes:
         """Canonical bytes; floats as their shortest decimal text, which reads back exactly."""
-        return encode(_floats_to_text(self.model_dump(mode="python")))
+        values = self.model_dump(mode="python")
+        if not self.founding:
+            del values["founding"]
+        return encode(_floats_to_text(values))
+
+    @property
+    def unmarked(self) -> "RunSpec":
+        """The same spec, whichever founding of it this is."""
+        return self.model_copy(update={"founding": ""})
 
     def digest(self) -> str:
         """The name of the run."""

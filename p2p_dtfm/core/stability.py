@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from p2p_dtfm.core.costs import PlacementCost, StepModel
+from p2p_dtfm.core.measured_plans import Shape
 from p2p_dtfm.core.pipeline_cost import PipelineCost
 from p2p_dtfm.core.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.problem import duration_ns
@@ -42,19 +43,27 @@ class Choice:
     cost: PlacementCost
     move_ns: int
     only_adds: bool
+    step_ns: int
+    """As predicted, or as it was measured."""
 
     @property
     def horizon_ns(self) -> int:
-        return HORIZON_STEPS * self.cost.step_ns + self.move_ns
+        return HORIZON_STEPS * self.step_ns + self.move_ns
 
 
 class Present:
     """The plan in force, seen from a new snapshot's problem."""
 
     def __init__(
-        self, model: StepModel, plan: Plan, states: dict[str, set[int]] | None = None
+        self,
+        model: StepModel,
+        plan: Plan,
+        states: dict[str, set[int]] | None = None,
+        measured: dict[Shape, int] | None = None,
     ) -> None:
-        """`states`: the layers that each peer has; by default those of its stage."""
+        """`states`: the layers that each peer has; by default those of its stage. `measured`: what
+        steps took under plans that were tried."""
+        self.measured = measured or {}
         self.model = model
         self.problem = model.problem
         self.numbers = {peer: at for at, peer in enumerate(self.problem.peer_ids)}
@@ -76,6 +85,8 @@ class Present:
             }
         fits = plan.pipelines[0].stages[-1].end_layer == self.problem.layer_count
         self.pipelines = plan.pipelines if fits else ()
+        self._off = self._how_far_off()
+        self._off_alone = self._how_far_off_alone() if self._off else None
 
     def placement(self) -> tuple[tuple[int, ...], ...]:
         """Present pipelines less those who are gone: where a search may begin."""
@@ -92,7 +103,7 @@ class Present:
         if not kept:
             return min([rival, *map(self._choice, self._left())], key=_bargain).cost
         base = min(kept, key=_bargain)
-        grown = [self._choice(cost) for cost in self._grown(base.cost)]
+        grown = [self._choice(cost) for cost in self._others(base)]
         worthwhile = [c for c in (rival, *grown) if _pays(c, base)]
         return min([base, *worthwhile], key=_bargain).cost
 
@@ -140,6 +151,62 @@ class Present:
         cost = self.model.cost(left) if left else None
         if cost is not None:
             yield cost
+
+    def _others(self, base: Choice) -> Iterator[PlacementCost]:
+        """What may be better than the present plan, besides what a search finds."""
+        yield from self._grown(base.cost)
+        yield from self._tried()
+        if self._off is not None:
+            yield from self._alone()
+
+    def _alone(self) -> Iterator[PlacementCost]:
+        """One peer by itself: a swarm must not be slower than its best member."""
+        alone = (self.model.cost(((peer,),)) for peer in range(self.problem.peer_count)[:64])
+        return (cost for cost in alone if cost is not None)
+
+    def _tried(self) -> Iterator[PlacementCost]:
+        """Plans that were measured, if all who held a stage are still here."""
+        for shape in self.measured:
+            if all(peer in self.numbers for peers, _ in shape for peer in peers):
+                ends = {cuts[-1] for _, cuts in shape}
+                fixed = [(tuple(self.numbers[p] for p in peers), cuts) for peers, cuts in shape]
+                cost = self._cost(fixed) if ends == {self.problem.layer_count} else None
+                if cost is not None:
+                    yield cost
+
+    def _how_far_off(self) -> tuple[int, int] | None:
+        """(measured, predicted) of the plan in force, where it takes longer than predicted."""
+        whole = [fixed for p in self.pipelines if (fixed := self._fixed(p, None)) is not None]
+        cost = self._cost(whole) if self.measured and len(whole) == len(self.pipelines) else None
+        found = None if cost is None else self.measured.get(self._shape(cost))
+        if cost is None or found is None or found <= cost.step_ns:
+            return None
+        return found, cost.step_ns
+
+    def _how_far_off_alone(self) -> tuple[int, int] | None:
+        """The same of peers that were tried alone: the most."""
+        alone = [cost for cost in self._tried() if cost.stage_count == 1]
+        pairs = [(self.measured[self._shape(cost)], cost.step_ns) for cost in alone]
+        late = [(took, planned) for took, planned in pairs if took > planned]
+        return max(late, key=lambda pair: (pair[0] * 1000 // max(1, pair[1]), pair), default=None)
+
+    def _shape(self, cost: PlacementCost) -> Shape:
+        ids = self.problem.peer_ids
+        pairs = zip(cost.placement, cost.pipelines, strict=True)
+        return tuple(sorted((tuple(ids[p] for p in peers), c.cuts) for peers, c in pairs))
+
+    def _step_ns(self, cost: PlacementCost) -> int:
+        """As measured. What was never tried is taken to be as far off as the plan in force; but a
+        peer alone, which has no links, only as far as others alone, if that plan has links."""
+        found = self.measured.get(self._shape(cost)) if self.measured else None
+        if found is not None:
+            return found
+        stages = sum(len(pipeline.stages) for pipeline in self.pipelines)
+        off = self._off_alone if cost.stage_count == 1 < stages else self._off
+        if off is None:
+            return cost.step_ns
+        measured_ns, predicted_ns = off
+        return -(-cost.step_ns * measured_ns // max(1, predicted_ns))
 
     def _kept(self) -> Iterator[PlacementCost]:
         """The present pipelines that still stand; and with a spare in the place of each loss."""
@@ -219,7 +286,7 @@ class Present:
                 before = self.held.get(peer, range(0))
                 move_ns = max(move_ns, self._fetch_ns(peer, layers))
                 only_adds &= not before or layers == before
-        return Choice(cost, move_ns, only_adds)
+        return Choice(cost, move_ns, only_adds, self._step_ns(cost))
 
     def _fetch_ns(self, peer: int, layers: range) -> int:
         """Time to fetch parameters and moments, three quarters of the state, of new layers.
@@ -246,7 +313,7 @@ def _next_step_first(choice: Choice) -> tuple[int, object]:
 def _next_step_ns(choice: Choice) -> int:
     """Until it ends: first all wait for whoever must fetch something."""
     wait_ns = choice.move_ns + HAND_OVER_NS if choice.move_ns else 0
-    return wait_ns + choice.cost.step_ns
+    return wait_ns + choice.step_ns
 
 
 def _bargain(choice: Choice) -> tuple[int, object]:
@@ -255,5 +322,5 @@ def _bargain(choice: Choice) -> tuple[int, object]:
 
 def _pays(choice: Choice, base: Choice) -> bool:
     divisor = ADDING_DIVISOR if choice.only_adds else NOISE_DIVISOR
-    gain = base.cost.step_ns - choice.cost.step_ns
-    return gain * divisor > base.cost.step_ns and choice.horizon_ns < base.horizon_ns
+    gain = base.step_ns - choice.step_ns
+    return gain * divisor > base.step_ns and choice.horizon_ns < base.horizon_ns

@@ -6,7 +6,8 @@ common, each by its signature. Only between equals does length decide, as the la
 
 from dataclasses import dataclass
 
-from p2p_dtfm.core.agreement_messages import Certificate, Standing
+from p2p_dtfm.core.agreement_messages import Standing
+from p2p_dtfm.core.certificate import Certificate
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.known_views import KnownView
 from p2p_dtfm.core.signed import Verify

@@ -11,13 +11,13 @@ import msgspec
 from p2p_dtfm.core.agreement_messages import (
     Accusation,
     Active,
-    Certificate,
     Charge,
     Ready,
     Standing,
     Synced,
 )
 from p2p_dtfm.core.canonical import digest, encode
+from p2p_dtfm.core.certificate import Certificate
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.signed import Sign, Verify, covered
 from p2p_dtfm.core.snapshot import Member, ViewId

@@ -14,6 +14,7 @@ from p2p_dtfm.core.agreement_messages import (
 from p2p_dtfm.core.agreement_state import AgreementState
 from p2p_dtfm.core.inventory import Restart
 from p2p_dtfm.core.ledger import Ledger
+from p2p_dtfm.core.loss_counts import loss_counts
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.problem import UNKNOWN_BYTES_PER_S, duration_ns, flow_of
 from p2p_dtfm.core.redo import Redo
@@ -59,7 +60,9 @@ class Takeover(AgreementState):
         Call this before anything else is received or awaited.
         """
         assert self.view is not None and not self.frozen
-        self.inventory.committed(self.view.id, outcome, self.view.layers_of(self.me.peer_id))
+        layers = self.view.layers_of(self.me.peer_id)
+        prepared = self.ledger.last_commit if self.ledger is not None else ()
+        self.inventory.committed(self.view.id, outcome, layers, prepared)
         self._failures = 0
         self._vouched = None
         view = self.next_view
@@ -69,13 +72,13 @@ class Takeover(AgreementState):
             return []
         return self._take_over(view, now_ns or self._taken_over_ns)
 
-    def skip_to(self, step: int) -> None:
-        """Without a stage: somebody prepares `step` of this view, so all before it committed."""
+    def skip_to(self, step: int, lineage: str) -> None:
+        """Without a stage: more than half of those with one prepare `step` of this view, from this
+        lineage, so all before it committed."""
         view, ledger = self.view, self.ledger
         assert view is not None and ledger is not None and not view.layers_of(self.me.peer_id)
         if not self.frozen and ledger.step < step:
-            while self.inventory.step < step:
-                self.inventory.committed_unseen(view.id)
+            self.inventory.skip_to(view.id, step, lineage, ledger)
             ledger.skip_to(step)
 
     def reduced(self, step: int, layers: set[int]) -> None:
@@ -218,6 +221,7 @@ class Takeover(AgreementState):
         lost_since_ns = now_ns if self._lost_since_ns is None else self._lost_since_ns
         self._lost_since_ns = lost_since_ns if view.snapshot.lost_layers else None
         self._suspects &= set(view.members)
+        self._distrusted = set()
         said = Active(self.me, view.id, self.step, self.inventory.lineage.digest)
         self._active = stated(said, self._signer)
         self._active_members = {view.id: early | {self.me: self._active}}
@@ -225,7 +229,7 @@ class Takeover(AgreementState):
         for peer_id in view.member_ids:
             self.know(peer_id)
         plan = view.plan
-        self.ledger = Ledger(view.id, plan, self.step) if isinstance(plan, Plan) else None
+        self.ledger = self._new_ledger(view.id, plan, redo) if isinstance(plan, Plan) else None
         self._open_ledger()
         tells = SendMessage(self._contributors(view), self._active)
         if self.me not in view.members:
@@ -235,6 +239,10 @@ class Takeover(AgreementState):
         standing = self._standing(view)
         told = [SendMessage((m.peer_id,), standing) for m in view.snapshot.absent]
         return [tells, *told, TakeOver(view, self.step, self.ledger, restart, redo)]
+
+    def _new_ledger(self, view: ViewId, plan: Plan, redo: Redo | None) -> Ledger:
+        first = loss_counts(plan, redo) if redo is not None and redo.step == self.step else None
+        return Ledger(view, plan, self.step, self.terms, loss_counts(plan), first)
 
     @property
     def _awaits_new_plan(self) -> bool:

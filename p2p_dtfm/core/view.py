@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from p2p_dtfm.core.agreement_messages import Certificate
+from p2p_dtfm.core.certificate import Certificate
 from p2p_dtfm.core.guardians import guarded_at_once, guards_in, unguarded_layers
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId

@@ -15,6 +15,7 @@ from p2p_dtfm.core.errors import PeerFault, UserError
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.disk import changed_ns
+from p2p_dtfm.daemon.troubles import Troubles
 from p2p_dtfm.daemon.wire import CheckpointFiles
 from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.train.checkpoint import (
@@ -54,6 +55,7 @@ class Checkpoints:
         compute: Compute,
         announce: Callable[[CheckpointFiles], None],
         saves_itself: Callable[[], bool],
+        troubles: Troubles | None = None,
     ) -> None:
         self._root = root
         self._spec = spec
@@ -61,6 +63,7 @@ class Checkpoints:
         self._compute = compute
         self._announce = announce
         self._saves_itself = saves_itself
+        self._troubles = troubles or Troubles()
         self._remote: dict[int, dict[str, CheckpointFiles]] = {}
         self._paths: dict[str, Path] = {}
         self._busy = asyncio.Lock()
@@ -105,7 +108,13 @@ class Checkpoints:
                 )
             except CheckpointFailed as error:
                 log.warning("%s", error)
+                self._troubles.tell(
+                    "checkpoint",
+                    f"checkpoints cannot be written: {error}",
+                    f"free space on the disk of {self._root}",
+                )
                 return
+        self._troubles.over("checkpoint")
         self._files_changed(step)
         if states:
             self._complete_later()

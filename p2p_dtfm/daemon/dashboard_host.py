@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from p2p_dtfm import __version__
 from p2p_dtfm.core.errors import UserError
@@ -46,19 +47,25 @@ class DashboardHost:
         """What is shown now."""
         return self._state()
 
-    async def start(self, port: int | str, home: Path) -> None:
-        """`port` is a number, "auto" or "off". What has been started stays as it is.
+    async def start(self, port: int | str, home: Path, before: int | None = None) -> None:
+        """`port` is a number, "auto" or "off". What has been started stays as it is. `before`: with
+        "auto", the one that open pages know, if it is still free.
 
         Raises `UserError` if the port is taken.
         """
         if port == "off" or self._server is not None:
             return
         self._token = stored_token(home / "dashboard.token")
-        listener = loopback_listener(None if port == "auto" else int(port))
+        listener = loopback_listener(None if port == "auto" else int(port), before)
         self._dashboard = Dashboard(self.state, lambda: self._actions, self._token)
         self._server = Server(self._dashboard.app, listener)
         await self._server.start()
         self.address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+
+    @property
+    def port(self) -> int | None:
+        """What it listens on."""
+        return urlsplit(self.address).port if self.address else None
 
     def invitation(self) -> dict[str, str | None]:
         """For the user of this home alone: the address, and the one that may also act."""

@@ -5,13 +5,13 @@ there that they are present.
 """
 
 import asyncio
-import random
 import time
 from collections.abc import Callable
 
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.courier import Courier
 from p2p_dtfm.daemon.run_source import ask_welcome
+from p2p_dtfm.daemon.search import Search
 from p2p_dtfm.daemon.wire import Welcome
 from p2p_dtfm.net.directory import Directory
 from p2p_dtfm.net.errors import Unreachable
@@ -19,7 +19,6 @@ from p2p_dtfm.net.errors import Unreachable
 LOOK_FOR_S = 30.0
 """A founder is present in the directory only once it has measured its device."""
 LOOK_AGAIN_S = 2.0
-ASKED_AT_ONCE_LIMIT = 8
 DIGEST_CHARACTERS = 64
 
 Found = tuple[str, Welcome]
@@ -29,6 +28,7 @@ Found = tuple[str, Welcome]
 async def find_run(
     courier: Courier,
     directory: Directory,
+    search: Search,
     initial_peers: list[str],
     own: tuple[str, ...],
     run_digest: str,
@@ -46,30 +46,12 @@ async def find_run(
     patience_s = LOOK_FOR_S if refused.exit_code == 6 else 0.0
     end_s = time.monotonic() + patience_s
     while True:
-        found = await ask_present(courier, directory, own, run_digest)
+        found = await search.look_in_directory(run_digest)
         if found is not None:
-            return found
+            return found.peer_id, found.welcome
         if time.monotonic() > end_s:
             raise await _nobody(directory, run_digest, refused)
         await asyncio.sleep(LOOK_AGAIN_S)
-
-
-async def ask_present(
-    courier: Courier, directory: Directory, own: tuple[str, ...], run_digest: str
-) -> Found | None:
-    """Ask some of those whom the directory names; None if no one trains the run now."""
-    try:
-        present = await directory.present_peers(run_digest)
-    except Unreachable:
-        return None
-    others = [peer for peer in present if peer.peer_id != courier.me]
-    for peer in random.sample(others, min(len(others), ASKED_AT_ONCE_LIMIT)):
-        courier.learn(peer.peer_id, peer.addresses)
-        try:
-            return await ask_welcome(courier, [peer.peer_id], own, run_digest)
-        except UserError:
-            courier.forget(peer.peer_id)  # gone, and its presence not yet expired
-    return None
 
 
 def _with_hint(error: UserError) -> UserError:

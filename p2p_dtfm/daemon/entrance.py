@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,37 +12,72 @@ import msgspec
 from p2p_dtfm.core.canonical import digest_bytes
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.records import Device
-from p2p_dtfm.daemon.discovery import ask_present, find_run
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.daemon.acquaintances import (
+    LOOK_AGAIN_LIMIT_S,
+    LOOK_AGAIN_S,
+    UNREACHABLE,
+    Acquaintances,
+)
+from p2p_dtfm.daemon.discovery import find_run
 from p2p_dtfm.daemon.initial_states import store_initial
-from p2p_dtfm.daemon.peer_state import PeerState
+from p2p_dtfm.daemon.memory import Memory
 from p2p_dtfm.daemon.resident_limit import planned_bytes
-from p2p_dtfm.daemon.run_source import Run, fetch_run, found_run, open_local_run
+from p2p_dtfm.daemon.run_source import (
+    Run,
+    fetch_run,
+    is_here,
+    open_local_run,
+    prepare_run,
+    sign_spec,
+)
 from p2p_dtfm.daemon.self_record import SelfRecord
 from p2p_dtfm.daemon.status import State
+from p2p_dtfm.daemon.wire import Welcome
 from p2p_dtfm.net.addresses import parse_address
 from p2p_dtfm.sim.files import find_run_spec
+from p2p_dtfm.train.checkpoint import list_checkpoints
 from p2p_dtfm.train.data import BlobStore, Progress
 from p2p_dtfm.train.emulated import EmulatedStageRunner, emulated_flops_per_s
 from p2p_dtfm.train.measure import TorchDevice, cap_device_memory, measure_device, select_device
+from p2p_dtfm.train.model import layer_count
 
 log = logging.getLogger("p2p_dtfm")
 
-DEFAULT_RUN = "tiny"
 
-
-class Entrance(PeerState):
+class Entrance(Acquaintances):
     """Founding, joining, and measuring what this peer can do."""
+
+    async def _enter_run(self) -> Run:
+        """Found it, join it, or take up the last one."""
+        if self.settings.run:
+            return await self._found_run()
+        recalled = self._recalled
+        if recalled is None:
+            return await self._join_run(self.settings.run_digest)
+        if self.settings.initial_peers and self._meeting_points():
+            try:
+                return await self._join_run(self.settings.run_digest)
+            except UserError as error:
+                if error.exit_code != UNREACHABLE:
+                    raise
+                log.warning("%s", error.cause)
+        return await self._take_up(recalled)
 
     async def _found_run(self) -> Run:
         self.status.say(State.STARTING, "prepares the data of the run")
-        path = find_run_spec(self.settings.run or DEFAULT_RUN)
+        path = find_run_spec(self.settings.run)
         scratch = self.home.root / "prepared"
-        spec, signed, prepared = await asyncio.to_thread(
-            found_run, path, self._host.identity, scratch, self._progress_of_data()
+        spec, prepared = await asyncio.to_thread(
+            prepare_run, path, scratch, self._progress_of_data()
         )
-        if await self._is_trained_already(spec.digest()):
-            self._founds = False
-            return await self._join_run(spec.digest())
+        spec = self._which_founding(spec)
+        if self.settings.initial_peers or self._has_met_somebody(spec.digest()):
+            found = await self._look_for_members(spec.digest())
+            if found is not None:
+                self._founds = False
+                return await self._join_found(found.peer_id, found.welcome)
+        signed = sign_spec(spec, self._host.identity)
         store = BlobStore(self.home.run_directory(spec.digest()) / "blobs")
         await asyncio.to_thread(store_initial, spec, path, store)
         digests = prepared.digests()
@@ -53,9 +89,58 @@ class Entrance(PeerState):
             if stored != digest:
                 store.remove(stored)
                 raise damaged_data(blob)
-        for address in self.settings.initial_peers:
+        for address in self._first_contacts:
             self._courier.forget(parse_address(address)[0])
         return open_local_run(signed, store)
+
+    def _which_founding(self, spec: RunSpec) -> RunSpec:
+        """A run of this spec that this home was in last goes on, unless a new one is wanted."""
+        runs = [memory for memory in self._past if memory.spec.unmarked == spec.unmarked]
+        if not self.settings.new:
+            self._recalled = next(iter(runs), None)
+            return spec if self._recalled is None else self._recalled.spec
+        marked = spec.model_copy(update={"founding": secrets.token_hex(8)})
+        for memory in runs[:1]:
+            log.info(
+                "founds run %s afresh; leaves run %s, whose checkpoints stay in %s",
+                marked.digest()[:16],
+                memory.run_digest[:16],
+                self.home.run_directory(memory.run_digest),
+            )
+        return marked
+
+    def _has_met_somebody(self, run_digest: str) -> bool:
+        recalled = self._recalled
+        return recalled is not None and recalled.run_digest == run_digest and bool(recalled.members)
+
+    async def _take_up(self, recalled: Memory) -> Run:
+        """Go where the others are. Where nobody is, a daemon that was told of no peers goes on from
+        its own disk, if that has a whole checkpoint or this peer founded the run; others wait."""
+        digest, pause_s = recalled.run_digest, LOOK_AGAIN_S
+        store = BlobStore(self.home.run_directory(digest) / "blobs")
+        may_go_on = not self.settings.initial_peers and await asyncio.to_thread(
+            self._can_go_on, recalled, store
+        )
+        while True:
+            found = await self._look_for_members(digest)
+            if found is not None:
+                return await self._join_found(found.peer_id, found.welcome)
+            if may_go_on:
+                self._founds = True
+                log.info("takes up run %s (%s) alone", digest[:16], recalled.spec.name)
+                return open_local_run(recalled.signed_spec, store)
+            what = f"no member of run {digest[:16]} answers; looks again every {pause_s:.0f} s"
+            self.status.say(State.WAITING, what)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
+            await self._call_again(recalled)
+
+    def _can_go_on(self, recalled: Memory, store: BlobStore) -> bool:
+        layers = layer_count(recalled.spec)
+        saved = list_checkpoints(self.home.checkpoints(recalled.run_digest))
+        is_whole = any(len(checkpoint.layers) == layers for checkpoint in saved)
+        founded_it = recalled.signed_spec.peer_id == self._me.peer_id
+        return (is_whole or founded_it) and is_here(recalled.signed_spec, store)
 
     def _progress_of_data(self) -> Progress:
         """Tells the status, from the thread that prepares the data."""
@@ -95,14 +180,6 @@ class Entrance(PeerState):
 
         return tell
 
-    async def _is_trained_already(self, run_digest: str) -> bool:
-        """Whether this very run has members: a founder that comes back joins them."""
-        if not self.settings.initial_peers:
-            return False
-        own = await self._host.addresses()
-        found = await ask_present(self._courier, self._directory, own, run_digest)
-        return found is not None
-
     async def _print_invitation(self) -> None:
         run = self._run
         assert run is not None
@@ -119,24 +196,33 @@ class Entrance(PeerState):
     async def _join_run(self, run_digest: str) -> Run:
         self.status.say(State.JOINING, "asks which run is trained here")
         initial = [parse_address(address)[0] for address in self.settings.initial_peers]
-        own = await self._host.addresses()
-        self._welcomed_by, welcome = await find_run(
+        peer_id, welcome = await find_run(
             self._courier,
             self._directory,
+            self._search,
             initial,
-            own,
+            await self._host.addresses(),
             run_digest,
             lambda text: self.status.say(State.JOINING, text),
         )
-        members = {self._welcomed_by, *(peer.peer_id for peer in welcome.peers)}
-        for peer_id in set(initial) - members:
-            self._courier.forget(peer_id)  # a bootstrap node
+        return await self._join_found(peer_id, welcome)
+
+    async def _join_found(self, peer_id: str, welcome: Welcome) -> Run:
+        """Learn the run and its members from one that has answered."""
+        self._welcomed_by = peer_id
+        self.observer.came_to(welcome.tokens_per_s, welcome.members)
+        members = {peer_id, *(peer.peer_id for peer in welcome.peers)}
+        for address in self._first_contacts:
+            if (contact := parse_address(address)[0]) not in members:
+                self._courier.forget(contact)  # a bootstrap node
         for peer in welcome.peers:
             self._courier.learn(peer.peer_id, peer.addresses)
+        self._members_named = tuple(sorted(members))
         spec_digest = digest_bytes(welcome.run_spec.payload)
         store = BlobStore(self.home.run_directory(spec_digest) / "blobs")
-        peers = list(dict.fromkeys([self._welcomed_by, *self._courier.known]))
+        peers = list(dict.fromkeys([peer_id, *self._courier.known]))
         run = await fetch_run(welcome, store, self._blobs, peers)
+        await self._directory.meet(sorted({peer_id} - {self._me.peer_id}))
         if welcome.step > run.spec.total_steps:
             raise UserError(
                 f"run {spec_digest[:16]} is complete: all {run.spec.total_steps} steps are done",

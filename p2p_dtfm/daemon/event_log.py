@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from p2p_dtfm.daemon.troubles import Troubles
+
 LIMIT_BYTES = 64 << 20
 
 log = logging.getLogger("p2p_dtfm")
@@ -14,8 +16,9 @@ log = logging.getLogger("p2p_dtfm")
 class EventLog:
     """Appends to a file; past `LIMIT_BYTES` the older half of the history moves to `*.old`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, troubles: Troubles | None = None) -> None:
         self._path = path
+        self._troubles = troubles or Troubles()
 
     def write(self, event: str, **facts: Any) -> None:
         """A full disk costs the line, not the daemon."""
@@ -25,5 +28,11 @@ class EventLog:
                 self._path.replace(self._path.with_suffix(".old"))
             with self._path.open("a") as file:
                 file.write(line + "\n")
+            self._troubles.over("history")
         except OSError as error:
             log.warning("event not recorded: %s", error)
+            self._troubles.tell(
+                "history",
+                f"the history of this run cannot be written: {error.strerror}",
+                f"free space on the disk of {self._path.parent}",
+            )

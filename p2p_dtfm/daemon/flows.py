@@ -97,4 +97,5 @@ def _use(sent: tuple[int, int], rates: list[int | None], step_ns: int) -> float 
     if not known or not step_ns:
         return None
     times_ns = [size * 1e9 / (rate or known[0]) for size, rate in zip(sent, rates, strict=True)]
-    return round(max(times_ns) / step_ns, 4)
+    longest_ns = max(times_ns)  # a plan made before the link was measured may say less
+    return round(longest_ns / max(step_ns, longest_ns), 4)

@@ -43,6 +43,8 @@ class Mailbox:
         self._held: dict[FrameKey, bytearray] = {}
         self._seen: set[FrameKey] = set()
         self._waiting: dict[FrameKey, asyncio.Future[bytearray]] = {}
+        self.awaited: FrameKey | None = None
+        """What whoever waits for any arrival can do nothing without."""
         self._arrived = asyncio.Event()
         self._arrivals: list[FrameKey] = []
         self._step: int | None = None
@@ -180,10 +182,19 @@ class Mailbox:
         self._arrivals = left
         return taken
 
-    async def wait_for_arrival(self) -> None:
-        """Wait until anything new has come since the last call."""
-        await self._arrived.wait()
+    async def wait_for_arrival(self, awaited: FrameKey | None = None) -> None:
+        """Wait until anything new has come since the last call; `awaited` is what is needed."""
+        self.awaited = awaited
+        try:
+            await self._arrived.wait()
+        finally:
+            self.awaited = None
         self._arrived.clear()
+
+    def lacks(self) -> tuple[FrameKey, ...]:
+        """The frames that are waited for and have not come."""
+        awaited = {key for key in (self.awaited,) if key is not None and key not in self._seen}
+        return tuple(sorted(awaited | self._waiting.keys()))
 
 
 def segments_of(plan: Plan, me: str) -> dict[int, Segment]:

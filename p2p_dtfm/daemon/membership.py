@@ -27,7 +27,11 @@ from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.planner import compute_plan
 from p2p_dtfm.core.records import Intent, PeerRecord
 from p2p_dtfm.core.snapshot import Member, Snapshot
-from p2p_dtfm.daemon.peer_state import PeerState
+from p2p_dtfm.daemon.acquaintances import (
+    LOOK_AGAIN_LIMIT_S,
+    LOOK_AGAIN_S,
+    Acquaintances,
+)
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.wire import KnownPeers
 from p2p_dtfm.net.errors import Unreachable
@@ -37,6 +41,8 @@ log = logging.getLogger("p2p_dtfm")
 TICK_S = 0.1
 DATA_RETRY_S = 5.0
 LINKS_WAIT_S = 8.0
+FOUNDS_AFTER_S = 4 * LOOK_AGAIN_S
+"""Once a pause between two looks in vain has grown to this, who may found goes on alone."""
 JOIN_RETRY_S = 1.0
 HISTORY_LIMIT = 256
 DISAGREEMENTS_KEPT = 16
@@ -44,7 +50,7 @@ LEAVE_LIMIT_S = 60.0
 """How long a peer with the only copy of a layer waits for others to be enough to train."""
 
 
-class Membership(PeerState):
+class Membership(Acquaintances):
     """Turns the actions of `core.agreement` into calls."""
 
     async def _found_loop(self) -> None:
@@ -66,23 +72,74 @@ class Membership(PeerState):
         """Ask members to be let in until there is a view with this peer."""
         agreement = self._agreement
         assert agreement is not None
-        number = 0
+        silent: set[str] = set()
+        turn, pause_s = 0, LOOK_AGAIN_S
         while agreement.view is None:
             if not agreement.attempting and agreement.next_view is None:
-                members = [p for p in (self._welcomed_by, *self._courier.known) if p]
-                member = members[number % len(members)]
-                number += 1
-                self.status.say(State.JOINING, f"asks {member} to be let in at the next view")
-                await self._ask_to_be_let_in(member, agreement)
+                members = [peer for peer in self._may_let_in(agreement) if peer not in silent]
+                if members:
+                    member = members[turn % len(members)]
+                    turn += 1
+                    self.status.say(State.JOINING, f"asks {member} to be let in at the next view")
+                    if await self._ask_to_be_let_in(member, agreement):
+                        pause_s = LOOK_AGAIN_S
+                    else:
+                        silent.add(member)
+                        continue
+                else:
+                    silent.clear()
+                    if not await self._find_others(agreement, pause_s):
+                        pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
             await asyncio.sleep(JOIN_RETRY_S)
 
-    async def _ask_to_be_let_in(self, member: str, agreement: Agreement) -> None:
+    def _may_let_in(self, agreement: Agreement) -> list[str]:
+        """Who may be a member: those heard last come first. It may be nobody."""
+        known = {self._welcomed_by, *self._courier.known, *agreement.known_peers}
+        known -= {"", self._me.peer_id}
+        heard_s = self._courier.heard_s
+        return sorted(known, key=lambda peer: (-heard_s.get(peer, 0.0), peer))
+
+    async def _find_others(self, agreement: Agreement, pause_s: float) -> bool:
+        """None of those that are known answers: look in all places again. Whether somebody was
+        found; if nobody was, a pause lies behind."""
+        assert self._run is not None
+        await self._call_again(self._memory)
+        found = await self._look_for_members(self._run.digest)
+        if found is not None:
+            self._welcomed_by = found.peer_id
+            for peer in found.welcome.peers:
+                self._courier.learn(peer.peer_id, peer.addresses)
+            return True
+        may_found = bool(self.settings.run) or not self.settings.initial_peers
+        if may_found and not self.views and pause_s >= FOUNDS_AFTER_S:
+            await self._go_on_alone(agreement)
+            return False
+        what = f"no member of run {self._run.digest[:16]} answers; looks again in {pause_s:.0f} s"
+        self.status.say(State.WAITING, what)
+        end_s = time.monotonic() + pause_s
+        while time.monotonic() < end_s and agreement.view is None and not agreement.attempting:
+            await asyncio.sleep(TICK_S)
+        return False
+
+    async def _go_on_alone(self, agreement: Agreement) -> None:
+        """Those that were found when this peer came back have died before they let it in."""
+        log.warning("goes on alone: nobody that it found when it came back answers any more")
+        self._founds = True
+        await self._resume_from_checkpoint()
+        if agreement.view is None and not agreement.attempting:
+            self._do(agreement.found(time.monotonic_ns()))
+            self._spawn(self._reunion_loop())
+
+    async def _ask_to_be_let_in(self, member: str, agreement: Agreement) -> bool:
+        """Whether it answered."""
         try:
             reply = await self._courier.ask(member, agreement.wants_view())
             for peer in decode(reply, KnownPeers).peers:
                 self._courier.learn(peer.peer_id, peer.addresses)
         except (Unreachable, PeerFault) as error:
             log.debug("not let in yet: %s", error)
+            return isinstance(error, PeerFault) and not isinstance(error, Unreachable)
+        return True
 
     def _do(self, actions: Actions) -> None:
         assert self._agreement is not None and self._trainer is not None
@@ -96,6 +153,7 @@ class Membership(PeerState):
                 self.status.say(State.WAITING, "a failure: the members agree on how to go on")
                 self.observer.fault("a failure: the step under way has stopped")
                 self._trainer.stop_step()
+                self._take_sides()
             elif isinstance(action, ViewAgreed):
                 self._on_agreed(action)
             elif isinstance(action, TakeOver):
@@ -110,6 +168,15 @@ class Membership(PeerState):
             elif isinstance(action, Report):
                 log.info("%s", action.text)
                 self.observer.note(action.text)
+
+    def _take_sides(self) -> None:
+        """At once, before all have agreed: say who holds up this peer, too, of those of whom one
+        accuses the other."""
+        agreement = self._agreement
+        assert agreement is not None and self._step_watch is not None
+        now_ns = time.monotonic_ns()
+        for suspicion in self._step_watch.take_sides(agreement):
+            self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
 
     async def _compute_plan(self, snapshot: Snapshot) -> None:
         assert self._agreement is not None
@@ -135,6 +202,7 @@ class Membership(PeerState):
         entry = _history_entry(action)
         self.views = [*self.views, entry][-HISTORY_LIMIT:]
         self._events.write("view", **entry)
+        self._remember_view(view)
         self.observer.view_took_over(view, step)
         if self._view_history is not None and self._agreement is not None:
             self._spawn(asyncio.to_thread(self._view_history.write, self._agreement.history))
@@ -147,8 +215,10 @@ class Membership(PeerState):
             log.info("waiting: %s", view.plan.reason)
         for peer_id in view.member_ids:
             self._spawn(self._connect(peer_id))
-        if isinstance(view.plan, Plan):
-            self._liveness.expect_steps_of(view.plan.predicted_step_ns)
+        assert self._step_watch is not None
+        self._step_watch.took_over(view, step)
+        self._plan_times.took_over(view)
+        self._device_pace.took_over()
         self._trainer.take_over(view, step, action.ledger, action.restart, action.redo)
         if self._leaving.is_set():
             self._leave_now_or_ask()
@@ -186,10 +256,15 @@ class Membership(PeerState):
         """Without a number on disk that grows, a later start could speak as an earlier one."""
         while True:
             try:
-                return self.home.next_life()
+                life = self.home.next_life()
+                self.status.troubles.over("life")
+                return life
             except OSError as error:
                 text = f"its life cannot be written down ({error}); free space on that disk"
                 self.status.say(State.WAITING, text)
+                self.status.troubles.tell(
+                    "life", f"its life cannot be written down ({error})", "free space on that disk"
+                )
                 await asyncio.sleep(DATA_RETRY_S)
 
     async def _connect(self, peer_id: str) -> None:

@@ -1,6 +1,7 @@
 """The microbatches of a step on their way through one stage."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from p2p_dtfm.daemon.step_frames import StepFrames
 from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.net.frames import FrameKind
 from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.finite import NotFinite, is_finite
 
 Tensor = Any
 Batch = tuple[Tensor, Tensor]
@@ -127,7 +129,7 @@ class Microbatches:
                     try:
                         await self._arrived(key, payload, places[key.index], order, tensors)
                     except PeerFault as fault:
-                        self._frames.on_trouble(key.sender, fault.cause)
+                        self._frames.on_poison(key.sender, fault.cause)
                 if ahead is None and order.only_weights_are_left:
                     owed = [redo.microbatches[place] for place in order.take_weights()]
                     await self._weights_by_layer(owed, is_final)
@@ -137,7 +139,7 @@ class Microbatches:
                     tasklet = order.next()
                     if tasklet is None:
                         with self._recorder.span("wait"):
-                            await self._mailbox.wait_for_arrival()
+                            await self._mailbox.wait_for_arrival(self._awaited(step, order))
                         continue
                     if not order.splits and order.only_weights_are_left:
                         await self._end_backwards(step, tasklet, tensors, is_final)
@@ -153,6 +155,16 @@ class Microbatches:
                 ahead.running.cancel()
         for layer in list(not_final):  # where all was done before
             is_final(layer)
+
+    def _awaited(self, step: int, order: StageOrder) -> FrameKey:
+        """The frame without which nothing can be computed."""
+        kind, place = order.lacks
+        number = self._redo.microbatches[place]
+        if kind is TaskletKind.FORWARD:
+            return self._activation(step, number)
+        after = self._neighbour(FrameKind.ACTIVATION, number).peer_id
+        gradient = FrameKind.ACTIVATION_GRADIENT
+        return FrameKey(step, gradient, self._stage.end_layer, number, after)
 
     def _begin(self, step: int, tasklet: Tasklet, tensors: "_Arrived") -> "_Begun":
         """Give a tasklet to the compute thread, behind what it has to do already."""
@@ -231,7 +243,10 @@ class Microbatches:
         forward = self._recorder.timed("forward", number, self._runner.forward)
         result = forward(number, *self._entry(step, number, entry))
         if self._runner.has_head:
-            self._work.forward_done(number, None, float(result))
+            loss = float(result)
+            if not math.isfinite(loss):
+                raise NotFinite(f"the loss of microbatch {number} is not finite")
+            self._work.forward_done(number, None, loss)
             return None
         sent = self._outgoing(FrameKind.ACTIVATION, number, result)
         self._work.forward_done(number, sent, None)
@@ -346,8 +361,14 @@ class Microbatches:
         """Raises `PeerFault`."""
         codec = codec_of(self._mailbox.codec_of(key.kind, key.sender), self._spec.codecs)
         if codec.lossless:
-            return codec.decode(payload, self._shape)
-        return await self._compute.run(codec.decode, payload, self._shape)
+            tensor = codec.decode(payload, self._shape)
+            finite = await self._compute.run_beside(is_finite, tensor)
+        else:
+            tensor = await self._compute.run(codec.decode, payload, self._shape)
+            finite = await self._compute.run(is_finite, tensor)
+        if not finite:
+            raise PeerFault(f"{key.kind} {key.index} with a value that is not finite")
+        return tensor
 
     def _activation(self, step: int, number: int) -> FrameKey:
         before, layer = self._neighbours[self._place(number)].before, self._stage.first_layer
@@ -390,6 +411,8 @@ class Microbatches:
         codec = codec_of(name, self._spec.codecs)
         if codec.lossless:  # the others encode on the device, and their bytes are few
             tensor = self._runner.copies.to_host(tensor).wait()
+        if not is_finite(tensor):
+            raise NotFinite(f"{kind} of microbatch {number} is not finite")
         return Outgoing(name, codec.encode(tensor))
 
     def _again(self, kind: FrameKind, number: int, sent: Outgoing) -> Outgoing:

@@ -26,7 +26,9 @@ from p2p_dtfm.core.actions import LAN, WAN
 from p2p_dtfm.core.agreement import Agreement
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.core.snapshot import Member
+from p2p_dtfm.core.step_terms import terms_of
 from p2p_dtfm.core.workload import workload_of
+from p2p_dtfm.daemon.before_start import check_before_start
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.courier import Courier
 from p2p_dtfm.daemon.device_lock import only_daemon_on
@@ -42,6 +44,7 @@ from p2p_dtfm.daemon.peer_state import bytes_per_s
 from p2p_dtfm.daemon.readings import Readings, laboratory_marks
 from p2p_dtfm.daemon.run_source import Run
 from p2p_dtfm.daemon.status import State
+from p2p_dtfm.daemon.step_watch import StepWatch
 from p2p_dtfm.daemon.trace_collector import TraceCollector
 from p2p_dtfm.daemon.trainer import Trainer
 from p2p_dtfm.daemon.trainer_state import Tools
@@ -52,7 +55,6 @@ from p2p_dtfm.net.addresses import parse_address
 from p2p_dtfm.net.blobs import BlobExchange
 from p2p_dtfm.net.bulk import BulkPlane
 from p2p_dtfm.net.control import ControlPlane
-from p2p_dtfm.net.directory import Directory
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameLimits
 from p2p_dtfm.net.host import Host
@@ -60,11 +62,9 @@ from p2p_dtfm.net.identity import verify
 from p2p_dtfm.net.probing import Probes
 from p2p_dtfm.net.shaping import LineLimit, Shape, Shaper
 from p2p_dtfm.train.batches import Batches
-from p2p_dtfm.train.checkpoint import list_checkpoints, load_layer
 from p2p_dtfm.train.data import Dataset
 from p2p_dtfm.train.emulated import emulated_flops_per_s
 from p2p_dtfm.train.measure import exclusive_name, select_device
-from p2p_dtfm.train.model import layer_count
 from p2p_dtfm.web.api import LocalApi, make_app
 
 log = logging.getLogger("p2p_dtfm")
@@ -80,6 +80,7 @@ class Daemon(Upkeep, Entrance, Readings):
 
     async def run(self) -> int:
         """Returns the exit code. Raises `UserError`."""
+        check_before_start(self.settings)
         self._refuse_emulation_among_strangers()
         self.home.acquire()
         async with contextlib.AsyncExitStack() as stack:
@@ -87,6 +88,7 @@ class Daemon(Upkeep, Entrance, Readings):
             stack.callback(self.observer.close)
             stack.callback(self.compute.close)
             self._failed = asyncio.get_running_loop().create_future()
+            await self._recall()
             self._handle_signals()
             self._life = self.home.next_life()
             if not await self._unless_leaving(self._start(stack)):
@@ -164,10 +166,9 @@ class Daemon(Upkeep, Entrance, Readings):
     async def _start_network(self, stack: contextlib.AsyncExitStack) -> None:
         settings = self.settings
         self.status.say(State.STARTING, "starts libp2p")
-        self._host = await Host.start(
-            self.home.identity, settings.listen, settings.announce, settings.initial_peers
-        )
+        self._host = await Host.start(self.home.identity, settings.listen, settings.announce)
         stack.push_async_callback(self._host.close)
+        self._first_contacts = await self._reach_first_contacts()
         if settings.shape is not None:
             self._host.shaper = Shaper(Shape.load(settings.shape), self._host.peer_id)
             self._spawn(self._host.shaper.follow(settings.shape))
@@ -193,33 +194,30 @@ class Daemon(Upkeep, Entrance, Readings):
         await self._way_in.ready()
         stack.push_async_callback(self._way_in.close)
         self.status.say(State.STARTING, "asks whether others can reach this machine")
-        await self._way_in.find(settings.initial_peers)
+        await self._way_in.find(self._first_contacts)
         self._spawn(self._way_in.keep())
         stack.push_async_callback(self._courier.close)
         self._traces = TraceCollector(self._recorder, self._courier, self._host)
         self.observer.meets(self._courier)
         self.observer.marks = laboratory_marks(settings, self._host)
         await self._start_api(stack)
-        for address in settings.initial_peers:
+        for address in self._first_contacts:
             peer_id, where = parse_address(address)
             self._courier.learn(peer_id, (where,))
-        self._directory = await Directory.start(
-            self._host, settings.initial_peers, serves=not self._way_in.is_behind_router
-        )
+        self._directory = await self._start_directory(not self._way_in.is_behind_router)
         stack.push_async_callback(self._directory.close)
+        self._begin_to_search()
         self._probes = await Probes(self._host).ready()
         self._blobs = await BlobExchange(
             self._host, self._open_blob, self._on_fault, self._on_download
         ).ready()
 
     async def _start_run(self, stack: contextlib.AsyncExitStack) -> None:
-        if self._founds:
-            run = await self._found_run()
-        else:
-            run = await self._join_run(self.settings.run_digest)
-        self._run = run
+        self._run = run = await self._enter_run()
         self._workload = workload_of(run.spec)
-        self._events = EventLog(self.home.run_directory(run.digest) / "events.jsonl")
+        self._events = EventLog(
+            self.home.run_directory(run.digest) / "events.jsonl", self.status.troubles
+        )
         limits = FrameLimits(payload_bytes=max(64 << 20, self._workload.boundary_bytes))
         self._bulk = BulkPlane(
             self._host,
@@ -242,12 +240,16 @@ class Daemon(Upkeep, Entrance, Readings):
             LAN if self.settings.is_near else WAN,
             self._view_history.read(),
         )
+        self._agreement.terms = terms_of(run.spec)
         self.observer.trains(run.spec, run.digest, self._workload, self._agreement)
         self._make_trainer(run)
         assert self._trainer is not None and self._checkpoints is not None
         stack.push_async_callback(self._trainer.close)
         stack.push_async_callback(self._checkpoints.close)
         stack.callback(self._cancel_tasks)
+        await self._begin_to_remember(run)
+        if self._nearby is not None:
+            stack.callback(self._nearby.close)
 
     async def _start_api(self, stack: contextlib.AsyncExitStack) -> None:
         readers = {
@@ -280,6 +282,7 @@ class Daemon(Upkeep, Entrance, Readings):
             self.compute,
             self._announce,
             self._has_stage,
+            self.status.troubles,
         )
         dataset = Dataset(run.manifest, run.blobs.path, run.spec.model.context)
         tools = Tools(
@@ -305,7 +308,15 @@ class Daemon(Upkeep, Entrance, Readings):
             recorder=self._recorder,
         )
         self._trainer = Trainer(tools, self)
+        self._step_watch = StepWatch(
+            self._me.peer_id,
+            run.spec,
+            max(run.manifest.blobs().values(), default=0),
+            self._trainer.waits,
+            self._liveness.sleep_ns,
+        )
         self._trainer.history.on_record = self._on_step
+        self.observer.measures_with(lambda: self._measured_rate() > 0)
 
     async def _take_part(self) -> None:
         assert self._run is not None and self._trainer is not None
@@ -314,6 +325,9 @@ class Daemon(Upkeep, Entrance, Readings):
         self._spawn(self._tick_loop())
         self._spawn(self._way_in_loop())
         self._spawn(self._presence_loop())
+        self._spawn(self._memory_loop())
+        if self._founds:
+            self._spawn(self._reunion_loop())
         if self._disk_limit_bytes:
             directory = self.home.run_directory(self._run.digest)
             self._spawn(keep_under(self.home.root, directory, self._disk_limit_bytes))
@@ -322,26 +336,6 @@ class Daemon(Upkeep, Entrance, Readings):
         self._spawn(self._timeline_loop())
         self._training = self._spawn(self._trainer.run())
         self._spawn(self._found_loop() if self._founds else self._join_loop())
-
-    async def _resume_from_checkpoint(self) -> None:
-        """A founder that finds whole checkpoints of its run goes on from the newest."""
-        assert self._run is not None and self._trainer is not None and self._agreement is not None
-        assert self._checkpoints is not None
-        if not self._founds:
-            return
-        for checkpoint in list_checkpoints(self.home.checkpoints(self._run.digest)):
-            if len(checkpoint.layers) < layer_count(self._run.spec):
-                continue
-            step = checkpoint.manifest.step
-            states = {}
-            for layer in checkpoint.layers:
-                states[layer] = await self.compute.run(load_layer, checkpoint.directory, layer)
-            self._trainer.adopt(states, step)
-            held = dict.fromkeys(states, step)
-            lineage = checkpoint.manifest.lineage
-            self._agreement.resume(step, held, lineage, self._checkpoints.saved)
-            log.info("goes on from the checkpoint of step %d", step)
-            return
 
     async def _until_end(self) -> int:
         assert self._failed is not None and self._trainer is not None

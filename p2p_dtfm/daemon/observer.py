@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 import time
-from collections import deque
+from collections.abc import Callable
 
 from p2p_dtfm import __version__
 from p2p_dtfm.core.agreement import Agreement
@@ -13,7 +13,8 @@ from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.core.view import View
 from p2p_dtfm.core.workload import Workload
 from p2p_dtfm.daemon.courier import Courier
-from p2p_dtfm.daemon.series import Series
+from p2p_dtfm.daemon.problems import SILENT_S, UNHEARD_S, Sight, problems_in
+from p2p_dtfm.daemon.seen import EVENTS_LIMIT, Events, Seen
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.view_facts import points_of, view_state
 from p2p_dtfm.web.state import (
@@ -24,15 +25,8 @@ from p2p_dtfm.web.state import (
     RunFacts,
     Timeline,
     ViewState,
+    Worth,
 )
-
-EVENTS_LIMIT = 200
-WARNINGS_SHOWN = 5
-WARNING_SHOWN_S = 120.0
-LATE_STEPS = 5
-LATE_S = 10.0
-"""A step is late after this time and this many times what steps took of late."""
-SILENT_S = 10.0
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -40,7 +34,7 @@ log = logging.getLogger("p2p_dtfm")
 class Observer:
     """`state()` is cheap: what changes seldom is made once and kept."""
 
-    def __init__(self, status: Status, seen: "Seen | None" = None) -> None:
+    def __init__(self, status: Status, seen: Seen | None = None) -> None:
         self.marks: tuple[str, ...] = ()
         self._status = status
         self._timeline = Timeline()
@@ -55,7 +49,10 @@ class Observer:
         self.seen = seen or Seen()
         self._series = self.seen.series
         self._events = self.seen.events
+        self._before: tuple[float, int] | None = None
+        self._is_settled: Callable[[], bool] = lambda: False
         self._committed_s = time.monotonic()
+        self._usual_rate: float | None = None
         self._warnings = _Warnings(self._events)
         log.addHandler(self._warnings)
 
@@ -70,6 +67,14 @@ class Observer:
         """The daemon has an identity and can be spoken to."""
         self._peer_id = courier.me
         self._courier = courier
+
+    def came_to(self, tokens_per_s: float, members: int) -> None:
+        """What the swarm did, as it measured itself, before this peer came; 0: not known."""
+        self._before = (tokens_per_s, members) if tokens_per_s > 0 and members > 0 else None
+
+    def measures_with(self, is_settled: Callable[[], bool]) -> None:
+        """Whether the rate in force says something of the present view."""
+        self._is_settled = is_settled
 
     def trains(
         self, spec: RunSpec, run_digest: str, workload: Workload, agreement: Agreement
@@ -143,7 +148,8 @@ class Observer:
         """A step's outcome is known here."""
         self.seen.committed_count += 1
         self._committed_s = time.monotonic()
-        self._series.committed(outcome, self._status.facts.get("tokens_per_s"))
+        self._usual_rate = self._status.figures().get("tokens_per_s")
+        self._series.committed(outcome, self._usual_rate)
 
     def _tell(self, kind: str, text: str) -> None:
         self._events.add(Event(round(time.time(), 3), kind, text))
@@ -163,8 +169,8 @@ class Observer:
 
     def live(self) -> Live:
         """What changes from second to second."""
-        facts = self._status.facts
-        step_ns, work = self._step_ns(), self._status.work
+        facts, work = self._status.figures(), self._status.work
+        step_ns = self._step_ns(facts.get("tokens_per_s"))
         return Live(
             time_s=round(time.time(), 3),
             version=__version__,
@@ -172,7 +178,7 @@ class Observer:
             state=self._status.state.value,
             reason=shortened(self._status.reason),
             since_s=round(self._status.since_s, 3),
-            step=self._step(),
+            step=self.step(),
             loss=facts.get("loss"),
             held_out_loss=facts.get("held_out_loss"),
             tokens_per_s=facts.get("tokens_per_s"),
@@ -181,7 +187,8 @@ class Observer:
             committed_here=self.seen.committed_count,
             waits_for=tuple(facts.get("waits_for") or ()),
             next=tuple(self._next()),
-            problems=tuple(self._problems(step_ns)),
+            problems=tuple(self.problems()),
+            worth=self._worth(facts.get("tokens_per_s")),
             heard_s_ago=self._heard(),
             silent_after_s=max(SILENT_S, 3 * (step_ns or 0) / 1e9),
             marks=self.marks,
@@ -190,13 +197,25 @@ class Observer:
             work_left_s=work.left_s if work else None,
         )
 
-    def _step(self) -> int:
+    def step(self) -> int:
         """Committed so far; a newcomer begins where the others are."""
         known = self._agreement.step if self._agreement is not None else 0
-        return self._status.facts.get("step") or known
+        return int(self._status.facts.get("step") or known)
 
-    def _step_ns(self) -> int | None:
-        rate = self._status.facts.get("tokens_per_s")
+    def _worth(self, tokens_per_s: float | None) -> Worth | None:
+        """Nothing for who was there from the beginning."""
+        if self._before is None or self._view_state.me is None:
+            return None
+        settled = tokens_per_s is not None and self._is_settled()
+        before_tokens_per_s, before_members = self._before
+        return Worth(
+            before_tokens_per_s=round(before_tokens_per_s, 1),
+            before_members=before_members,
+            now_tokens_per_s=tokens_per_s if settled else None,
+            now_members=len(self._view_state.peers),
+        )
+
+    def _step_ns(self, rate: float | None) -> int | None:
         return int(self._run.tokens_per_step / rate * 1e9) if self._run and rate else None
 
     def _heard(self) -> tuple[float | None, ...]:
@@ -218,7 +237,7 @@ class Observer:
             found.append(f"view {number} takes over once all its members have their layers")
         elif agreement.attempting:
             found.append("the members are agreeing on a new view")
-        step = self._step()
+        step = self.step()
         if step >= spec.total_steps or self._status.state not in (State.TRAINING, State.SPARE):
             return found
         due = {
@@ -231,24 +250,32 @@ class Observer:
                 found.append(f"{what} after step {at}")
         return found
 
-    def _problems(self, step_ns: int | None) -> list[Problem]:
-        found = []
-        if self._view_state.no_plan:
-            found.append(
-                Problem(self._view_state.no_plan, "training goes on as soon as peers suffice")
-            )
-        late_s = time.monotonic() - self._committed_s
-        training = self._status.state is State.TRAINING
-        if training and late_s > max(LATE_S, LATE_STEPS * (step_ns or 0) / 1e9):
-            waits_for = self._status.facts.get("waits_for") or ()
-            whom = ", ".join(map(shortened, waits_for)) or "tensors of its neighbours"
-            found.append(
-                Problem(
-                    f"no step was committed for {int(late_s)} s: this peer waits for {whom}",
-                    "see whether those computers and their connections are well",
-                )
-            )
-        return found + self._warnings.recent()
+    def problems(self) -> list[Problem]:
+        """What is wrong at this moment, and what to do about each."""
+        status, agreement = self._status, self._agreement
+        step_ns = self._step_ns(self._usual_rate)
+        sight = Sight(
+            state=status.state,
+            reason=shortened(status.reason),
+            in_state_s=time.time() - status.since_s,
+            uncommitted_s=time.monotonic() - self._committed_s,
+            step_s=step_ns / 1e9 if step_ns else None,
+            no_plan=self._view_state.no_plan,
+            is_failing=agreement is not None and agreement.view is not None and agreement.frozen,
+            lost=[shortened(peer_id) for peer_id in agreement.suspected] if agreement else (),
+            waits_for=[shortened(peer_id) for peer_id in status.facts.get("waits_for") or ()],
+            silent=self._silent(),
+        )
+        told = [Problem(shortened(what), fix) for what, fix in status.troubles.present()]
+        return [*problems_in(sight), *told]
+
+    def _silent(self) -> list[tuple[str, float]]:
+        heard = zip(self._view_state.peers, self._heard(), strict=False)
+        return [
+            (shortened(peer.peer_id), ago_s)
+            for peer, ago_s in heard
+            if ago_s is not None and ago_s > UNHEARD_S
+        ]
 
 
 def shortened(text: str) -> str:
@@ -263,34 +290,9 @@ def _multiple_after(step: int, every: int) -> int:
     return (step // every + 1) * every
 
 
-class Seen:
-    """What outlasts a pause: the daemon that follows on the same home goes on with it."""
-
-    def __init__(self) -> None:
-        self.series = Series()
-        self.events = Events()
-        self.committed_count = 0
-
-
-class Events:
-    """The latest, as one object until another comes."""
-
-    def __init__(self) -> None:
-        self._held: deque[Event] = deque(maxlen=EVENTS_LIMIT)
-        self._made: tuple[Event, ...] | None = ()
-
-    def add(self, event: Event) -> None:
-        self._held.append(event)
-        self._made = None
-
-    def newest_first(self) -> tuple[Event, ...]:
-        if self._made is None:
-            self._made = tuple(reversed(self._held))
-        return self._made
-
-
 class _Warnings(logging.Handler):
-    """Warnings of the log, as events and for a while as problems. A repeated one counts once."""
+    """Warnings of the log, as events: they tell what was, not what is wrong. A repeated one
+    counts once."""
 
     def __init__(self, events: Events) -> None:
         super().__init__(logging.WARNING)
@@ -304,9 +306,3 @@ class _Warnings(logging.Handler):
         self._last[text] = record.created
         while len(self._last) > EVENTS_LIMIT:
             del self._last[next(iter(self._last))]
-
-    def recent(self) -> list[Problem]:
-        """Those of the last minutes, newest first."""
-        now_s = time.time()
-        fresh = [text for text, at_s in self._last.items() if now_s - at_s < WARNING_SHOWN_S]
-        return [Problem(text) for text in reversed(fresh[-WARNINGS_SHOWN:])]

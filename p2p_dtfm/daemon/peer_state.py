@@ -11,15 +11,21 @@ from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.daemon.checkpoints import Checkpoints
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.device_pace import DevicePace
 from p2p_dtfm.daemon.event_files import EventFiles
 from p2p_dtfm.daemon.home import Home
-from p2p_dtfm.daemon.observer import Observer, Seen
+from p2p_dtfm.daemon.memory import Memory
+from p2p_dtfm.daemon.observer import Observer
+from p2p_dtfm.daemon.plan_times import PlanTimes
 from p2p_dtfm.daemon.run_source import Run
+from p2p_dtfm.daemon.seen import Seen
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State, Status
 from p2p_dtfm.daemon.step_recorder import StepRecorder
+from p2p_dtfm.daemon.step_watch import StepWatch
 from p2p_dtfm.daemon.trainer import Trainer
 from p2p_dtfm.daemon.view_history import ViewHistory
+from p2p_dtfm.net.nearby import Nearby
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -59,6 +65,9 @@ class PeerState:
         self._checkpoints: Checkpoints | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._liveness = Liveness(LAN_LIVENESS if settings.is_near else WAN_LIVENESS)
+        self._step_watch: StepWatch | None = None
+        self._plan_times = PlanTimes()
+        self._device_pace = DevicePace()
         self._moved = asyncio.Event()
         """This peer's addresses are others than those in its presence."""
         self._far_ends: dict[str, str] = {}
@@ -69,6 +78,16 @@ class PeerState:
         self._training: asyncio.Task[Any] | None = None
         self._welcomed_by = ""
         self._view_history: ViewHistory | None = None
+        self._members_named: tuple[str, ...] = ()
+        """By the member that answered first."""
+        self._first_contacts: tuple[str, ...] = ()
+        """Addresses that were reached before anything else."""
+        self._past: list[Memory] = []
+        self._recalled: Memory | None = None
+        self._memory: Memory | None = None
+        self._memory_lock = asyncio.Lock()
+        self._memory_fails = False
+        self._nearby: Nearby | None = None
         self._founds = settings.founds
         self.pause_reason: str | None = None
         """Why this peer left, if it is to come back."""
@@ -95,6 +114,7 @@ class PeerState:
 
     def _set_record(self, intent: Intent | None = None) -> None:
         assert self._agreement is not None
+        self._self_record.state_steps(self._plan_times.told())
         record, signed = self._self_record.make(self._host.identity.sign, intent)
         self._agreement.set_record(record, signed)
 
@@ -121,6 +141,13 @@ class PeerState:
         assert self._failed is not None
         if not self._failed.done():
             self._failed.set_exception(task.exception() or RuntimeError("unknown"))
+
+    def _measured_rate(self) -> int:
+        """Tokens a second of the view in force; 0 while too little of it was seen."""
+        trainer = self._trainer
+        if trainer is None or not trainer.history.pace.is_settled:
+            return 0
+        return int(self.status.figures().get("tokens_per_s") or 0)
 
     def _cancel_tasks(self) -> None:
         for task in self._tasks:

@@ -39,6 +39,8 @@ class Readings(PeerState):
             "run_digest": self._run.digest if self._run else None,
             "data": self._run.manifest.notes.describe() if self._run else None,
             **self.status.as_json(),
+            "step": self.observer.step(),
+            "problems": msgspec.to_builtins(self.observer.problems()),
             "view": view.id.number if view else None,
             "snapshot": view.id.snapshot if view else None,
             "plan": view.plan.digest() if view else None,
@@ -102,6 +104,7 @@ class Readings(PeerState):
         """Views, losses and held-out losses so far."""
         trainer = self._trainer
         return {
+            "step": self.observer.step(),
             "views": self.views,
             "losses": list(trainer.history.losses) if trainer else [],
             "held_out_losses": list(trainer.history.held_out) if trainer else [],

@@ -82,9 +82,8 @@ class Reception(TrainerOutlet):
             actions = self._agreement.receive(sender, message, time.monotonic_ns())
             self._learn_addresses(message)
             if isinstance(message, Heartbeat):
-                self._liveness.heartbeat(
-                    sender, message.progress, message.waits, time.monotonic_ns()
-                )
+                assert self._step_watch is not None
+                self._step_watch.heard(sender, message.progress, message.work)
             self._do(actions)
         elif isinstance(message, SignedPrepared):
             if message.signed.peer_id != sender:
@@ -145,7 +144,14 @@ class Reception(TrainerOutlet):
         peers = [PeerAddress(record.peer_id, record.addresses) for record in records]
         others = [peer for peer in peers if peer.peer_id not in (sender, own.peer_id)]
         return encode(
-            Welcome(PROTOCOL_VERSION, self._run.signed_spec, (own, *others), self._agreement.step)
+            Welcome(
+                PROTOCOL_VERSION,
+                self._run.signed_spec,
+                (own, *others),
+                self._agreement.step,
+                len(records),
+                self._measured_rate(),
+            )
         )
 
     def _on_frame(

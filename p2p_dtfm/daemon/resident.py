@@ -1,32 +1,40 @@
 """What stays on a machine between times of taking part: after a pause, and outside of set hours.
 
 A pause is a planned leave, after which the process stays, holds its home and answers `status` and
-`resume`. Nothing of the model is in memory meanwhile. To come back is to join like a newcomer, at
+`resume`. Neither the model nor torch and libp2p are in memory meanwhile: this module and what it
+imports know nothing of them, and a process that has trained makes room for one that has not
+(`daemon.away`). To come back is to join like a newcomer, at
 whom was met before; if they are gone, or there were none, as the daemon was started.
 """
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from p2p_dtfm import __version__
 from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.daemon.away import Away, StepAside, as_plain
 from p2p_dtfm.daemon.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.home import Home
 from p2p_dtfm.daemon.hours import Hours
-from p2p_dtfm.daemon.node import Daemon
-from p2p_dtfm.daemon.observer import Seen
+from p2p_dtfm.daemon.seen import Seen
 from p2p_dtfm.daemon.settings import Settings
 from p2p_dtfm.daemon.status import State, Status
-from p2p_dtfm.train.measure import release_memory
 from p2p_dtfm.web.api import LocalApi, make_app
 from p2p_dtfm.web.state import DashboardState, Event, Live, Timeline, ViewState
+
+if TYPE_CHECKING:
+    from p2p_dtfm.daemon.node import Daemon
 
 LOOK_EVERY_S = 1.0
 UNREACHABLE = 6
@@ -41,22 +49,32 @@ def _local_time() -> datetime:
 class Resident:
     """Takes part, pauses, and takes part again, until it is told to leave or a run is done."""
 
-    def __init__(self, settings: Settings, now: Callable[[], datetime] = _local_time) -> None:
-        """`now`: the time of day here, for the hours."""
+    def __init__(
+        self,
+        settings: Settings,
+        now: Callable[[], datetime] = _local_time,
+        *,
+        steps_aside: bool = False,
+        away: Away | None = None,
+    ) -> None:
+        """`now`: the time of day here, for the hours. `steps_aside`: a pause raises `StepAside`
+        instead of staying in this process. `away`: what a process that did so has left."""
         self._settings = settings
         self._now = now
         self._hours = Hours.parse(settings.hours)
         self._dashboard = DashboardHost()
-        self._seen = Seen()
-        self._last: dict[str, Any] = {}
-        self._last_state: DashboardState | None = None
+        self._steps_aside = steps_aside
+        self._away = away
+        self._seen = Seen() if away is None else Seen.of(away.shown)
+        self._last: dict[str, Any] = {} if away is None else away.status
+        self._last_state: DashboardState | None = None if away is None else away.shown
 
     def state(self) -> DashboardState:
         """What the dashboard and the terminal show now."""
         return self._dashboard.state()
 
     async def run(self) -> int:
-        """Returns the exit code. Raises `UserError`."""
+        """Returns the exit code. Raises `UserError`, and `StepAside` if it may."""
         try:
             return await self._live()
         finally:
@@ -64,9 +82,16 @@ class Resident:
 
     async def _live(self) -> int:
         settings = self._settings
-        outside = self._hours is not None and not self._hours.contain(self._now())
+        away = self._away
+        outside = away is None and self._hours is not None and not self._hours.contain(self._now())
         if outside and not await self._stay_away(self._outside, until_hours=True):
             return 0
+        if away is not None:
+            if not await self._stay_away(away.reason, until_hours=away.until_hours):
+                return 0
+            settings = Settings.model_validate(away.come_back)
+        from p2p_dtfm.daemon.node import Daemon  # only now: torch and libp2p come with it
+
         while True:
             daemon = Daemon(settings, self._dashboard, self._seen)
             try:
@@ -81,15 +106,31 @@ class Resident:
                 return code
             reason, met, run_digest = daemon.pause_reason, daemon.acquaintances(), daemon.run_digest
             del daemon
+            settings = _to_come_back(self._settings, met, run_digest)
+            self._step_aside_if_may(reason, settings)
             if not await self._stay_away(reason, until_hours=reason == self._outside):
                 return 0
-            settings = _to_come_back(self._settings, met, run_digest)
+
+    def _step_aside_if_may(self, reason: str, come_back: Settings) -> None:
+        """Raises `StepAside`."""
+        if self._steps_aside:
+            raise StepAside(
+                Away(
+                    settings=as_plain(self._settings),
+                    come_back=as_plain(come_back),
+                    reason=reason,
+                    until_hours=reason == self._outside,
+                    status=self._last,
+                    shown=self._shown_while_away(),
+                    port=self._dashboard.port,
+                )
+            )
 
     @property
     def _outside(self) -> str:
         return f"takes part in the hours {self._hours} only"
 
-    async def _take_part_within_hours(self, daemon: Daemon) -> int:
+    async def _take_part_within_hours(self, daemon: "Daemon") -> int:
         watching = asyncio.create_task(self._watch_hours(daemon))
         try:
             return await daemon.run()
@@ -99,7 +140,7 @@ class Resident:
             if daemon.run_digest:
                 self._last = daemon.status_json()
 
-    async def _watch_hours(self, daemon: Daemon) -> None:
+    async def _watch_hours(self, daemon: "Daemon") -> None:
         """Pause when the hours end; who resumed outside of them takes part until they end next."""
         if self._hours is None:
             return
@@ -134,7 +175,7 @@ class Resident:
         self._seen.events.add(Event(round(time.time(), 3), "note", f"paused: {reason}"))
         shown = self._shown_while_away()
         self._dashboard.show(lambda: _away(shown, status), {"resume": resume, "leave": leave})
-        release_memory()  # now that nothing shows the daemon any more
+        _release_memory()  # now that nothing shows the daemon any more
         readers = {
             "status": lambda: self._status_json(status),
             "plan": lambda: {"view": None},
@@ -145,8 +186,11 @@ class Resident:
         api = LocalApi(make_app(readers, actions), home.socket)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, decide, False)
+        if self._settings.until_stdin_closes:
+            _when_stdin_closes(lambda: decide(False))
+        port = self._away.port if self._away is not None else None
         try:
-            await self._dashboard.start(self._settings.dashboard, home.root)
+            await self._dashboard.start(self._settings.dashboard, home.root, port)
             await api.start()
             while not going_on.done():
                 await asyncio.wait({going_on}, timeout=LOOK_EVERY_S)
@@ -168,9 +212,31 @@ class Resident:
         nothing: dict[str, Any] = dict.fromkeys(("view", "snapshot", "plan"))
         nothing |= {"members": [], "addresses": [], "layers": [], "stage": [], "waits_for": []}
         nothing |= dict.fromkeys(("tokens_per_s", "eta_s"))
+        nothing["problems"] = []
         unknown = dict.fromkeys(("peer_id", "run", "run_digest", "data", "checkpoints"))
         here = {"dashboard": self._dashboard.address, **status.as_json()}
         return {"version": __version__, **unknown, **self._last, **nothing, **here}
+
+
+def _release_memory() -> None:
+    """Where torch was never loaded there is nothing to give back."""
+    if "torch" in sys.modules:
+        from p2p_dtfm.train.measure import release_memory
+
+        release_memory()
+
+
+def _when_stdin_closes(act: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+
+    def watch() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while os.read(sys.stdin.fileno(), 4096):
+                pass
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            loop.call_soon_threadsafe(act)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _away(shown: DashboardState, status: Status) -> DashboardState:
@@ -193,7 +259,11 @@ def _away(shown: DashboardState, status: Status) -> DashboardState:
 
 
 def _to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> Settings:
-    """As a newcomer to those who were met; as it was started, if there was nobody."""
+    """As a newcomer to those who were met. Whoever founded the run, or took it up, finds them by
+    itself, and goes on alone if they are gone."""
+    if not settings.initial_peers or settings.run:
+        return settings.model_copy(update={"new": False, "run_digest": run_digest})
     if not met or not run_digest:
         return settings
-    return settings.model_copy(update={"initial_peers": met, "run": "", "run_digest": run_digest})
+    known = tuple(dict.fromkeys((*met, *settings.initial_peers)))
+    return settings.model_copy(update={"initial_peers": known, "run_digest": run_digest})

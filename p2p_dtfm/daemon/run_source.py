@@ -54,9 +54,7 @@ class Run:
         return digest_bytes(self.signed_spec.payload)
 
 
-def found_run(
-    path: Path, identity: Identity, scratch: Path, progress: Progress
-) -> tuple[RunSpec, Signed, BlobStore]:
+def prepare_run(path: Path, scratch: Path, progress: Progress) -> tuple[RunSpec, BlobStore]:
     """Read the run spec and prepare its data; the spec then names the data by digest."""
     spec = read_run_spec(path)
     if spec.data.source == STANDARD_LIBRARY:
@@ -76,8 +74,21 @@ def found_run(
     data = spec.data.model_copy(
         update={"manifest": prepared.manifest.digest(), "source": prepared.manifest.notes.name}
     )
-    spec = spec.model_copy(update={"data": data})
-    return spec, sign_run(spec.canonical_bytes(), identity.peer_id, identity.sign), prepared.store
+    return spec.model_copy(update={"data": data}), prepared.store
+
+
+def sign_spec(spec: RunSpec, identity: Identity) -> Signed:
+    """As its founder states it."""
+    return sign_run(spec.canonical_bytes(), identity.peer_id, identity.sign)
+
+
+def is_here(memory: Signed, store: BlobStore) -> bool:
+    """Whether manifest and tokenizer of a run are in `store`, so that `open_local_run` can."""
+    path = store.path(RunSpec.from_canonical_bytes(memory.payload).data.manifest)
+    if path is None:
+        return False
+    manifest = parse_manifest(path.read_bytes(), path.name)
+    return store.has(manifest.tokenizer.digest)
 
 
 def open_local_run(signed: Signed, store: BlobStore) -> Run:
@@ -129,17 +140,24 @@ async def _ask_welcome_once(
     for_good = True
     for peer_id in peer_ids:
         try:
-            hello = Hello(PROTOCOL_VERSION, addresses)
-            reply = await courier.ask(peer_id, hello, WELCOME_DEADLINE_S)
-            welcome = decode(reply, Welcome)
-            if welcome.protocol_version != PROTOCOL_VERSION:
-                raise _other_protocol(peer_id, welcome.protocol_version)
-            _check_run(peer_id, welcome, expected_digest)
-            return peer_id, welcome
+            return peer_id, await ask_run(courier, peer_id, addresses, expected_digest)
         except (Unreachable, Refused, PeerFault) as error:
             causes.append(f"{peer_id}: {error.cause}")
             for_good = for_good and BOOTSTRAP_REFUSAL in error.cause
     raise NobodyTrains(causes, for_good)
+
+
+async def ask_run(
+    courier: Courier, peer_id: str, addresses: tuple[str, ...], expected_digest: str
+) -> Welcome:
+    """Ask one peer, once, which run it trains. Raises `Unreachable`, `PeerFault` or, with exit
+    code 5, `UserError`."""
+    hello = Hello(PROTOCOL_VERSION, addresses)
+    welcome = decode(await courier.ask(peer_id, hello, WELCOME_DEADLINE_S), Welcome)
+    if welcome.protocol_version != PROTOCOL_VERSION:
+        raise _other_protocol(peer_id, welcome.protocol_version)
+    _check_run(peer_id, welcome, expected_digest)
+    return welcome
 
 
 def _check_run(peer_id: str, welcome: Welcome, expected_digest: str) -> None:

@@ -7,12 +7,15 @@ below, and the peers that wait for a sum with them.
 """
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.judgement import DIGEST_BYTES
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.net.frames import FrameKind, Payload
+from p2p_dtfm.train.codecs import Buffer
 from p2p_dtfm.train.segment_reduction import SegmentReduction
 
 Tensor = Any
@@ -31,7 +34,7 @@ class Courses(Protocol):
         """Waits for the frame."""
 
     async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
-        """A payload that cannot be read: the exchange cannot go on, and waits to be cancelled."""
+        """A payload that is no gradient: the exchange cannot go on, and waits to be cancelled."""
 
 
 async def exchange(
@@ -42,16 +45,29 @@ async def exchange(
     courses: Courses,
     compute: Compute,
     final: Final,
-) -> None:
+) -> tuple[bytes, ...]:
     """Bring a reduction to its end. `holders` in pipeline order; `owners` of each chunk;
-    `final(layer)` waits until a layer is filled."""
+    `final(layer)` waits until a layer is filled. Returns the digest of all sums of each holder, in
+    their order."""
     side = _Side(reduction, me, holders, courses, compute, final)
-    await asyncio.gather(
+    order = _order(reduction, me, holders, owners)
+    digests = await asyncio.gather(
         *(
             side.own(chunk) if owners[chunk] == me else side.others(chunk, owners[chunk])
-            for chunk in _order(reduction, me, holders, owners)
+            for chunk in order
         )
     )
+    by_chunk = sorted(zip(order, digests, strict=True))
+    return tuple(
+        _digest(b"".join(digest for chunk, digest in by_chunk if owners[chunk] == holder))
+        for holder in holders
+    )
+
+
+def _digest(payload: Buffer) -> bytes:
+    """Empty for no bytes. Releases the interpreter's lock."""
+    view = memoryview(payload).cast("B")
+    return hashlib.blake2b(view, digest_size=DIGEST_BYTES).digest() if len(view) else b""
 
 
 def _order(
@@ -90,8 +106,8 @@ class _Side:
         for layer in reversed(self._reduction.layers_of(chunk)):
             await self._final(layer)
 
-    async def others(self, chunk: int, owner: str) -> None:
-        """Send the part of a chunk and wait for its sum."""
+    async def others(self, chunk: int, owner: str) -> bytes:
+        """Send the part of a chunk and wait for its sum; returns the sum's digest."""
         reduction, courses = self._reduction, self._courses
         await self._all_final(chunk)
         payload = await self._run_if_lossy(reduction.part, chunk)
@@ -99,12 +115,16 @@ class _Side:
         await courses.send(owner, FrameKind.GRADIENT_PART, chunk, elements, payload)
         total = await courses.take(owner, FrameKind.GRADIENT_SUM, chunk)
         try:
-            await self._compute.run_beside(reduction.take_sum, chunk, total)
+            digest, _ = await asyncio.gather(
+                asyncio.to_thread(_digest, total),
+                self._compute.run_beside(reduction.take_sum, chunk, total),
+            )
         except PeerFault as fault:
             await courses.refuse(owner, fault)
+        return digest
 
-    async def own(self, chunk: int) -> None:
-        """Add what the others send of a chunk, and send them the sum."""
+    async def own(self, chunk: int) -> bytes:
+        """Add what the others send of a chunk, and send them the sum; returns its digest."""
         reduction, courses = self._reduction, self._courses
         await self._all_final(chunk)
         parts: list[Tensor | None] = []
@@ -114,7 +134,7 @@ class _Side:
                 continue
             payload = await courses.take(holder, FrameKind.GRADIENT_PART, chunk)
             try:
-                parts.append(await self._run_if_lossy(reduction.read_part, chunk, payload))
+                parts.append(await self._compute.run_beside(reduction.read_part, chunk, payload))
             except PeerFault as fault:
                 await courses.refuse(holder, fault)
         total = await self._compute.run_beside(reduction.add_parts, chunk, parts)
@@ -123,6 +143,7 @@ class _Side:
         for holder in self._holders:
             if holder != self._me:
                 await courses.send(holder, FrameKind.GRADIENT_SUM, chunk, elements, total)
+        return await asyncio.to_thread(_digest, total)
 
     async def _run_if_lossy(self, function: Callable[..., Any], *args: Any) -> Any:
         """Where nothing is computed, a hop to another thread would cost more."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from p2p_dtfm.core.measured_plans import MeasuredPlan
 from p2p_dtfm.core.records import (
     ADDRESS_LIMIT,
     ADDRESSES_LIMIT,
@@ -29,6 +30,8 @@ NOTABLE_CHANGE = 0.3
 """What live traffic must differ by before the record says so."""
 REPLAN_RATIO = 4
 """What a link must have changed by before it alone is worth a new plan: load makes rates waver."""
+
+NOTABLE_STEP_CHANGE = 0.05
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -56,6 +59,7 @@ class SelfRecord:
         self._uplink_bytes_per_s = 0
         self._downlink_bytes_per_s = 0
         self._reachability = Reachability.UNKNOWN
+        self._measured: tuple[MeasuredPlan, ...] = ()
         self._straight: dict[str, bool] = {}
         """Whether the link was direct when it was measured."""
 
@@ -63,6 +67,26 @@ class SelfRecord:
         """What all links of this peer share, as its owner would state it; 0: no limit."""
         self._uplink_bytes_per_s = uplink_bytes_per_s
         self._downlink_bytes_per_s = downlink_bytes_per_s
+
+    def state_steps(self, measured: tuple[MeasuredPlan, ...]) -> None:
+        """What steps took under the last plans."""
+        self._measured = measured
+
+    def differs_in_steps(self, measured: tuple[MeasuredPlan, ...]) -> bool:
+        """Whether the record tells of other plans than these, or of notably other times."""
+        told = {plan.shape: plan.step_ns for plan in self._measured}
+        now = {plan.shape: plan.step_ns for plan in measured}
+        return told.keys() != now.keys() or any(
+            abs(now[shape] - told[shape]) > NOTABLE_STEP_CHANGE * told[shape] for shape in now
+        )
+
+    def state_device(self, device: Device) -> None:
+        """As it is seen to work, beside whatever else its machine does."""
+        self._device = device
+
+    @property
+    def device(self) -> Device:
+        return self._device
 
     def state_way_in(self, addresses: tuple[str, ...], reachability: Reachability) -> None:
         """Where others reach this peer, and how."""
@@ -153,9 +177,10 @@ class SelfRecord:
             if other is None:
                 continue
             if before is None:
-                if self._me.peer_id not in other.links:
+                guess = other.links.get(self._me.peer_id)
+                if guess is None:
                     return True
-                continue
+                before = guess  # the other direction stood for this one
             slower, faster = sorted((link.bytes_per_s, before.bytes_per_s))
             if faster > REPLAN_RATIO * slower:
                 return True
@@ -184,5 +209,6 @@ class SelfRecord:
             ],
             reachability=self._reachability,
             intent=self._intent,
+            measured=self._measured,
         )
         return record, sign_record(record, signer)

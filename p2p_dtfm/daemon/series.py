@@ -50,6 +50,17 @@ class Series:
         self._held_out = [point for point in self._held_out if point[0] < step]
         self._generation += 1
 
+    def take_up(self, history: History) -> None:
+        """Go on with what another process had of the same run."""
+        columns = zip(history.step, history.loss, history.tokens_per_s, strict=True)
+        self._steps = list(columns)
+        self._held_out = list(zip(history.held_out_step, history.held_out_loss, strict=True))
+        self._views = deque(history.view_step, maxlen=VIEWS_LIMIT)
+        steps = history.step[:2]
+        self._stride = max(1, steps[-1] - steps[0]) if len(self._steps) >= self._limit // 2 else 1
+        self._generation = history.generation + 1
+        self._made = None
+
     def view_took_over(self, step: int) -> None:
         """A view holds from this step on."""
         if len(self._views) == VIEWS_LIMIT:

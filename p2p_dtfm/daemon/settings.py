@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from p2p_dtfm.core.errors import UserError
 from p2p_dtfm.daemon.home import default_home
 from p2p_dtfm.daemon.hours import HOURS_PATTERN
+from p2p_dtfm.daemon.setting_errors import plain_cause
 
 PREFIX = "P2P_DTFM_"
 
@@ -19,12 +20,19 @@ PREFIX = "P2P_DTFM_"
 class Settings(BaseModel):
     """Every setting of the daemon. The same names in a file, in upper case in the environment."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     home: Path = Field(default_factory=default_home, description="identity, data, checkpoints")
     run: str = Field(
         default="",
-        description='run spec to found a swarm with, "tiny" if neither it nor initial_peers is set',
+        description="run spec to found a swarm with; without it and initial_peers, the home's last "
+        "run is taken up",
+    )
+    new: bool = Field(
+        default=False, description="found afresh, whatever this home or others have of the run"
+    )
+    nearby: bool = Field(
+        default=True, description="look for members that were met before on the local network"
     )
     initial_peers: tuple[str, ...] = Field(default=(), description="addresses of a swarm to join")
     run_digest: str = Field(
@@ -48,11 +56,12 @@ class Settings(BaseModel):
     )
     threads: int = Field(default=0, ge=0, le=1024, description="CPU threads; 0: half of the cores")
     memory_gib: float = Field(
-        default=0.0, ge=0, description="memory to use; 0: four fifths of free"
+        default=0.0, ge=0, le=1e6, description="memory to use, in GiB; 0: four fifths of free"
     )
     resident_gib: float = Field(
         default=0.0,
         ge=0,
+        le=1e6,
         description="most memory of the whole process and p2pd, on the processor; 0: no limit",
     )
     uplink_mbps: float = Field(
@@ -62,17 +71,22 @@ class Settings(BaseModel):
         default=0.0, ge=0, le=1e6, description="most to receive, in Mbit/s; 0: no limit"
     )
     disk_gib: float = Field(
-        default=0.0, ge=0, description="most disk for checkpoints and data, in GiB; 0: no limit"
+        default=0.0,
+        ge=0,
+        le=1e9,
+        description="most disk for checkpoints and data, in GiB; 0: no limit",
     )
     hours: str = Field(
         default="",
         pattern=HOURS_PATTERN,
-        description='local time to take part in, such as "22-07" or "21:30-06:15"; empty: always',
+        description='local time from-until, such as "22-07" or "21:30-06:15"; empty: always',
     )
     expect_peers: int = Field(
         default=1, ge=1, le=1024, description="a founder waits for this many before the first view"
     )
-    expect_wait_s: float = Field(default=60.0, ge=0, description="how long it waits for them")
+    expect_wait_s: float = Field(
+        default=60.0, ge=0, le=1e9, description="how long it waits for them, in seconds"
+    )
     exit_when_done: bool = Field(default=False, description="end when the run is complete")
     until_stdin_closes: bool = Field(
         default=False, description="leave when standard input closes, as when a parent dies"
@@ -100,7 +114,7 @@ class Settings(BaseModel):
     @property
     def founds(self) -> bool:
         """Whether to bring a run along; with initial peers it is founded in their directory."""
-        return bool(self.run) or not self.initial_peers
+        return bool(self.run)
 
 
 LOOPBACK = ("/ip4/127.", "/ip6/::1/")
@@ -118,8 +132,20 @@ class Resolved:
         values = self.settings.model_dump(mode="json")
         width = max(len(name) for name in values)
         return "\n".join(
-            f"{name:<{width}} = {value!r}  ({self.origins[name]})" for name, value in values.items()
+            f"{name:<{width}} = {value!r}{_meaning(name, value)}  ({self.origins[name]})"
+            for name, value in values.items()
         )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _meaning(name: str, value: object) -> str:
+    """Of a 0 that stands for something else, as the setting's description has it."""
+    _, zero, meaning = (Settings.model_fields[name].description or "").partition("; 0: ")
+    return f", which is {meaning}" if zero and value == 0 and value is not False else ""
 
 
 def resolve(config: Path | None, flags: dict[str, Any]) -> Resolved:
@@ -139,11 +165,13 @@ def resolve(config: Path | None, flags: dict[str, Any]) -> Resolved:
     try:
         return Resolved(Settings.model_validate(values), origins)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
+        found = {str(item["loc"][0]): item for item in reversed(error.errors())}
         raise UserError(
-            f"{name} ({origins[name]}): {first['msg']}, not {first['input']!r}",
-            f"{name}: {Settings.model_fields[name].description}",
+            "; ".join(
+                f"{name} ({origins[name]}): {plain_cause(item)}, not {_shown(values[name])}"
+                for name, item in sorted(found.items())
+            ),
+            tuple(f"{name}: {Settings.model_fields[name].description}" for name in sorted(found)),
         ) from error
 
 

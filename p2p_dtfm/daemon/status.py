@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from p2p_dtfm.daemon.estimate import Estimate, in_words
+from p2p_dtfm.daemon.troubles import Troubles
 
 FETCHES = "fetches"
 TOLD_EVERY_S = 10.0
@@ -64,6 +65,9 @@ class Status:
     work: Work | None = None
     """Of something long in this state."""
     clock_s: Callable[[], float] = time.monotonic
+    troubles: Troubles = field(default_factory=Troubles)
+    measured: Callable[[], dict[str, Any]] = dict
+    """Facts that change while nothing happens, such as the rate of a step that does not end."""
     _estimate: Estimate | None = None
     _told_s: float = 0.0
 
@@ -115,5 +119,9 @@ class Status:
             "reason": self.reason,
             "since_s": round(self.since_s, 3),
             "work": None if self.work is None else asdict(self.work),
-            **self.facts,
+            **self.figures(),
         }
+
+    def figures(self) -> dict[str, Any]:
+        """The facts, and what is measured now."""
+        return {**self.facts, **self.measured()}

@@ -1,7 +1,8 @@
 """One peer's part of a step: microbatches through its stage, and the reduction of its segments."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from p2p_dtfm.core.plan import Plan
@@ -14,6 +15,7 @@ from p2p_dtfm.daemon.stage_work import StageWork
 from p2p_dtfm.daemon.step_frames import StepFrames, Transport
 from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.daemon.step_reduction import OnAlone, StepReduction
+from p2p_dtfm.train.finite import NotFinite
 from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.local_steps import LocalSteps, inner_microbatches
 from p2p_dtfm.train.optimizer import squared_norm
@@ -31,6 +33,8 @@ class LocalResult:
     token_count: int
     held_out_loss_sum: float
     held_out_token_count: int
+    sums: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
+    """By segment with other holders, digests of each holder's sums."""
 
 
 class StepEngine:
@@ -60,9 +64,11 @@ class StepEngine:
         work: StageWork | None = None,
         on_progress: OnProgress = lambda step, progress: None,
         on_alone: OnAlone | None = None,
+        on_poison: Callable[[str, str], None] | None = None,
     ) -> None:
         """`work` is of an earlier view, with the same states. `on_alone` is told of the reduced
-        gradient of each layer that nobody else holds, as soon as it is there."""
+        gradient of each layer that nobody else holds, as soon as it is there.
+        `on_poison(peer_id, cause)` of whoever sent what no correct peer sends."""
         place = plan.place_of(me)
         assert place is not None, "a spare has no steps to compute"
         self.mailbox = mailbox
@@ -72,7 +78,7 @@ class StepEngine:
         self._spec = spec
         self._compute = compute
         self._recorder = recorder or StepRecorder()
-        self.frames = StepFrames(self.view, transport, on_trouble)
+        self.frames = StepFrames(self.view, transport, on_trouble, on_poison)
         self.work = work or StageWork(compute.stage_runner(spec, states, recompute))
         self.reduced: dict[int, Tensor] = {}
         """By layer, once a step has run; the memory is used again two steps later. The gradient
@@ -99,6 +105,7 @@ class StepEngine:
         self._memory = memory
         self._on_alone = on_alone
         self._rooms: dict[tuple[int, int], Tensor] = {}
+        self._sums: dict[int, tuple[bytes, ...]] = {}
         self._local_steps = LocalSteps(spec, states, memory.moments)
 
     # one step ---------------------------------------------------------------------------------
@@ -112,7 +119,9 @@ class StepEngine:
         this peer's own. Where a peer does not send what is due, this waits until it is cancelled.
         """
         redo = redo or self.whole
+        self._sums = {}
         self.mailbox.begin_step(step)
+        self.frames.begin_step(step)
         self._recorder.begin(step, goes_on=redo.forwards > 0)
         await self._compute.run(self._start, step, redo)
         held_out_loss = 0.0
@@ -124,9 +133,18 @@ class StepEngine:
         count = len(redo.microbatches) if train and makes_losses else 0
         held_out_count = len(self._microbatches.held_out) if evaluate and makes_losses else 0
         tokens = self._spec.batch.microbatch * self._spec.model.context
+        norms = await self._compute.run(self._squared_norms)
+        loss_sum = sum(self.work.losses.values(), 0.0)
+        if not all(map(math.isfinite, [*norms.values(), loss_sum, held_out_loss])):
+            raise NotFinite("a norm or a loss is not finite")
         return LocalResult(
-            squared_norms=await self._compute.run(self._squared_norms),
-            loss_sum=sum(self.work.losses.values(), 0.0),
+            squared_norms=norms,
+            loss_sum=loss_sum,
+            sums={
+                number: self._sums[segment.first_layer]
+                for number, segment in self._segments.items()
+                if segment.first_layer in self._sums
+            },
             token_count=count * tokens,
             held_out_loss_sum=held_out_loss,
             held_out_token_count=held_out_count * tokens,
@@ -177,6 +195,7 @@ class StepEngine:
             else:
                 await self._microbatches.train(step, redo, reduction.layer_is_final)
             self.reduced = await reduction.finish()
+            self._sums = reduction.sums
         finally:
             reduction.cancel()
 

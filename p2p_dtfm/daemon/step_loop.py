@@ -5,13 +5,15 @@ import logging
 import time
 from collections.abc import Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.recomputation import must_recompute
 from p2p_dtfm.core.redo import StageRedo
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.step import Prepared, Statement, StepOutcome, sign_prepared
+from p2p_dtfm.core.step_terms import terms_of
 from p2p_dtfm.core.view import View
 from p2p_dtfm.daemon.follower import apply_outcome
 from p2p_dtfm.daemon.followers import Followers
@@ -23,6 +25,7 @@ from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.step_shards import have_shards
 from p2p_dtfm.daemon.trainer_state import Outlet, Stopped, Tensor, Tools, TrainerState
+from p2p_dtfm.train.finite import NotFinite
 from p2p_dtfm.train.layer_state import LayerState
 
 GUARDIAN_LIMIT_S = 10.0
@@ -54,6 +57,10 @@ class StepLoop:
         self._history = history
         self._computing: asyncio.Task[LocalResult] | None = None
         self._work: StageWork | None = None
+        self.engine: StepEngine | None = None
+        """Of the view in which steps are taken."""
+        self._terms = terms_of(tools.spec)
+        self._diverged_at = -1
 
     async def run(self, view: View, plan: Plan, mailbox: Mailbox) -> None:
         """Train as long as this peer is in `view`, whose states are here.
@@ -79,8 +86,9 @@ class StepLoop:
             self._work_of(states),
             self._outlet.computed,
             partial(self._reduced_alone, view),
+            self._outlet.poison,
         )
-        self._work = engine.work
+        self._work, self.engine = engine.work, engine
         while state.view is view and state.step <= self._spec.total_steps:
             await self._one_step(view, plan, engine)
 
@@ -91,6 +99,11 @@ class StepLoop:
             return None
         held = work.runner.layer_states
         return work if all(held[layer] is states[layer] for layer in states) else None
+
+    @property
+    def computes(self) -> bool:
+        """The engine's part of a step is not at its end."""
+        return self._computing is not None
 
     def forget_work(self) -> None:
         """This peer has no stage any more."""
@@ -112,19 +125,60 @@ class StepLoop:
             self._tools, self._outlet, self._state, view, plan, step, microbatches, evaluate
         )
         self._tools.status.say(State.TRAINING, f"step {step} of {spec.total_steps}")
-        local = await self._compute(
-            view, engine.run(step, train=train, evaluate=evaluate, redo=redo)
-        )
+        digests = asyncio.create_task(self._state_digests(engine, step))
+        try:
+            local = await self._compute(
+                view, engine.run(step, train=train, evaluate=evaluate, redo=redo)
+            )
+            states = await digests
+        except NotFinite as found:
+            await self._not_finite(view, engine, step, str(found))
+        finally:
+            digests.cancel()
         if train:
             self._keep_reduced(view, step, engine.reduced)
             self._tools.donor.reduced(step, engine.reduced)
             with recorder.span("guard"):
                 await self._guarded(view, plan, step, engine.reduced)
-        self._say_prepared(view, step, local)
+        self._say_prepared(view, step, local, states)
         with recorder.span("commit"):
             outcome = await self._outcome(view, step, engine.reduced if train else {})
         await self._apply(view, engine, outcome, train=train)
         recorder.end()
+
+    async def _state_digests(self, engine: StepEngine, step: int) -> dict[int, bytes]:
+        """Of the states that the step starts from, in the steps in which all tell them."""
+        if not self._terms.tells_states(step):
+            return {}
+        digests = {}
+        for layer, state in engine.states.items():
+            digests[layer] = await self._tools.compute.run_beside(state.file_digest)
+        return digests
+
+    async def _not_finite(self, view: View, engine: StepEngine, step: int, cause: str) -> NoReturn:
+        """Finite numbers came here, and others would have to be sent on.
+
+        Once somebody else may be the reason, and all is computed anew. Twice the run diverges: it
+        stands still, and says so, until somebody has a new view or ends it.
+        """
+        state = self._state
+        engine.work.end()
+        self._work = None
+        self._outlet.computed(step, None)
+        text = f"step {step} comes to numbers that are not finite: {cause}"
+        if self._diverged_at == step:
+            log.error("the run has diverged: %s", text)
+            self._tools.status.say(
+                State.WAITING,
+                f"the run has diverged: {text}; start it anew from a checkpoint, with a lower "
+                "learning rate",
+            )
+        else:
+            self._diverged_at = step
+            self._outlet.contradiction(text)
+        while not state.is_over(view):
+            await state.wait()
+        raise Stopped
 
     def _redo(self, plan: Plan, step: int) -> StageRedo | None:
         """What is left of this stage's part in the step, if it has failed before."""
@@ -188,7 +242,9 @@ class StepLoop:
         if state.is_over(view):
             raise Stopped
 
-    def _say_prepared(self, view: View, step: int, local: LocalResult) -> None:
+    def _say_prepared(
+        self, view: View, step: int, local: LocalResult, states: dict[int, bytes]
+    ) -> None:
         prepared = Prepared(
             view=view.id,
             step=step,
@@ -199,11 +255,18 @@ class StepLoop:
             held_out_loss_sum=local.held_out_loss_sum,
             held_out_token_count=local.held_out_token_count,
             ready_for=self._outlet.ready_for(),
+            base=self._outlet.lineage_at(step),
+            sums=local.sums,
+            states=states,
         )
         if self._state.ledger is None or self._state.is_over(view):
             raise Stopped
         signed = sign_prepared(prepared, self._tools.sign)
-        self._state.ledger.record(Statement(prepared, signed))
+        try:
+            self._state.ledger.record(Statement(prepared, signed))
+        except PeerFault as fault:
+            self._outlet.contradiction(f"this peer computes what cannot be: {fault.cause}")
+            raise Stopped from fault
         self._outlet.say_prepared(signed, view)
 
     async def _outcome(self, view: View, step: int, reduced: dict[int, Tensor]) -> StepOutcome:
@@ -212,7 +275,7 @@ class StepLoop:
         After a failure that may be somebody's who needs states from here, and asks only now.
         """
         state, status = self._state, self._tools.status
-        ledger = state.ledger
+        ledger, is_told = state.ledger, False
         while ledger is not None and not state.is_over(view):
             outcome = ledger.next_outcome()
             if outcome is not None:
@@ -221,6 +284,9 @@ class StepLoop:
                 self._tools.donor.committed(outcome)
                 self._outlet.committed(outcome)
                 return outcome
+            if ledger.conflict.reason and not is_told:
+                is_told = True
+                self._outlet.contradiction(ledger.conflict.reason)
             status.facts["waits_for"] = list(ledger.missing)
             await self._place.offer_states()
             self._tools.donor.reduced(step, reduced)
@@ -242,7 +308,7 @@ class StepLoop:
         if state.view is view:
             self._place.drop_unwanted()
         self._outlet.states_changed()
-        self._history.record(outcome, state.step)
+        self._history.record(outcome)
         is_due = (step + 1) % spec.checkpoint.every_steps == 0 or step + 1 == spec.total_steps
         if train and is_due:
             with recorder.span("save"):

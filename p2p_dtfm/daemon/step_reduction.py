@@ -15,6 +15,7 @@ from p2p_dtfm.daemon.step_frames import StepFrames
 from p2p_dtfm.daemon.step_recorder import StepRecorder
 from p2p_dtfm.net.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.finite import NotFinite, is_finite
 from p2p_dtfm.train.host_copies import host_room
 from p2p_dtfm.train.layer_state import LayerState
 from p2p_dtfm.train.replica_memory import ReplicaMemory
@@ -64,6 +65,8 @@ class StepReduction:
         self._final = {layer: asyncio.Event() for layer in states}
         self._of_layer: dict[int, SegmentReduction] = {}
         self._reduced: dict[int, Tensor] = {}
+        self.sums: dict[int, tuple[bytes, ...]] = {}
+        """By the first layer of a segment with other holders: digests of each holder's sums."""
         self._filling: set[asyncio.Task[None]] = set()
         self._segments = [asyncio.create_task(self._begin(s)) for s in segments.values()]
 
@@ -132,7 +135,7 @@ class StepReduction:
         )
         await self._any_final(segment)
         with self._recorder.span("reduce", segment.first_layer):
-            await exchange(
+            self.sums[segment.first_layer] = await exchange(
                 reduction,
                 self._me,
                 segment.holders,
@@ -167,6 +170,8 @@ class StepReduction:
         backward goes on."""
         await self._wait_for(state.layer)
         gradient = state.gradient_vector()
+        if not await self._compute.run(is_finite, gradient):
+            raise NotFinite(f"the gradient of layer {state.layer} is not finite")
         if owed is not None:
             gradient = await self._compute.run(lambda: gradient + owed.to(gradient.device))
         elif self._on_alone is not None:
@@ -199,4 +204,5 @@ class _Courses:
         return await self._mailbox.take(key)
 
     async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
+        """What came was not changed on its way, so it is not the link."""
         await self._frames.refuse(peer_id, fault)

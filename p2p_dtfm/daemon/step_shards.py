@@ -38,10 +38,22 @@ async def have_shards(
     beside = neighbours_of(plan, tools.me, tools.spec)
     held_out = evaluate and any(each.held_out for each in beside)
     needed = tools.batches.shards(step, microbatches, held_out=held_out)
+    try:
+        await _fetch(tools, outlet, state, view, needed)
+    finally:
+        state.fetches = False
+
+
+async def _fetch(
+    tools: Tools, outlet: Outlet, state: TrainerState, view: View, needed: set[str]
+) -> None:
     while not state.is_over(view):
         try:
+            state.fetches = True
             await outlet.fetch_shards(needed)
+            state.fetches = False
             await tools.compute.run(tools.batches.open_shards, needed)
+            tools.status.troubles.over("data")
             return
         except ShardDamaged as error:
             log.warning("%s", error.cause)
@@ -52,20 +64,24 @@ async def have_shards(
             _say_missing(tools, error)
             await asyncio.sleep(SHARD_RETRY_S)
         except OSError as error:
-            tools.status.say(
-                State.WAITING,
-                f"a data shard cannot be written ({error}); free space on that disk",
-            )
+            what = f"a data shard cannot be written ({error})"
+            tools.status.say(State.WAITING, f"{what}; free space on that disk")
+            tools.status.troubles.tell("data", what, "free space on that disk")
             await asyncio.sleep(SHARD_RETRY_S)
 
 
 def _say_missing(tools: Tools, error: BlobUnavailable) -> None:
     """Waiting, until a peer turns up that has it or somebody puts the file back."""
     causes = "; ".join(f"{peer}: {in_plain_words(cause)}" for peer, cause in error.causes.items())
+    tools.status.troubles.tell(
+        "data",
+        f"data shard {error.digest[:16]} is missing here, and no peer gives it",
+        "start a peer that has it; if these data are your own, make them anew and start again",
+    )
     tools.status.say(
         State.WAITING,
         f"data shard {error.digest[:16]} is missing here, and no peer gives it "
         f"({causes or 'there is no other peer'}); it is taken as soon as a peer has it. "
-        "If these data are your own: end this daemon, make them anew with the same command, "
-        "and start again",
+        "If these data are your own: end this daemon, make them anew with the same command and "
+        "--overwrite, and start again",
     )

@@ -28,6 +28,7 @@ from p2p_dtfm.daemon.place import Place
 from p2p_dtfm.daemon.run_history import RunHistory
 from p2p_dtfm.daemon.status import State
 from p2p_dtfm.daemon.step_loop import StepLoop
+from p2p_dtfm.daemon.step_waits import StepWaits
 from p2p_dtfm.daemon.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.daemon.view_mail import ViewMail
 from p2p_dtfm.net.frames import FrameHeader, FrameKind
@@ -54,6 +55,7 @@ class Trainer:
         self._steps = StepLoop(
             tools, outlet, self._state, self._place, self._followers, self.history
         )
+        self.waits = StepWaits(tools, self._state, self._steps, self._followers)
         self._behind: Ledger | None = None
         """Of the view before, whose last step this peer has not seen commit yet."""
 
@@ -137,7 +139,7 @@ class Trainer:
         while ledger is not None and ledger.step < self._state.step:
             if (outcome := ledger.next_outcome()) is None:
                 return
-            self.history.record(outcome, self._state.step)
+            self.history.record(outcome)
         self._behind = None
 
     def prepared(self, statement: Statement) -> None:
@@ -150,12 +152,31 @@ class Trainer:
         elif ledger is not None and prepared.view == ledger.view:
             is_ahead = prepared.step >= ledger.step + STEPS_AHEAD_LIMIT
             if is_ahead and state.view is not None and not state.view.layers_of(self._tools.me):
-                self._outlet.skip_to(prepared.step)
-                state.step = ledger.step
-            ledger.record(statement)
+                self._skip(ledger, statement)
+            if not is_ahead:
+                self._record(ledger, statement)
+            elif prepared.step < ledger.step + STEPS_AHEAD_LIMIT:
+                ledger.record(statement)
             state.wake.set()
         elif ledger is None or prepared.view.number > ledger.view.number:
             self._mail.keep_early(statement)
+
+    def _skip(self, ledger: Ledger, statement: Statement) -> None:
+        """Raises `PeerFault`."""
+        found = ledger.says_ahead(statement)
+        if found is not None:
+            self._outlet.skip_to(*found)
+            self._state.step = ledger.step
+
+    def _record(self, ledger: Ledger, statement: Statement) -> None:
+        """Raises `PeerFault`, and has the step repeated without whom its own words convict."""
+        try:
+            ledger.record(statement)
+        except PeerFault as fault:
+            if ledger.has_refused(statement.signed):
+                reason = f"{statement.prepared.peer_id}: {fault.cause}"
+                asyncio.get_running_loop().call_soon(self._outlet.contradiction, reason)
+            raise
 
     async def frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
         """Raises `PeerFault` for what is not due.
@@ -213,7 +234,11 @@ class Trainer:
                 await self._watch(view)
             else:
                 with contextlib.suppress(Stopped):
-                    await self._place.have_states(view, view.plan)
+                    state.fetches = True
+                    try:
+                        await self._place.have_states(view, view.plan)
+                    finally:
+                        state.fetches = False
                     if state.view is view:
                         mailbox = self._mail.mailbox(view.id)
                         assert mailbox is not None
@@ -237,7 +262,7 @@ class Trainer:
                 held = state.states[layer]
                 await compute.run(replay_outcome, self._spec, held, kept[layer], step - 1, norm)
             state.memory.commit(step - 1)
-            self.history.record(restart.outcome, state.step)
+            self.history.record(restart.outcome)
         if state.restart is restart:
             state.restart = None
         self._outlet.states_changed()
@@ -267,7 +292,7 @@ class Trainer:
                 await self._place.offer_states()
                 await state.wait()
                 continue
-            self.history.record(outcome, state.step)
+            self.history.record(outcome)
             self._place.drop_unwanted()
             self._outlet.states_changed()
             state.step = outcome.step + 1

@@ -34,6 +34,10 @@ class TrainerOutlet(Membership):
     def committed(self, outcome: StepOutcome) -> None:
         assert self._agreement is not None
         self._troubled.clear()
+        assert self._step_watch is not None
+        self._step_watch.committed(time.monotonic_ns())
+        self._plan_times.committed()
+        self._device_pace.committed(self.compute.busy_ns)
         self._do(self._agreement.committed(outcome, time.monotonic_ns()))
 
     def states_changed(self) -> None:
@@ -51,9 +55,9 @@ class TrainerOutlet(Membership):
         assert self._agreement is not None
         self._agreement.computed(step, progress)
 
-    def skip_to(self, step: int) -> None:
+    def skip_to(self, step: int, lineage: str) -> None:
         assert self._agreement is not None
-        self._agreement.skip_to(step)
+        self._agreement.skip_to(step, lineage)
 
     def trouble(self, peer_id: str, cause: str) -> None:
         """Once in a step it may be the link, and the step is repeated; twice it is the peer."""
@@ -68,6 +72,17 @@ class TrainerOutlet(Membership):
             self._troubled.add(peer_id)
             text = f"what goes to or comes from {peer_id} is lost: {cause}"
             self._do(self._agreement.repeat_step(text, now_ns))
+
+    def poison(self, peer_id: str, cause: str) -> None:
+        """It is no link that makes such numbers, so the step is repeated without their sender."""
+        assert self._agreement is not None
+        if self._agreement.view is not None and peer_id in self._agreement.view.member_ids:
+            self._do(self._agreement.distrust(peer_id, cause, time.monotonic_ns()))
+
+    def contradiction(self, reason: str) -> None:
+        """The next view finds out from what all were told who is to be left out."""
+        assert self._agreement is not None
+        self._do(self._agreement.repeat_step(reason, time.monotonic_ns()))
 
     def _on_undelivered(self, peer_id: str, lane: str, failure: Refused | Unreachable) -> None:
         log.debug("frames of %s to %s are lost: %s", lane, peer_id, failure.cause)
@@ -125,7 +140,7 @@ class TrainerOutlet(Membership):
         )
         self.observer.step_committed(outcome)
         if self._event_files is not None:
-            self._event_files.step_committed(outcome, self.status.facts.get("tokens_per_s"))
+            self._event_files.step_committed(outcome, self.status.figures().get("tokens_per_s"))
         held_out = outcome.held_out_loss
         text = "" if held_out is None else f", held-out loss {held_out:.4f}"
         if outcome.loss is not None:

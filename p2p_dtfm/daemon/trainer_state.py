@@ -49,11 +49,17 @@ class Outlet(Protocol):
     def computed(self, step: int, progress: StageProgress | None) -> None:
         """So far this peer has come with the microbatches of `step`, and keeps all of it."""
 
-    def skip_to(self, step: int) -> None:
-        """Without a stage: somebody prepares `step`, so all before it are committed."""
+    def skip_to(self, step: int, lineage: str) -> None:
+        """Without a stage: most prepare `step`, from this lineage; all before it is committed."""
 
     def trouble(self, peer_id: str, cause: str) -> None:
         """What a peer needs for the step under way, or what it sent for it, is lost."""
+
+    def poison(self, peer_id: str, cause: str) -> None:
+        """What a peer sent for the step under way no correct peer sends."""
+
+    def contradiction(self, reason: str) -> None:
+        """The step under way cannot commit: what its stage-holders say of it cannot all be true."""
 
     def lineage_at(self, step: int) -> str:
         """The digest of the lineage of states after `step` committed steps."""
@@ -108,6 +114,8 @@ class TrainerState:
         """What the present view keeps of the step with which it began."""
         self.stopped = False
         """A failure has frozen the step under way."""
+        self.fetches = False
+        """States or data without which the step cannot begin are on their way here."""
         self.memory = ReplicaMemory()
         self.reduced: dict[tuple[ViewId, int], dict[int, Tensor]] = {}
         """Reduced gradients by view, step and layer: the next view may roll them forward."""

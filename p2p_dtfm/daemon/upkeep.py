@@ -49,16 +49,21 @@ class Upkeep(Reception):
     def _beat(self, agreement: Agreement, now_ns: int) -> None:
         """Say that this peer lives, and find out who does not."""
         assert self._trainer is not None
-        watched = set()
+        watched: set[str] = set()
         for view in (agreement.view, agreement.next_view):
             if view is not None and agreement.me in view.members:
                 watched |= set(view.member_ids)
         self._liveness.watch(watched - {self._me.peer_id}, now_ns)
-        for suspicion in self._liveness.tick(now_ns):
+        assert self._step_watch is not None
+        suspicions = self._liveness.tick(now_ns)
+        suspicions += self._step_watch.tick(agreement, watched, now_ns)
+        for suspicion in suspicions:
             self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
-        for peer_id in self._liveness.due_heartbeats(now_ns):
-            beat = Heartbeat(agreement.me, self._progress, self.compute.is_idle)
-            self._courier.tell(peer_id, beat)
+        if due := self._liveness.due_heartbeats(now_ns):
+            work = self._step_watch.work(agreement)
+            beat = Heartbeat(agreement.me, self._progress, work)
+            for peer_id in due:
+                self._courier.tell(peer_id, beat)
 
     @property
     def _progress(self) -> int:
@@ -129,10 +134,13 @@ class Upkeep(Reception):
             for peer_id in waiting:
                 changed = await self._self_record.probe_one(peer_id, self._courier) or changed
             changed = self._self_record.learn_from_traffic(self._bulk.link_estimate) or changed
+            if self._self_record.differs_in_steps(self._plan_times.told()):
+                self._set_record()
             if changed:
                 self._set_record()
                 quiet_since_s = time.monotonic()
-            elif time.monotonic() - quiet_since_s > REPLAN_QUIET_S:
+            self._replan_if_slow()
+            if not changed and time.monotonic() - quiet_since_s > REPLAN_QUIET_S:
                 self._replan_if_news()
                 quiet_since_s = time.monotonic()
 
@@ -149,6 +157,24 @@ class Upkeep(Reception):
         if self._self_record.is_news_to(view.snapshot):
             self._replanned_s = now_s
             self._do(agreement.request_replan("links were measured", time.monotonic_ns()))
+
+    def _replan_if_slow(self) -> None:
+        """Steps take much longer than planned, or than under an earlier plan: what is measured
+        goes into this peer's record, and the members plan from it."""
+        agreement = self._agreement
+        assert agreement is not None
+        view = agreement.view
+        if view is None or self._me not in view.members or len(view.members) == 1:
+            return
+        reason = self._plan_times.why_anew()
+        if reason is not None:
+            seen = self._device_pace.seen(self._self_record.device, view, self._me.peer_id)
+            if seen is not None:
+                self._self_record.state_device(seen)
+            self._set_record()
+            log.info("%s", reason)
+            self.observer.note(reason)
+            self._do(agreement.request_replan(reason, time.monotonic_ns()))
 
     @property
     def _disk_limit_bytes(self) -> int:

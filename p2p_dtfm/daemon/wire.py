@@ -37,6 +37,9 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_spec: Signed
     peers: tuple[PeerAddress, ...]
     step: int
+    members: int = 0
+    tokens_per_s: int = 0
+    """What they do together now, as measured; 0: not known. Only for the newcomer's user."""
 
 
 class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -203,6 +203,11 @@ class Directory:
                 return signed
         return None
 
+    async def meet(self, peer_ids: Sequence[str]) -> None:
+        """Learn of peers to which the host is connected as nodes of the directory, all at once."""
+        pings = (self._node.protocol.call_ping(PeerID.from_base58(peer)) for peer in peer_ids)
+        await asyncio.gather(*map(self._bounded, pings), return_exceptions=True)
+
     async def refresh(self) -> bool:
         """Publish again what this peer published: to be called each third of the TTL.
 

@@ -18,7 +18,8 @@ from p2p_dtfm.net.addresses import (
     usable_addresses,
 )
 from p2p_dtfm.net.broken_streams import expect_broken_streams
-from p2p_dtfm.net.errors import Unreachable, in_plain_words, one_line
+from p2p_dtfm.net.errors import Unreachable, one_line
+from p2p_dtfm.net.first_contacts import reach_first_peers
 from p2p_dtfm.net.identity import Identity, is_peer_id
 from p2p_dtfm.net.libp2p import (
     P2P,
@@ -29,6 +30,7 @@ from p2p_dtfm.net.libp2p import (
     p2pd_pb2,
 )
 from p2p_dtfm.net.p2pd import P2pd, P2pdFailed
+from p2p_dtfm.net.ports import refuse_taken_ports
 from p2p_dtfm.net.shaping import ShapedWriter, Shaper
 from p2p_dtfm.net.stale import remove_stale_sockets
 
@@ -38,7 +40,6 @@ StreamHandler = Callable[[str, asyncio.StreamReader, Writer], Awaitable[None]]
 UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]
 
 STARTUP_TIMEOUT_S = 60.0
-FIRST_CONNECT_DEADLINE_S = 10.0
 CLOSE_DEADLINE_S = 5.0
 ADDRESSES_LIMIT = 16
 MESSAGE_LIMIT_BYTES = 4 << 20
@@ -94,8 +95,8 @@ class Host:
     ) -> "Host":
         """Start p2pd and connect to at least one of `initial_peers`, if there are any.
 
-        Raises `UserError`: a malformed address or damaged identity (exit code 2), p2pd that does
-        not start, or no initial peer that answers within 10 s (exit code 6).
+        Raises `UserError`: a malformed address, a damaged identity or a port that is taken, or p2pd
+        that does not start (exit code 2), or no initial peer that answers within 10 s (6).
         """
         peers = [parse_address(address) for address in initial_peers]
         listen = [check_listen_address(address) for address in listen_addresses]
@@ -105,47 +106,18 @@ class Host:
         remove_stale_sockets()
         expect_broken_streams(asyncio.get_running_loop())
         flags = _flags(identity_path, listen, announce, relays)
+        await refuse_taken_ports(listen)
         p2pd, p2p = await _start_p2pd(flags, listen)
         on_loopback = any(is_loopback(address) for address in (*listen, *announce))
         host = cls(p2pd, p2p, identity, on_loopback)
         try:
             assert p2p.peer_id.to_base58() == identity.peer_id, "p2pd read another key"
             if peers:
-                await host._connect_to_first_peers(peers)
+                await reach_first_peers(host, initial_peers)
         except BaseException:
             await host.close()
             raise
         return host
-
-    async def _connect_to_first_peers(self, peers: list[tuple[str, str]]) -> None:
-        others = [(peer_id, address) for peer_id, address in peers if peer_id != self.peer_id]
-        if not others:
-            raise UserError(
-                "every initial peer given is this peer itself",
-                "give the address of another daemon, or leave out --initial-peers to start a swarm",
-            )
-        results = await asyncio.gather(
-            *(self.connect(peer, [at], FIRST_CONNECT_DEADLINE_S) for peer, at in others),
-            return_exceptions=True,
-        )
-        causes = []
-        for (peer_id, address), result in zip(others, results, strict=True):
-            if isinstance(result, Unreachable):
-                causes.append(f"{address}/p2p/{peer_id} ({in_plain_words(result.cause)})")
-            elif isinstance(result, BaseException):
-                raise result
-        for cause in causes:
-            log.warning("initial peer not reached: %s", cause)
-        if len(causes) == len(others):
-            raise UserError(
-                "no initial peer could be reached: " + "; ".join(causes),
-                (
-                    "see that the other daemon is running, and prints this very address",
-                    "see that its port is open: no firewall or router in between may drop it",
-                    "copy the address whole, up to its last character",
-                ),
-                exit_code=6,
-            )
 
     @property
     def p2pd_pid(self) -> int:

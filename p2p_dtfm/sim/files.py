@@ -1,5 +1,6 @@
 """Finding and reading scenario files and run specs, by path or by the name they come along with."""
 
+import difflib
 import json
 import tomllib
 from pathlib import Path
@@ -67,8 +68,9 @@ def _find(name: str, directory: Path, what: str) -> Path:
         return path
     if packaged.is_file():
         return packaged
-    known = ", ".join(sorted(item.stem for item in directory.glob("*.toml")))
+    names = sorted(item.stem for item in directory.glob("*.toml"))
+    fix = f"give the path of a TOML file, or one of the names that come along: {', '.join(names)}"
+    near = difflib.get_close_matches(path.stem, names, n=1, cutoff=0.6)
     raise UserError(
-        f"there is no {what} {name!r}",
-        f"give the path of a TOML file, or one of the names that come along: {known}",
+        f"there is no {what} {name!r}", (f"did you mean {near[0]}?", fix) if near else fix
     )

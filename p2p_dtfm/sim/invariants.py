@@ -109,13 +109,21 @@ class Invariants:
         """Whether anybody has committed a step of this view."""
         return view in self._starts
 
+    def leads_to(self, name: str, view: ViewId, step: int, lineage: str) -> None:
+        """Whoever commits a step of a view, or rolls it forward, comes to one lineage."""
+        if self._lineages.setdefault((view, step), lineage) != lineage:
+            raise Violation(f"{name} commits step {step} of view {view} on another lineage")
+
+    def lineage_after(self, view: ViewId, step: int) -> str | None:
+        """To which lineage a step of a view has led; None if nobody knows its outcome."""
+        return self._lineages.get((view, step))
+
     def commits_step(self, name: str, view: ViewId, outcome: StepOutcome, lineage: str) -> None:
         """A step of a view has one outcome and one lineage, and the loss of an undisturbed run."""
         step = outcome.step
         if self._outcomes.setdefault((view, step), outcome) != outcome:
             raise Violation(f"{name} commits step {step} of view {view} with another outcome")
-        if self._lineages.setdefault((view, step), lineage) != lineage:
-            raise Violation(f"{name} commits step {step} of view {view} on another lineage")
+        self.leads_to(name, view, step, lineage)
         if outcome.token_count != self.microbatch_count:
             raise Violation(
                 f"{name} commits step {step} with {outcome.token_count} of "

@@ -203,8 +203,17 @@ class _Builder:
         self.origin = origin
         self.groups = {group.name: group.count for group in file.group}
         self.peers: dict[str, ScenarioPeer] = {}
+        self.mistakes: dict[str, str] = {}
+        """Cause and fix of each, in the order in which they were found."""
 
     def build(self) -> Scenario:
+        """Raises `UserError` that names every mistake."""
+        scenario = self._build()
+        if self.mistakes:
+            raise UserError("\n".join(self.mistakes), tuple(dict.fromkeys(self.mistakes.values())))
+        return scenario
+
+    def _build(self) -> Scenario:
         for number, group in enumerate(self.file.group):
             for name in (group.name, *(f"{group.name}-{at + 1}" for at in range(group.count))):
                 clash = name in self.peers or (name != group.name and name in self.groups)
@@ -237,6 +246,7 @@ class _Builder:
     def _override(self, number: int, table: PeerTable) -> None:
         if table.name not in self.peers:
             self._refuse(("peer", number, "name"), f"no peer is called {table.name!r}")
+            return
         peer = self.peers[table.name]
         self.peers[table.name] = replace(
             peer,
@@ -283,7 +293,7 @@ class _Builder:
             f"{name} ({name}-1{f' to {name}-{count}' if count > 1 else ''})"
             for name, count in list(self.groups.items())[:8]
         )
-        raise UserError(f"{where}: {cause}", f"change {path[-1]!r} there; groups: {groups}")
+        self.mistakes[f"{where}: {cause}"] = f"change {path[-1]!r} there; groups: {groups}"
 
 
 def _directions(table: LinkTable) -> list[tuple[str, str]]:

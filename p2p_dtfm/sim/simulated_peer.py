@@ -33,7 +33,7 @@ from p2p_dtfm.core.step import SignedPrepared
 from p2p_dtfm.core.view import View
 from p2p_dtfm.sim.invariants import Violation
 from p2p_dtfm.sim.simulated_process import LINGER_NS, RESEND_NS, sign_for
-from p2p_dtfm.sim.simulated_training import SimulatedTraining
+from p2p_dtfm.sim.simulated_waits import SimulatedWaits
 from p2p_dtfm.sim.training import (
     GENESIS_VALUE,
     Boundary,
@@ -47,7 +47,7 @@ from p2p_dtfm.sim.training import (
 )
 
 
-class SimulatedPeer(SimulatedTraining):
+class SimulatedPeer(SimulatedWaits):
     """`start` begins a process of this peer; `alive` and `stopped` are up to the world."""
 
     def leave(self) -> None:
@@ -68,12 +68,14 @@ class SimulatedPeer(SimulatedTraining):
 
     def _beat(self) -> None:
         now_ns, agreement = self.now_ns, self.agreement
-        self.liveness.watch(self._watched(), now_ns)
+        watched = self._watched()
+        self.liveness.watch(watched, now_ns)
+        self.judge_stalls(watched)
         for suspicion in self.liveness.tick(now_ns):
             self.do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
         self.do(agreement.tick(now_ns))
         for peer_id in self.liveness.due_heartbeats(now_ns):
-            self._send(peer_id, Heartbeat(agreement.me, self.progress, not self._computes()))
+            self._send(peer_id, Heartbeat(agreement.me, self.progress, self._work()))
         if now_ns - self.resent_ns >= RESEND_NS:
             self.resent_ns = now_ns
             self._resend()
@@ -82,10 +84,6 @@ class SimulatedPeer(SimulatedTraining):
             self._check_commit()
             self._fetch_missing()
             self._ask_to_join()
-
-    def _computes(self) -> bool:
-        """Rather than waiting for others."""
-        return self.works
 
     def _watched(self) -> set[str]:
         members: set[Member] = set()
@@ -121,10 +119,9 @@ class SimulatedPeer(SimulatedTraining):
 
     def receive(self, sender: str, message: AgreementMessage | SignedPrepared | Tensor) -> None:
         now_ns = self.now_ns
+        self.liveness.heard(sender, now_ns)
         if isinstance(message, Heartbeat):
-            self.liveness.heartbeat(sender, message.progress, message.waits, now_ns)
-        else:
-            self.liveness.heard(sender, now_ns)
+            self.stalls.heard(sender, message.progress, message.work)
         if isinstance(message, SignedPrepared):
             self._receive_prepared(message.signed)
         elif isinstance(message, Boundary):
@@ -181,6 +178,7 @@ class SimulatedPeer(SimulatedTraining):
             else:
                 assert isinstance(action, StopStep)
                 self.computing = self.part = None
+                self.take_sides()
 
     def _plan_later(self, action: ComputePlan) -> None:
         def planned() -> None:
@@ -209,6 +207,10 @@ class SimulatedPeer(SimulatedTraining):
                 kept = self.gradients.get((restart.rolled_view, action.step - 1), {})
                 for layer in restart.roll_forward:
                     self._apply(layer, kept.get(layer))
+                lineage = self.agreement.inventory.lineage.digest
+                self.world.invariants.leads_to(
+                    self.name, restart.rolled_view, action.step - 1, lineage
+                )
         if action.step == 0:
             for layer in self._wanted(view):
                 self.states.setdefault(layer, State(0, GENESIS_VALUE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,14 +22,14 @@ from p2p_dtfm.core.agreement_messages import (
     SavedState,
 )
 from p2p_dtfm.core.canonical import decode, digest_bytes
-from p2p_dtfm.core.lineage import extend
 from p2p_dtfm.core.liveness import Liveness
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.receipts import Receipts
-from p2p_dtfm.core.records import Intent, PeerRecord, sign_record
+from p2p_dtfm.core.records import Intent, Link, PeerRecord, sign_record
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.core.step import SignedPrepared, Statement
+from p2p_dtfm.core.step_terms import StepTerms
 from p2p_dtfm.core.view import View
 from p2p_dtfm.sim.invariants import Violation
 from p2p_dtfm.sim.training import (
@@ -50,6 +51,19 @@ LINGER_NS = 20 * SECOND_NS
 """A peer that has left gives state to those that took its place for so long."""
 CHECKPOINT_STEPS = 3
 PREPARED_KEPT = 2
+LINK = Link(round_trip_ns=20_000_000, bytes_per_s=10_000_000)
+UNMEASURED = 0.05
+"""Of the links; those who could not measure them wait for others that can."""
+
+
+TERMS = StepTerms(
+    microbatch_tokens=1,
+    evaluation_microbatches=0,
+    evaluation_every=1,
+    states_every=CHECKPOINT_STEPS,
+    total_steps=1 << 40,
+    loss_limit=2.0,
+)
 
 
 def sign_for(peer_id: str) -> Callable[[bytes], bytes]:
@@ -120,7 +134,8 @@ class SimulatedProcess:
             verify,
             self.world.timing,
         )
-        self._set_record()
+        self.agreement.terms = TERMS
+        self._set_record(links=self._measured_links())
         if self.disk:
             newest = self.disk[-1]
             self.states = dict(newest.states)
@@ -138,6 +153,13 @@ class SimulatedProcess:
         if self.record.life == self.agreement.me.life:
             self.agreement.set_record(self.record, signed)
         return signed
+
+    def _measured_links(self) -> dict[str, Link]:
+        """To all that are there when it starts, as a daemon measures before it asks to be let in;
+        now and then one is left out."""
+        chance = random.Random(f"{self.name}{self.record.life}")
+        others = sorted(set(self.world.peers) - {self.name})
+        return {name: LINK for name in others if chance.random() > UNMEASURED}
 
     def restart(self) -> None:
         """After a crash: a new process in a higher life."""
@@ -273,7 +295,9 @@ class SimulatedProcess:
             and before is not None
             and mine.at(step - 1) == before
             and any(
-                key[1] == step - 1 and layer in held and extend(before, step - 1, key[0]) == lineage
+                key[1] == step - 1
+                and layer in held
+                and self.world.invariants.lineage_after(*key) == lineage
                 for key, held in self.gradients.items()
             )
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from p2p_dtfm.core.ledger import Ledger
-from p2p_dtfm.core.lineage import extend
+from p2p_dtfm.core.canonical import digest_bytes
+from p2p_dtfm.core.judgement import DIGEST_BYTES
+from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT, Ledger
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import ViewId
@@ -11,7 +12,7 @@ from p2p_dtfm.core.step import Prepared, Statement, open_prepared, sign_prepared
 from p2p_dtfm.core.view import View
 from p2p_dtfm.sim.invariants import Violation
 from p2p_dtfm.sim.simulated_microbatches import SimulatedMicrobatches
-from p2p_dtfm.sim.simulated_process import CHECKPOINT_STEPS, Key, sign_for, verify
+from p2p_dtfm.sim.simulated_process import CHECKPOINT_STEPS, TERMS, Key, sign_for, verify
 from p2p_dtfm.sim.training import (
     Gradient,
     Partial,
@@ -163,6 +164,13 @@ class SimulatedTraining(SimulatedMicrobatches):
             for number, segment in enumerate(plan.segments())
             if self.name in segment.holders
         }
+        sums = {
+            number: tuple(_digest(norms[number], holder) for holder in segment.holders)
+            for number, segment in enumerate(plan.segments())
+            if self.name in segment.holders and len(segment.holders) > 1
+        }
+        held = self.states if TERMS.tells_states(step) else {}
+        states = {n: _digest(held[n].value) for n in view.layers_of(self.name) if n in held}
         return Prepared(
             view=view.id,
             step=step,
@@ -173,6 +181,9 @@ class SimulatedTraining(SimulatedMicrobatches):
             held_out_loss_sum=0.0,
             held_out_token_count=0,
             ready_for=self.agreement.ready_for,
+            base=self.agreement.inventory.lineage.digest,
+            sums=sums,
+            states=states,
         )
 
     def _receive_prepared(self, signed: Signed) -> None:
@@ -208,9 +219,12 @@ class SimulatedTraining(SimulatedMicrobatches):
         """A peer without a stage may miss so many messages that it cannot follow each step."""
         if view.layers_of(self.name):
             return
-        ahead = [step for of, step in self.prepared if of == view.id]
-        if max(ahead, default=0) >= ledger.step + 2:
-            self.agreement.skip_to(max(ahead))
+        for of, step in sorted(self.prepared):
+            for statement in self.prepared[of, step].values():
+                if of == view.id and step >= ledger.step + STEPS_AHEAD_LIMIT:
+                    found = ledger.says_ahead(statement)
+                    if found is not None:
+                        self.agreement.skip_to(*found)
 
     def _commit(self, view: View, ledger: Ledger) -> bool:
         outcome = ledger.next_outcome()
@@ -324,8 +338,12 @@ class SimulatedTraining(SimulatedMicrobatches):
         lineage = self.agreement.inventory.lineage
         for view, step in sorted(self.gradients):
             state, gradient = self.states[layer], self.gradients[view, step].get(layer)
-            before, after = lineage.at(step), lineage.at(step + 1)
-            if gradient is None or before is None or after is None or state.version != step:
+            after = lineage.at(step + 1)
+            if gradient is None or after is None or state.version != step:
                 continue
-            if extend(before, step, view) == after:
+            if self.world.invariants.lineage_after(view, step) == after:
                 self._apply(layer, gradient)
+
+
+def _digest(*value: object) -> bytes:
+    return bytes.fromhex(digest_bytes(repr(value).encode()))[:DIGEST_BYTES]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from p2p_dtfm.core.errors import PeerFault, UserError
+from p2p_dtfm.core.judgement import DIGEST_BYTES
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.train.adam_w import AdamW
 from p2p_dtfm.train.model import build_layer, initialise_layer
@@ -43,6 +44,14 @@ class LayerSnapshot:
         """A safetensors file; equal states have equal bytes."""
         header = _header(self.run_digest, self.layer, self.version, self.shapes)
         return b"".join([header, *(memoryview(part.numpy()).cast("B") for part in self.parts)])
+
+    def file_digest(self) -> bytes:
+        """The first bytes of the digest of what `to_bytes` gives, as Prepared states it."""
+        digest = hashlib.blake2b(digest_size=32)
+        digest.update(_header(self.run_digest, self.layer, self.version, self.shapes))
+        for part in self.parts:
+            digest.update(memoryview(part.numpy()).cast("B"))
+        return digest.digest()[:DIGEST_BYTES]
 
     def digest(self) -> str:
         """Hexadecimal BLAKE2b-256 of the parameters' and the moments' bytes."""
@@ -157,6 +166,10 @@ class LayerState:
     def digest(self) -> str:
         """Hexadecimal BLAKE2b-256 of the parameters' and the moments' bytes."""
         return self._seen_from_cpu().digest()
+
+    def file_digest(self) -> bytes:
+        """See `LayerSnapshot.file_digest`."""
+        return self._seen_from_cpu().file_digest()
 
     @classmethod
     def from_bytes(

@@ -20,6 +20,7 @@ from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.train.emulated import emulated_device, emulated_flops_per_s
 from p2p_dtfm.train.model import build_layer, layer_count, token_loss_sum
 from p2p_dtfm.train.precision import autocast
+from p2p_dtfm.train.room_to_train import require_room
 
 TorchDevice = torch.device
 
@@ -103,6 +104,8 @@ def measure_device(
     sets torch's thread count for the whole process. With `emulated_flops_per_s` nothing is timed:
     the device is one of that speed, and has the memory of the limit. `progress(done, total)` hears
     of each kind of layer that is done.
+
+    Raises `UserError` where this machine has no memory for any part of the run.
     """
     device = torch.device(device)
     if threads is not None:
@@ -110,6 +113,7 @@ def measure_device(
     if emulated_flops_per_s is not None:
         memory_bytes = memory_limit_bytes or _memory_bytes(device, None)
         return emulated_device(spec, emulated_flops_per_s, memory_bytes)
+    require_room(spec, _memory_bytes(device, None))
     memory_bytes = _memory_bytes(device, memory_limit_bytes)
     kinds = (0, 1, layer_count(spec) - 1)
     timings = []

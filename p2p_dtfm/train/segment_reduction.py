@@ -19,8 +19,10 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.train.codecs import Buffer, Codec, Turn
+from p2p_dtfm.train.finite import NotFinite, is_finite
 
 
 def chunk_turn(spec: RunSpec, step: int, first_layer: int, start: int) -> Turn:
@@ -68,6 +70,8 @@ class SegmentReduction:
     def fill(self, layer: int, gradient: Tensor) -> None:
         """This holder's gradient of a layer is final: flat fp32, on any device."""
         start, end = self._layers[layer]
+        if not is_finite(gradient):
+            raise NotFinite(f"the gradient of layer {layer} is not finite")
         self.reduced[start:end].copy_(gradient)
         if self._owed_before is not None:
             self.reduced[start:end] += self._owed_before[start:end]
@@ -102,11 +106,11 @@ class SegmentReduction:
 
     def take_sum(self, chunk: int, payload: Buffer) -> None:
         """The owner's sum of a chunk. Raises `PeerFault`."""
-        self._of(self.reduced, chunk).copy_(self._decoded(chunk, payload))
+        self._of(self.reduced, chunk).copy_(self._finite(chunk, payload, "sum"))
 
     def read_part(self, chunk: int, payload: Buffer) -> Tensor:
         """Another holder's part of an own chunk. Raises `PeerFault`."""
-        return self._decoded(chunk, payload)
+        return self._finite(chunk, payload, "part")
 
     def add_parts(self, chunk: int, parts: Sequence[Tensor | None]) -> Buffer:
         """The sum of an own chunk, for all others. `parts` are in pipeline order, None is mine.
@@ -123,11 +127,19 @@ class SegmentReduction:
             else:
                 total += part
         assert total is mine, "a holder's own part is one of the parts"
+        if not is_finite(mine):
+            raise NotFinite("a sum of finite gradients is not finite")
         payload, decoded = self._encoded(chunk, mine)
         self._owe(chunk, mine, decoded)
         if decoded is not mine:
             mine.copy_(decoded)
         return payload
+
+    def _finite(self, chunk: int, payload: Buffer, what: str) -> Tensor:
+        values = self._decoded(chunk, payload)
+        if not is_finite(values):
+            raise PeerFault(f"a {what} of gradients with a value that is not finite")
+        return values
 
     def _of(self, flat: Tensor, chunk: int) -> Tensor:
         start, end = self._bounds[chunk]

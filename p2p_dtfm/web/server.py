@@ -55,13 +55,14 @@ class Server:
         self._listener.close()
 
 
-def loopback_listener(port: int | None) -> socket.socket:
-    """Listens on 127.0.0.1: at `port`, or at the first free one of a small range, or at any.
+def loopback_listener(port: int | None, before: int | None = None) -> socket.socket:
+    """Listens on 127.0.0.1: at `port`; or at `before` or the first free one of a small range, or at
+    any.
 
     Raises `UserError` if the given port is taken.
     """
     wanted: Iterable[int] = (port,)if port is not None else (
-        *range(FIRST_PORT, FIRST_PORT + PORTS_TRIED), 0
+        *((before,) if before else ()), *range(FIRST_PORT, FIRST_PORT + PORTS_TRIED), 0
     )  # fmt: skip
     for number in wanted:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -106,11 +106,21 @@ class ViewState(msgspec.Struct, frozen=True):
     part: MyPart | None = None
 
 
+class Worth(msgspec.Struct, frozen=True):
+    """What the swarm did before this peer came and does now, both as measured."""
+
+    before_tokens_per_s: float
+    before_members: int
+    now_tokens_per_s: float | None
+    """None while it is not measured yet."""
+    now_members: int
+
+
 class Problem(msgspec.Struct, frozen=True):
-    """Something that is wrong now, and what to do about it ("" where nothing needs doing)."""
+    """Something that is wrong now, and what to do about it."""
 
     what: str
-    fix: str = ""
+    fix: str
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -146,6 +156,8 @@ class Live(msgspec.Struct, frozen=True):
     next: tuple[str, ...] = ()
     """What happens next, soonest first."""
     problems: tuple[Problem, ...] = ()
+    worth: Worth | None = None
+    """None for a peer that was there from the beginning, or did not learn what was before it."""
     heard_s_ago: tuple[float | None, ...] = ()
     """Parallel to the view's peers; None for this peer and for peers never heard."""
     silent_after_s: float = 10.0

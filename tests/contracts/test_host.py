@@ -91,7 +91,7 @@ def test_occupied_port_is_explained(tmp_path: Path) -> None:
             other.bind(("127.0.0.1", 0))
             other.listen()
             port = other.getsockname()[1]
-            with pytest.raises(UserError, match=f"tcp/{port}"):
+            with pytest.raises(UserError, match=f"TCP port {port} is taken by python"):
                 await Host.start(tmp_path / "own", [f"/ip4/127.0.0.1/tcp/{port}"])
 
     run(scenario())

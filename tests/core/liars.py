@@ -6,7 +6,6 @@ from p2p_dtfm.core.actions import SECOND_NS, Actions
 from p2p_dtfm.core.agreement_messages import (
     Active,
     AgreementMessage,
-    Certificate,
     Contribution,
     Gather,
     PresentView,
@@ -14,6 +13,7 @@ from p2p_dtfm.core.agreement_messages import (
     Standing,
     sign_contribution,
 )
+from p2p_dtfm.core.certificate import Certificate
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
 from p2p_dtfm.core.records import sign_record

@@ -1,4 +1,4 @@
-"""Who is suspected: the silent, the broken and the stuck, never the slow."""
+"""Who is suspected of being out of reach: the silent and the broken."""
 
 from p2p_dtfm.core.liveness import SECOND_NS, WAN_LIVENESS, Liveness
 
@@ -38,18 +38,6 @@ def test_a_broken_stream_is_confirmed_by_silence() -> None:
     assert run(liveness, 1, 4, talking=("a",)) == ["b"]
 
 
-def test_a_slow_peer_is_not_dead_but_a_stuck_one_is() -> None:
-    liveness = watching("slow", "stuck", "idle")
-    suspected = []
-    for second in range(1, 200):
-        now_ns = second * SECOND_NS
-        liveness.heartbeat("slow", second // 50, False, now_ns)
-        liveness.heartbeat("stuck", 1, False, now_ns)
-        liveness.heartbeat("idle", 1, True, now_ns)
-        suspected += [suspicion.peer_id for suspicion in liveness.tick(now_ns)]
-    assert suspected and set(suspected) == {"stuck"}
-
-
 def test_a_sleeper_judges_nobody() -> None:
     liveness = watching("a")
     assert run(liveness, 0, 2, talking=("a",)) == []
@@ -63,17 +51,3 @@ def test_heartbeats_are_due_where_nothing_was_said() -> None:
     assert liveness.due_heartbeats(2 * SECOND_NS) == ("a", "b")
     liveness.said("a", 3 * SECOND_NS)
     assert liveness.due_heartbeats(3 * SECOND_NS + 1) == ("b",)
-
-
-def test_who_has_much_to_do_may_take_as_long_as_the_plan_says() -> None:
-    def suspected_at_s(step_s: int) -> int:
-        liveness = watching("a")
-        liveness.expect_steps_of(step_s * SECOND_NS)
-        for now_s in range(1, 1000):
-            liveness.heartbeat("a", 1, False, now_s * SECOND_NS)
-            if liveness.tick(now_s * SECOND_NS):
-                return now_s
-        raise AssertionError("never")
-
-    assert suspected_at_s(1) == TIMING.stuck_ns // SECOND_NS + 1
-    assert suspected_at_s(100) == 401

@@ -10,16 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_dtfm.core.bound import step_lower_bound_ns
-from p2p_dtfm.core.plan import NoPlan, Plan, check_plan
+from p2p_dtfm.core.measured_plans import MeasuredPlan, agreed, shape_of
+from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.planner import compute_plan, fixed_plan
 from p2p_dtfm.core.prng import Prng
 from p2p_dtfm.core.problem import problem_of
 from p2p_dtfm.core.records import Intent, Link
 from p2p_dtfm.core.snapshot import Snapshot
+from p2p_dtfm.core.view import View
 from p2p_dtfm.core.workload import Workload
-from tests.core.planning import MEBIBYTE, Peer, name_of, snapshot, workload
+from tests.core.planning import LAN, MEBIBYTE, Peer, name_of, snapshot, workload
 
 ROOT = Path(__file__).parents[2]
+FAST = Peer(block_ns=1_000_000)
 
 
 def plan(made: Snapshot) -> Plan:
@@ -232,3 +235,67 @@ def test_equal_digests_under_any_hash_seed() -> None:
         for seed in ("0", "1", "4242")
     }
     assert len(digests) == 1
+
+
+class TestUnmeasured:
+    """A newcomer with the faster device, whose link nobody has measured."""
+
+    def grown(self, link: Link | None, newcomer: Peer = FAST) -> Snapshot:
+        founder = Peer(block_ns=30_000_000)
+        alone = plan(snapshot([founder]))
+        links = {} if link is None else {(1, 0): link}
+        return snapshot([founder, newcomer], links=links, link=None, present=alone)
+
+    def test_it_is_a_spare_until_its_link_is_measured(self) -> None:
+        assert plan(self.grown(None)).spares == (name_of(1),)
+        assert plan(self.grown(LAN)).stage_of(name_of(1)) is not None
+
+    def test_nobody_waits_for_it_as_a_guardian(self) -> None:
+        slow = Peer(block_ns=10**11)
+        for link, guardians in ((None, set()), (LAN, {name_of(1)})):
+            found = self.grown(link, slow)
+            assert set(View(found, plan(found)).guards.values()) == guardians
+
+    def test_where_the_founder_is_gone_it_may_hold_everything(self) -> None:
+        found = self.grown(None)
+        alone = msgspec.structs.replace(found, records=found.records[1:])
+        assert plan(alone).stage_of(name_of(1)) is not None
+
+    def test_where_memory_is_short_it_helps_all_the_same(self) -> None:
+        founder = Peer(memory_bytes=300 * MEBIBYTE)
+        present = Plan((Pipeline((Stage(name_of(0), 0, 14, 1),), 0, 64),), (), 1)
+        found = snapshot([founder, Peer()], link=None, present=present)
+        assert plan(found).stage_of(name_of(1)) is not None
+
+
+class TestMeasured:
+    """What steps took under a plan counts more than what was predicted."""
+
+    def measured(self, **step_ms: int) -> Snapshot:
+        """Two like peers on a good link, in the plan that suits them best."""
+        peers = [Peer(block_ns=30_000_000)] * 2
+        together = plan(snapshot(peers))
+        alone = plan(snapshot(peers[:1]))
+        found = snapshot(peers, present=together)
+        shapes = {"together": shape_of(together), "alone": shape_of(alone)}
+        told = tuple(MeasuredPlan(shapes[name], ms * 10**6) for name, ms in step_ms.items())
+        records = tuple(msgspec.structs.replace(r, measured=told) for r in found.records)
+        return msgspec.structs.replace(found, records=records)
+
+    def test_a_gain_that_does_not_come_is_taken_back(self) -> None:
+        assert not plan(self.measured()).spares
+        taken_back = plan(self.measured(together=60_000, alone=25_000))
+        assert len(taken_back.spares) == 1
+
+    def test_a_gain_that_comes_is_kept(self) -> None:
+        for together in (20_000, 24_000):
+            assert not plan(self.measured(together=together, alone=25_000)).spares
+
+    def test_a_swarm_is_never_slower_than_its_best_member(self) -> None:
+        """That was never tried, but has no links that might be slower than thought."""
+        assert len(plan(self.measured(together=60_000)).spares) == 1
+
+    def test_one_liar_among_three_is_not_heard(self) -> None:
+        lie = (MeasuredPlan((((name_of(0),), (0, 14)),), 1),)
+        truth = (MeasuredPlan((((name_of(0),), (0, 14)),), 100),)
+        assert agreed([lie, truth, truth]) == {truth[0].shape: 100}

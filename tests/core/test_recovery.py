@@ -23,11 +23,12 @@ from tests.core.builders import WORKLOAD, device, record, stated
 
 VIEW = ViewId(3, "view")
 BASE = "base of step 7"
-AFTER = extend(BASE, 7, VIEW)
 A, B, C = Member("a", 1), Member("b", 1), Member("c", 1)
 PLAN = Plan((Pipeline((Stage("a", 0, 1, 1), Stage("b", 1, 2, 1)), 0, 4),), ("c",), 1)
 PRESENT = PresentView(VIEW, (A, B, C), PLAN)
-OUTCOME = StepOutcome(7, 1.0, 1.0, 4, None, None)
+OUTCOME = StepOutcome(7, 1.0, 0.0, 4, None, None)
+"""Of what `prepared` says of all."""
+AFTER = extend(BASE, 7, VIEW, OUTCOME.digest)
 
 
 def prepared(peer_id: str) -> Prepared:

@@ -75,8 +75,8 @@ numbers = st.floats(min_value=0, max_value=1e30)
 )
 def test_the_outcome_is_bitwise_equal_in_any_order_of_arrival(order: list, facts: dict) -> None:
     def said(peer: str) -> Prepared:
-        first, second, loss = facts[peer]
-        norms = dict(zip(SEGMENTS[peer], (first, second), strict=False))
+        loss = facts[peer][2]
+        norms = {number: facts["c"][number] for number in SEGMENTS[peer]}
         return prepared(
             peer, squared_norms=norms, loss_sum=loss, held_out_loss_sum=loss, held_out_token_count=3
         )
@@ -84,11 +84,11 @@ def test_the_outcome_is_bitwise_equal_in_any_order_of_arrival(order: list, facts
     assert commit(*map(said, order)) == commit(*map(said, "abc"))
 
 
-def test_of_a_segments_holders_the_lowest_peer_id_states_the_norm() -> None:
+def test_the_norm_is_that_of_all_segments() -> None:
     outcome = commit(
         prepared("a", squared_norms={0: 4.0}),
         prepared("b", squared_norms={1: 5.0}),
-        prepared("c", squared_norms={0: 400.0, 1: 500.0}),
+        prepared("c", squared_norms={0: 4.0, 1: 5.0}),
     )
     assert outcome is not None and outcome.gradient_norm == 3.0
 

@@ -12,7 +12,7 @@ from p2p_dtfm.core.plan import NoPlan
 from p2p_dtfm.core.snapshot import Member
 from p2p_dtfm.core.step import StepOutcome
 from p2p_dtfm.core.view import View
-from p2p_dtfm.daemon import observer as module
+from p2p_dtfm.daemon import problems as module
 from p2p_dtfm.daemon.dashboard_host import stored_token
 from p2p_dtfm.daemon.observer import Observer, shortened
 from p2p_dtfm.daemon.status import State, Status
@@ -31,14 +31,13 @@ def observed() -> Iterator[tuple[Status, Observer]]:
     observer.close()
 
 
-def test_a_warning_is_a_problem_and_one_event(observed: tuple[Status, Observer]) -> None:
+def test_a_warning_is_one_event_and_no_problem(observed: tuple[Status, Observer]) -> None:
     _, observer = observed
     for _ in range(3):
         log.warning("disconnected %s: a frame that is not due", PEER)
-    assert [problem.what for problem in observer.live().problems] == [
-        "disconnected …FXCyLG: a frame that is not due"
-    ]
-    assert [event.kind for event in observer.state().events] == ["fault"]
+    assert not observer.live().problems, "it is dealt with, and nobody has to do anything"
+    (event,) = observer.state().events
+    assert (event.kind, event.text) == ("fault", "disconnected …FXCyLG: a frame that is not due")
     assert observer.state().events is observer.state().events, "unchanged: the same object"
 
 
@@ -46,6 +45,18 @@ def test_after_its_end_nothing_is_heard(observed: tuple[Status, Observer]) -> No
     _, observer = observed
     observer.close()
     log.warning("something")
+    assert not observer.state().events
+
+
+def test_what_somebody_must_see_to_is_a_problem_until_it_is_over(
+    observed: tuple[Status, Observer],
+) -> None:
+    status, observer = observed
+    status.troubles.tell("disk", "the disk is full", "free space")
+    assert [(each.what, each.fix) for each in observer.live().problems] == [
+        ("the disk is full", "free space")
+    ]
+    status.troubles.over("disk")
     assert not observer.live().problems
 
 
@@ -113,3 +124,22 @@ def test_the_token_is_kept_and_only_its_user_can_read_it(tmp_path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_text("short")
     assert len(stored_token(path)) >= 32
+
+
+def test_what_a_peer_adds_is_measured_or_not_known(observed: tuple[Status, Observer]) -> None:
+    status, observer = observed
+    settled = False
+    observer.measures_with(lambda: settled)
+    status.facts["tokens_per_s"] = 500.0
+    observer._view_state = msgspec.structs.replace(observer._view_state, me=0)
+    assert observer.live().worth is None, "a founder has nothing to compare with"
+    observer.came_to(400, 2)
+    worth = observer.live().worth
+    assert worth is not None
+    assert (worth.before_tokens_per_s, worth.before_members) == (400, 2)
+    assert worth.now_tokens_per_s is None, "the first steps of a view say nothing"
+    settled = True
+    worth = observer.live().worth
+    assert worth is not None and worth.now_tokens_per_s == 500.0
+    observer.came_to(0, 1)
+    assert observer.live().worth is None, "the swarm had not measured itself"

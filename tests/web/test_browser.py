@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from p2p_dtfm.web.state import Event, Timeline, ViewState
+from p2p_dtfm.web.state import Event, Timeline, ViewState, Worth
 from tests.e2e.helpers import wait_until
 from tests.web import chromium as browser
 from tests.web.chromium import Page
@@ -196,4 +196,51 @@ def test_choosing_a_peer_shows_its_facts(page: Page, tmp_path: Path) -> None:
         facts = page.evaluate("document.querySelector('#peer-facts').textContent")
         assert example.state.view.peers[0].peer_id in facts and "scenario, " in facts
         assert count(page, "#map .peer.dim") == 56, "all but its own pipeline step back"
+        page.open("about:blank")
+
+
+def test_whether_this_peer_is_useful_is_said_once_it_is_measured(page: Page) -> None:
+    example = two()
+    page.set_view(1440, 900)
+    part = "(document.querySelector('#part')?.textContent ?? '')"
+
+    def measured(now: float | None) -> Worth:
+        return Worth(
+            before_tokens_per_s=2000.0, before_members=1, now_tokens_per_s=now, now_members=2
+        )
+
+    example.change_live(worth=measured(None))
+    with served(example) as address:
+        page.open(address)
+        page.wait_for(f"{part}.includes('Not known yet: ')")
+        assert "1 peer did 2,000 tokens a second" in page.evaluate(part)
+        for now, answer, change in (
+            (3000.0, "Yes: ", "50% more"),
+            (1000.0, "No: ", "50% less"),
+            (2020.0, "Hardly: ", "about the same"),
+        ):
+            example.change_live(worth=measured(now))
+            page.wait_for(f"{part}.includes({answer!r})")
+            assert change in page.evaluate(part) and "Not known" not in page.evaluate(part)
+        example.change_live(worth=None)
+        page.wait_for(f"!{part}.includes('Before it came')")
+        page.open("about:blank")
+
+
+def test_no_link_is_busier_than_always(page: Page) -> None:
+    example = two()
+    view = example.state.view
+    flows = tuple(
+        msgspec.structs.replace(flow, bytes_per_s=1000, there_bytes=1 << 30, use=44.37)
+        for flow in view.flows
+    )
+    example.state = msgspec.structs.replace(
+        example.state, view=msgspec.structs.replace(view, flows=flows)
+    )
+    page.set_view(1440, 900)
+    with served(example) as address:
+        page.open(address)
+        page.wait_for("document.querySelector('.neighbours tbody tr')")
+        cells = "document.querySelector('.neighbours tbody tr').children[3].textContent"
+        assert page.evaluate(cells) == "100%"
         page.open("about:blank")

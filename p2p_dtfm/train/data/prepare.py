@@ -8,6 +8,7 @@ The pieces with the lowest content hashes are held out, so equal documents are n
 and the split does not depend on where the files lie; or else the files that were named for it.
 """
 
+import errno
 import os
 from array import array
 from collections.abc import Callable, Iterator
@@ -157,10 +158,15 @@ def prepare(
         if replaces:
             _remove_unused(store, manifest)
     except OSError as error:
-        raise UserError(
-            f"cannot write to {out}: {error.strerror}", "free disk space or choose another --out"
-        ) from error
+        raise UserError(f"cannot write to {out}: {error.strerror}", _fix(error, out)) from error
     return manifest
+
+
+def _fix(error: OSError, out: Path) -> str:
+    """A full disk is as full for another directory on it."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"free space on the disk of {out}, or use a directory on another disk"
+    return f"see that {out} can be written to by this user, or use another directory"
 
 
 def open_prepared(out: Path) -> Prepared:
@@ -168,7 +174,7 @@ def open_prepared(out: Path) -> Prepared:
 
     Raises `UserError`.
     """
-    fix = f"make the data anew: p2p-dtfm prepare PATH... --out {out}"
+    fix = f"make the data anew: p2p-dtfm prepare PATH... --out {out} --overwrite"
     if not out.is_dir():
         raise UserError(f"no prepared data in {out}", f"p2p-dtfm prepare PATH... --out {out}")
     manifest = load_manifest(out / MANIFEST_NAME)

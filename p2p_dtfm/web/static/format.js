@@ -27,6 +27,14 @@ export const bytes = (value) => scaled(value, 1000, ["B", "kB", "MB", "GB", "TB"
 export const memory = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
 export const perSecond = (value) => `${bytes(value)}/s`;
 
+/** For which part of a step, as measured of late, a link transmits; never more than all of it. */
+export function busy(flow, live) {
+  if (flow.use === null) return 0;
+  if (!live?.step_ns || !flow.bytes_per_s) return flow.use;
+  const needed = (Math.max(flow.there_bytes, flow.here_bytes) / flow.bytes_per_s) * 1e9;
+  return Math.min(1, needed / live.step_ns);
+}
+
 /** A short time, given in nanoseconds. */
 export function shortTime(nanoseconds) {
   if (nanoseconds < 1e3) return `${whole.format(nanoseconds)} ns`;

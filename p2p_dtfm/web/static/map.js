@@ -1,7 +1,7 @@
 // Peers where their round trips put them, and what flows between them.
 
 import { byId, drawing, element, legend, onSize } from "./dom.js";
-import { duration, hueOf, layers, memory, percent, perSecond, short, shortTime } from "./format.js";
+import { busy, duration, hueOf, layers, memory, percent, perSecond, short, shortTime } from "./format.js";
 
 const FEW_PEERS = 3;
 const MANY_PEERS = 16;
@@ -135,7 +135,7 @@ function line(view, flow, nodes) {
   const bend = pipeline === null ? 0 : 0.1 + 0.02 * (pipeline % 4);
   const cx = (a.x + b.x) / 2 - bend * (b.y - a.y);
   const cy = (a.y + b.y) / 2 + bend * (b.x - a.x);
-  const use = flow.use ?? 0;
+  const use = busy(flow, state.live);
   const speed = flow.bytes_per_s === null
     ? "link not measured"
     : `${perSecond(flow.bytes_per_s)}, round trip ${shortTime(flow.round_trip_ns)}, busy ${percent(use)} of a step`;

@@ -1,7 +1,7 @@
 // What is said in words and figures: state, usefulness, problems, next, history.
 
 import { byId, element } from "./dom.js";
-import { atClock, clock, count, duration, hueOf, layers, memory, percent, perSecond, short, shortTime } from "./format.js";
+import { atClock, busy, clock, count, duration, hueOf, layers, memory, percent, perSecond, short, shortTime } from "./format.js";
 
 const unknown = "–";
 const ORDER = ["pipeline", "reduction", "guard"];
@@ -59,22 +59,33 @@ export function drawPart({ live, view }) {
     room.replaceChildren(element("p", { className: "quiet" }, paused || "It takes no part in a view yet."));
     return;
   }
-  const lines = [element("p", { className: "verdict" }, verdict(view, me))];
+  const lines = [element("p", { className: "verdict" }, verdict(view, me, live?.worth))];
   const guards = guarded(view.part);
   if (guards) lines.push(element("p", {}, guards));
-  const worth = worthOf(view, me);
-  if (worth) lines.push(element("p", {}, worth));
+  for (const text of [placeOf(view, me), worthOf(live?.worth)]) {
+    if (text) lines.push(element("p", {}, text));
+  }
   if (live) lines.push(element("p", { className: "quiet" }, `${count(live.committed_here)} steps committed while it was here.`));
   lines.push(neighbours(view, live, me));
   room.replaceChildren(...lines);
 }
 
-function verdict(view, me) {
+function verdict(view, me, worth) {
   if (me.pipeline === null) return view.no_plan ? "Not yet: there is no plan." : "As a spare: it computes nothing now.";
   const pipeline = view.pipelines[me.pipeline];
-  return `Yes: ${percent(view.part?.share ?? 0)} of each step is computed here, ` +
+  return `${answer(worth)}${percent(view.part?.share ?? 0)} of each step is computed here, ` +
     `${layers(me)} for ${count(pipeline.microbatch_count)} microbatches ` +
     `(pipeline ${me.pipeline + 1}, stage ${me.position + 1} of ${pipeline.peers.length}).`;
+}
+
+const NOTICED = 0.03;
+
+/** By what was measured before this peer came and since; a founder has nothing to compare with. */
+function answer(worth) {
+  if (!worth) return "";
+  if (worth.now_tokens_per_s === null) return "Not known yet: ";
+  const more = worth.now_tokens_per_s / worth.before_tokens_per_s - 1;
+  return more >= NOTICED ? "Yes: " : more <= -NOTICED ? "No: " : "Hardly: ";
 }
 
 /** Which layers would be lost with their holder, were it not for this peer. */
@@ -86,20 +97,27 @@ function guarded(part) {
   return `It keeps the only copy of ${which} beside the holder's, so that no crash loses them.`;
 }
 
-function worthOf(view, me) {
+/** What a spare is kept for, as the plan predicts it. */
+function placeOf(view, me) {
   const part = view.part;
-  if (!part || view.peers.length === 1) return "";
-  if (me.pipeline === null) {
-    if (part.other_step_ns === null) return "No place was found that its memory allows.";
-    const more = part.other_step_ns / part.step_ns - 1;
-    return more > 0
-      ? `The best place for it would make a step ${percent(more)} slower. It takes over when another peer goes.`
-      : "No place makes a step faster. It takes over when another peer goes.";
-  }
-  if (part.other_step_ns === null) return "Without it, the rest of the plan could not hold the model.";
+  if (!part || me.pipeline !== null) return "";
+  if (part.other_step_ns === null) return "No place was found that its memory allows.";
   const more = part.other_step_ns / part.step_ns - 1;
-  if (more >= 1) return `Without it a step would take ${(more + 1).toFixed(1)} times as long.`;
-  return more >= 0.005 ? `Without it a step would take ${percent(more)} longer.` : "Without it a step would take about as long.";
+  return more > 0
+    ? `By the plan, its best place would make a step ${percent(more)} slower. It takes over when another peer goes.`
+    : "By the plan, no place makes a step faster. It takes over when another peer goes.";
+}
+
+/** What the swarm did before this peer came and does now, both as measured. */
+function worthOf(worth) {
+  if (!worth) return "";
+  const who = (members) => `${members} peer${members === 1 ? "" : "s"}`;
+  const before = `Before it came, ${who(worth.before_members)} did ${count(worth.before_tokens_per_s)} tokens a second, as measured`;
+  if (worth.now_tokens_per_s === null) return `${before}; what it adds is not known yet.`;
+  const times = worth.now_tokens_per_s / worth.before_tokens_per_s;
+  const change = times >= 1 + NOTICED ? `${percent(times - 1)} more`
+    : times <= 1 - NOTICED ? `${percent(1 - times)} less` : "about the same";
+  return `${before}; now ${who(worth.now_members)} do ${count(worth.now_tokens_per_s)}: ${change}.`;
 }
 
 /** What this peer sends of a flow in a step; of a layer that it guards, what comes. */
@@ -137,7 +155,7 @@ function neighbours(view, live, me) {
       flow.bytes_per_s === null
         ? element("td", { className: "quiet" }, "not measured")
         : element("td", {}, perSecond(flow.bytes_per_s), element("small", {}, shortTime(flow.round_trip_ns))),
-      element("td", {}, flow.use === null ? unknown : percent(flow.use)),
+      element("td", {}, flow.use === null ? unknown : percent(busy(flow, live))),
       element("td", {}, heard === null || heard === undefined ? unknown : duration(heard), element("small", {}, "ago"))));
   }
   table.append(body);
@@ -157,7 +175,7 @@ export function drawProblems({ live }) {
   }
   list.replaceChildren(...live.problems.map((problem) =>
     element("li", {}, element("span", {}, problem.what),
-      problem.fix ? element("span", { className: "fix" }, problem.fix) : null)));
+      element("span", { className: "fix" }, problem.fix))));
 }
 
 export function drawNext({ live }) {

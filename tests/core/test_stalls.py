@@ -1,0 +1,282 @@
+"""Who is suspected of holding up a step: who is stuck or lies, never the slow or those who wait."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from p2p_dtfm.core.liveness import SECOND_NS
+from p2p_dtfm.core.pace import Pace, Patience
+from p2p_dtfm.core.planner import fixed_plan
+from p2p_dtfm.core.stalls import Stalls
+from p2p_dtfm.core.view import View
+from p2p_dtfm.core.waits import Kind, Lack, PossibleWaits, Work
+from p2p_dtfm.core.workload import workload_of
+from tests.core.builders import run_spec
+from tests.core.planning import Peer, name_of, snapshot
+
+A, B, C, D = map(name_of, range(4))
+TICK_NS = SECOND_NS // 10
+SPEC = run_spec()
+Script = Callable[[float], tuple[int, Work | None]]
+"""What a peer says at a time: its progress, and where it stands."""
+
+
+def view_of(stage_counts: tuple[int, ...]) -> View:
+    found = snapshot([Peer()] * 4, workload_of(SPEC))
+    return View(found, fixed_plan(found, stage_counts))
+
+
+@dataclass
+class Judge:
+    """One peer, which hears the scripts of the others and judges them."""
+
+    me: str
+    view: View
+    mine: Work
+    given: set[tuple[str, Lack]] = field(default_factory=set)
+    patience: Patience | None = None
+    asleep: range = range(0)
+    """Seconds in which this peer neither hears nor judges."""
+
+    def run(self, scripts: dict[str, Script], seconds: int = 30) -> dict[str, float]:
+        """Suspects, with the second of the first suspicion."""
+        stalls = Stalls(self.me, 2 * SECOND_NS)
+        pace = Pace(self.view, SPEC, 0)
+        fixed = self.patience
+        possible, found = PossibleWaits(self.view), dict[str, float]()
+        for now_ns in range(0, seconds * SECOND_NS, TICK_NS):
+            now_s = now_ns / SECOND_NS
+            if int(now_s) in self.asleep:
+                continue
+            if now_ns % SECOND_NS == 0:
+                for peer_id, script in scripts.items():
+                    stalls.heard(peer_id, *script(now_s))
+            suspicions = stalls.tick(
+                self.mine,
+                possible,
+                lambda peer, lack: (peer, lack) in self.given,
+                pace.patience if fixed is None else lambda peer, step: fixed,
+                now_ns,
+            )
+            for suspicion in suspicions:
+                found.setdefault(suspicion.peer_id, now_s)
+        return found
+
+
+def always(work: Work | None, progress: int = 0) -> Script:
+    return lambda now_s: (progress, work)
+
+
+def gets_on(work: Work, every_s: float) -> Script:
+    return lambda now_s: (int(now_s / every_s), work)
+
+
+class TestPipelineOfFour:
+    """A sends activations to B, B to C, C to D; gradients come back."""
+
+    view = view_of((4,))
+    layers: ClassVar = {stage.peer_id: stage.first_layer for stage in view.plan.pipelines[0].stages}
+
+    def work(self, *lacks: Lack, computes: bool = False, step: int = 3) -> Work:
+        return Work(self.view.id, step, computes, lacks)
+
+    def activation(self, of: str, to: str, number: int = 0) -> Lack:
+        return Lack(of, Kind.ACTIVATION, self.layers[to], number)
+
+    def gradient(self, of: str, number: int = 0) -> Lack:
+        return Lack(of, Kind.GRADIENT, self.layers[of], number)
+
+    def honest(self) -> dict[str, Script]:
+        """All wait for C."""
+        return {
+            A: always(self.work(self.gradient(B))),
+            B: always(self.work(self.gradient(C))),
+            D: always(self.work(self.activation(C, D))),
+        }
+
+    def judged_by_all(
+        self, liar: Script, seconds: int = 30, **changes: object
+    ) -> dict[str, dict[str, float]]:
+        """What A, B and D find where C says what it says."""
+        scripts = self.honest() | {C: liar}
+        found = {}
+        for me in (A, B, D):
+            _, mine = scripts[me](0)
+            assert mine is not None
+            judge = Judge(me, self.view, mine)
+            for name, value in changes.items():
+                setattr(judge, name, value)
+            found[me] = judge.run(scripts, seconds)
+        return found
+
+    def test_who_completes_nothing_is_suspected_by_all_and_nobody_else_is(self) -> None:
+        for says_it_computes in (False, True):
+            found = self.judged_by_all(always(self.work(computes=says_it_computes)))
+            for me in (A, B, D):
+                assert set(found[me]) == {C}
+                assert found[me][C] < 7, "the swarm may be held up for ten seconds in all"
+
+    def test_a_slow_peer_whose_work_gets_on_is_waited_for(self) -> None:
+        patience = Patience(6 * SECOND_NS, 100 * SECOND_NS, SECOND_NS)
+        slow = gets_on(self.work(computes=True), every_s=5)
+        assert self.judged_by_all(slow, patience=patience) == {A: {}, B: {}, D: {}}
+
+    def test_but_not_for_ever(self) -> None:
+        feigned = gets_on(self.work(computes=True), every_s=0.5)
+        for found in self.judged_by_all(feigned).values():
+            assert set(found) == {C}
+
+    def test_a_wait_for_what_it_has_accepted_is_its_victims_to_deny(self) -> None:
+        lack = self.activation(B, C)
+        liar = always(self.work(lack))
+        found = self.judged_by_all(liar, seconds=9, given={(C, lack)})
+        assert set(found[B]) == {C}
+        assert found[B][C] < 7
+        assert C in found[D] or not found[D]
+        assert not found[A].keys() - {C}, "who is far away blames nobody else"
+
+    def test_a_wait_that_the_plan_does_not_know_is_none(self) -> None:
+        for lack in (
+            self.activation(A, C),
+            Lack(D, Kind.SUM, 0, 0),
+            Lack(A, Kind.RECEIPT),
+            Lack("12D3nobody", Kind.ACTIVATION, 0, 0),
+            Lack(A, Kind.PREPARED),
+            Lack(A, Kind.ACTIVE),
+            self.activation(C, C),
+        ):
+            found = self.judged_by_all(always(self.work(lack)))
+            assert [set(suspects) for suspects in found.values()] == [{C}] * 3, lack
+
+    def test_who_waits_for_one_that_has_gone_on_has_no_reason(self) -> None:
+        scripts = self.honest() | {
+            C: always(self.work(Lack(A, Kind.PREPARED), step=2)),
+            A: always(self.work(step=3)),
+        }
+        _, mine = scripts[B](0)
+        assert mine is not None
+        assert set(Judge(B, self.view, mine).run(scripts)) == {C}
+
+    def test_everyone_waits_for_a_true_straggler_at_the_end_of_the_chain(self) -> None:
+        scripts = self.honest() | {
+            C: always(self.work(self.gradient(D))),
+            D: gets_on(self.work(computes=True), every_s=4),
+        }
+        patience = Patience(6 * SECOND_NS, 1000 * SECOND_NS, SECOND_NS)
+        for me in (A, B, C):
+            _, mine = scripts[me](0)
+            assert mine is not None
+            assert Judge(me, self.view, mine, patience=patience).run(scripts) == {}
+
+    def test_whoever_computes_itself_judges_nobody(self) -> None:
+        scripts = self.honest() | {C: always(self.work())}
+        mine = self.work(self.gradient(C), computes=True)
+        assert Judge(B, self.view, mine).run(scripts) == {}
+
+    def test_a_sleeper_counts_only_the_time_in_which_it_was_awake(self) -> None:
+        scripts = self.honest() | {C: always(self.work())}
+        _, mine = scripts[B](0)
+        assert mine is not None
+        found = Judge(B, self.view, mine, asleep=range(2, 20)).run(scripts)
+        assert found[C] > 22
+
+    def test_withheld_prepared(self) -> None:
+        """C has said none to B, and says that it waits for that of others."""
+        mine = self.work(Lack(C, Kind.PREPARED))
+        for lacks in ((), (Lack(B, Kind.PREPARED),), (Lack(D, Kind.PREPARED),)):
+            scripts = {
+                A: always(self.work(Lack(C, Kind.PREPARED))),
+                C: always(self.work(*lacks)),
+                D: always(self.work(Lack(C, Kind.PREPARED))),
+            }
+            found = Judge(B, self.view, mine).run(scripts)
+            assert set(found) == {C} and found[C] < 7
+
+    def test_data_are_fetched_for_a_while(self) -> None:
+        fetching = Work(self.view.id, 3, fetches=True)
+        scripts = self.honest() | {C: always(fetching)}
+        _, mine = scripts[B](0)
+        assert mine is not None
+        patience = Patience(SECOND_NS, SECOND_NS, 20 * SECOND_NS)
+        found = Judge(B, self.view, mine, patience=patience).run(scripts)
+        assert 19 < found[C] < 22
+
+    def test_two_liars_that_wait_for_each_other_leave_the_honest_alone(self) -> None:
+        """A cycle: B and C say that they wait for each other."""
+        scripts = {
+            B: always(self.work(self.gradient(C))),
+            C: always(self.work(self.activation(B, C))),
+            D: always(self.work(self.activation(C, D))),
+        }
+        mine = self.work(self.gradient(B))
+        found = Judge(A, self.view, mine).run(scripts, seconds=60)
+        assert found.keys() <= {B, C}
+        assert found, "somebody must be"
+
+
+class TestReplicas:
+    """Four pipelines of one stage: A, B, C and D sum their gradients."""
+
+    view = view_of((1, 1, 1, 1))
+
+    def work(self, *lacks: Lack, computes: bool = False) -> Work:
+        return Work(self.view.id, 3, computes, lacks)
+
+    def test_who_withholds_its_part_is_suspected_by_all(self) -> None:
+        """B owns the chunk and waits for C's part; A and D wait for B's sum."""
+        part, total = Lack(C, Kind.PART, 0, 1), Lack(B, Kind.SUM, 0, 1)
+        for lies in (
+            (),
+            (Lack(B, Kind.PREPARED),),
+            (Lack(B, Kind.PART, 0, 1),),
+            (Lack(B, Kind.ACTIVATION, 1, 0),),
+        ):
+            scripts = {
+                A: always(self.work(total)),
+                B: always(self.work(part)),
+                C: always(self.work(*lies)),
+                D: always(self.work(total)),
+            }
+            for me in (A, B, D):
+                _, mine = scripts[me](0)
+                assert mine is not None
+                given = {(C, Lack(B, Kind.PART, 0, 1))} if me == B else set()
+                found = Judge(me, self.view, mine, given).run(scripts, seconds=9)
+                assert me != B or (set(found) == {C} and found[C] < 7)
+                assert found.keys() <= {C}, (me, lies)
+
+    def test_a_receipt_is_owed_whatever_else_the_guardian_waits_for(self) -> None:
+        mine = self.work(Lack(D, Kind.RECEIPT))
+        scripts = {D: always(self.work(Lack(A, Kind.PREPARED)))}
+        found = Judge(A, self.view, mine).run(scripts)
+        assert set(found) == {D} and found[D] < 10
+
+
+def test_patience_follows_the_plan_and_the_last_steps() -> None:
+    view = view_of((4,))
+    pace = Pace(view, SPEC, 0)
+    pace.begin(0)
+    small = pace.patience(A, 3)
+    assert min(small.stuck_ns, small.step_ns) >= 5 * SECOND_NS
+    assert max(small.stuck_ns, small.step_ns) < 8 * SECOND_NS
+    for _ in range(8):
+        pace.committed(20 * SECOND_NS)
+    assert pace.patience(A, 3).step_ns > 100 * SECOND_NS
+    assert pace.patience(A, 0).stuck_ns > small.stuck_ns, "what is done for the first time"
+
+
+class TestJoining:
+    """Another one has accused it, or was accused by it, first."""
+
+    view = view_of((4,))
+
+    def test_half_the_patience_is_enough_and_only_for_who_was_in_the_way(self) -> None:
+        mine = Work(self.view.id, 3, lacks=(Lack(C, Kind.GRADIENT, 2, 0),))
+        pace, possible = Pace(self.view, SPEC, 0), PossibleWaits(self.view)
+        for waited_s, expected in ((1, []), (4, [C])):
+            stalls = Stalls(B, 2 * SECOND_NS)
+            for now_ns in range(0, waited_s * SECOND_NS, TICK_NS):
+                stalls.heard(C, 0, Work(self.view.id, 3))
+                stalls.tick(mine, possible, lambda peer, lack: False, pace.patience, now_ns)
+            found = stalls.join([A, C], pace.patience)
+            assert [suspicion.peer_id for suspicion in found] == expected

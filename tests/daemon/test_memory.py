@@ -1,0 +1,158 @@
+"""What a home remembers of its runs, on disk: whole or not at all, bounded, and never fatal."""
+
+import logging
+import stat
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.core.snapshot import Member
+from p2p_dtfm.daemon.memory import (
+    ACQUAINTANCES_LIMIT,
+    ADDRESSES_LIMIT,
+    FILE_NAME,
+    VIEW_MEMBERS_LIMIT,
+    VIEWS_LIMIT,
+    Memory,
+    PastView,
+    acquaintance,
+    read_memory,
+    remembered_runs,
+    write_memory,
+)
+from p2p_dtfm.net.directory import sign_run
+from p2p_dtfm.net.identity import Identity
+from tests.core.builders import run_spec
+
+
+def memory_of(directory: Path, spec: RunSpec | None = None, used_s: int = 1) -> Memory:
+    identity = Identity.load_or_create(directory / "identity.key")
+    payload = (spec or run_spec()).canonical_bytes()
+    return Memory(sign_run(payload, identity.peer_id, identity.sign), used_s, "here")
+
+
+def place_of(home: Path, memory: Memory) -> Path:
+    directory = home / "runs" / memory.run_digest[:16]
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def peer_ids(directory: Path, count: int) -> list[str]:
+    return [Identity.load_or_create(directory / f"{n}.key").peer_id for n in range(count)]
+
+
+def test_what_is_written_is_read_and_for_no_other_eyes(tmp_path: Path) -> None:
+    (one, two) = peer_ids(tmp_path, 2)
+    memory = memory_of(tmp_path).met(
+        [
+            acquaintance(one, ["/ip4/192.0.2.7/tcp/4001"], 5),
+            acquaintance(two, [f"/ip4/192.0.2.8/tcp/4001/p2p/{two}"], 5),
+        ]
+    )
+    memory = memory.been_in(PastView(2, "ab" * 32, (Member(one, 7),)))
+    directory = place_of(tmp_path, memory)
+    write_memory(directory, memory)
+    assert read_memory(directory) == memory
+    assert memory.addresses() == (
+        f"/ip4/192.0.2.7/tcp/4001/p2p/{one}",
+        f"/ip4/192.0.2.8/tcp/4001/p2p/{two}",
+    )
+    assert stat.S_IMODE((directory / FILE_NAME).stat().st_mode) == 0o600
+
+
+def test_whoever_was_seen_last_comes_first_and_all_is_bounded(tmp_path: Path) -> None:
+    memory = memory_of(tmp_path)
+    for second in range(3 * ACQUAINTANCES_LIMIT):
+        at = [f"/ip4/192.0.2.7/tcp/{port}" for port in range(1, 30)]
+        memory = memory.met([acquaintance(f"peer-{second}", at, second)])
+    assert len(memory.members) == ACQUAINTANCES_LIMIT
+    assert memory.members[0].peer_id == f"peer-{3 * ACQUAINTANCES_LIMIT - 1}"
+    assert all(len(item.addresses) == ADDRESSES_LIMIT for item in memory.members)
+    crowd = tuple(Member(f"peer-{n}", 1) for n in range(VIEW_MEMBERS_LIMIT // 3))
+    for number in range(100):
+        memory = memory.been_in(PastView(number, "", crowd[:1]))
+    assert [view.number for view in memory.views] == list(range(100 - VIEWS_LIMIT, 100))
+    for number in range(5):
+        memory = memory.been_in(PastView(number, "", crowd))
+    assert [view.number for view in memory.views] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: b"",
+        lambda data: b"\xff" * 100,
+        lambda data: b"[]",
+        lambda data: data.replace(b'"used_s"', b'"used"'),
+        lambda data: b" " * (5 << 20),
+    ],
+)
+def test_a_damaged_memory_is_set_aside_and_told_once(
+    damage: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = memory_of(tmp_path)
+    directory = place_of(tmp_path, memory)
+    write_memory(directory, memory)
+    path = directory / FILE_NAME
+    path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
+    with caplog.at_level(logging.WARNING):
+        assert remembered_runs(tmp_path) == []
+        assert remembered_runs(tmp_path) == []
+    assert len(caplog.records) == 1 and "set aside" in caplog.text
+    assert (directory / "memory.damaged").exists()
+
+
+def test_a_spec_that_its_signer_did_not_sign_is_damage(tmp_path: Path) -> None:
+    memory = memory_of(tmp_path)
+    other = memory_of(tmp_path, run_spec(seed=8))
+    directory = place_of(tmp_path, other)
+    write_memory(directory, memory)
+    assert read_memory(directory) is None, "it is of another run than its directory"
+    forged = Memory(
+        type(memory.signed_spec)(
+            memory.signed_spec.peer_id,
+            memory.signed_spec.kind,
+            other.signed_spec.payload,
+            memory.signed_spec.signature,
+        ),
+        1,
+        "here",
+    )
+    write_memory(directory, forged)
+    assert read_memory(directory) is None
+
+
+def test_a_person_who_edits_it_loses_only_what_is_wrong(tmp_path: Path) -> None:
+    (one, two) = peer_ids(tmp_path, 2)
+    right = acquaintance(one, ["/ip4/192.0.2.7/tcp/4001"], 5)
+    wrong = acquaintance(two, ["/ip4/192.0.2.999/tcp/4001"], 5)
+    memory = memory_of(tmp_path).met([right, wrong])
+    directory = place_of(tmp_path, memory)
+    write_memory(directory, memory)
+    found = read_memory(directory)
+    assert found is not None and found.members == (right,)
+
+
+def test_who_is_killed_while_writing_has_the_memory_before(tmp_path: Path) -> None:
+    memory = memory_of(tmp_path)
+    directory = place_of(tmp_path, memory)
+    write_memory(directory, memory)
+    (directory / "memory.partial").write_bytes(b"{")
+    assert read_memory(directory) == memory
+
+
+def test_the_run_used_last_is_the_one_to_take_up(tmp_path: Path) -> None:
+    for seed, used_s in ((1, 5), (2, 9), (3, 7)):
+        memory = memory_of(tmp_path, run_spec(seed=seed), used_s)
+        write_memory(place_of(tmp_path, memory), memory)
+    assert [memory.spec.seed for memory in remembered_runs(tmp_path)] == [2, 3, 1]
+
+
+def test_a_new_founding_of_a_spec_is_another_run() -> None:
+    spec = run_spec()
+    new = spec.model_copy(update={"founding": "00112233aabbccdd"})
+    assert new.digest() != spec.digest() and new.unmarked == spec.unmarked
+    assert RunSpec.from_canonical_bytes(new.canonical_bytes()) == new
+    assert b"founding" not in spec.canonical_bytes(), "runs that were not founded anew keep names"

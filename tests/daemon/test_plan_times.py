@@ -1,0 +1,91 @@
+"""When the members are asked to plan anew, by what steps take."""
+
+import msgspec
+
+from p2p_dtfm.core.planner import fixed_plan
+from p2p_dtfm.core.view import View
+from p2p_dtfm.core.workload import workload_of
+from p2p_dtfm.daemon.device_pace import DevicePace
+from p2p_dtfm.daemon.plan_times import FORGOTTEN_S, SETTLED_S, PlanTimes
+from tests.core.builders import run_spec
+from tests.core.planning import Peer, name_of, snapshot
+
+MILLISECOND_NS = 1_000_000
+
+
+class Clock:
+    """Steps of a swarm of two."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.times = PlanTimes(lambda: self.now_s)
+
+    def train(self, view: View, step_s: float, steps: int = 30) -> None:
+        """Take over and commit so many steps once the view has settled."""
+        self.times.took_over(view)
+        self.now_s += SETTLED_S
+        for _ in range(steps):
+            self.now_s += step_s
+            self.times.committed()
+
+
+def view_of(stage_counts: tuple[int, ...], planned_ms: int) -> View:
+    found = snapshot([Peer()] * 2, workload_of(run_spec()))
+    plan = fixed_plan(found, stage_counts)
+    return View(found, msgspec.structs.replace(plan, predicted_step_ns=planned_ms * MILLISECOND_NS))
+
+
+ALONE, TOGETHER = view_of((1,), 1000), view_of((2,), 500)
+
+
+def test_steps_as_planned_are_no_reason() -> None:
+    clock = Clock()
+    clock.train(ALONE, 1.0)
+    clock.train(TOGETHER, 0.7)
+    assert clock.times.why_anew() is None
+
+
+def test_steps_half_as_long_again_as_planned_are_once() -> None:
+    clock = Clock()
+    clock.train(TOGETHER, 0.8)
+    reason = clock.times.why_anew()
+    assert reason is not None and "planned" in reason
+    clock.train(TOGETHER, 0.8)
+    assert clock.times.why_anew() is None, "nothing is new"
+    clock.train(TOGETHER, 0.8, steps=int(FORGOTTEN_S / 0.8) + 1)
+    assert clock.times.why_anew() is not None, "a while later it may be otherwise"
+
+
+def test_few_steps_say_nothing() -> None:
+    clock = Clock()
+    clock.train(TOGETHER, 5.0, steps=9)
+    assert clock.times.why_anew() is None
+    assert clock.times.told() == ()
+
+
+def test_a_gain_that_does_not_come_is_taken_back() -> None:
+    clock = Clock()
+    clock.train(ALONE, 0.6)
+    clock.train(TOGETHER, 0.7)
+    reason = clock.times.why_anew()
+    assert reason is not None and "taken back" in reason
+    assert {plan.step_ns // MILLISECOND_NS for plan in clock.times.told()} <= {599, 600, 699, 700}
+
+
+def test_a_device_is_stated_as_slow_as_it_is_seen_to_be() -> None:
+    pace, device = DevicePace(), ALONE.snapshot.records[0].device
+    count = ALONE.plan.pipelines[0].microbatch_count
+    layers = (device.embedding, device.block, device.head)
+    blocks = ALONE.snapshot.workload.block_count
+    said_ns = count * sum(
+        (layer.forward_ns + layer.backward_ns) * (blocks if layer is device.block else 1)
+        for layer in layers
+    )
+    for factor, expected in ((1, None), (3, 3)):
+        pace.took_over()
+        for step in range(12):
+            pace.committed(step * factor * said_ns)
+        found = pace.seen(device, ALONE, name_of(0))
+        assert (found is None) == (expected is None)
+        if found is not None:
+            assert found.block.forward_ns == expected * device.block.forward_ns

@@ -1,0 +1,62 @@
+"""What is wrong: nothing while nothing is; the right cause and one action while something is."""
+
+import logging
+from dataclasses import replace
+
+from p2p_dtfm.daemon.event_log import EventLog
+from p2p_dtfm.daemon.problems import Sight, problems_in
+from p2p_dtfm.daemon.status import State, Status
+from p2p_dtfm.daemon.troubles import Troubles
+
+WELL = Sight(State.TRAINING, "step 3 of 9", 60.0, uncommitted_s=0.4, step_s=0.5)
+
+
+def texts(sight: Sight) -> list[str]:
+    found = list(problems_in(sight))
+    assert all(problem.fix and "\n" not in problem.what + problem.fix for problem in found)
+    return [problem.what for problem in found]
+
+
+def test_nothing_is_wrong_while_it_trains_or_waits_for_its_turn() -> None:
+    assert not texts(WELL)
+    assert not texts(replace(WELL, uncommitted_s=9.0))
+    assert not texts(replace(WELL, step_s=30.0, uncommitted_s=100.0)), "steps are that long"
+    assert not texts(replace(WELL, state=State.WAITING, step_s=None, uncommitted_s=500.0))
+    assert not texts(replace(WELL, state=State.JOINING, in_state_s=30.0))
+    for state in (State.SPARE, State.PAUSED, State.LEAVING, State.DONE):
+        assert not texts(replace(WELL, state=state, uncommitted_s=500.0, is_failing=True)), state
+
+
+def test_a_late_step_names_who_is_silent_before_whom_it_waits_for() -> None:
+    late = replace(WELL, uncommitted_s=12.0, waits_for=("…bbbbbb",))
+    assert texts(late) == ["no step was committed for 12 s: this peer waits for …bbbbbb"]
+    silent = replace(late, silent=(("…aaaaaa", 11.0), ("…cccccc", 14.0)))
+    assert texts(replace(silent, uncommitted_s=4.0)), "nobody is silent for seconds"
+    assert texts(silent) == ["no step was committed for 12 s: …cccccc was not heard of for 14 s"]
+
+
+def test_a_failure_is_said_at_once() -> None:
+    failing = replace(WELL, state=State.WAITING, is_failing=True, lost=("…aaaaaa",))
+    (what,) = texts(failing)
+    assert what.startswith("…aaaaaa fell silent")
+    assert not texts(replace(failing, lost=())), "a step is repeated, by itself and at once"
+
+
+def test_no_plan_and_nobody_who_lets_one_in() -> None:
+    assert "no steps happen" in texts(replace(WELL, state=State.WAITING, no_plan="too few"))[0]
+    alone = replace(WELL, state=State.JOINING, in_state_s=120.0, reason="asks …aaaaaa")
+    assert texts(alone)[0].startswith("for 2 min nobody has let this peer in")
+
+
+def test_a_trouble_lasts_until_it_is_over(tmp_path, caplog) -> None:
+    troubles = Troubles()
+    history = EventLog(tmp_path / "gone" / "events.jsonl", troubles)
+    with caplog.at_level(logging.WARNING):
+        history.write("step", step=1)
+        history.write("step", step=2)
+    ((what, fix),) = troubles.present()
+    assert "history of this run cannot be written" in what and "free space" in fix
+    (tmp_path / "gone").mkdir()
+    history.write("step", step=3)
+    assert not troubles.present()
+    assert Status().troubles is not Status().troubles

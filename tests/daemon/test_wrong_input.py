@@ -1,0 +1,219 @@
+"""What is typed wrongly is answered with its cause and with what is right."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.cli.data import prepare
+from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.run_spec import RunSpec
+from p2p_dtfm.daemon.before_start import check_before_start
+from p2p_dtfm.daemon.settings import Settings, resolve
+from p2p_dtfm.net.addresses import check_listen_address, parse_address
+from p2p_dtfm.sim.files import find_run_spec
+from p2p_dtfm.sim.scenario import parse_scenario
+from p2p_dtfm.train.measure import measure_device
+from p2p_dtfm.train.room_to_train import require_room
+from tests.core.builders import run_spec
+from tests.documentation.pages import ROOT
+
+GIB = 1 << 30
+
+
+def refused(**flags: object) -> UserError:
+    with pytest.raises(UserError) as caught:
+        resolve(None, flags)
+    assert caught.value.exit_code == 2 and caught.value.fixes
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("flags", "cause", "fix"),
+    [
+        ({"hours": "22"}, "must be two times of day", '"22-07"'),
+        ({"threads": -1}, "must be 0 or more, not -1", "0: half of the cores"),
+        ({"threads": "many"}, "must be a whole number", "0: half"),
+        ({"uplink_mbps": -1.0}, "must be 0 or more", "0: no limit"),
+        ({"disk_gib": float("inf")}, "must be a finite number", "0: no limit"),
+        ({"memory_gib": float("nan")}, "must be a finite number", "four fifths"),
+        ({"network": "wann"}, "must be 'auto', 'lan' or 'wan', not 'wann'", "wan"),
+        ({"dashboard": "99999"}, 'must be a port from 1 to 65535, "auto" or "off"', "port"),
+        ({"run_digest": "zz"}, "must be a digest", "run"),
+    ],
+)
+def test_a_wrong_setting_is_told_in_words(flags: dict, cause: str, fix: str) -> None:
+    error = refused(**flags)
+    assert cause in error.cause and fix in error.fixes[0]
+    assert "pattern" not in error.cause and "Input" not in error.cause
+
+
+def test_all_wrong_settings_are_told_at_once() -> None:
+    error = refused(threads=-1, hours="now", network="wann")
+    assert all(name in error.cause for name in ("threads", "hours", "network"))
+    assert len(error.fixes) == 3
+
+
+def test_a_limit_of_nothing_says_what_it_means() -> None:
+    shown = resolve(None, {"uplink_mbps": 0.0, "disk_gib": 3.0}).describe()
+    assert "uplink_mbps        = 0.0, which is no limit  (flag)" in shown
+    assert "disk_gib           = 3.0  (flag)" in shown
+
+
+@pytest.mark.parametrize("text", ["nonsense", "0.0.0.0:31330", "/ip4/0.0.0.0", "/ip4/1.2.3/tcp/1"])
+def test_an_address_to_listen_on_is_not_told_to_end_in_a_peer_id(text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_listen_address(text)
+    told = " ".join(caught.value.fixes)
+    assert "/p2p" not in told and "/ip4/0.0.0.0/tcp/31330" in told
+    with pytest.raises(UserError) as caught:
+        parse_address(text)
+    assert "/p2p/" in caught.value.fixes[0]
+
+
+def test_an_address_to_listen_on_that_names_a_peer() -> None:
+    with pytest.raises(UserError) as caught:
+        check_listen_address("/ip4/0.0.0.0/tcp/1/p2p/12D3KooW")
+    assert "leave out /p2p/" in caught.value.fixes[0]
+
+
+def test_a_mistyped_run_spec_is_recognised() -> None:
+    with pytest.raises(UserError) as caught:
+        find_run_spec("tinny")
+    assert caught.value.fixes[0] == "did you mean tiny?"
+    with pytest.raises(UserError) as caught:
+        find_run_spec("something-else")
+    assert "did you mean" not in caught.value.fixes[0]
+
+
+def test_a_run_spec_is_read_before_anything_is_started(tmp_path: Path) -> None:
+    for settings in (
+        Settings(home=tmp_path, run="tinny"),
+        Settings(home=tmp_path, run="tiny", listen=("here",)),
+        Settings(home=tmp_path, initial_peers=("there",)),
+        Settings(home=tmp_path, run=str(written(tmp_path, run_spec(data={"source": "/gone"})))),
+    ):
+        with pytest.raises(UserError):
+            check_before_start(settings)
+    check_before_start(Settings(home=tmp_path, run="tiny"))
+
+
+def written(directory: Path, spec: RunSpec) -> Path:
+    path = directory / "run.json"
+    path.write_text(spec.model_dump_json())
+    return path
+
+
+def test_a_scenario_is_told_all_its_mistakes_at_once() -> None:
+    text = """
+name = "x"
+[[group]]
+name = "a"
+count = 2
+forward_tflops = 1.0
+[[peer]]
+name = "b-1"
+[[link]]
+from = "a"
+to = "q"
+latency_ms = 1
+bandwidth_mbps = 5
+[[fault]]
+at_step = 1
+kind = "kill"
+peer = "a-7"
+"""
+    with pytest.raises(UserError) as caught:
+        parse_scenario(text, "mine.toml")
+    for mistake in ("mine.toml:8: ", "mine.toml:11: ", "mine.toml:17: "):
+        assert mistake in caught.value.cause
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"layers": 1, "width": 65536, "heads": 512, "context": 8, "vocabulary": 1 << 24}},
+        {"model": {"layers": 1, "width": 64, "heads": 2, "context": 1 << 20, "vocabulary": 256},
+         "batch": {"global_batch": 64, "microbatch": 64},
+         "evaluation": {"every_steps": 50, "sequences": 64}},
+        {"batch": {"global_batch": 1 << 16, "microbatch": 1 << 16},
+         "model": {"layers": 1, "width": 256, "heads": 2, "context": 1024, "vocabulary": 256},
+         "evaluation": {"every_steps": 50, "sequences": 1 << 16}},
+    ],
+)  # fmt: skip
+def test_a_run_too_large_for_any_machine_is_refused_in_words(changes: dict, tmp_path: Path) -> None:
+    spec = run_spec(**changes)
+    with pytest.raises(UserError) as caught:
+        measure_device(spec, "cpu", 1)
+    assert "too large for this machine" in caught.value.cause and "GiB" in caught.value.cause
+    with pytest.raises(UserError, match="too large"):
+        check_before_start(Settings(home=tmp_path, run=str(written(tmp_path, spec))))
+
+
+def test_a_run_that_fits_is_not_refused() -> None:
+    require_room(run_spec(), GIB)
+
+
+def text_in(directory: Path) -> Path:
+    path = directory / "text.txt"
+    path.write_text("\n".join(f"line {number} of a text" for number in range(2000)))
+    return path
+
+
+def test_prepared_data_are_not_replaced_unasked(tmp_path: Path, capsys) -> None:
+    text, out = text_in(tmp_path), tmp_path / "data"
+    make(text, out)
+    before = (out / "manifest.json").read_bytes()
+    text.write_text("another text entirely " * 500)
+    with pytest.raises(UserError) as caught:
+        make(text, out)
+    assert "--overwrite" in caught.value.fixes[1]
+    assert (out / "manifest.json").read_bytes() == before
+    make(text, out, overwrite=True)
+    assert (out / "manifest.json").read_bytes() != before
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_more_held_out_than_to_train_on_is_told_with_both_figures(tmp_path: Path, capsys) -> None:
+    text, other = text_in(tmp_path), tmp_path / "other.txt"
+    other.write_text(text.read_text() * 3)
+    make(text, tmp_path / "data", validation=[other])
+    warned = capsys.readouterr().err
+    assert "more is held out" in warned and warned.count("tokens") >= 1 and "--validation" in warned
+
+
+def make(text: Path, out: Path, **options: object) -> None:
+    """The command, with its defaults."""
+    given = {
+        "vocabulary": None, "tokenizer": None, "field": "text", "held_out": 0.02,
+        "validation": None, "context": 16, "name": "", "licence": "", "source": "",
+        "overwrite": False,
+    }  # fmt: skip
+    prepare([text], out, **{**given, **options})
+
+
+def test_a_full_disk_is_not_answered_with_another_name_on_it(tmp_path: Path, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(sys.modules["p2p_dtfm.train.data.prepare"], "_write", full)
+    with pytest.raises(UserError) as caught:
+        make(text_in(tmp_path), tmp_path / "data")
+    assert "No space left" in caught.value.cause
+    assert "free space" in caught.value.fixes[0] and "--out" not in caught.value.fixes[0]
+
+
+def test_make_says_which_python_it_needs(tmp_path: Path) -> None:
+    old = tmp_path / "python3.9"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.9.2"\n[ "$1" = --version ]\n')
+    old.chmod(0o755)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    done = subprocess.run(
+        ["make", f"PYTHON={old}", "environment"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "older than Python 3.11: Python 3.9.2" in done.stderr and "fix: " in done.stderr
+    assert not (tmp_path / ".venv").exists()

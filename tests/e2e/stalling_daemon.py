@@ -1,0 +1,45 @@
+"""The program, but for an engine that stops at a step and says nothing of it.
+
+`STALLS_AT`: the step, and whether it says that it waits for others, as in `12,waits`.
+"""
+
+import asyncio
+import os
+from typing import Any
+
+from p2p_dtfm.cli import main
+from p2p_dtfm.core.waits import Kind, Lack, Work
+from p2p_dtfm.daemon import step_engine, step_watch
+
+STEP, _, MANNER = os.environ.get("STALLS_AT", "").partition(",")
+
+
+class _Stalling(step_engine.StepEngine):
+    async def run(self, step: int, **how: Any) -> step_engine.LocalResult:
+        if STEP and step >= int(STEP):
+            await asyncio.get_running_loop().create_future()
+        return await super().run(step, **how)
+
+
+class _Lying(step_watch.StepWatch):
+    """Says that it waits for the first of the others."""
+
+    def work(self, agreement: Any) -> Work | None:
+        work = super().work(agreement)
+        if work is None or not STEP or work.step < int(STEP) or MANNER != "waits":
+            return work
+        others = [peer for peer in agreement.view.member_ids if peer != agreement.me.peer_id]
+        lacks = tuple(Lack(peer, Kind.PREPARED) for peer in others)
+        return Work(work.view, work.step, False, lacks)
+
+
+def _install() -> None:
+    from p2p_dtfm.daemon import node, step_loop
+
+    step_loop.StepEngine = _Stalling  # type: ignore[misc]
+    node.StepWatch = _Lying  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    _install()
+    main()

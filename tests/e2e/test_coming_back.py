@@ -1,0 +1,121 @@
+"""Founder and members that are killed and come back with the same line, or with none at all."""
+
+import itertools
+import json
+import os
+import signal
+import socket
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from tests.e2e.helpers import (
+    errors_of,
+    logged,
+    losses,
+    run_program,
+    step_of,
+    wait_until,
+    write_endless_spec,
+)
+
+TOGETHER_WITHIN_S = 30.0
+"""From the start of the process that comes back, on an idle machine."""
+
+
+def kill(child: Child) -> None:
+    os.kill(child.process.pid, signal.SIGKILL)
+    child.process.wait()
+
+
+def are_one_swarm(children: list[Child]) -> bool:
+    """All are members of the same view, and it has committed steps that all have seen."""
+    said = [child.status() or {} for child in children]
+    ids = {json.dumps((facts.get("view"), facts.get("snapshot"))) for facts in said}
+    names = {tuple(facts.get("members", ())) for facts in said}
+    return len(ids) == len(names) == 1 and len(said[0].get("members", ())) == len(children)
+
+
+def assert_nothing_was_lost_or_counted_twice(stayed: Child, returned: Child) -> None:
+    """Each step of the lineage once at who stayed, and the same losses at who came back."""
+    steps = Counter(event["step"] for event in stayed.events() if event["event"] == "step")
+    assert set(steps.values()) == {1}, [step for step, count in steps.items() if count > 1]
+    assert sorted(steps) == list(range(min(steps), max(steps) + 1))
+    there, here = losses(stayed), losses(returned)
+    both = set(there) & set(here)
+    assert len(both) > 5 and all(there[step] == here[step] for step in both)
+
+
+def test_a_killed_founder_finds_its_swarm_and_a_bare_daemon_takes_up_its_run(
+    tmp_path: Path,
+) -> None:
+    spec = write_endless_spec(tmp_path)
+    line = ["--run", str(spec)]
+    with LocalSwarm(tmp_path, ["--threads", "1", "--dashboard", "off"]) as swarm:
+        founder, address = swarm.found(line)
+        member = swarm.join(address)
+        wait_until(lambda: are_one_swarm([founder, member]), "they train together")
+        before = step_of(member)
+        wait_until(lambda: step_of(member) > before + 5, "they go on")
+        kill(founder)
+        again = swarm.start(line, "again", founder.home)  # the other may not have noticed yet
+        wait_until(lambda: are_one_swarm([again, member]), "one swarm, and not two")
+        resumed = step_of(again)
+        wait_until(lambda: min(map(step_of, (again, member))) > resumed + 5, "it goes on")
+        assert logged(again, "met before") and not logged(again, "goes on from the checkpoint")
+        assert_nothing_was_lost_or_counted_twice(member, again)
+
+        kill(member)
+        kill(again)  # the other is alone for less than it takes to notice
+        first = swarm.start([], "first", member.home)
+        second = swarm.start([], "second", founder.home)
+        wait_until(lambda: are_one_swarm([first, second]), "two that were told nothing meet")
+        resumed = step_of(first)
+        wait_until(lambda: min(map(step_of, (first, second))) > resumed + 5, "they go on")
+
+
+def test_without_a_past_nothing_is_begun(tmp_path: Path) -> None:
+    done = run_program("--home", tmp_path / "home")
+    assert done.returncode == 2 and not done.stdout
+    text = errors_of(done)
+    for choice in ("--initial-peers", "--run", "p2p-dtfm demo", "p2p-dtfm doctor"):
+        assert choice in text
+    done = run_program("--home", tmp_path / "home", "--run-digest", "00ff")
+    assert done.returncode == 2 and "does not remember run 00ff" in errors_of(done)
+    done = run_program("--home", tmp_path / "home", "--new")
+    assert done.returncode == 2 and "fix: name one: p2p-dtfm --new --run" in errors_of(done)
+
+
+CASES = list(itertools.product(("fixed", "random"), (5, 20, 90), (1, 3), (0, 2)))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("port,away_s,others,min_members", CASES)
+def test_a_founder_comes_back(
+    port: str, away_s: int, others: int, min_members: int, tmp_path: Path
+) -> None:
+    limits = {"limits": {"min_members": min_members}} if min_members else {}
+    line = ["--run", str(write_endless_spec(tmp_path, **limits))]
+    if port == "fixed":
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            line += ["--listen", f"/ip4/127.0.0.1/tcp/{probe.getsockname()[1]}"]
+    line += ["--expect-peers", str(others + 1)]
+    with LocalSwarm(tmp_path, ["--threads", "1", "--dashboard", "off"]) as swarm:
+        founder, address = swarm.found(line)
+        members = [swarm.join(address) for _ in range(others)]
+        wait_until(lambda: are_one_swarm([founder, *members]), "they train together")
+        wait_until(lambda: step_of(members[0]) > 20, "they get on")
+        kill(founder)
+        time.sleep(away_s)
+        began_s, was = time.monotonic(), step_of(members[0])
+        again = swarm.start(line, "again", founder.home)
+        everyone = [again, *members]
+        wait_until(lambda: are_one_swarm(everyone) and step_of(again) > was, "one swarm")
+        assert time.monotonic() - began_s < TOGETHER_WITHIN_S
+        resumed = step_of(again)
+        wait_until(lambda: min(map(step_of, everyone)) > resumed + 10, "it goes on")
+        assert_nothing_was_lost_or_counted_twice(members[0], again)

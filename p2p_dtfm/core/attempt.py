@@ -160,8 +160,13 @@ class Attempt:
     @property
     def members(self) -> set[Member]:
         """Of the views that contributors are in."""
-        parts = self.opened.values()
-        return {m for p in parts if p.present is not None for m in p.present.members}
+        held = self._cache.get("members")
+        if held is None or held[0] != len(self.opened):
+            views = {p.present.view: p.present for p in self.opened.values() if p.present}
+            found = {member for view in views.values() for member in view.members}
+            held = self._cache["members"] = (len(self.opened), found)
+        assert isinstance(held[1], set)
+        return held[1]
 
     @property
     def dissenting(self) -> tuple[Member, ...]:

@@ -1,4 +1,4 @@
-"""What proves a view to peers that were not there."""
+"""The Ready set of a view, under the signatures of those that said it."""
 
 import msgspec
 

@@ -62,33 +62,32 @@ def _require_sorted_signatures(message: Standing, sender: str) -> None:
 
 
 def _walk(value: Any, name: str, sender: str) -> None:
-    if isinstance(value, bool) or value is None:
-        return
-    if isinstance(value, int):
+    kind = type(value)
+    if kind is int:
         if not _LEAST.get(name, 0) <= value < NUMBER_LIMIT:
             raise PeerFault(f"a number in {name!r} that cannot be: below 0 or above 2^53", sender)
-    elif isinstance(value, str):
+    elif kind is str:
         if len(value) > TEXT_LIMIT:
             raise PeerFault(f"a text of {len(value)} characters in {name!r}", sender)
-    elif isinstance(value, bytes):
-        if len(value) > _SIGNATURE_LIMIT_BYTES:
-            raise PeerFault(f"a signature of {len(value)} bytes", sender)
-    elif isinstance(value, Signed):
+    elif kind is Signed:
         if len(value.payload) > _payload_limit(name) or len(value.signature) > 128:
             raise PeerFault(f"a statement of {len(value.payload)} bytes in {name!r}", sender)
         _walk(value.peer_id, "peer_id", sender)
-    elif isinstance(value, msgspec.Struct):
-        for field in value.__struct_fields__:
-            _walk(getattr(value, field), field, sender)
-    elif isinstance(value, dict):
+    elif kind is tuple:
+        _require_length(value, name, sender)
+        for item in value:
+            _walk(item, name, sender)
+    elif kind is bytes:
+        if len(value) > _SIGNATURE_LIMIT_BYTES:
+            raise PeerFault(f"a signature of {len(value)} bytes", sender)
+    elif kind is dict:
         _require_length(value, name, sender)
         for key, item in value.items():
             _walk(key, name, sender)
             _walk(item, name, sender)
-    elif isinstance(value, tuple | list):
-        _require_length(value, name, sender)
-        for item in value:
-            _walk(item, name, sender)
+    elif isinstance(value, msgspec.Struct):
+        for field in value.__struct_fields__:
+            _walk(getattr(value, field), field, sender)
 
 
 def _require_length(value: Any, name: str, sender: str) -> None:

@@ -290,7 +290,7 @@ def test_ready_and_synced_count_only_as_signed_by_their_makers() -> None:
 def test_a_heartbeat_tells_a_stranger_where_the_swarm_stands() -> None:
     """That is all that it does: what it may learn is up to the gate."""
     world = swarm(NAMES)
-    say(world, "evil", "a", Heartbeat(EVIL, 1, True))
+    say(world, "evil", "a", Heartbeat(EVIL, 1))
     trains_on(world, NAMES)
 
 

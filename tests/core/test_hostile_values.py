@@ -208,7 +208,7 @@ def messages(sender: Member, agreement: Agreement, world: AgreementWorld) -> Ite
             yield other
             if isinstance(other, Ready | Synced | Active | Standing):
                 yield stated_if_possible(other, signer)
-    for beat in (Heartbeat(sender, 1, True), JoinRequest(evil_record(sender), view.id, 3)):
+    for beat in (Heartbeat(sender, 1), JoinRequest(evil_record(sender), view.id, 3)):
         yield from (beat, *hostile(beat))
 
 

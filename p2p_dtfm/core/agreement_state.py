@@ -110,8 +110,8 @@ class AgreementState:
         self._quiet_until_ns = 0
         self._suspects: set[Member] = set()
         self._distrusted: set[Member] = set()
-        """Who holds up the step or sends what no correct peer does, until a view takes over: that it
-        is heard changes nothing."""
+        """Who holds up the step or sends what no correct peer does, until a view takes over: being
+        heard from changes nothing."""
         self._carried: set[Member] = set()
         """Newcomers in doubt that made the attempt before fail."""
         self._active_members: dict[ViewId, dict[Member, Active]] = {}

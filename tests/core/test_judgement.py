@@ -178,7 +178,7 @@ def test_an_attempt_keeps_liars_out_and_one_of_a_pair_in_doubt() -> None:
     def participants(parts: list[Contribution]) -> str:
         attempt = Attempt(Member("a", 1), 5, False, GENESIS, 3, 0, 0, TERMS)
         for item in parts:
-            attempt.add(Signed(item.member.peer_id, "", b"", b""), item, lambda signed: None)  # type: ignore[arg-type,return-value]
+            attempt.add(Signed(item.member.peer_id, "", b"", b""), item)
         return "".join(member.peer_id for member in attempt.participants)
 
     norm = signed([prepared("a"), prepared("b"), prepared("c", squared_norms={0: 5.0})])

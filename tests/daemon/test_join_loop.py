@@ -65,7 +65,7 @@ class Newcomer(Membership):
         self._me = SimpleNamespace(peer_id="me")
         self._run = SimpleNamespace(digest="ab" * 32)
         self._memory = None
-        self._welcomed_by = ""
+        self._welcomed_by = self._asked_first = ""
         self.status = Status()
         self.settings = SimpleNamespace(run=run, initial_peers=())
         self.views = []

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from p2p_dtfm.core import attempt, membership, newcomers, recovery, redo
+from p2p_dtfm.core import attempt, cuts, membership, newcomers, recovery, redo
 from p2p_dtfm.core.agreement_messages import Contribution
 from p2p_dtfm.core.cuts import CutClock
 from p2p_dtfm.core.plan import Plan
@@ -28,9 +28,6 @@ SEEDS = 200
 BATCH = 20
 FOUND_WITHIN = 40
 FAULTS_AT_LEAST = 10
-
-LONG_STEPS_NS = (100_000_000_000,)
-"""With such steps no guardian lags."""
 
 REGRESSIONS = {
     175: "an attempt that had failed began again under its number, and never settled",
@@ -97,6 +94,12 @@ def first_seed_that_fails(
     pytest.fail(f"no seed below {FOUND_WITHIN} finds the planted bug")
 
 
+def without_lagging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All guardians keep up with each step."""
+    monkeypatch.setattr(cuts, "LAGGING_STEP_SHARE", 0)
+    monkeypatch.setattr(drawn_plans, "_STEPS_NS", (1,))
+
+
 def test_a_commit_without_all_prepared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     original = StepTransaction.outcome
 
@@ -136,7 +139,7 @@ def test_a_merge_that_prefers_the_older_record_is_found(monkeypatch: pytest.Monk
 def test_a_holder_that_does_not_wait_for_its_guardian_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(drawn_plans, "_STEPS_NS", LONG_STEPS_NS)
+    without_lagging(monkeypatch)
     monkeypatch.setattr(Receipts, "waits_for", lambda self, step: ())
     _, violation = first_seed_that_fails(says=("loses",), loss=0.15)
     assert "loses" in violation
@@ -150,7 +153,7 @@ def test_a_guardian_that_nobody_waits_for_at_first_is_found(
     def later(self: Receipts, view: ViewId, guards: Mapping[int, str], _: object) -> None:
         begin(self, view, guards, ())
 
-    monkeypatch.setattr(drawn_plans, "_STEPS_NS", LONG_STEPS_NS)
+    without_lagging(monkeypatch)
     monkeypatch.setattr(Receipts, "__init__", later)
     _, violation = first_seed_that_fails(says=("loses",))
     assert "loses" in violation

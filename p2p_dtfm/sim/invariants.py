@@ -1,6 +1,7 @@
 """What must hold at every moment of a simulated run, whatever fails."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from p2p_dtfm.core.plan import Plan
 from p2p_dtfm.core.snapshot import Member, ViewId
@@ -11,6 +12,19 @@ from p2p_dtfm.sim.training import Gradient, State, loss_sum, true_state
 
 class Violation(Exception):
     """An invariant is broken."""
+
+
+@dataclass
+class _Start:
+    """The first commit of a view."""
+
+    step: int
+    lost: int
+    """Committed steps that it repeats."""
+    is_promised: bool
+    """Guardians lagged where these were committed, and none is older than the newest whole cut."""
+    names: set[str] = field(default_factory=set)
+    """Who has committed the first step."""
 
 
 class Invariants:
@@ -32,7 +46,7 @@ class Invariants:
         """By step, in the view where it was committed last."""
         self.furthest = 0
         self.commit_count = 0
-        self._starts: dict[ViewId, tuple[int, int, set[str]]] = {}
+        self._starts: dict[ViewId, _Start] = {}
         self._plans: dict[ViewId, str] = {}
         self._entered: dict[tuple[Member, int], dict[str, tuple[int, int]]] = {}
         self._named: dict[tuple[Member, int], frozenset[Member]] = {}
@@ -98,24 +112,29 @@ class Invariants:
         Whoever commits first may take that one step along when it dies. And a sleeper may wake up
         and commit by itself what the others have given up: it counts what all stage-holders do.
         """
-        lost, first, names = self._starts.setdefault(view, (self.furthest - step, step, set()))
-        if step != first or name in names:
+        if view not in self._starts:
+            self._starts[view] = self._start(step)
+        start = self._starts[view]
+        if step != start.step or name in start.names:
             return
-        names.add(name)
+        start.names.add(name)
         plan = self.views[view].plan
-        if not isinstance(plan, Plan) or not names >= set(plan.stage_holders()):
+        if not isinstance(plan, Plan) or not start.names >= set(plan.stage_holders()):
             return
-        self.given_up_steps += max(0, lost)
-        given_up = {self.commits[n][0] for n in range(step, step + lost) if n in self.commits}
-        if lost > 1 and all(self.views[v].cut_pace is not None for v in given_up - {view}):
-            self.most_repeated = max(self.most_repeated, lost)
-            if step >= self.whole_cut:
-                self.furthest = step  # what comes after the cut is another lineage now
-                return
-        if self.keeps_steps and lost > 1:
+        self.given_up_steps += max(0, start.lost)
+        if start.lost > 1 and start.is_promised:
+            self.most_repeated = max(self.most_repeated, start.lost)
+        elif self.keeps_steps and start.lost > 1:
             raise Violation(
-                f"view {view} loses {lost} committed steps, though a copy of each layer was left"
+                f"view {view} loses {start.lost} committed steps, though a copy of each layer was "
+                "left"
             )
+
+    def _start(self, step: int) -> _Start:
+        """Where a view goes on, from what was committed before it."""
+        given_up = {self.commits[n][0] for n in range(step, self.furthest) if n in self.commits}
+        lagged = all(self.views[view].cut_pace is not None for view in given_up)
+        return _Start(step, self.furthest - step, lagged and step >= self.whole_cut)
 
     def is_whole(self, step: int) -> None:
         """A member knows that the cut of this step is whole."""

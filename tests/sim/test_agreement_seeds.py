@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from p2p_dtfm.core import attempt, membership, newcomers, recovery, redo
+from p2p_dtfm.core import attempt, cuts, membership, newcomers, recovery, redo
 from p2p_dtfm.core.agreement_messages import Contribution
 from p2p_dtfm.core.cuts import CutClock
 from p2p_dtfm.core.plan import Plan
@@ -28,9 +28,6 @@ SEEDS = 200
 BATCH = 20
 FOUND_WITHIN = 40
 FAULTS_AT_LEAST = 10
-
-LONG_STEPS_NS = (100_000_000_000,)
-"""With such steps no guardian lags."""
 
 REGRESSIONS = {
     175: "an attempt that had failed began again under its number, and never settled",
@@ -84,17 +81,24 @@ def first_seed_that_fails(
     peer_type: type[SimulatedPeer] = SimulatedPeer,
     says: tuple[str, ...] = ("",),
     loss: float | None = None,
+    first: int = 0,
 ) -> tuple[int, str]:
     """With one of these words in what is violated. `loss`: so many messages get lost, until the
     faults are over."""
-    for seed in range(FOUND_WITHIN):
+    for seed in range(first, first + FOUND_WITHIN):
         run = SeededRun(seed, peer_type)
         if loss is not None:
             run.world.network.loss = loss
         violation = run.run().violation
         if violation and any(word in violation for word in says):
             return seed, violation
-    pytest.fail(f"no seed below {FOUND_WITHIN} finds the planted bug")
+    pytest.fail(f"none of {FOUND_WITHIN} seeds from {first} on finds the planted bug")
+
+
+def without_lagging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All guardians keep up with each step."""
+    monkeypatch.setattr(cuts, "LAGGING_STEP_SHARE", 0)
+    monkeypatch.setattr(drawn_plans, "_STEPS_NS", (1,))
 
 
 def test_a_commit_without_all_prepared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,9 +144,9 @@ def test_a_merge_that_prefers_the_older_record_is_found(monkeypatch: pytest.Monk
 def test_a_holder_that_does_not_wait_for_its_guardian_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(drawn_plans, "_STEPS_NS", LONG_STEPS_NS)
+    without_lagging(monkeypatch)
     monkeypatch.setattr(Receipts, "waits_for", lambda self, step: ())
-    _, violation = first_seed_that_fails(says=("loses",), loss=0.15)
+    _, violation = first_seed_that_fails(says=("loses",), loss=0.15, first=60)
     assert "loses" in violation
 
 
@@ -154,9 +158,9 @@ def test_a_guardian_that_nobody_waits_for_at_first_is_found(
     def later(self: Receipts, view: ViewId, guards: Mapping[int, str], _: object) -> None:
         begin(self, view, guards, ())
 
-    monkeypatch.setattr(drawn_plans, "_STEPS_NS", LONG_STEPS_NS)
+    without_lagging(monkeypatch)
     monkeypatch.setattr(Receipts, "__init__", later)
-    _, violation = first_seed_that_fails(says=("loses",))
+    _, violation = first_seed_that_fails(says=("loses",), first=40)
     assert "loses" in violation
 
 

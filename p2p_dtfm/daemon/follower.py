@@ -29,7 +29,7 @@ from p2p_dtfm.daemon.wire import (
     LayersCommitted,
     StateDigest,
 )
-from p2p_dtfm.daemon.witnesses import WITNESSES_LIMIT, StateVotes
+from p2p_dtfm.daemon.witnesses import WITNESSES_LIMIT, StateVotes, finite_state
 from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.frames import FrameHeader
@@ -72,14 +72,6 @@ def replay_outcome(
     """
     if state.version <= step:
         apply_outcome(spec, state, gradient, step, gradient_norm)
-
-
-def finite_state(spec: RunSpec, layer: int, payload: bytes) -> LayerState:
-    """A layer's state that a peer gives. Raises `PeerFault`."""
-    state = LayerState.from_bytes(spec, layer, payload)
-    if not all(map(is_finite, (state.parameters, state.first_moments, state.second_moments))):
-        raise PeerFault(f"a state of layer {layer} that is not finite")
-    return state
 
 
 def donors_of(view: View, layer: int, me: str, taken_over: bool = False) -> list[str]:

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.judgement import DIGEST_BYTES
+from p2p_dtfm.core.run_spec import RunSpec
 from p2p_dtfm.core.snapshot import ViewId
 from p2p_dtfm.daemon.compute import Compute
 from p2p_dtfm.daemon.courier import Courier
 from p2p_dtfm.daemon.wire import ConfirmLayers, StateDigest
+from p2p_dtfm.train.finite import is_finite
 from p2p_dtfm.train.layer_state import LayerState
 
 VERSIONS_TOLD = 3
@@ -31,6 +33,14 @@ SAID_LIMIT = 16
 """Digests of one layer that are remembered."""
 
 log = logging.getLogger("p2p_dtfm.witnesses")
+
+
+def finite_state(spec: RunSpec, layer: int, payload: bytes) -> LayerState:
+    """A layer's state that a peer gives. Raises `PeerFault`."""
+    state = LayerState.from_bytes(spec, layer, payload)
+    if not all(map(is_finite, (state.parameters, state.first_moments, state.second_moments))):
+        raise PeerFault(f"a state of layer {layer} that is not finite")
+    return state
 
 
 @dataclass

@@ -136,7 +136,7 @@ async def _theft(stranger: Stranger) -> None:
         gather = Gather(me, number, True, view, 1, (), (), "0" * 64)
         assert "not its place" in await stranger.say(gather)
     assert "not its place" in await stranger.say(layers), "no attempt has been opened by it"
-    assert "not its place" in await stranger.say(Heartbeat(me, 1, True))
+    assert "not its place" in await stranger.say(Heartbeat(me, 1))
 
 
 async def _victim(stranger: Stranger) -> int:

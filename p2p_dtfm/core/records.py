@@ -9,7 +9,7 @@ from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.measured_plans import MeasuredPlan, is_sane
 from p2p_dtfm.core.signed import Sign, Signed, Verify, open_signed, sign
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 RECORD_LIMIT_BYTES = 64 * 1024
 NAME_LIMIT = 64
 ADDRESSES_LIMIT = 16

@@ -13,14 +13,15 @@ from p2p_dtfm.core.agreement_messages import Contribution
 from p2p_dtfm.core.canonical import digest_bytes
 from p2p_dtfm.core.plan import NoPlan, Plan
 from p2p_dtfm.core.planner import compute_plan
+from p2p_dtfm.core.prepared import Prepared
 from p2p_dtfm.core.records import PROTOCOL_VERSION, Link, PeerRecord
 from p2p_dtfm.core.snapshot import HeldLayer, Snapshot
 from p2p_dtfm.daemon.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {1: "ea10e921a34c5eda3f0ffbd318fc7f47b9cbb8346a689fe58cd2874872f68853"}
-PLANNED = {1: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
+SAID = {2: "7fa990c42eb719dfab3e449fbae751f90ac1dd2c3d15588f8ca8751623d6068c"}
+PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 
 def without_words(schema: Any) -> Any:
@@ -33,7 +34,7 @@ def without_words(schema: Any) -> Any:
 
 
 def test_what_daemons_say() -> None:
-    kinds = (Message, Contribution, PeerRecord, Snapshot, Plan | NoPlan, FrameHeader)
+    kinds = (Message, Contribution, Prepared, PeerRecord, Snapshot, Plan | NoPlan, FrameHeader)
     answers = (KnownPeers, TraceReply, Welcome)
     found = msgspec.json.schema_components([*kinds, *answers])
     said = digest_bytes(msgspec.json.encode(without_words(list(found)), order="sorted"))

@@ -52,7 +52,7 @@ LANE_KINDS = {
     "forward": (FrameKind.ACTIVATION,),
     "backward": (FrameKind.ACTIVATION_GRADIENT,),
     "reduce": (FrameKind.GRADIENT_PART, FrameKind.GRADIENT_SUM),
-    "state": (FrameKind.LAYER_GRADIENT,),
+    "state": (FrameKind.LAYER_GRADIENT, FrameKind.LAYER_STATE),
 }
 FOLLOWING = (
     FollowLayers,

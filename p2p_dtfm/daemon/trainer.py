@@ -211,7 +211,8 @@ class Trainer:
         view = ViewId(header.view_number, header.view_digest)
         self._mail.require_possible(view, sender)
         mailbox = self._mail.mailbox(view)
-        if header.kind is not FrameKind.LAYER_GRADIENT and mailbox is not None:
+        is_of_a_step = header.kind not in (FrameKind.LAYER_GRADIENT, FrameKind.LAYER_STATE)
+        if is_of_a_step and mailbox is not None:
             self._mail.check(view, mailbox, sender, header)
 
     async def frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:

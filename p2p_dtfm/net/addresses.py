@@ -201,7 +201,10 @@ def usable_addresses(addresses: Iterable[str]) -> list[WireAddress]:
 
 def check_way(address: str) -> None:
     """Raises `UserError` for what is no address at which a peer could be called."""
-    _check_transport(address, _parts(address))
+    try:
+        _check_transport(_parts(address))
+    except _Malformed as error:
+        raise UserError(f"malformed address {address!r}: {error}") from error
 
 
 def host_and_port(address: str) -> tuple[str, int]:

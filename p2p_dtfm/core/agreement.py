@@ -117,18 +117,27 @@ class Agreement(Meeting):
         if isinstance(message, STATEMENTS):
             require_stated(message, self._verify)
         actions = self._hear(message.sender, now_ns)
+        try:
+            return actions + self._receive_by_kind(message, now_ns)
+        except PeerFault:
+            if not actions:
+                raise
+            return actions  # what hearing from it has begun must be carried out all the same
+
+    def _receive_by_kind(self, message: AgreementMessage, now_ns: int) -> Actions:
         if isinstance(message, Gather):
-            return actions + self._receive_gather(message, now_ns)
+            return self._receive_gather(message, now_ns)
         if isinstance(message, Ready):
-            return actions + self._receive_ready(message, now_ns)
+            return self._receive_ready(message, now_ns)
         if isinstance(message, Active):
-            return actions + self._receive_active(message, now_ns)
+            return self._receive_active(message, now_ns)
         if isinstance(message, Standing):
-            return actions + self._receive_standing(message, now_ns)
+            return self._receive_standing(message, now_ns)
         if isinstance(message, Heartbeat):
             self._note_progress(message.sender, message.progress, now_ns)
-            return actions + self._answer_outsider(message.sender, now_ns)
-        return actions + self._receive_synced(message, now_ns)
+            return self._answer_outsider(message.sender, now_ns)
+        assert not isinstance(message, JoinRequest)
+        return self._receive_synced(message, now_ns)
 
     def tick(self, now_ns: int) -> Actions:
         """Time has passed: resend, give up on the silent, open an attempt that is due."""

@@ -71,7 +71,7 @@ TABLE: dict[str, Row] = {
     # control messages, by their type
     "Hello": Row(EVERYBODY, 8 * KIB, _CALM, Rate(40, 120)),
     "Knock": Row(EVERYBODY, KIB, _CALM, Rate(10, 40)),
-    "JoinRequest": Row(EVERYBODY, 16 * KIB, Rate(2, 10), Rate(20, 60)),
+    "JoinRequest": Row(EVERYBODY, 64 * KIB, Rate(2, 10), Rate(20, 60)),
     "Standing": Row(EVERYBODY, 512 * KIB, _CALM, Rate(10, 40), stranger_bytes=64 * KIB),
     "Gather": _AGREEMENT,
     "Ready": _AGREEMENT,

@@ -32,6 +32,8 @@ class GatherReception(Gathering):
         if message.planned != (message.number % 2 == 0):
             raise PeerFault("a view with a number of the wrong parity", message.sender.peer_id)
         contributions = self._open_contributions(message)
+        for signed in message.newcomers:
+            self._open_record(signed)  # before anything is changed: a fault must not leave half
         opened = [contribution for _, contribution in contributions.values()]
         self._learn_certificates(message)
         attempt = self._attempt

@@ -138,7 +138,8 @@ class Courier:
         queue = self._queues.get(peer_id)
         if queue is None:
             queue = self._queues[peer_id] = asyncio.Queue(QUEUE_LIMIT)
-            self._workers[peer_id] = asyncio.create_task(self._deliver(peer_id, queue))
+            worker = self._workers[peer_id] = asyncio.create_task(self._deliver(peer_id, queue))
+            worker.add_done_callback(lambda ended: self._worker_ended(peer_id, ended))
         if queue.full():
             queue.get_nowait()
             queue.task_done()
@@ -191,6 +192,15 @@ class Courier:
                 delivery = under_way.create_task(deliver(message))
                 if peer_id not in self._connected:  # one dials, and finds out, for all
                     await delivery
+
+    def _worker_ended(self, peer_id: str, worker: asyncio.Task[None]) -> None:
+        """A mistake of ours must not make a peer unheard of for good: the next message has a new
+        queue and worker."""
+        if worker.cancelled() or (error := worker.exception()) is None:
+            return
+        log.error("bug while messages to %s were under way", peer_id, exc_info=error)
+        if self._workers.get(peer_id) is worker:
+            del self._queues[peer_id], self._workers[peer_id]
 
     async def _try_to_deliver(self, peer_id: str, message: Message) -> None:
         pause_s = FIRST_PAUSE_S

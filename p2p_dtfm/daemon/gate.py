@@ -52,6 +52,10 @@ class GateKeeper:
         """The run is known."""
         self._agreement = agreement
         self.is_open = is_open
+        # who was a fellow before this daemon was started again has not become a stranger by that
+        self._former = collections.OrderedDict.fromkeys(
+            peer_id for known in agreement.history for peer_id in sorted(known.peer_ids)
+        )
 
     @property
     def refused(self) -> collections.Counter[tuple[str, str, str]]:

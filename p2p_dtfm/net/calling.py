@@ -56,8 +56,8 @@ class Calling:
                 self._linked = await self._ends()
                 self._looked_s = looked_s
         ends = self._linked.get(peer_id)
-        if ends and not is_relayed(ends[0]):
-            _put(self._seen, peer_id, host_and_port(ends[0])[0])
+        if ends and (end := _far_end(ends[0])) is not None:
+            _put(self._seen, peer_id, end[0])
         return ends is not None
 
     async def seen_host(self, peer_id: str) -> str | None:
@@ -102,8 +102,9 @@ class Calling:
     async def answered(self, peer_id: str) -> None:
         """A call has reached the peer itself: nobody's door was knocked at in vain."""
         self._looked_s = -FRESH_S
-        if await self.is_linked(peer_id) and not is_relayed(self._linked[peer_id][0]):
-            self.dialling.answered(host_and_port(self._linked[peer_id][0]))
+        is_linked = await self.is_linked(peer_id)
+        if is_linked and (end := _far_end(self._linked[peer_id][0])) is not None:
+            self.dialling.answered(end)
 
 
 def _put(kept: dict[str, Value], key: str, value: Value) -> None:
@@ -111,6 +112,17 @@ def _put(kept: dict[str, Value], key: str, value: Value) -> None:
     kept[key] = value
     if len(kept) > PEERS_REMEMBERED:
         del kept[next(iter(kept))]
+
+
+def _far_end(address: str) -> Door | None:
+    """Of a direct connection that p2pd has; None if it is relayed, or of a form without host and
+    port at the usual place, as with the zone of a link-local number."""
+    if is_relayed(address):
+        return None
+    try:
+        return host_and_port(address)
+    except (ValueError, IndexError):
+        return None
 
 
 def door_of(address: str) -> Door | None:

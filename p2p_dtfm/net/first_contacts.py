@@ -72,7 +72,11 @@ async def reach_any(host: Connects, addresses: Sequence[str], deadline_s: float)
     reached: list[str] = []
 
     async def reach(address: str) -> None:
-        peer_id, where = parse_address(address)
+        try:
+            peer_id, where = parse_address(address)
+        except UserError as error:  # what a peer said of itself, not what the user typed
+            log.debug("not called: %s", error.cause)
+            return
         if peer_id == host.peer_id:
             return
         try:

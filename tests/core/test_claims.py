@@ -3,7 +3,15 @@
 import msgspec
 import pytest
 
-from p2p_dtfm.core.actions import SECOND_NS, ComputePlan, Disagreed, Left, Rejoin
+from p2p_dtfm.core.actions import (
+    SECOND_NS,
+    ComputePlan,
+    Disagreed,
+    Left,
+    Rejoin,
+    SendMessage,
+    StopStep,
+)
 from p2p_dtfm.core.agreement_messages import (
     Contribution,
     Gather,
@@ -15,6 +23,7 @@ from p2p_dtfm.core.agreement_messages import (
 )
 from p2p_dtfm.core.attempt import Attempt
 from p2p_dtfm.core.canonical import decode, encode_for_wire
+from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.newcomers import WAITING_LIMIT
 from p2p_dtfm.core.plan import NoPlan
 from p2p_dtfm.core.records import Link
@@ -273,6 +282,36 @@ def test_a_newcomer_that_contradicts_itself_is_refused() -> None:
     world.peers["d"].agreement.wants_view()
     world.run_until(lambda: are_together(world, FOUR), limit_s=10)
     assert world.peers["a"].agreement._newcomers.is_refused("evil", world.peers["a"].now_ns)
+
+
+def test_a_bad_record_in_a_members_gather_changes_nothing() -> None:
+    """Else the attempt would be entered, and the step never told to stop."""
+    world = swarm(NAMES)
+    agreement = world.peers["a"].agreement
+    view = view_of(world, "a")
+    fellow = next(member for member in view.members if member.peer_id == "c")
+    other = world.peers["c"].agreement
+    actions = other.repeat_step("lost", world.peers["c"].now_ns)
+    sent = [it.message for it in actions if isinstance(it, SendMessage)]
+    message = next(it for it in sent if isinstance(it, Gather) and it.sender == fellow)
+    bad = Signed("evil", "record", b"no record", b"")
+    with pytest.raises(PeerFault):
+        agreement.receive(
+            "c", msgspec.structs.replace(message, newcomers=(bad,)), world.peers["a"].now_ns
+        )
+    assert not agreement.attempting and not agreement.frozen
+    actions = agreement.receive("c", message, world.peers["a"].now_ns)
+    assert agreement.attempting and any(isinstance(it, StopStep) for it in actions)
+
+
+def test_what_a_higher_life_begins_is_done_even_if_the_rest_is_wrong() -> None:
+    world = swarm(NAMES)
+    agreement = world.peers["a"].agreement
+    number = view_of(world, "a").id.number
+    is_odd = (number + 1) % 2 == 1  # and so cannot be planned
+    wrong = Gather(Member("c", 9), number + 1, is_odd, GENESIS, 1, (), (), "")
+    actions = agreement.receive("c", wrong, world.peers["a"].now_ns)
+    assert agreement.attempting and any(isinstance(it, StopStep) for it in actions)
 
 
 def test_ready_and_synced_count_only_as_signed_by_their_makers() -> None:

@@ -8,6 +8,7 @@ import pytest
 from p2p_dtfm.core.agreement_messages import Gather
 from p2p_dtfm.core.errors import PeerFault
 from p2p_dtfm.core.gate_table import Role
+from p2p_dtfm.core.known_views import KnownView
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, ViewId
 from p2p_dtfm.daemon.gate import GateKeeper
@@ -19,6 +20,7 @@ VIEW = ViewId(2, "ab")
 
 def _agreement(**facts: Any) -> Any:
     nothing = {"view": None, "next_view": None, "awaited": (), "agreed_contributors": ()}
+    nothing["history"] = ()
     return SimpleNamespace(**{**nothing, **facts})
 
 
@@ -51,6 +53,14 @@ def test_roles_follow_the_views_and_the_attempt() -> None:
     assert keeper.role_of("friend") is Role.STRANGER, "in a view its members are known"
     assert keeper.trusts("friend"), "its user has named it"
     assert keeper.role_of("nobody") is Role.STRANGER and not keeper.trusts("nobody")
+
+
+def test_fellows_of_before_a_restart_are_no_strangers() -> None:
+    known = KnownView(VIEW, (Member("me", 1), Member("b", 1)), "")
+    keeper = _keeper(_agreement(history=(known,)))
+    assert keeper.role_of("b") is Role.FORMER and keeper.trusts("b")
+    keeper = _keeper(_agreement(history=(known,), view=_view("me", "b")))
+    assert keeper.role_of("b") is Role.MEMBER and keeper.role_of("c") is Role.STRANGER
 
 
 def test_before_there_is_a_run_and_outside_of_views_those_named_count() -> None:

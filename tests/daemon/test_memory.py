@@ -1,8 +1,11 @@
 """What a home remembers of its runs, on disk: whole or not at all, bounded, and never fatal."""
 
+import asyncio
 import logging
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -18,6 +21,7 @@ from p2p_dtfm.daemon.memory import (
     write_memory,
 )
 from p2p_dtfm.net.directory import sign_run
+from p2p_dtfm.net.first_contacts import reach_any
 from p2p_dtfm.net.identity import Identity
 from tests.core.builders import run_spec
 
@@ -144,3 +148,9 @@ def test_a_new_founding_of_a_spec_is_another_run() -> None:
     assert new.digest() != spec.digest() and new.unmarked == spec.unmarked
     assert RunSpec.from_canonical_bytes(new.canonical_bytes()) == new
     assert b"founding" not in spec.canonical_bytes(), "runs that were not founded anew keep names"
+
+
+def test_an_address_that_a_peer_made_up_ends_no_search() -> None:
+    host = SimpleNamespace(peer_id="me")
+    made_up = ("/ip4/192.0.2.999/tcp/1/p2p/x", "nonsense")
+    assert asyncio.run(reach_any(cast(Any, host), made_up, 1.0)) == ()

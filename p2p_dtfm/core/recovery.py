@@ -3,8 +3,9 @@
 A pure function of the gathered contributions, so that every member comes to the same target.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from p2p_dtfm.core.agreement_messages import Contribution
 from p2p_dtfm.core.errors import PeerFault
@@ -33,6 +34,15 @@ Complete = dict[Target, tuple[StepKey, StepOutcome]]
 
 
 @dataclass(frozen=True)
+class _Known:
+    """Steps whose outcome is known."""
+
+    steps: Complete
+    by_all: frozenset[Target]
+    """Those that follow from all Prepared, whatever anybody says of the outcome."""
+
+
+@dataclass(frozen=True)
 class Recovery:
     """`target` is None where some layer is lost; `lost_layers` says which."""
 
@@ -53,13 +63,17 @@ def recover(
     A lineage that ends more than one step before what members had committed is taken at once where
     it is that of a cut: the view before has said how much it may repeat. Else it is taken only
     where a contributor accepts the loss; checkpoints and the initial parameters count only then.
+    What one contributor alone says of steps that no other knows of comes after all else.
     """
     parts = sorted(contributions, key=lambda part: part.member)
     complete = _complete_steps(parts, terms)
     accepts_loss = any(part.accepts_loss for part in parts)
     members = [part for part in parts if part.present is not None]
-    floor = max((part.step for part in members or parts), default=0) - 1
-    candidates = _candidates(parts, complete)
+    trains = _newest_has_plan(members)
+    longest = max((part.step for part in members or parts), default=0)
+    length = backed_step(parts) if trains else longest
+    floor = length - 1
+    candidates = _candidates(parts, complete.steps)
     cuts = {Target(item.version, item.lineage) for part in parts for item in part.cuts}
     if accepts_loss:
         floor = 0
@@ -67,14 +81,20 @@ def recover(
     if floor <= 0:
         candidates.add(Target(0, GENESIS_LINEAGE))
     best_missing: tuple[int, ...] | None = None
-    for target in sorted(candidates | cuts, reverse=True):
+
+    def rank(target: Target) -> tuple[bool, int, int, str]:
+        is_backed = not trains or target.step <= length or target in complete.by_all
+        standing = sum(1 for part in members if _stands_on(part, target, complete.steps))
+        return is_backed, target.step, standing, target.lineage
+
+    for target in sorted(candidates | cuts, key=rank, reverse=True):
         if target.step < floor and target not in cuts:
             continue
-        held = {part.member: _reach(part, target, complete, accepts_loss) for part in parts}
+        held = {p.member: _reach(p, target, complete.steps, accepts_loss) for p in parts}
         there = {layer for layers in held.values() for layer in layers}
         missing = tuple(layer for layer in range(layer_count) if layer not in there)
         if not missing or target == Target(0, GENESIS_LINEAGE):
-            key, outcome = complete.get(target, (None, None))
+            key, outcome = complete.steps.get(target, (None, None))
             return Recovery(target, key, outcome, held)
         if best_missing is None or len(missing) < len(best_missing):
             best_missing = missing
@@ -127,25 +147,89 @@ def _candidates(parts: list[Contribution], complete: Complete) -> set[Target]:
     return found
 
 
-def _complete_steps(parts: list[Contribution], terms: StepTerms | None) -> Complete:
-    """Every step whose outcome is known, or follows from all Prepared together."""
-    complete: Complete = {}
-    gathered: dict[StepKey, tuple[Plan, dict[str, int], dict[Signed, None]]] = {}
+def backed_step(parts: Sequence[Contribution]) -> int:
+    """How many steps are committed, by the members' word. What one says counts where another
+    contributor has come as far, or nearly so, or another member has signed a Prepared of the last
+    of these steps; or where nobody else could have."""
+    members = [part for part in parts if part.present is not None]
+    if len(members) < 2:
+        return max((part.step for part in members or parts), default=0)
+    ranked = sorted(members, key=lambda part: part.step, reverse=True)
+    others = max((part.step for part in parts if part.present is None), default=0)
+    for part, next_one in pairwise(ranked):  # who is further than all that are left
+        is_shared = max(next_one.step, others) >= part.step - 1
+        if is_shared or _shows_step(part, members):
+            return part.step
+    return ranked[-1].step
+
+
+def _newest_has_plan(members: Iterable[Contribution]) -> bool:
+    """Whether steps happen: else whoever brings states is welcome."""
+    views = [part.present for part in members if part.present is not None]
+    newest = max(views, key=lambda it: (it.view, it.plan is not None), default=None)
+    return newest is not None and newest.plan is not None
+
+
+def _shows_step(part: Contribution, members: Sequence[Contribution]) -> bool:
+    """Whether another member has signed Prepared of the last step that it says is committed."""
+    assert part.present is not None
+    me, plan = part.member.peer_id, part.present.plan
+    if plan is not None and plan.stage_holders() == (me,):
+        return True
+    views = [each.present.view for each in members if each is not part and each.present]
+    if max(views) < part.present.view:
+        return True  # the only one left of the newest view
+    named = {it.peer_id for each in members if each.present for it in each.present.members} - {me}
+    said = (signed for each in members for signed in _passed_on(each) if signed.peer_id in named)
+    return any(stated(signed).step >= part.step - 1 for signed in said)
+
+
+def _passed_on(part: Contribution) -> tuple[Signed, ...]:
+    said = part.pending.prepared if part.pending is not None else ()
+    return said + (part.retained.prepared if part.retained is not None else ())
+
+
+def _stands_on(part: Contribution, target: Target, complete: Complete) -> bool:
+    """Whether a member's own lineage comes to the target, or can."""
+    if part.lineages.get(target.step) == target.lineage:
+        return True
+    key, _ = complete.get(target, (None, None))
+    return key is not None and part.lineages.get(key[1]) == key[2]
+
+
+def _complete_steps(parts: list[Contribution], terms: StepTerms | None) -> _Known:
+    """Every step whose outcome is known, or follows from all Prepared together.
+
+    What follows from Prepared needs no word; else what most say of an outcome counts.
+    """
+    told: dict[StepKey, list[StepOutcome]] = {}
+    gathered: dict[StepKey, tuple[Plan, list[dict[str, int]], dict[Signed, None]]] = {}
     for part in parts:
         retained, pending, present = part.retained, part.pending, part.present
         if retained is not None and retained.outcome is not None:
             key = (retained.view, retained.step, retained.base)
-            complete[_target(key, retained.outcome)] = (key, retained.outcome)
+            told.setdefault(key, []).append(retained.outcome)
         if pending is None or present is None or present.plan is None:
             continue
         key = (present.view, pending.step, pending.base)
-        _, _, said = gathered.setdefault(key, (present.plan, pending.counts, {}))
+        _, counts, said = gathered.setdefault(key, (present.plan, [], {}))
+        counts.append(pending.counts)
         said |= dict.fromkeys(pending.prepared)
+    complete: Complete = {}
+    by_all = set()
     for key, (plan, counts, said) in gathered.items():
-        outcome = _outcome(key, plan, said, terms, counts)
+        most = max(counts, key=lambda it: (counts.count(it), sorted(it.items())))
+        outcome = _outcome(key, plan, said, terms, most)
         if outcome is not None:
-            complete.setdefault(_target(key, outcome), (key, outcome))
-    return complete
+            target = _target(key, outcome)
+            complete[target] = (key, outcome)
+            by_all.add(target)
+            told.pop(key, None)
+    for key, outcomes in told.items():
+        digests = [outcome.digest for outcome in outcomes]
+        outcome = max(outcomes, key=lambda it: (digests.count(it.digest), it.digest))
+        complete[_target(key, outcome)] = (key, outcome)
+    return _Known(complete, frozenset(by_all))
 
 
 def _target(key: StepKey, outcome: StepOutcome) -> Target:

@@ -3,9 +3,8 @@
 A pure function of the gathered contributions, so that every member comes to the same target.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from p2p_dtfm.core.agreement_messages import Contribution
 from p2p_dtfm.core.errors import PeerFault
@@ -63,16 +62,15 @@ def recover(
     A lineage that ends more than one step before what members had committed is taken at once where
     it is that of a cut: the view before has said how much it may repeat. Else it is taken only
     where a contributor accepts the loss; checkpoints and the initial parameters count only then.
-    What one contributor alone says of steps that no other knows of comes after all else.
+    Steps past the end of the run are nobody's.
     """
     parts = sorted(contributions, key=lambda part: part.member)
     complete = _complete_steps(parts, terms)
     accepts_loss = any(part.accepts_loss for part in parts)
     members = [part for part in parts if part.present is not None]
-    trains = _newest_has_plan(members)
-    longest = max((part.step for part in members or parts), default=0)
-    length = backed_step(parts) if trains else longest
-    floor = length - 1
+    limit = terms.total_steps + 1 if terms is not None else None
+    steps = [p.step for p in members or parts if limit is None or p.step <= limit]
+    floor = max(steps, default=0) - 1
     candidates = _candidates(parts, complete.steps)
     cuts = {Target(item.version, item.lineage) for part in parts for item in part.cuts}
     if accepts_loss:
@@ -83,9 +81,9 @@ def recover(
     best_missing: tuple[int, ...] | None = None
 
     def rank(target: Target) -> tuple[bool, int, int, str]:
-        is_backed = not trains or target.step <= length or target in complete.by_all
+        is_possible = limit is None or target.step <= limit
         standing = sum(1 for part in members if _stands_on(part, target, complete.steps))
-        return is_backed, target.step, standing, target.lineage
+        return is_possible, target.step, standing, target.lineage
 
     for target in sorted(candidates | cuts, key=rank, reverse=True):
         if target.step < floor and target not in cuts:
@@ -145,48 +143,6 @@ def _candidates(parts: list[Contribution], complete: Complete) -> set[Target]:
     for part in parts:
         found |= {Target(version, lineage) for version, lineage in part.lineages.items()}
     return found
-
-
-def backed_step(parts: Sequence[Contribution]) -> int:
-    """How many steps are committed, by the members' word. What one says counts where another
-    contributor has come as far, or nearly so, or another member has signed a Prepared of the last
-    of these steps; or where nobody else could have."""
-    members = [part for part in parts if part.present is not None]
-    if len(members) < 2:
-        return max((part.step for part in members or parts), default=0)
-    ranked = sorted(members, key=lambda part: part.step, reverse=True)
-    others = max((part.step for part in parts if part.present is None), default=0)
-    for part, next_one in pairwise(ranked):  # who is further than all that are left
-        is_shared = max(next_one.step, others) >= part.step - 1
-        if is_shared or _shows_step(part, members):
-            return part.step
-    return ranked[-1].step
-
-
-def _newest_has_plan(members: Iterable[Contribution]) -> bool:
-    """Whether steps happen: else whoever brings states is welcome."""
-    views = [part.present for part in members if part.present is not None]
-    newest = max(views, key=lambda it: (it.view, it.plan is not None), default=None)
-    return newest is not None and newest.plan is not None
-
-
-def _shows_step(part: Contribution, members: Sequence[Contribution]) -> bool:
-    """Whether another member has signed Prepared of the last step that it says is committed."""
-    assert part.present is not None
-    me, plan = part.member.peer_id, part.present.plan
-    if plan is not None and plan.stage_holders() == (me,):
-        return True
-    views = [each.present.view for each in members if each is not part and each.present]
-    if max(views) < part.present.view:
-        return True  # the only one left of the newest view
-    named = {it.peer_id for each in members if each.present for it in each.present.members} - {me}
-    said = (signed for each in members for signed in _passed_on(each) if signed.peer_id in named)
-    return any(stated(signed).step >= part.step - 1 for signed in said)
-
-
-def _passed_on(part: Contribution) -> tuple[Signed, ...]:
-    said = part.pending.prepared if part.pending is not None else ()
-    return said + (part.retained.prepared if part.retained is not None else ())
 
 
 def _stands_on(part: Contribution, target: Target, complete: Complete) -> bool:

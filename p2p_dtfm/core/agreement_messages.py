@@ -1,5 +1,6 @@
 """What peers say to one another while they agree on a view."""
 
+import math
 from collections.abc import Collection
 
 import msgspec
@@ -224,6 +225,8 @@ def open_contribution(signed: Signed, verify: Verify) -> Contribution:
     pending, retained = contribution.pending, contribution.retained
     passed_on = pending.prepared if pending is not None else ()
     passed_on += retained.prepared if retained is not None else ()
+    if retained is not None and not _may_be(retained):
+        raise PeerFault(f"an outcome of step {retained.step} that no step has", signed.peer_id)
     if len(passed_on) > PREPARED_LIMIT:
         raise PeerFault(f"passes on {len(passed_on)} Prepared", signed.peer_id)
     for said in passed_on:
@@ -232,6 +235,15 @@ def open_contribution(signed: Signed, verify: Verify) -> Contribution:
         except PeerFault as fault:
             raise PeerFault(f"passes on a Prepared: {fault.cause}", signed.peer_id) from fault
     return contribution
+
+
+def _may_be(retained: RetainedStep) -> bool:
+    """Others may apply this outcome to their states."""
+    outcome = retained.outcome
+    if outcome is None:
+        return True
+    numbers = [outcome.gradient_norm, outcome.loss or 0.0, outcome.held_out_loss or 0.0]
+    return outcome.step == retained.step and all(math.isfinite(n) and n >= 0 for n in numbers)
 
 
 def knowledge_digest(

@@ -93,6 +93,8 @@ class Ledger:
         prepared = statement.prepared
         if prepared.peer_id not in self.plan.stage_holders():
             raise PeerFault("Prepared from a peer without a stage", prepared.peer_id)
+        if self._terms is not None and prepared.step > self._terms.total_steps:
+            raise PeerFault(f"Prepared of step {prepared.step}, after the last", prepared.peer_id)
         said = self._ahead.setdefault(prepared.peer_id, {})
         said[prepared.step] = prepared.base
         for oldest in sorted(said)[:-STEPS_AHEAD_LIMIT]:

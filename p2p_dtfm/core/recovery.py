@@ -33,6 +33,15 @@ Complete = dict[Target, tuple[StepKey, StepOutcome]]
 
 
 @dataclass(frozen=True)
+class _Known:
+    """Steps whose outcome is known."""
+
+    steps: Complete
+    by_all: frozenset[Target]
+    """Those that follow from all Prepared, whatever anybody says of the outcome."""
+
+
+@dataclass(frozen=True)
 class Recovery:
     """`target` is None where some layer is lost; `lost_layers` says which."""
 
@@ -53,13 +62,16 @@ def recover(
     A lineage that ends more than one step before what members had committed is taken at once where
     it is that of a cut: the view before has said how much it may repeat. Else it is taken only
     where a contributor accepts the loss; checkpoints and the initial parameters count only then.
+    Steps past the end of the run are nobody's.
     """
     parts = sorted(contributions, key=lambda part: part.member)
     complete = _complete_steps(parts, terms)
     accepts_loss = any(part.accepts_loss for part in parts)
     members = [part for part in parts if part.present is not None]
-    floor = max((part.step for part in members or parts), default=0) - 1
-    candidates = _candidates(parts, complete)
+    limit = terms.total_steps + 1 if terms is not None else None
+    steps = [p.step for p in members or parts if limit is None or p.step <= limit]
+    floor = max(steps, default=0) - 1
+    candidates = _candidates(parts, complete.steps)
     cuts = {Target(item.version, item.lineage) for part in parts for item in part.cuts}
     if accepts_loss:
         floor = 0
@@ -67,14 +79,20 @@ def recover(
     if floor <= 0:
         candidates.add(Target(0, GENESIS_LINEAGE))
     best_missing: tuple[int, ...] | None = None
-    for target in sorted(candidates | cuts, reverse=True):
+
+    def rank(target: Target) -> tuple[bool, int, int, str]:
+        is_possible = limit is None or target.step <= limit
+        standing = sum(1 for part in members if _stands_on(part, target, complete.steps))
+        return is_possible, target.step, standing, target.lineage
+
+    for target in sorted(candidates | cuts, key=rank, reverse=True):
         if target.step < floor and target not in cuts:
             continue
-        held = {part.member: _reach(part, target, complete, accepts_loss) for part in parts}
+        held = {p.member: _reach(p, target, complete.steps, accepts_loss) for p in parts}
         there = {layer for layers in held.values() for layer in layers}
         missing = tuple(layer for layer in range(layer_count) if layer not in there)
         if not missing or target == Target(0, GENESIS_LINEAGE):
-            key, outcome = complete.get(target, (None, None))
+            key, outcome = complete.steps.get(target, (None, None))
             return Recovery(target, key, outcome, held)
         if best_missing is None or len(missing) < len(best_missing):
             best_missing = missing
@@ -127,25 +145,47 @@ def _candidates(parts: list[Contribution], complete: Complete) -> set[Target]:
     return found
 
 
-def _complete_steps(parts: list[Contribution], terms: StepTerms | None) -> Complete:
-    """Every step whose outcome is known, or follows from all Prepared together."""
-    complete: Complete = {}
-    gathered: dict[StepKey, tuple[Plan, dict[str, int], dict[Signed, None]]] = {}
+def _stands_on(part: Contribution, target: Target, complete: Complete) -> bool:
+    """Whether a member's own lineage comes to the target, or can."""
+    if part.lineages.get(target.step) == target.lineage:
+        return True
+    key, _ = complete.get(target, (None, None))
+    return key is not None and part.lineages.get(key[1]) == key[2]
+
+
+def _complete_steps(parts: list[Contribution], terms: StepTerms | None) -> _Known:
+    """Every step whose outcome is known, or follows from all Prepared together.
+
+    What follows from Prepared needs no word; else what most say of an outcome counts.
+    """
+    told: dict[StepKey, list[StepOutcome]] = {}
+    gathered: dict[StepKey, tuple[Plan, list[dict[str, int]], dict[Signed, None]]] = {}
     for part in parts:
         retained, pending, present = part.retained, part.pending, part.present
         if retained is not None and retained.outcome is not None:
             key = (retained.view, retained.step, retained.base)
-            complete[_target(key, retained.outcome)] = (key, retained.outcome)
+            told.setdefault(key, []).append(retained.outcome)
         if pending is None or present is None or present.plan is None:
             continue
         key = (present.view, pending.step, pending.base)
-        _, _, said = gathered.setdefault(key, (present.plan, pending.counts, {}))
+        _, counts, said = gathered.setdefault(key, (present.plan, [], {}))
+        counts.append(pending.counts)
         said |= dict.fromkeys(pending.prepared)
+    complete: Complete = {}
+    by_all = set()
     for key, (plan, counts, said) in gathered.items():
-        outcome = _outcome(key, plan, said, terms, counts)
+        most = max(counts, key=lambda it: (counts.count(it), sorted(it.items())))
+        outcome = _outcome(key, plan, said, terms, most)
         if outcome is not None:
-            complete.setdefault(_target(key, outcome), (key, outcome))
-    return complete
+            target = _target(key, outcome)
+            complete[target] = (key, outcome)
+            by_all.add(target)
+            told.pop(key, None)
+    for key, outcomes in told.items():
+        digests = [outcome.digest for outcome in outcomes]
+        outcome = max(outcomes, key=lambda it: (digests.count(it.digest), it.digest))
+        complete[_target(key, outcome)] = (key, outcome)
+    return _Known(complete, frozenset(by_all))
 
 
 def _target(key: StepKey, outcome: StepOutcome) -> Target:

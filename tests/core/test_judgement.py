@@ -216,3 +216,26 @@ def test_a_spare_skips_where_more_than_half_say_from_which_lineage() -> None:
     assert ledger.says_ahead(stated(prepared("c"))) == (7, BASE)
     with pytest.raises(PeerFault, match="without a stage"):
         ledger.says_ahead(Statement(prepared("z"), stated(prepared("z")).signed))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"gradient_norm": math.nan}, {"gradient_norm": -1.0}, {"loss": math.inf}, {"step": 8}]
+)
+def test_nobody_passes_on_an_outcome_that_would_spoil_states(wrong: dict[str, object]) -> None:
+    true = StepOutcome(6, 1.0, 3.0, 30, None, None)
+    for outcome in (true, msgspec.structs.replace(true, **wrong)):
+        said = part("a", [], RetainedStep(VIEW, 6, BASE, outcome, (0,)))
+        envelope = sign_contribution(said, sign_for("a"))
+        if outcome is true:
+            open_contribution(envelope, verify)
+            continue
+        with pytest.raises(PeerFault, match="that no step has"):
+            open_contribution(envelope, verify)
+
+
+def test_who_trains_alone_makes_nobody_skip_past_the_end() -> None:
+    alone = Plan((Pipeline((Stage("a", 0, 3, 1),), 0, 6),), ("b", "c"), 1)
+    ledger = Ledger(VIEW, alone, 7, TERMS)
+    assert ledger.says_ahead(stated(prepared("a", 100))) == (100, BASE)
+    with pytest.raises(PeerFault, match="after the last"):
+        ledger.says_ahead(stated(prepared("a", 101)))

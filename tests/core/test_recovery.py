@@ -19,9 +19,11 @@ from p2p_dtfm.core.recovery import Target, recover
 from p2p_dtfm.core.signed import Signed
 from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId, sorted_records
 from p2p_dtfm.core.step import Prepared, StepOutcome
+from p2p_dtfm.core.step_terms import StepTerms
 from tests.core.builders import WORKLOAD, device, record, stated
 
 VIEW = ViewId(3, "view")
+TERMS = StepTerms(1, 1, 10, 10, 100, 20.0)
 BASE = "base of step 7"
 A, B, C = Member("a", 1), Member("b", 1), Member("c", 1)
 PLAN = Plan((Pipeline((Stage("a", 0, 1, 1), Stage("b", 1, 2, 1)), 0, 4),), ("c",), 1)
@@ -222,3 +224,45 @@ def test_who_has_the_states_at_once_is_waited_for_from_the_first_step() -> None:
     receipts.receipt("c", VIEW, 7, (0,))
     assert receipts.waits_for(7) == () and receipts.received_all_of("c")
     assert receipts.waits_for(8) == (0,), "nobody waits for d until its first receipt"
+
+
+def test_steps_past_the_end_count_for_nothing() -> None:
+    far, everything = 10**9, {0: 10**9, 1: 10**9}
+    honest = [part(A, {0: 7}), part(B, {1: 7})]
+    for present in (PRESENT, None):  # a member, and a newcomer
+        liar = part(C, {}, present=present, pending=None, step=far)
+        liar = msgspec.structs.replace(liar, held=everything, lineages={far: "made up"})
+        assert recover([*honest, liar], 2, TERMS).target == Target(7, BASE)
+        cut = SavedState(far, "made up", (0, 1))
+        liar = part(C, {}, present=present, pending=None, step=far, cuts=(cut,))
+        assert recover([*honest, liar], 2, TERMS).target == Target(7, BASE)
+        saved = msgspec.structs.replace(liar, cuts=(), saved=(cut,), accepts_loss=True)
+        assert recover([*honest, saved], 2, TERMS).target == Target(7, BASE)
+
+
+def test_a_claimed_step_does_not_send_all_back_to_a_cut() -> None:
+    cut = SavedState(3, "cut", (0, 1))
+    liar = part(C, {}, pending=None, step=10**9, cuts=(cut,))
+    assert recover([part(A, {0: 7}), part(B, {1: 7}), liar], 2, TERMS).target == Target(7, BASE)
+
+
+def test_of_two_lineages_of_one_length_counts_the_one_of_more_members() -> None:
+    for lineage in ("0", "zzz"):
+        newcomer = part(C, {0: 7, 1: 7}, lineages={7: lineage}, present=None, pending=None)
+        assert recover([part(A, {0: 7}), part(B, {1: 7}), newcomer], 2).target == Target(7, BASE)
+
+
+def test_an_outcome_that_is_told_counts_less_than_what_was_signed() -> None:
+    for norm in (2.0, 3.0, 4.0):
+        told = msgspec.structs.replace(OUTCOME, gradient_norm=norm)
+        liar = part(C, {}, retained=RetainedStep(VIEW, 7, BASE, told, ()), pending=None, step=8)
+        result = recover([part(A, {0: 7}, "a"), part(B, {1: 7}, "b"), liar], 2)
+        assert result.outcome == OUTCOME
+
+
+def test_who_is_far_ahead_shows_it_by_what_others_have_signed() -> None:
+    retained = RetainedStep(VIEW, 7, BASE, OUTCOME, (0, 1), signed("ab"))
+    ahead = part(A, {0: 8, 1: 8}, retained=retained, pending=None)
+    behind = part(C, {}, step=2, pending=None)
+    behind = msgspec.structs.replace(behind, held={0: 2, 1: 2}, lineages={2: "old"})
+    assert recover([ahead, behind], 2).target == Target(8, AFTER)

@@ -24,7 +24,7 @@ from p2p_dtfm.sim.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.simulated_process import Key
 from p2p_dtfm.sim.training import State
 
-SEEDS = 200
+SEEDS = 120
 BATCH = 20
 FOUND_WITHIN = 40
 FAULTS_AT_LEAST = 10
@@ -146,7 +146,7 @@ def test_a_holder_that_does_not_wait_for_its_guardian_is_found(
 ) -> None:
     without_lagging(monkeypatch)
     monkeypatch.setattr(Receipts, "waits_for", lambda self, step: ())
-    _, violation = first_seed_that_fails(says=("loses",), loss=0.15, first=60)
+    _, violation = first_seed_that_fails(says=("loses",), loss=0.15)
     assert "loses" in violation
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = ("p2p_dtfm/core/_kernel.c", "p2p_dtfm/core/_weights.c")
+SOURCES = ("p2p_dtfm/sim/paper/_kernel.c", "p2p_dtfm/core/schedule/_weights.c")
 
 
 class KernelHook(BuildHookInterface):  # type: ignore[type-arg]

@@ -16,21 +16,21 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from p2p_dtfm.core.actions import SECOND_NS, Timing, ViewAgreed
-from p2p_dtfm.core.agreement_messages import AgreementMessage
-from p2p_dtfm.core.canonical import encode_for_wire
-from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
-from p2p_dtfm.core.records import PeerRecord
-from p2p_dtfm.core.snapshot import Snapshot
-from p2p_dtfm.core.step import SignedPrepared
-from p2p_dtfm.core.view import View
-from p2p_dtfm.core.workload import LayerCost, Workload
-from p2p_dtfm.sim.agreement_world import AgreementWorld
-from p2p_dtfm.sim.files import read_run_spec
-from p2p_dtfm.sim.scenario import Scenario, load_scenario
-from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot
-from p2p_dtfm.sim.simulated_peer import SimulatedPeer
-from p2p_dtfm.sim.training import Tensor
+from p2p_dtfm.core.consensus.actions import SECOND_NS, Timing, ViewAgreed
+from p2p_dtfm.core.messages.agreement_messages import AgreementMessage
+from p2p_dtfm.core.messages.prepared import SignedPrepared
+from p2p_dtfm.core.protocol.canonical import encode_for_wire
+from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.protocol.workload import LayerCost, Workload
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults.hash_training import Tensor
+from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.sim.scenario.scenario import Scenario, load_scenario
+from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
 
 SCENARIO = Path("configs/scenarios/paper-5-world-wide.toml")
 TARGET_ROUND_TRIPS = 5

@@ -4,8 +4,8 @@
 
 The same compute rate, fp16, synchronous, no lossy codec; links at 85% of their stated rates.
 `bound` is what computing alone takes when all 64 peers share it evenly; `grid` is the least that
-any grid can take, by filling and draining, reduction and commit besides (`core/bound.py`). Writes
-beaten.json.
+any grid can take, by filling and draining, reduction and commit besides (`core/planner/bound.py`).
+Writes beaten.json.
 """
 
 import argparse
@@ -18,16 +18,16 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.paper_rows import measured_rows, paper_spec
-from p2p_dtfm.core.bound import grid_lower_bound_ns
-from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.planner import compute_plan
-from p2p_dtfm.core.problem import problem_of
-from p2p_dtfm.sim.execution import OURS, Execution
-from p2p_dtfm.sim.files import read_scenario
-from p2p_dtfm.sim.named_plans import grid_plan, region_order, within_memory
-from p2p_dtfm.sim.scenario import Scenario
-from p2p_dtfm.sim.scenario_snapshot import flops_of, scenario_snapshot, workload_in
-from p2p_dtfm.sim.step_time import simulate_step
+from p2p_dtfm.core.cost_model.placement_problem import problem_of
+from p2p_dtfm.core.planner.bound import grid_lower_bound_ns
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.sim.paper.named_plans import grid_plan, region_order, within_memory
+from p2p_dtfm.sim.scenario.execution import OURS, Execution
+from p2p_dtfm.sim.scenario.files import read_scenario
+from p2p_dtfm.sim.scenario.scenario import Scenario
+from p2p_dtfm.sim.scenario.scenario_snapshot import flops_of, scenario_snapshot, workload_in
+from p2p_dtfm.sim.step_time.simulator import simulate_step
 
 LINK_EFFICIENCY = 0.85
 SHARED_CARD_BYTES_PER_S = 1_250_000_000

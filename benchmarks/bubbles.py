@@ -40,9 +40,9 @@ from benchmarks.emulated_swarm import (
     shape_of_plan,
     slowed,
 )
-from p2p_dtfm.sim.scenario_snapshot import workload_in
-from p2p_dtfm.sim.step_time import simulate_step
-from p2p_dtfm.sim.timeline import StageTimeline, StepTime
+from p2p_dtfm.sim.scenario.scenario_snapshot import workload_in
+from p2p_dtfm.sim.step_time.simulator import simulate_step
+from p2p_dtfm.sim.step_time.timeline import StageTimeline, StepTime
 
 SCENARIO_NAMES = ("one-room", "two-labs", "small-world")
 TARGET = 1.10

@@ -24,8 +24,8 @@ from benchmarks.paper_rows import (
     paper_scenario,
     with_forward_flops,
 )
-from p2p_dtfm.sim.execution import DTFM_COMMUNICATOR, Communicator
-from p2p_dtfm.sim.scenario import Scenario
+from p2p_dtfm.sim.scenario.execution import DTFM_COMMUNICATOR, Communicator
+from p2p_dtfm.sim.scenario.scenario import Scenario
 
 FIT_ROWS = {(24, 1024), (24, 2048), (24, 4096)}
 NAMES = ("forward_tflops", "efficiency", "receive_buffer_bytes", "window_bytes")

@@ -24,25 +24,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.wire_plan import segment_chunks
-from p2p_dtfm.net.frames import FrameHeader, FrameKind, encode_frame
-from p2p_dtfm.sim.files import read_run_spec
-from p2p_dtfm.train.batches import Batches
+from p2p_dtfm.core.planner.wire_plan import segment_chunks
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, encode_frame
+from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.train.codecs import Buffer, codec_of
 from p2p_dtfm.train.data.corpus import prepare_standard_library
 from p2p_dtfm.train.data.dataset import Dataset
 from p2p_dtfm.train.data.prepare import open_prepared
-from p2p_dtfm.train.layer_state import LayerState
-from p2p_dtfm.train.local_steps import LocalSteps, inner_microbatches
-from p2p_dtfm.train.model import layer_count
-from p2p_dtfm.train.optimizer import squared_norm, update_of
-from p2p_dtfm.train.reduction import (
+from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.optimizer import squared_norm, update_of
+from p2p_dtfm.train.stage.batches import Batches
+from p2p_dtfm.train.stage.gradient_parts import (
     shard_bounds,
 )
-from p2p_dtfm.train.replica_memory import ReplicaMemory
-from p2p_dtfm.train.segment_reduction import SegmentReduction
-from p2p_dtfm.train.stage import StageRunner
+from p2p_dtfm.train.stage.local_steps import LocalSteps, inner_microbatches
+from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
+from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
+from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 HELD_OUT_SEQUENCES = 512
 TIMES_FEWER = 100.0

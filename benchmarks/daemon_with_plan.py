@@ -13,11 +13,11 @@ import msgspec
 
 from benchmarks.emulated_swarm import EXECUTION_VARIABLE, FORCED_PLAN_VARIABLE
 from p2p_dtfm.cli import main
-from p2p_dtfm.core import planner, wire_plan
-from p2p_dtfm.core.pipeline_order import StageOrder
-from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.snapshot import Snapshot
-from p2p_dtfm.daemon import membership
+from p2p_dtfm.core.planner import planner, wire_plan
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.schedule.pipeline_order import StageOrder
+from p2p_dtfm.daemon.node import membership
 
 
 def force(forced: Plan) -> None:

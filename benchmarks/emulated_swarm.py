@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 import psutil
 
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.run_spec import (
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.run_spec import (
     BatchSpec,
     CheckpointSpec,
     ComputeSpec,
@@ -30,13 +30,13 @@ from p2p_dtfm.core.run_spec import (
     OptimizerSpec,
     RunSpec,
 )
-from p2p_dtfm.core.snapshot import Snapshot
-from p2p_dtfm.daemon.local_client import call_daemon
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
-from p2p_dtfm.daemon.scenario_swarm import SHAPE_FILE, cast_scenario
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.net.shaping import Shape
-from p2p_dtfm.sim.execution import OURS, Execution
-from p2p_dtfm.sim.scenario import Scenario, load_scenario
+from p2p_dtfm.sim.scenario.execution import OURS, Execution
+from p2p_dtfm.sim.scenario.scenario import Scenario, load_scenario
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
+from p2p_dtfm.testbed.scenario_swarm import SHAPE_FILE, cast_scenario
 from p2p_dtfm.train.data import prepare
 
 LABEL = "emulated devices, shaped links"

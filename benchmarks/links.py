@@ -30,13 +30,13 @@ from typing import Any
 import psutil
 
 from benchmarks.wide_area import Missing, wide_area
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.net.bulk import BulkPlane
-from p2p_dtfm.net.frames import FrameHeader, FrameKind, FrameLimits
-from p2p_dtfm.net.host import Host
-from p2p_dtfm.net.identity import Identity
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer, Shaper
-from p2p_dtfm.net.stripes import STRIPES_LIMIT
+from p2p_dtfm.net.streams.bulk import BulkPlane
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
+from p2p_dtfm.net.streams.stripes import STRIPES_LIMIT
 
 ONE_WAY_MS = 50.0
 RATE_MBPS = 1000.0

@@ -26,8 +26,8 @@ import msgspec
 import psutil
 
 from benchmarks.command_line import conclude, parse_options
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.run_spec import (
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.run_spec import (
     BatchSpec,
     CheckpointSpec,
     DataSpec,
@@ -36,9 +36,9 @@ from p2p_dtfm.core.run_spec import (
     OptimizerSpec,
     RunSpec,
 )
-from p2p_dtfm.core.workload import FLOAT_BYTES, STATE_COPIES, workload_of
-from p2p_dtfm.daemon.local_client import ask_daemon
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, STATE_COPIES, workload_of
+from p2p_dtfm.daemon.machine.local_client import ask_daemon
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.train.data import prepare
 
 KINDS = ("peak", "growth")

@@ -29,9 +29,9 @@ from typing import Any
 
 from benchmarks.links import ADDRESS, MTU, processor_s
 from benchmarks.wide_area import Missing, wide_area
-from p2p_dtfm.daemon.local_swarm import Child, stop_all
-from p2p_dtfm.daemon.plain_losses import plain_losses
-from p2p_dtfm.sim.files import read_run_spec
+from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.testbed.local_swarm import Child, stop_all
+from p2p_dtfm.testbed.plain_losses import plain_losses
 
 PEERS = 4
 ONE_WAY_MS = 40.0

@@ -3,12 +3,13 @@
     python -m benchmarks.overhead [--rounds N] [--quick] [--json]
 
 Four stages: four processes on loopback, one block of `gpt2-small`'s width each, one thread each;
-1F1B with textbook depth, optimizer included. Ours is `daemon.step_engine` over `net.bulk` with a
-p2pd for each; theirs `torch.distributed.pipelining`'s Schedule1F1B over Gloo with the same layers.
-Alone: one process, in which our engine with one stage and a plain loop (`train.reference`) take
-turns. Rounds of the two take turns everywhere, so that a busy machine slows both; compared are the
-fastest rounds, which other programs disturbed least. Lower bound beside them: the layers' own
-forwards and backwards, as `train.measure` times them, shared by the cores that there are.
+1F1B with textbook depth, optimizer included. Ours is `daemon.step.step_engine` over
+`net.streams.bulk` with a p2pd for each; theirs `torch.distributed.pipelining`'s Schedule1F1B over
+Gloo with the same layers. Alone: one process, in which our engine with one stage and a plain loop
+(`train.model.reference`) take turns. Rounds of the two take turns everywhere, so that a busy
+machine slows both; compared are the fastest rounds, which other programs disturbed least. Lower
+bound beside them: the layers' own forwards and backwards, as `train.stage.measure` times them,
+shared by the cores that there are.
 """
 
 import argparse

@@ -17,19 +17,20 @@ from benchmarks.overhead_work import (
     say,
     work_of,
 )
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.daemon.compute import Compute
-from p2p_dtfm.daemon.mailbox import Mailbox
-from p2p_dtfm.daemon.step_engine import StepEngine, Transport
-from p2p_dtfm.net.bulk import BulkPlane
-from p2p_dtfm.net.frames import FrameHeader, FrameLimits, Payload
-from p2p_dtfm.net.host import Host
-from p2p_dtfm.train.layer_state import LayerState
-from p2p_dtfm.train.optimizer import update_of
-from p2p_dtfm.train.reference import ReferenceRun
-from p2p_dtfm.train.replica_memory import ReplicaMemory
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.step.mailbox import Mailbox
+from p2p_dtfm.daemon.step.step_engine import StepEngine
+from p2p_dtfm.daemon.step.step_frames import FrameTransport
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.streams.bulk import BulkPlane
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameLimits, Payload
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.optimizer import update_of
+from p2p_dtfm.train.model.reference import ReferenceRun
+from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
 
 VIEW = ViewId(1, "0" * 64)
 CONNECT_S = 20.0
@@ -38,7 +39,7 @@ CONNECT_S = 20.0
 class _Stage:
     """An engine with the states of one peer, and the update that follows each of its steps."""
 
-    def __init__(self, plan: Plan, me: str, work: Work, transport: Transport) -> None:
+    def __init__(self, plan: Plan, me: str, work: Work, transport: FrameTransport) -> None:
         self.work = work
         self.compute = Compute()
         spec = work.spec

@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from benchmarks.overhead_work import STAGES, batch_of, layers_of, processor_s, say, work_of
-from p2p_dtfm.train.model import build_layer, initialise_layer, token_loss_sum
-from p2p_dtfm.train.optimizer import learning_rate
+from p2p_dtfm.train.model.gpt import build_layer, initialise_layer, token_loss_sum
+from p2p_dtfm.train.model.optimizer import learning_rate
 
 
 def _stage(number: int, folder: Path, arguments: list[str]) -> None:

@@ -7,9 +7,15 @@ import psutil
 import torch
 from torch import Tensor
 
-from p2p_dtfm.core.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.run_spec import BatchSpec, EvaluationSpec, ModelSpec, OptimizerSpec, RunSpec
-from p2p_dtfm.train.measure import measure_device
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.run_spec import (
+    BatchSpec,
+    EvaluationSpec,
+    ModelSpec,
+    OptimizerSpec,
+    RunSpec,
+)
+from p2p_dtfm.train.stage.measure import measure_device
 
 STAGES = 4
 WIDTH = 768

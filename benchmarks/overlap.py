@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.random_swarms import mixed_swarm
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.planner import compute_plan
-from p2p_dtfm.sim.execution import OURS
-from p2p_dtfm.sim.files import read_run_spec
-from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot, workload_in
-from p2p_dtfm.sim.step_time import simulate_step
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.sim.scenario.execution import OURS
+from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot, workload_in
+from p2p_dtfm.sim.step_time.simulator import simulate_step
 
 FULL = replace(OURS, recompute=False)
 WAYS = {

@@ -6,12 +6,12 @@ import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
-from p2p_dtfm.sim.execution import Communicator, execution_named
-from p2p_dtfm.sim.named_plans import grid_plan, random_orders, region_order
-from p2p_dtfm.sim.scenario import Scenario, load_scenario
-from p2p_dtfm.sim.scenario_snapshot import workload_in
-from p2p_dtfm.sim.step_time import simulate_step
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.sim.paper.named_plans import grid_plan, random_orders, region_order
+from p2p_dtfm.sim.scenario.execution import Communicator, execution_named
+from p2p_dtfm.sim.scenario.scenario import Scenario, load_scenario
+from p2p_dtfm.sim.scenario.scenario_snapshot import workload_in
+from p2p_dtfm.sim.step_time.simulator import simulate_step
 
 ROOT = Path(__file__).parents[1]
 STAGES = 8

@@ -27,20 +27,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.random_swarms import mixed_swarm
-from p2p_dtfm.core.costs import Placement, PlacementCost, StepModel
-from p2p_dtfm.core.paper_solver import solve_paper
-from p2p_dtfm.core.plan import NoPlan
-from p2p_dtfm.core.planner import compute_plan, plan_of
-from p2p_dtfm.core.problem import problem_of
-from p2p_dtfm.core.search import rank
-from p2p_dtfm.core.snapshot import Snapshot
-from p2p_dtfm.core.starts import nearest_chain, runs
-from p2p_dtfm.sim.execution import OURS
-from p2p_dtfm.sim.files import read_run_spec
-from p2p_dtfm.sim.paper_scenario import paper_problem_of
-from p2p_dtfm.sim.scenario import Scenario
-from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot, workload_in
-from p2p_dtfm.sim.step_time import simulate_step
+from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
+from p2p_dtfm.core.cost_model.placement_problem import problem_of
+from p2p_dtfm.core.planner.initial_placements import nearest_chain, runs
+from p2p_dtfm.core.planner.planner import compute_plan, plan_of
+from p2p_dtfm.core.planner.search import rank
+from p2p_dtfm.core.protocol.plan import NoPlan
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of
+from p2p_dtfm.sim.paper.solver import solve_paper
+from p2p_dtfm.sim.scenario.execution import OURS
+from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.sim.scenario.scenario import Scenario
+from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot, workload_in
+from p2p_dtfm.sim.step_time.simulator import simulate_step
 
 RANDOM_ORDERS = 1000
 TARGET_RATIO = 1.0

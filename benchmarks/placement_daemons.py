@@ -34,14 +34,12 @@ from benchmarks.emulated_swarm import (
     scenario_file,
     shape_of_plan,
 )
-from p2p_dtfm.core.bound import step_lower_bound_ns
-from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.planner import compute_plan
-from p2p_dtfm.core.problem import problem_of
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.sim.execution import DTFM, OURS
-from p2p_dtfm.sim.files import read_run_spec, read_scenario
-from p2p_dtfm.sim.named_plans import (
+from p2p_dtfm.core.cost_model.placement_problem import problem_of
+from p2p_dtfm.core.planner.bound import step_lower_bound_ns
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.sim.paper.named_plans import (
     default_stages,
     dtfm_order,
     grid_plan,
@@ -50,9 +48,11 @@ from p2p_dtfm.sim.named_plans import (
     region_order,
     within_memory,
 )
-from p2p_dtfm.sim.scenario import Scenario
-from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot, workload_in
-from p2p_dtfm.sim.step_time import simulate_step
+from p2p_dtfm.sim.scenario.execution import DTFM, OURS
+from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
+from p2p_dtfm.sim.scenario.scenario import Scenario
+from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot, workload_in
+from p2p_dtfm.sim.step_time.simulator import simulate_step
 
 KINDS = ("ours", "region", "random", "dtfm")
 PAPER = "paper-5-world-wide-as-run"

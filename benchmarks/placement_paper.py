@@ -17,11 +17,11 @@ import random
 import time
 
 from benchmarks.random_swarms import CAP_WEIGHTS, uneven_cities
-from p2p_dtfm.core.paper_anneal import Q20, Ground, anneal, ground_of, has_kernel
-from p2p_dtfm.core.paper_cost import PaperProblem, data_parallel_ns, path_ns
-from p2p_dtfm.core.paper_solver import solve_paper
-from p2p_dtfm.sim.files import read_scenario
-from p2p_dtfm.sim.paper_scenario import paper_problem_of
+from p2p_dtfm.sim.paper.annealing import Q20, Ground, anneal, ground_of, has_kernel
+from p2p_dtfm.sim.paper.cost import PaperProblem, data_parallel_ns, path_ns
+from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of
+from p2p_dtfm.sim.paper.solver import solve_paper
+from p2p_dtfm.sim.scenario.files import read_scenario
 
 CASES = {
     "paper-1-data-center": 3.439799,

@@ -2,9 +2,9 @@
 
     python -m benchmarks.placement_scale [--quick] [--json]
 
-`over_bound` is the predicted step over a lower bound (`core/bound.py`). `simulated_in_s`: how long
-the simulator takes for one step of the plan, and of the paper's case 5 in region order with 8,192
-microbatches.
+`over_bound` is the predicted step over a lower bound (`core/planner/bound.py`). `simulated_in_s`:
+how long the simulator takes for one step of the plan, and of the paper's case 5 in region order
+with 8,192 microbatches.
 """
 
 import argparse
@@ -13,15 +13,15 @@ import resource
 import time
 
 from benchmarks.random_swarms import large_swarm
-from p2p_dtfm.core.bound import step_lower_bound_ns
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.planner import compute_plan
-from p2p_dtfm.core.problem import problem_of
-from p2p_dtfm.sim.execution import OURS
-from p2p_dtfm.sim.files import read_run_spec, read_scenario
-from p2p_dtfm.sim.named_plans import grid_plan, region_order
-from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot, workload_in
-from p2p_dtfm.sim.step_time import simulate_step
+from p2p_dtfm.core.cost_model.placement_problem import problem_of
+from p2p_dtfm.core.planner.bound import step_lower_bound_ns
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.sim.paper.named_plans import grid_plan, region_order
+from p2p_dtfm.sim.scenario.execution import OURS
+from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
+from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot, workload_in
+from p2p_dtfm.sim.step_time.simulator import simulate_step
 
 LIMITS_S = {64: 10.0, 256: 10.0, 1024: 60.0}
 MEMORY_LIMIT_BYTES = 1 << 30

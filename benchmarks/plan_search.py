@@ -17,11 +17,11 @@ import msgspec
 from benchmarks.command_line import conclude, parse_options
 from benchmarks.emulated_swarm import EXECUTION, emulated_spec, scenario_file
 from benchmarks.placement_daemons import SCENARIO_NAMES, plan_named
-from p2p_dtfm.core.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.sim.scenario import Scenario
-from p2p_dtfm.sim.scenario_snapshot import workload_in
-from p2p_dtfm.sim.step_time import simulate_step
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.sim.scenario.scenario import Scenario
+from p2p_dtfm.sim.scenario.scenario_snapshot import workload_in
+from p2p_dtfm.sim.step_time.simulator import simulate_step
 
 MOVES, QUICK_MOVES = 12_000, 1_500
 SEEDS = 3

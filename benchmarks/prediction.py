@@ -6,8 +6,9 @@ For each of five scenarios eight real daemons, with emulated devices over shaped
 another, agree on a plan, and train: real protocol, real bytes, real waiting, no real computing.
 Measured is the median step of their last view, and best the fastest: other programs on the machine
 only add to a step. Predicted is what the plan in force says, made from
-what they had measured themselves; simulated what `sim.step_time` makes of the same plan and the
-scenario's own figures. Lower bound beside them: no plan at all is faster (`core.bound`).
+what they had measured themselves; simulated what `sim.step_time.simulator` makes of the same plan
+and the scenario's own figures. Lower bound beside them: no plan at all is faster
+(`core.planner.bound`).
 """
 
 import statistics
@@ -28,11 +29,11 @@ from benchmarks.emulated_swarm import (
     scenario_file,
     shape_of_plan,
 )
-from p2p_dtfm.core.bound import step_lower_bound_ns
-from p2p_dtfm.core.problem import problem_of
-from p2p_dtfm.sim.scenario import Scenario
-from p2p_dtfm.sim.scenario_snapshot import workload_in
-from p2p_dtfm.sim.step_time import simulate_step
+from p2p_dtfm.core.cost_model.placement_problem import problem_of
+from p2p_dtfm.core.planner.bound import step_lower_bound_ns
+from p2p_dtfm.sim.scenario.scenario import Scenario
+from p2p_dtfm.sim.scenario.scenario_snapshot import workload_in
+from p2p_dtfm.sim.step_time.simulator import simulate_step
 
 SCENARIO_NAMES = ("one-room", "two-labs", "uneven-homes", "straggler", "small-world")
 WORST_TARGET = 0.15

@@ -3,8 +3,8 @@
 import random
 from dataclasses import replace
 
-from p2p_dtfm.sim.files import read_scenario
-from p2p_dtfm.sim.scenario import Scenario, ScenarioPeer
+from p2p_dtfm.sim.scenario.files import read_scenario
+from p2p_dtfm.sim.scenario.scenario import Scenario, ScenarioPeer
 
 GBIT = 125_000_000
 V100_FLOPS = 52_780_000_000_000

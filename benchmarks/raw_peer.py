@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from benchmarks.reduction_values import ELEMENTS, PEERS, processor_s, say, values_of
-from p2p_dtfm.net.bulk import widen
-from p2p_dtfm.net.host import Host, Writer
+from p2p_dtfm.net.libp2p.host import Host, Writer
+from p2p_dtfm.net.streams.bulk import widen
 
 BYTES = 2 * 4 * ELEMENTS // PEERS
 """To each other peer."""

@@ -24,9 +24,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from p2p_dtfm.core.actions import SECOND_NS
-from p2p_dtfm.core.liveness import LAN_LIVENESS
-from p2p_dtfm.sim.files import read_run_spec
+from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS
+from p2p_dtfm.sim.scenario.files import read_run_spec
 
 SEEDS = (2, 3, 5)
 QUICK_SEED = 31

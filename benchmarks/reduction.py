@@ -2,12 +2,13 @@
 
     python -m benchmarks.reduction [--quick] [--json]
 
-Every peer is a process with a p2pd of its own. Ours runs as in a step: `train.segment_reduction`
-over `daemon.segment_exchange` and `net.bulk`. Theirs is `hivemind.averaging.DecentralizedAverager`
-with fp32, its group formed before the clock starts (a round is what follows the trigger). Rounds of
-the two take turns, so that a busy machine slows both; a round lasts until the slowest peer has its
-result. Lower bound beside it, in the same rounds: the same bytes between four bare peers, which
-only write them to p2pd and read them from it (`benchmarks.raw_peer`).
+Every peer is a process with a p2pd of its own. Ours runs as in a step:
+`train.stage.segment_reduction` over `daemon.step.segment_exchange` and `net.streams.bulk`. Theirs
+is `hivemind.averaging.DecentralizedAverager` with fp32, its group formed before the clock starts (a
+round is what follows the trigger). Rounds of the two take turns, so that a busy machine slows both;
+a round lasts until the slowest peer has its result. Lower bound beside it, in the same rounds: the
+same bytes between four bare peers, which only write them to p2pd and read them from it
+(`benchmarks.raw_peer`).
 """
 
 import argparse

@@ -10,16 +10,16 @@ from typing import NoReturn
 import torch
 
 from benchmarks.reduction_values import ELEMENTS, digest_of, processor_s, say, values_of
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.run_spec import CodecSpec, parse_run_spec
-from p2p_dtfm.core.wire_plan import cut_into_chunks
-from p2p_dtfm.daemon.compute import Compute
-from p2p_dtfm.daemon.segment_exchange import exchange
-from p2p_dtfm.net.bulk import BulkPlane
-from p2p_dtfm.net.frames import FrameHeader, FrameKind, FrameLimits, Payload
-from p2p_dtfm.net.host import Host
+from p2p_dtfm.core.planner.wire_plan import cut_into_chunks
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.run_spec import CodecSpec, parse_run_spec
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.step.segment_exchange import exchange
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.streams.bulk import BulkPlane
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits, Payload
 from p2p_dtfm.train.codecs import codec_of
-from p2p_dtfm.train.segment_reduction import SegmentReduction
+from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
 
 RUN_DIGEST = "00" * 32
 SPEC = parse_run_spec(
@@ -36,7 +36,8 @@ SPEC = parse_run_spec(
 
 
 class _Frames:
-    """`daemon.segment_exchange.Courses` over the bulk plane: each frame waits for its taker."""
+    """`daemon.step.segment_exchange.Courses` over the bulk plane: each frame waits for its
+    taker."""
 
     def __init__(self, codec: str) -> None:
         self.plane: BulkPlane | None = None

@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from p2p_dtfm.cli.live_view import panel
-from p2p_dtfm.daemon.local_client import ask_daemon, call_daemon
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.cli.terminal.live_view import panel
+from p2p_dtfm.daemon.machine.local_client import ask_daemon, call_daemon
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.web.state import DashboardState
 from tests.e2e.helpers import step_of, wait_until
 from tests.web.chromium import Page, chromium

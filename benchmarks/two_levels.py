@@ -22,8 +22,8 @@ from typing import Any
 import numpy
 from scipy.optimize import linprog
 
-from p2p_dtfm.core.shard_weights import shard_weights
-from p2p_dtfm.sim.files import read_scenario
+from p2p_dtfm.core.schedule.shard_weights import shard_weights
+from p2p_dtfm.sim.scenario.files import read_scenario
 
 SCENARIOS = (
     "three-homes", "two-cities", "uneven-world", "paper-2-spot", "paper-3-two-sites",

@@ -5,7 +5,8 @@ import sys
 
 def main() -> None:
     """The program. A `UserError` is shown as its cause and fixes, never as a traceback."""
-    from p2p_dtfm.cli import (  # noqa: F401  (they register their commands)
+    from p2p_dtfm.cli.app import app
+    from p2p_dtfm.cli.commands import (  # noqa: F401  (they register their commands)
         bootstrap,
         chaos,
         dashboard,
@@ -17,10 +18,9 @@ def main() -> None:
         swarm,
         trace,
     )
-    from p2p_dtfm.cli.app import app
-    from p2p_dtfm.cli.plain import harmless_lines
-    from p2p_dtfm.cli.simulate import simulate
-    from p2p_dtfm.core.errors import UserError
+    from p2p_dtfm.cli.commands.simulate import simulate
+    from p2p_dtfm.cli.terminal.plain import harmless_lines
+    from p2p_dtfm.core.protocol.errors import UserError
 
     app.command()(simulate)
     try:

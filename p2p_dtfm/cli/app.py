@@ -118,7 +118,7 @@ def run(
 
         typer.echo(__version__)
         return
-    from p2p_dtfm.daemon.settings import resolve
+    from p2p_dtfm.daemon.machine.settings import resolve
 
     resolved = resolve(
         config,
@@ -154,7 +154,7 @@ def run(
     if show_config:
         typer.echo(resolved.describe())
         return
-    from p2p_dtfm.cli.run import run_daemon
+    from p2p_dtfm.cli.commands.run import run_daemon
 
     raise typer.Exit(run_daemon(resolved.settings))
 
@@ -168,7 +168,7 @@ def _refuse_options_before_a_command(context: typer.Context) -> None:
         and getattr(context.get_parameter_source(option.name), "name", "") == "COMMANDLINE"
     ]
     if given:
-        from p2p_dtfm.core.errors import UserError
+        from p2p_dtfm.core.protocol.errors import UserError
 
         verb = context.invoked_subcommand
         raise UserError(

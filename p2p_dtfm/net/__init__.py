@@ -1,1 +1,7 @@
-"""The only home of hivemind and libp2p: identity, directory, messages, bulk streams, probing."""
+"""The only home of hivemind and libp2p; beside `train`, `sim` and `web`, which the daemon joins to
+it.
+
+`contacts` is who and where peers are, `libp2p` the host and what it says in calls, `streams` what
+flows, `nat` how routers are passed, `directory` where peers meet; `shaping` stands in for the
+world on one machine. Begin with `libp2p.host`; `hivemind_parts` alone imports hivemind.
+"""

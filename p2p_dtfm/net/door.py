@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.protocol.errors import PeerFault
 
 BUSY = "busy"
 """The refusal after which a correct peer tries again."""

@@ -2,7 +2,7 @@
 
 import re
 
-from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.protocol.errors import PeerFault
 
 
 class Unreachable(Exception):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.protocol.errors import UserError
 
 CALL_OVERHEAD_BYTES = 200
 """What a call costs on the wire besides its body: envelopes, encryption, packet headers."""

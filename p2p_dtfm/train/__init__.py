@@ -1,1 +1,4 @@
-"""The only home of torch: model, pipeline arithmetic, data, optimizer, checkpoints."""
+"""The only home of torch: the model, a stage's arithmetic, data, optimizer, checkpoints.
+
+Knows no peers. Begin with `model.gpt` and `stage.stage_runner`.
+"""

@@ -26,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from p2p_dtfm.web.api import Action
-from p2p_dtfm.web.guard import Guard
+from p2p_dtfm.web.guard import RequestGuard
 from p2p_dtfm.web.metrics import metrics_text
 from p2p_dtfm.web.state import DashboardState, History
 
@@ -67,7 +67,7 @@ class Dashboard:
             Route("/metrics", self._metrics),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
-        self.app: ASGIApp = Guard(Starlette(routes=routes), token)
+        self.app: ASGIApp = RequestGuard(Starlette(routes=routes), token)
 
     def end_streams(self) -> None:
         """Let open pages go, so that the server can end at once."""

@@ -31,7 +31,7 @@ SECURITY_HEADERS = {
 }
 
 
-class Guard:
+class RequestGuard:
     """Refuses what does not come from the dashboard's own page, and adds the security headers."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import uvicorn
 from starlette.types import ASGIApp
 
-from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.protocol.errors import UserError
 
 CLOSE_S = 2.0
 CONNECTIONS_LIMIT = 128

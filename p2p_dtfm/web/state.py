@@ -225,7 +225,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     end_ns: int
 
 
-class Lane(msgspec.Struct, frozen=True):
+class TimelineLane(msgspec.Struct, frozen=True):
     """The spans of one peer. `clock_error_ns` bounds what its clock may be off by on the page."""
 
     peer_id: str
@@ -238,7 +238,7 @@ class Timeline(msgspec.Struct, frozen=True):
 
     step: int | None = None
     duration_ns: int = 0
-    lanes: tuple[Lane, ...] = ()
+    lanes: tuple[TimelineLane, ...] = ()
     missing: tuple[str, ...] = ()
     """Peers that did not say."""
 

@@ -7,7 +7,7 @@ import sys
 
 from rich.console import Console
 
-from p2p_dtfm.cli.live_view import live_view, panel
+from p2p_dtfm.cli.terminal.live_view import live_view, panel
 from tests.web.examples import NOW_S, sixty_four, two
 
 ADDRESS = "p2p-dtfm --initial-peers /ip4/192.0.2.7/tcp/41234/p2p/12D3KooW" + 44 * "x"

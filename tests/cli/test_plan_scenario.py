@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner, Result
 
-from p2p_dtfm.cli import plan  # noqa: F401  (registers the command)
 from p2p_dtfm.cli.app import app
-from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.cli.commands import plan  # noqa: F401  (registers the command)
+from p2p_dtfm.core.protocol.errors import UserError
 
 
 def typed(*arguments: str) -> Result:

@@ -2,12 +2,12 @@
 
 import json
 
-from p2p_dtfm.cli.progress import LINE_EVERY_S, Lines
+from p2p_dtfm.cli.terminal.progress import LINE_EVERY_S, ProgressLines
 
 
 def test_a_line_now_and_then_with_the_time_left() -> None:
     now_s, said = 0.0, []
-    lines = Lines(lambda: now_s, said.append)
+    lines = ProgressLines(lambda: now_s, said.append)
     for second in range(40):
         now_s = float(second)
         lines(second * 10, 1000, "reading")

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from p2p_dtfm.cli import swarm
-from p2p_dtfm.cli.live_view import panel
-from p2p_dtfm.cli.logs import set_up_logging
-from p2p_dtfm.cli.plain import plain
+from p2p_dtfm.cli.commands import swarm
+from p2p_dtfm.cli.terminal.live_view import panel
+from p2p_dtfm.cli.terminal.logs import set_up_logging
+from p2p_dtfm.cli.terminal.plain import plain
 from p2p_dtfm.web.state import DashboardState, Live, Problem
 
 EVIL = "\x1b[2J\x1b]0;owned\x07[bold red]x[/nothing][link=file:///etc]\r\n\u202edlrow\x9b31m"

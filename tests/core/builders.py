@@ -1,6 +1,7 @@
 """Small valid values that tests start from."""
 
-from p2p_dtfm.core.records import (
+from p2p_dtfm.core.messages.prepared import Prepared, Statement, sign_prepared
+from p2p_dtfm.core.protocol.records import (
     PROTOCOL_VERSION,
     Device,
     Intent,
@@ -9,9 +10,8 @@ from p2p_dtfm.core.records import (
     PeerRecord,
     Reachability,
 )
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.step import Prepared, Statement, sign_prepared
-from p2p_dtfm.core.workload import workload_of
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.workload import workload_of
 
 GIB = 1 << 30
 

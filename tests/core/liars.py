@@ -2,8 +2,8 @@
 
 import msgspec
 
-from p2p_dtfm.core.actions import SECOND_NS, Actions
-from p2p_dtfm.core.agreement_messages import (
+from p2p_dtfm.core.consensus.actions import SECOND_NS, Actions
+from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     AgreementMessage,
     Contribution,
@@ -13,19 +13,19 @@ from p2p_dtfm.core.agreement_messages import (
     Standing,
     sign_contribution,
 )
-from p2p_dtfm.core.certificate import Certificate
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
-from p2p_dtfm.core.records import sign_record
-from p2p_dtfm.core.signed import Signed
-from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId
-from p2p_dtfm.core.statements import certified, members_digest, stated
-from p2p_dtfm.core.step import Prepared, sign_prepared
-from p2p_dtfm.core.view import View
-from p2p_dtfm.sim.agreement_seeds import TIMING
-from p2p_dtfm.sim.agreement_world import AgreementWorld
-from p2p_dtfm.sim.simulated_peer import SimulatedPeer
-from p2p_dtfm.sim.simulated_process import sign_for
+from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
+from p2p_dtfm.core.messages.statements import certified, members_digest, stated
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.records import sign_record
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member, Snapshot, ViewId
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.sim.faults.agreement_seeds import TIMING
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.faults.simulated_process import sign_for
 from tests.core.builders import WORKLOAD, record
 
 EVIL = Member("evil", 1)

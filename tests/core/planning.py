@@ -2,10 +2,17 @@
 
 from dataclasses import dataclass
 
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.records import Device, Intent, LayerTiming, Link, PeerRecord, Reachability
-from p2p_dtfm.core.snapshot import GENESIS, Snapshot
-from p2p_dtfm.core.workload import LayerCost, Workload
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.records import (
+    Device,
+    Intent,
+    LayerTiming,
+    Link,
+    PeerRecord,
+    Reachability,
+)
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Snapshot
+from p2p_dtfm.core.protocol.workload import LayerCost, Workload
 
 MEBIBYTE = 1 << 20
 LAN = Link(round_trip_ns=200_000, bytes_per_s=1_000_000_000)

@@ -2,11 +2,12 @@
 
 import pytest
 
-from p2p_dtfm.core.agreement import SECOND_NS
-from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
-from p2p_dtfm.core.records import Intent
-from p2p_dtfm.core.snapshot import Snapshot
-from p2p_dtfm.sim.agreement_world import AgreementWorld, Network
+from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.records import Intent
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults.lossy_network import Network
 from tests.core.builders import WORKLOAD, record
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.canonical import decode, digest, digest_bytes, encode
-from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.protocol.canonical import decode, digest, digest_bytes, encode
+from p2p_dtfm.core.protocol.errors import PeerFault
 
 keys = st.text(max_size=8)
 plain = st.recursive(
@@ -98,7 +98,7 @@ def test_a_bomb_of_nested_lists_is_a_fault_and_no_crash() -> None:
 
 def test_digests_do_not_depend_on_the_hash_seed() -> None:
     program = (
-        "from p2p_dtfm.core.canonical import digest;"
+        "from p2p_dtfm.core.protocol.canonical import digest;"
         "print(digest({k: [1] for k in {'b', 'a', 'c', 'd', 'e'}}))"
     )
     seen = {

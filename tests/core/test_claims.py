@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from p2p_dtfm.core.actions import (
+from p2p_dtfm.core.consensus.actions import (
     SECOND_NS,
     ComputePlan,
     Disagreed,
@@ -12,7 +12,10 @@ from p2p_dtfm.core.actions import (
     SendMessage,
     StopStep,
 )
-from p2p_dtfm.core.agreement_messages import (
+from p2p_dtfm.core.consensus.attempt import Attempt
+from p2p_dtfm.core.consensus.view_precedence import Side, outranks
+from p2p_dtfm.core.membership.newcomers import WAITING_LIMIT
+from p2p_dtfm.core.messages.agreement_messages import (
     Contribution,
     Gather,
     Heartbeat,
@@ -21,18 +24,15 @@ from p2p_dtfm.core.agreement_messages import (
     Ready,
     Synced,
 )
-from p2p_dtfm.core.attempt import Attempt
-from p2p_dtfm.core.canonical import decode, encode_for_wire
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.newcomers import WAITING_LIMIT
-from p2p_dtfm.core.plan import NoPlan
-from p2p_dtfm.core.records import Link
-from p2p_dtfm.core.signed import Signed
-from p2p_dtfm.core.snapshot import GENESIS, Member, ViewId
-from p2p_dtfm.core.standing import Side, outranks
-from p2p_dtfm.core.statements import stated
-from p2p_dtfm.sim.simulated_peer import SimulatedPeer
-from p2p_dtfm.sim.simulated_process import sign_for
+from p2p_dtfm.core.messages.statements import stated
+from p2p_dtfm.core.protocol.canonical import decode, encode_for_wire
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import NoPlan
+from p2p_dtfm.core.protocol.records import Link
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.faults.simulated_process import sign_for
 from tests.core.liars import (
     EVIL,
     active,

@@ -4,18 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from p2p_dtfm.core.agreement_messages import SavedState
-from p2p_dtfm.core.costs import StepModel
-from p2p_dtfm.core.cuts import LIMIT_NS, CutClock, cuts_that_stay, lags, pace_of
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.inventory import Inventory
-from p2p_dtfm.core.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.problem import problem_of
-from p2p_dtfm.core.records import Link
-from p2p_dtfm.core.recovery import Target, recover
-from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.core.step import Prepared, Statement, StepTransaction
-from p2p_dtfm.core.view import View
+from p2p_dtfm.core.commit.step import StepTransaction
+from p2p_dtfm.core.cost_model.costs import StepModel
+from p2p_dtfm.core.cost_model.cuts import LIMIT_NS, CutClock, cuts_that_stay, lags, pace_of
+from p2p_dtfm.core.cost_model.placement_problem import problem_of
+from p2p_dtfm.core.messages.agreement_messages import SavedState
+from p2p_dtfm.core.messages.prepared import Prepared, Statement
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.records import Link
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
+from p2p_dtfm.core.recovery.restart_point import Target, recover
+from p2p_dtfm.core.recovery.view import View
 from tests.core.builders import stated
 from tests.core.planning import Peer, name_of, snapshot, workload
 from tests.core.test_recovery import A, B, C, part
@@ -145,9 +146,9 @@ def test_a_state_is_rolled_forward_only_with_its_gradient_else_the_copy_is_taken
     """The cut is of the very step that others reach by rolling forward."""
     result = recover([part(A, {0: 7}, "a"), part(B, {1: 7}, "b")], 2)
     assert result.target is not None and result.rolled is not None
-    inventory = Inventory()
-    inventory.held = {1: 7}
-    inventory.lineage.move_to(7, result.rolled[2])
+    recovery_evidence = RecoveryEvidence()
+    recovery_evidence.held = {1: 7}
+    recovery_evidence.lineage.move_to(7, result.rolled[2])
     held = {**result.held, C: (1,)}
-    restart = inventory.restart(C, replace(result, held=held))
+    restart = recovery_evidence.restart(C, replace(result, held=held))
     assert (restart.roll_forward, restart.load) == ((), (1,))

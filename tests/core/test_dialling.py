@@ -1,6 +1,6 @@
 """Nobody is made to knock at a third party's door."""
 
-from p2p_dtfm.core.dialling import (
+from p2p_dtfm.core.gate.dialling import (
     ADDRESSES_OF_ONE,
     CLAIMS_EVERY_NS,
     DOOR_KNOCKS,

@@ -1,10 +1,10 @@
 """An explanation speaks of every member, and compares with the alternatives that it tried."""
 
-from p2p_dtfm.core.explain import explain
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.planner import compute_plan
-from p2p_dtfm.core.records import Intent, Link
-from p2p_dtfm.core.snapshot import GENESIS, Member, Snapshot
+from p2p_dtfm.core.planner.explain import explain
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.records import Intent, Link
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot
 from tests.core.builders import WORKLOAD, device, record
 
 

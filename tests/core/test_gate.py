@@ -4,8 +4,8 @@ from typing import get_args
 
 import pytest
 
-from p2p_dtfm.core.byte_budget import ByteBudget
-from p2p_dtfm.core.gate import (
+from p2p_dtfm.core.gate.byte_budget import ByteBudget
+from p2p_dtfm.core.gate.gate import (
     MUTED_NS,
     PATIENCE,
     SECOND_NS,
@@ -15,9 +15,9 @@ from p2p_dtfm.core.gate import (
     Reason,
     Refusal,
 )
-from p2p_dtfm.core.gate_table import EVERYBODY, FAR, FILES, MEMBERS, TABLE, Role, row_of
-from p2p_dtfm.daemon.wire import Message
-from p2p_dtfm.net.bulk import LANES
+from p2p_dtfm.core.gate.gate_table import EVERYBODY, FAR, FILES, MEMBERS, TABLE, Role, row_of
+from p2p_dtfm.daemon.peers.wire import Message
+from p2p_dtfm.net.streams.bulk import LANES
 
 
 def _gate(role: Role = Role.STRANGER, outside: bool = False, is_open: bool = False) -> Gate:

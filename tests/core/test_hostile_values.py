@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from p2p_dtfm.core.actions import SECOND_NS, Disagreed, Left, Rejoin
-from p2p_dtfm.core.agreement import Agreement
-from p2p_dtfm.core.agreement_messages import (
+from p2p_dtfm.core.consensus.actions import SECOND_NS, Disagreed, Left, Rejoin
+from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
     Active,
     AgreementMessage,
@@ -28,14 +28,14 @@ from p2p_dtfm.core.agreement_messages import (
     Standing,
     Synced,
 )
-from p2p_dtfm.core.canonical import decode, encode_for_wire
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.signed import sign
-from p2p_dtfm.core.snapshot import GENESIS, Member, ViewId
-from p2p_dtfm.core.statements import charge, stated
-from p2p_dtfm.sim.agreement_world import AgreementWorld
-from p2p_dtfm.sim.simulated_process import sign_for
+from p2p_dtfm.core.messages.statements import charge, stated
+from p2p_dtfm.core.protocol.canonical import decode, encode_for_wire
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.signed import sign
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults.simulated_process import sign_for
 from tests.core.builders import run_spec
 from tests.core.liars import EVIL, contribution, evil_record, gather, standing, swarm, view_of
 

@@ -6,7 +6,11 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from p2p_dtfm.core.agreement_messages import (
+from p2p_dtfm.core.commit.judgement import conflict_of, fault_of
+from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.consensus.attempt import Attempt
+from p2p_dtfm.core.messages.agreement_messages import (
     Contribution,
     PendingStep,
     PresentView,
@@ -14,20 +18,21 @@ from p2p_dtfm.core.agreement_messages import (
     open_contribution,
     sign_contribution,
 )
-from p2p_dtfm.core.attempt import Attempt
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.evidence import evidence
-from p2p_dtfm.core.judgement import conflict_of, fault_of
-from p2p_dtfm.core.ledger import Ledger
-from p2p_dtfm.core.lineage import extend
-from p2p_dtfm.core.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.prepared import Prepared, Statement, open_prepared, sign_prepared
-from p2p_dtfm.core.recovery import Target, recover
-from p2p_dtfm.core.signed import Signed
-from p2p_dtfm.core.snapshot import GENESIS, Member, ViewId
-from p2p_dtfm.core.step import StepOutcome
-from p2p_dtfm.core.step_terms import StepTerms
-from p2p_dtfm.sim.simulated_process import sign_for, verify
+from p2p_dtfm.core.messages.prepared import (
+    Prepared,
+    Statement,
+    StepOutcome,
+    open_prepared,
+    sign_prepared,
+)
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.lineage import extend
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.core.recovery.contradictions import evidence
+from p2p_dtfm.core.recovery.restart_point import Target, recover
+from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
 from tests.core.builders import stated
 
 VIEW = ViewId(3, "ab" * 32)

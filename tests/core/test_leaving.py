@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from p2p_dtfm.core.leaving import last_holders, newest_holders, staying
-from p2p_dtfm.core.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.records import Intent
-from p2p_dtfm.core.snapshot import HeldLayer
+from p2p_dtfm.core.membership.leaving import last_holders, newest_holders, staying
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.records import Intent
+from p2p_dtfm.core.protocol.snapshot import HeldLayer
 from tests.core.builders import record
 
 PLAN = Plan((Pipeline((Stage("a", 0, 2, 1), Stage("b", 2, 4, 1)), 0, 4),), ("c",), 1)

@@ -1,6 +1,6 @@
 """Who is suspected of being out of reach: the silent and the broken."""
 
-from p2p_dtfm.core.liveness import SECOND_NS, WAN_LIVENESS, Liveness
+from p2p_dtfm.core.liveness.liveness import SECOND_NS, WAN_LIVENESS, Liveness
 
 TIMING = WAN_LIVENESS
 

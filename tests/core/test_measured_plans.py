@@ -3,10 +3,10 @@
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.measured_plans import MeasuredPlan
-from p2p_dtfm.core.records import open_record, sign_record
-from p2p_dtfm.net.identity import Identity, verify
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan
+from p2p_dtfm.core.protocol.records import open_record, sign_record
+from p2p_dtfm.net.contacts.identity import Identity, verify
 from tests.core.builders import record, run_spec
 
 SHAPE = ((("a", "b"), (0, 3, 6)), (("c",), (0, 6)))

@@ -9,16 +9,16 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.bound import step_lower_bound_ns
-from p2p_dtfm.core.measured_plans import MeasuredPlan, agreed, shape_of
-from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage, check_plan
-from p2p_dtfm.core.planner import compute_plan, fixed_plan
-from p2p_dtfm.core.prng import Prng
-from p2p_dtfm.core.problem import problem_of
-from p2p_dtfm.core.records import Intent, Link
-from p2p_dtfm.core.snapshot import Snapshot
-from p2p_dtfm.core.view import View
-from p2p_dtfm.core.workload import Workload
+from p2p_dtfm.core.cost_model.placement_problem import problem_of
+from p2p_dtfm.core.planner.bound import step_lower_bound_ns
+from p2p_dtfm.core.planner.planner import compute_plan, fixed_plan
+from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan, agreed, shape_of
+from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage, check_plan
+from p2p_dtfm.core.protocol.prng import Prng
+from p2p_dtfm.core.protocol.records import Intent, Link
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.core.recovery.view import View
 from tests.core.planning import LAN, MEBIBYTE, Peer, name_of, snapshot, workload
 
 ROOT = Path(__file__).parents[2]
@@ -216,7 +216,7 @@ DIGEST_PROGRAM = """
 from tests.core.planning import *
 peers = [Peer(1_000_000 * (1 + n % 3), (100 + 70 * n) << 20) for n in range(9)]
 links = {(a, b): Link(1000_000 * (a + b), 10_000_000 * (1 + a)) for a in range(9) for b in range(9)}
-from p2p_dtfm.core.planner import compute_plan
+from p2p_dtfm.core.planner.planner import compute_plan
 print(compute_plan(snapshot(peers, links=links)).digest())
 """
 

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.planner import compute_plan
-from p2p_dtfm.core.prng import Prng
-from p2p_dtfm.core.records import Link
-from p2p_dtfm.core.snapshot import Snapshot
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.prng import Prng
+from p2p_dtfm.core.protocol.records import Link
+from p2p_dtfm.core.protocol.snapshot import Snapshot
 from tests.core.planning import LAN, MEBIBYTE, Peer, name_of, snapshot, workload
 
 SLOW = Link(round_trip_ns=80_000_000, bytes_per_s=1_250_000)

@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.planner import compute_plan, fixed_plan
-from p2p_dtfm.core.records import Link
-from p2p_dtfm.core.snapshot import HeldLayer, Snapshot
+from p2p_dtfm.core.planner.planner import compute_plan, fixed_plan
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.records import Link
+from p2p_dtfm.core.protocol.snapshot import HeldLayer, Snapshot
 from tests.core.planning import Peer, name_of, snapshot, workload
 
 STEP = 5

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.planner import compute_plan
-from p2p_dtfm.core.recomputation import must_recompute
-from p2p_dtfm.core.records import Link
-from p2p_dtfm.core.snapshot import Snapshot
-from p2p_dtfm.core.workload import workload_of
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.planner.recomputation import must_recompute
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.records import Link
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.protocol.workload import workload_of
 from tests.core.builders import run_spec
 from tests.core.planning import MEBIBYTE, Peer, snapshot, workload
 

@@ -2,7 +2,10 @@
 
 import msgspec
 
-from p2p_dtfm.core.agreement_messages import (
+from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.cost_model.guardians import guarded_layers, unguarded_layers
+from p2p_dtfm.core.membership.eligibility import mutually_reachable, unanswered, universe
+from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
     Contribution,
     PendingStep,
@@ -10,16 +13,13 @@ from p2p_dtfm.core.agreement_messages import (
     RetainedStep,
     SavedState,
 )
-from p2p_dtfm.core.guardians import guarded_layers, unguarded_layers
-from p2p_dtfm.core.lineage import Lineage, extend
-from p2p_dtfm.core.membership import mutually_reachable, unanswered, universe
-from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
-from p2p_dtfm.core.receipts import Receipts
-from p2p_dtfm.core.recovery import Target, recover
-from p2p_dtfm.core.signed import Signed
-from p2p_dtfm.core.snapshot import Member, Snapshot, ViewId, sorted_records
-from p2p_dtfm.core.step import Prepared, StepOutcome
-from p2p_dtfm.core.step_terms import StepTerms
+from p2p_dtfm.core.messages.prepared import Prepared, StepOutcome
+from p2p_dtfm.core.protocol.lineage import Lineage, extend
+from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member, Snapshot, ViewId, sorted_records
+from p2p_dtfm.core.recovery.receipts import Receipts
+from p2p_dtfm.core.recovery.restart_point import Target, recover
 from tests.core.builders import WORKLOAD, device, record, stated
 
 VIEW = ViewId(3, "view")

@@ -4,9 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from p2p_dtfm.core.problem import MESSAGE_NS, UNLIMITED_BYTES_PER_S, Problem, problem_of
-from p2p_dtfm.core.records import Link
-from p2p_dtfm.core.reduction_timing import Reduction, reduced_ns
+from p2p_dtfm.core.cost_model.placement_problem import (
+    MESSAGE_NS,
+    UNLIMITED_BYTES_PER_S,
+    PlanningProblem,
+    problem_of,
+)
+from p2p_dtfm.core.cost_model.reduction_timing import Reduction, reduced_ns
+from p2p_dtfm.core.protocol.records import Link
 from tests.core.planning import Peer, snapshot
 
 SECOND = 1_000_000_000
@@ -15,7 +20,7 @@ BOTH_NS = 2 * (LATENCY_NS + MESSAGE_NS)
 """Of a gradient in one chunk and of its sum, besides the time that their bytes take."""
 
 
-def problem(count: int, uplink_bytes_per_s: int = 0) -> Problem:
+def problem(count: int, uplink_bytes_per_s: int = 0) -> PlanningProblem:
     """Links of 10 bytes per second and 5 ms one way."""
     peers = [Peer(uplink_bytes_per_s=uplink_bytes_per_s)] * count
     return problem_of(snapshot(peers, link=Link(2 * LATENCY_NS, 10)))

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.records import PeerRecord
-from p2p_dtfm.core.roster import is_news, merge
+from p2p_dtfm.core.membership.roster import is_news, merge
+from p2p_dtfm.core.protocol.records import PeerRecord
 from tests.core.builders import record
 
 records = st.builds(

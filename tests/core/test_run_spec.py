@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.canonical import encode
-from p2p_dtfm.core.errors import PeerFault, UserError
-from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from tests.core.builders import run_spec
 
 
@@ -110,7 +110,7 @@ def test_every_mistake_is_named_at_once() -> None:
 
 def test_the_digest_is_the_same_in_every_process() -> None:
     program = (
-        "import sys, json; from p2p_dtfm.core.run_spec import RunSpec;"
+        "import sys, json; from p2p_dtfm.core.protocol.run_spec import RunSpec;"
         "print(RunSpec.model_validate(json.load(sys.stdin)).digest())"
     )
     seen = {

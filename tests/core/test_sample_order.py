@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.sample_order import sample_index, sample_indices_of
+from p2p_dtfm.core.schedule.sample_order import sample_index, sample_indices_of
 
 SEEDS = st.integers(0, (1 << 63) - 1)
 
@@ -92,7 +92,7 @@ def test_golden_values() -> None:
 
 def test_equal_in_another_process_with_another_hash_seed() -> None:
     program = (
-        "from p2p_dtfm.core.sample_order import sample_indices_of as s;"
+        "from p2p_dtfm.core.schedule.sample_order import sample_indices_of as s;"
         "print(list(s(123, 10**6, 1, 4, 8, 10**9 + 7)))"
     )
     done = subprocess.run(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.divide import divide
-from p2p_dtfm.core.problem import UNLIMITED_BYTES_PER_S as UNLIMITED
-from p2p_dtfm.core.segment_weights import segment_weights
-from p2p_dtfm.core.shard_weights import fair_weights, has_compiled_weights, shard_weights
+from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S as UNLIMITED
+from p2p_dtfm.core.cost_model.segment_weights import segment_weights
+from p2p_dtfm.core.schedule.divide import divide
+from p2p_dtfm.core.schedule.shard_weights import fair_weights, has_compiled_weights, shard_weights
 
 Table = list[list[int]]
 
@@ -146,7 +146,7 @@ def test_the_compiled_twin_gives_equal_parts(group: tuple[Table, list[int]]) -> 
 @pytest.mark.skipif(not has_compiled_weights(), reason="no C compiler when this was installed")
 @pytest.mark.parametrize("rate", [0, -1, UNLIMITED + 1, 1 << 70])
 def test_the_compiled_twin_leaves_what_it_cannot_count_to_the_other(rate: int) -> None:
-    from p2p_dtfm.core import _weights
+    from p2p_dtfm.core.schedule import _weights
 
     assert _weights.shard_weights([[0, rate], [rate, 0]], [UNLIMITED] * 2) is None
     assert _weights.shard_weights([[0, 1], [1, 0]], [UNLIMITED, rate]) is None

@@ -4,11 +4,11 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2p_dtfm.core.canonical import encode
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.records import RECORD_LIMIT_BYTES, Link, open_record, sign_record
-from p2p_dtfm.core.signed import Signed, open_signed, sign
-from p2p_dtfm.net.identity import Identity, verify
+from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.records import RECORD_LIMIT_BYTES, Link, open_record, sign_record
+from p2p_dtfm.core.protocol.signed import Signed, open_signed, sign
+from p2p_dtfm.net.contacts.identity import Identity, verify
 from tests.core.builders import device, record, run_spec
 
 RUN = run_spec().digest()

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from p2p_dtfm.core.liveness import SECOND_NS
-from p2p_dtfm.core.pace import Pace, Patience
-from p2p_dtfm.core.planner import fixed_plan
-from p2p_dtfm.core.stalls import Stalls
-from p2p_dtfm.core.view import View
-from p2p_dtfm.core.waits import Kind, Lack, PossibleWaits, Work
-from p2p_dtfm.core.workload import workload_of
+from p2p_dtfm.core.liveness.liveness import SECOND_NS
+from p2p_dtfm.core.liveness.pace import Pace, Patience
+from p2p_dtfm.core.liveness.stalls import Stalls
+from p2p_dtfm.core.liveness.waits import PossibleWaits
+from p2p_dtfm.core.messages.work import Kind, Lack, Work
+from p2p_dtfm.core.planner.planner import fixed_plan
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.core.recovery.view import View
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot
 

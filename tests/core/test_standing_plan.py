@@ -3,17 +3,17 @@
 import msgspec
 import pytest
 
-from p2p_dtfm.core.costs import StepModel
-from p2p_dtfm.core.feasibility import memory_pipeline
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.planner import compute_plan, fixed_plan
-from p2p_dtfm.core.prng import prng_of_digest
-from p2p_dtfm.core.problem import problem_of
-from p2p_dtfm.core.records import Intent
-from p2p_dtfm.core.search import search
-from p2p_dtfm.core.snapshot import HeldLayer, Snapshot
-from p2p_dtfm.core.stability import Present
-from p2p_dtfm.core.standing_plan import standing_plan
+from p2p_dtfm.core.cost_model.costs import StepModel
+from p2p_dtfm.core.cost_model.placement_problem import problem_of
+from p2p_dtfm.core.planner.feasibility import memory_pipeline
+from p2p_dtfm.core.planner.planner import compute_plan, fixed_plan
+from p2p_dtfm.core.planner.search import search
+from p2p_dtfm.core.planner.stability import Present
+from p2p_dtfm.core.planner.standing_plan import standing_plan
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.prng import prng_of_digest
+from p2p_dtfm.core.protocol.records import Intent
+from p2p_dtfm.core.protocol.snapshot import HeldLayer, Snapshot
 from tests.core.planning import Peer, name_of, snapshot
 
 STEP = 5

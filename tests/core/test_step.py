@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.ledger import STEPS_AHEAD_LIMIT, Ledger
-from p2p_dtfm.core.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.core.step import Prepared, StepTransaction
+from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT, Ledger
+from p2p_dtfm.core.commit.step import StepTransaction
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from tests.core.builders import stated
 
 VIEW = ViewId(3, "ab" * 32)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.tournament import partner_order
+from p2p_dtfm.core.schedule.tournament import partner_order
 
 
 @given(st.lists(st.text(max_size=4), min_size=1, max_size=24, unique=True))

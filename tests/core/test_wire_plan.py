@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.records import Link
-from p2p_dtfm.core.run_spec import CodecSpec
-from p2p_dtfm.core.wire_plan import BoundaryCodecs, cut_into_chunks, wire_plan
-from p2p_dtfm.core.workload import workload_of
+from p2p_dtfm.core.planner.wire_plan import BoundaryCodecs, cut_into_chunks, wire_plan
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.records import Link
+from p2p_dtfm.core.protocol.run_spec import CodecSpec
+from p2p_dtfm.core.protocol.workload import workload_of
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot
 

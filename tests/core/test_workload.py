@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from p2p_dtfm.core.canonical import encode
-from p2p_dtfm.core.workload import LayerKind, workload_of
+from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.workload import LayerKind, workload_of
 from tests.core.builders import run_spec
 
 

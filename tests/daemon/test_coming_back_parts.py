@@ -6,19 +6,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.daemon.acquaintances import Acquaintances
-from p2p_dtfm.daemon.dashboard_host import DashboardHost
-from p2p_dtfm.daemon.entrance import Entrance
-from p2p_dtfm.daemon.memory import FILE_NAME, Memory, acquaintance, read_memory, write_memory
-from p2p_dtfm.daemon.resident import _to_come_back
-from p2p_dtfm.daemon.settings import Settings
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.node.acquaintances import Acquaintances
+from p2p_dtfm.daemon.node.join import Joining
+from p2p_dtfm.daemon.node.resident import _to_come_back
+from p2p_dtfm.daemon.peers.home_memory import (
+    FILE_NAME,
+    Memory,
+    acquaintance,
+    read_memory,
+    write_memory,
+)
 from tests.core.builders import run_spec
 from tests.daemon.test_memory import memory_of, peer_ids, place_of
 
 
-def daemon_of(home: Path, **settings: object) -> Entrance:
-    return Entrance(Settings(home=home, dashboard="off", **settings), DashboardHost())
+def daemon_of(home: Path, **settings: object) -> Joining:
+    return Joining(Settings(home=home, dashboard="off", **settings), DashboardHost())
 
 
 def remember(home: Path, memory: Memory) -> Path:
@@ -84,7 +90,7 @@ def test_a_full_disk_costs_the_memory_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr("p2p_dtfm.daemon.acquaintances.write_memory", is_full)
+        full.setattr("p2p_dtfm.daemon.node.acquaintances.write_memory", is_full)
         asyncio.run(daemon._remember(seen))
         daemon._memory_lock = asyncio.Lock()
         asyncio.run(daemon._remember(seen))

@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from p2p_dtfm.core.agreement_messages import SavedState
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.step import StepOutcome
-from p2p_dtfm.core.view import View
-from p2p_dtfm.core.workload import workload_of
-from p2p_dtfm.daemon.cuts import Cuts, pause_s
-from p2p_dtfm.daemon.trainer_state import TrainerState
-from p2p_dtfm.daemon.wire import CutBegun
-from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.core.messages.agreement_messages import SavedState
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.peers.wire import CutBegun
+from p2p_dtfm.daemon.trainer.cut_transfers import Cuts, pause_s
+from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
+from p2p_dtfm.train.model.layer_state import LayerState
 from tests.core.planning import Link, Peer, name_of, snapshot
 from tests.daemon.trainer_parts import SPEC, trainer_tools
 
@@ -61,7 +61,7 @@ class End:
 
 @dataclass
 class Line:
-    """Courier and bulk plane of one end."""
+    """Messenger and bulk plane of one end."""
 
     me: str
     deliver: Callable[[str, Any, Any], None]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from p2p_dtfm.daemon import discovery
-from p2p_dtfm.net.directory import Presence
+from p2p_dtfm.daemon.peers import discovery
+from p2p_dtfm.net.directory.values import Presence
 from p2p_dtfm.net.errors import Unreachable
 
 RUN = "ab" * 32
@@ -35,7 +35,7 @@ class _NodeKnowsNobody(_Directory):
         return []
 
 
-class _Courier:
+class _Messenger:
     me = "me"
 
     def __init__(self) -> None:
@@ -51,24 +51,24 @@ class _Courier:
 
 @pytest.fixture(autouse=True)
 def answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def answer(courier: Any, peer_id: str, *rest: Any) -> Any:
+    async def answer(messenger: Any, peer_id: str, *rest: Any) -> Any:
         return (peer_id, "welcome")
 
     monkeypatch.setattr(discovery, "ask_welcome_shortly", answer)
 
 
-def _ask(courier: Any, directory: Any) -> Any:
-    return asyncio.run(discovery.ask_present(courier, directory, ["node"], (), RUN))
+def _ask(messenger: Any, directory: Any) -> Any:
+    return asyncio.run(discovery.ask_present(messenger, directory, ["node"], (), RUN))
 
 
 def test_members_are_found_amid_four_thousand_inventions() -> None:
-    courier, began_s = _Courier(), time.monotonic()
-    found = _ask(courier, _Directory())
+    messenger, began_s = _Messenger(), time.monotonic()
+    found = _ask(messenger, _Directory())
     assert found is not None and found[0] in _Directory.members
-    assert len(courier.looked_up) <= 3 and time.monotonic() - began_s < 5
+    assert len(messenger.looked_up) <= 3 and time.monotonic() - began_s < 5
 
 
 def test_a_seeker_knocks_at_a_bounded_number_of_doors() -> None:
-    courier = _Courier()
-    assert _ask(courier, type("_", (_NodeKnowsNobody,), {"members": ()})()) is None
-    assert len(courier.looked_up) == discovery.ASKED_LIMIT
+    messenger = _Messenger()
+    assert _ask(messenger, type("_", (_NodeKnowsNobody,), {"members": ()})()) is None
+    assert len(messenger.looked_up) == discovery.ASKED_LIMIT

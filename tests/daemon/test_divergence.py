@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from p2p_dtfm.core.ledger import Ledger
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.daemon.status import State
-from p2p_dtfm.daemon.trainer import Trainer
-from p2p_dtfm.train.finite import is_finite
-from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.daemon.trainer.trainer import Trainer
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.finite import is_finite
 from tests.daemon.trainer_parts import SPEC, trainer_tools, view_of
 
 DEADLINE_S = 30.0

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from p2p_dtfm.core import guardians
-from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.core.step import StepOutcome
-from p2p_dtfm.daemon.compute import Compute
-from p2p_dtfm.daemon.donor import Donor
-from p2p_dtfm.daemon.offers import Offers
-from p2p_dtfm.daemon.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
+from p2p_dtfm.core.cost_model import guardians
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.peers.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
+from p2p_dtfm.daemon.state_transfer.donor import Donor
+from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.train.data import BlobStore
-from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.train.model.layer_state import LayerState
 from tests.core.builders import run_spec
 from tests.daemon.trainer_parts import settle
 
@@ -26,7 +26,7 @@ SPEC = run_spec()
 
 
 class Line:
-    """Stands for courier and bulk plane: keeps what is said; `broken` loses tensors."""
+    """Stands for messenger and bulk plane: keeps what is said; `broken` loses tensors."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, Any]] = []

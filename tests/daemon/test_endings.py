@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.daemon import event_log
-from p2p_dtfm.daemon.event_log import EventLog
-from p2p_dtfm.daemon.home import Home
-from p2p_dtfm.daemon.node import explained
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.node.daemon import explained
+from p2p_dtfm.daemon.telemetry import event_log
+from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.net.errors import Refused, Unreachable
 
 

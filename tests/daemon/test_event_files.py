@@ -9,9 +9,9 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.core.step import StepOutcome
-from p2p_dtfm.daemon.event_files import EventFiles
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.telemetry.event_files import EventFiles
 
 
 def events_of(directory: Path) -> Iterator[Event]:

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.snapshot import HeldLayer
-from p2p_dtfm.core.view import View
-from p2p_dtfm.daemon.followers import Followers
-from p2p_dtfm.daemon.trainer_state import TrainerState
-from p2p_dtfm.daemon.wire import FollowLayers, LayerOffered
-from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import HeldLayer
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered
+from p2p_dtfm.daemon.trainer.followers import Followers
+from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
+from p2p_dtfm.train.model.layer_state import LayerState
 from tests.core.planning import name_of
 from tests.daemon.trainer_parts import SPEC, settle, trainer_tools, view_of
 
@@ -33,7 +33,7 @@ class Outlet:
 
 
 class Line:
-    """A courier that can reach everyone."""
+    """A messenger that can reach everyone."""
 
     def __init__(self) -> None:
         self.requests: list[FollowLayers] = []

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from p2p_dtfm.core.agreement_messages import Gather
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.gate_table import Role
-from p2p_dtfm.core.known_views import KnownView
-from p2p_dtfm.core.signed import Signed
-from p2p_dtfm.core.snapshot import Member, ViewId
-from p2p_dtfm.daemon.gate import GateKeeper
-from p2p_dtfm.daemon.wire import FollowLayers, Hello, Knock
+from p2p_dtfm.core.consensus.known_views import KnownView
+from p2p_dtfm.core.gate.gate_table import Role
+from p2p_dtfm.core.messages.agreement_messages import Gather
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.daemon.peers.gate import GateKeeper
+from p2p_dtfm.daemon.peers.wire import FollowLayers, Hello, Knock
 from p2p_dtfm.net.door import BUSY
 
 VIEW = ViewId(2, "ab")

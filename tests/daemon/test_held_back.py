@@ -1,8 +1,8 @@
 """Who computes alone tells the others of several steps at a time."""
 
-from p2p_dtfm.core.signed import Signed
-from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.daemon.held_back import LIMIT, TOLD_EVERY_S, HeldBack
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.daemon.peers.held_back import LIMIT, TOLD_EVERY_S, HeldBack
 
 VIEW = ViewId(4, "four")
 

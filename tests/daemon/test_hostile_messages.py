@@ -12,16 +12,15 @@ import msgspec
 import pytest
 import torch
 
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.ledger import Ledger
-from p2p_dtfm.core.loss_counts import loss_counts
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.prepared import Prepared
-from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.core.step_terms import terms_of
-from p2p_dtfm.core.view import View
-from p2p_dtfm.daemon.trainer import Trainer
-from p2p_dtfm.daemon.wire import (
+from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.commit.step_terms import terms_of
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.loss_counts import loss_counts
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.peers.wire import (
     CheckpointFiles,
     ConfirmLayers,
     FollowDone,
@@ -32,8 +31,9 @@ from p2p_dtfm.daemon.wire import (
     LayersCommitted,
     StateDigest,
 )
-from p2p_dtfm.net.blobs import BlobUnavailable
-from p2p_dtfm.net.frames import FrameHeader, FrameKind
+from p2p_dtfm.daemon.trainer.trainer import Trainer
+from p2p_dtfm.net.streams.blobs import BlobUnavailable
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from tests.core.builders import stated
 from tests.core.planning import name_of
 from tests.daemon.trainer_parts import SPEC, settle, trainer_tools, view_of
@@ -109,7 +109,7 @@ def _others(name: str, value: Any) -> tuple[Any, ...]:
 
 
 class Line:
-    """A courier and a bulk plane whose other ends take everything."""
+    """A messenger and a bulk plane whose other ends take everything."""
 
     async def ask(self, peer_id: str, message: Any) -> None: ...
 

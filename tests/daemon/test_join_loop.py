@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from p2p_dtfm.core.canonical import encode
-from p2p_dtfm.daemon import membership
-from p2p_dtfm.daemon.membership import Membership
-from p2p_dtfm.daemon.search import Found, Search, Sought, first_found
-from p2p_dtfm.daemon.status import Status
-from p2p_dtfm.daemon.wire import KnownPeers, PeerAddress
+from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.daemon.node import membership
+from p2p_dtfm.daemon.node.membership import Membership
+from p2p_dtfm.daemon.peers.member_search import Found, Search, Sought, first_found
+from p2p_dtfm.daemon.peers.wire import KnownPeers, PeerAddress
+from p2p_dtfm.daemon.telemetry.status import Status
 from p2p_dtfm.net.errors import Refused, Unreachable
 
 
@@ -34,7 +34,7 @@ class FakeAgreement:
         return []
 
 
-class FakeCourier:
+class FakeMessenger:
     def __init__(self, agreement: FakeAgreement) -> None:
         self.agreement = agreement
         self.known: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Newcomer(Membership):
 
     def __init__(self, looks: Iterable[Found | None] = (), run: str = "") -> None:
         self._agreement = FakeAgreement()  # type: ignore[assignment]
-        self._courier = FakeCourier(self._agreement)  # type: ignore[arg-type]
+        self._messenger = FakeMessenger(self._agreement)  # type: ignore[arg-type]
         self._me = SimpleNamespace(peer_id="me")
         self._run = SimpleNamespace(digest="ab" * 32)
         self._memory = None
@@ -116,45 +116,45 @@ def member(name: str) -> Found:
 
 def test_who_knows_nobody_looks_until_somebody_is_found() -> None:
     newcomer = Newcomer([None, None, member("alive")])
-    newcomer._courier.living = {"alive"}  # type: ignore[attr-defined]
+    newcomer._messenger.living = {"alive"}  # type: ignore[attr-defined]
     newcomer.settings.initial_peers = ("given",)  # one that waits, and does not found
     play(newcomer._join_loop)
     assert newcomer._agreement.view == "together" and newcomer.looked == 3
-    assert newcomer._courier.asked == ["alive"]
+    assert newcomer._messenger.asked == ["alive"]
 
 
 def test_members_that_vanish_are_passed_over() -> None:
     newcomer = Newcomer()
-    courier = newcomer._courier
+    messenger = newcomer._messenger
     newcomer._welcomed_by = "first"
-    courier.known = ("dead-1", "dead-2", "last")
-    courier.heard_s = {"first": 3.0, "dead-1": 2.0, "dead-2": 1.0}
-    courier.living = {"last"}
+    messenger.known = ("dead-1", "dead-2", "last")
+    messenger.heard_s = {"first": 3.0, "dead-1": 2.0, "dead-2": 1.0}
+    messenger.living = {"last"}
     play(newcomer._join_loop)
     assert newcomer._agreement.view == "together" and newcomer.looked == 0
-    assert courier.asked[-1] == "last" and len(courier.asked) <= 4
+    assert messenger.asked[-1] == "last" and len(messenger.asked) <= 4
 
 
 def test_a_member_that_is_only_busy_is_asked_again() -> None:
     newcomer = Newcomer()
-    courier = newcomer._courier
-    courier.known, courier.refuses, courier.living = ("busy",), {"busy"}, {"busy"}
+    messenger = newcomer._messenger
+    messenger.known, messenger.refuses, messenger.living = ("busy",), {"busy"}, {"busy"}
 
     async def calms_down() -> None:
         loop = asyncio.create_task(newcomer._join_loop())
-        while len(courier.asked) < 3:
+        while len(messenger.asked) < 3:
             await asyncio.sleep(0.001)
-        courier.refuses.clear()
+        messenger.refuses.clear()
         await loop
 
     play(calms_down)
-    assert set(courier.asked) == {"busy"} and newcomer.looked == 0
+    assert set(messenger.asked) == {"busy"} and newcomer.looked == 0
 
 
 def test_when_all_known_members_are_dead_it_says_so_and_waits_ever_longer() -> None:
     newcomer = Newcomer()
     newcomer.settings.initial_peers = ("given",)
-    newcomer._courier.known = ("dead-1", "dead-2")
+    newcomer._messenger.known = ("dead-1", "dead-2")
 
     async def for_a_while() -> None:
         loop = asyncio.create_task(newcomer._join_loop())

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.redo import StageRedo
-from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.daemon.mailbox import STEPS_AHEAD_LIMIT, FrameKey, Mailbox
-from p2p_dtfm.daemon.neighbours import held_out_indices
-from p2p_dtfm.net.frames import FrameHeader, FrameKind
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.partial_replay import StageReplay
+from p2p_dtfm.daemon.step.mailbox import STEPS_AHEAD_LIMIT, FrameKey, Mailbox
+from p2p_dtfm.daemon.step.neighbours import held_out_indices
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from tests.core.builders import run_spec
 
 SPEC = run_spec()  # layers 0-5, 4 microbatches of [2, 32, 32], 2 of evaluation
@@ -262,7 +262,7 @@ MENDED = Plan(
 
 def test_who_stands_in_gets_each_pipelines_tensors_from_its_own_neighbours() -> None:
     box = Mailbox(VIEW, MENDED, "b", SPEC)
-    box.redo(5, StageRedo((0, 3, 1, 2), forwards=1, stood_in=(frozenset({3, 2}),)))
+    box.replay(5, StageReplay((0, 3, 1, 2), forwards=1, stood_in=(frozenset({3, 2}),)))
     due = [
         ("a", header(index=1)),
         ("d", header(index=3)),
@@ -292,7 +292,7 @@ def test_who_stands_in_gets_each_pipelines_tensors_from_its_own_neighbours() -> 
 def test_of_a_step_that_goes_on_only_what_is_missing_comes() -> None:
     """b has forwarded 0 and 3, and has the gradient of 0; 3 is another pipeline's in the plan."""
     box = mailbox()
-    box.redo(5, StageRedo((0, 3, 1), forwards=2, backwards=1))
+    box.replay(5, StageReplay((0, 3, 1), forwards=2, backwards=1))
     box.put("a", header(index=1), bytearray(1))
     box.put("c", header(GRADIENT, layer=4, index=3), bytearray(1))
     box.put("a", header(index=4), bytearray(1))

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.daemon.memory import (
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.peers.home_memory import (
     ACQUAINTANCES_LIMIT,
     ADDRESSES_LIMIT,
     FILE_NAME,
@@ -20,9 +20,9 @@ from p2p_dtfm.daemon.memory import (
     remembered_runs,
     write_memory,
 )
-from p2p_dtfm.net.directory import sign_run
-from p2p_dtfm.net.first_contacts import reach_any
-from p2p_dtfm.net.identity import Identity
+from p2p_dtfm.net.contacts.first_contacts import reach_any
+from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.net.directory.values import sign_run
 from tests.core.builders import run_spec
 
 

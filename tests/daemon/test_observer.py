@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from p2p_dtfm.core.agreement import Agreement
-from p2p_dtfm.core.plan import NoPlan
-from p2p_dtfm.core.snapshot import Member
-from p2p_dtfm.core.step import StepOutcome
-from p2p_dtfm.core.view import View
-from p2p_dtfm.daemon import problems as module
-from p2p_dtfm.daemon.dashboard_host import stored_token
-from p2p_dtfm.daemon.observer import Observer, shortened
-from p2p_dtfm.daemon.status import State, Status
+from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.plan import NoPlan
+from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.dashboard.dashboard_host import stored_token
+from p2p_dtfm.daemon.dashboard.observer import Observer, shortened
+from p2p_dtfm.daemon.telemetry import problems as module
+from p2p_dtfm.daemon.telemetry.status import State, Status
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot, workload
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.daemon.offers import Offers
+from p2p_dtfm.daemon.state_transfer.offers import Offers
 
 
 def test_states_are_offered_from_memory_while_the_disk_takes_none(tmp_path: Path) -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from p2p_dtfm.core.step import StepOutcome
-from p2p_dtfm.daemon.pace import Pace
-from p2p_dtfm.daemon.run_history import RunHistory
-from p2p_dtfm.daemon.status import Status
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.daemon.telemetry.run_history import RunHistory
+from p2p_dtfm.daemon.telemetry.status import Status
+from p2p_dtfm.daemon.telemetry.step_rate import Pace
 from tests.core.builders import run_spec
 
 

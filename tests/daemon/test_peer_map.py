@@ -2,8 +2,8 @@
 
 import math
 
-from p2p_dtfm.core.records import Link, PeerRecord
-from p2p_dtfm.daemon.peer_map import Points, place_peers
+from p2p_dtfm.core.protocol.records import Link, PeerRecord
+from p2p_dtfm.daemon.dashboard.peer_map import Points, place_peers
 from tests.core.builders import record
 
 MS = 1_000_000

@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import msgspec
 
-from p2p_dtfm.core.planner import fixed_plan
-from p2p_dtfm.core.view import View
-from p2p_dtfm.core.workload import workload_of
-from p2p_dtfm.daemon.device_pace import DevicePace
-from p2p_dtfm.daemon.plan_times import FORGOTTEN_S, SETTLED_S, PlanTimes
+from p2p_dtfm.core.planner.planner import fixed_plan
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.telemetry.device_pace import DevicePace
+from p2p_dtfm.daemon.telemetry.plan_times import FORGOTTEN_S, SETTLED_S, PlanTimes
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from p2p_dtfm.cli import dashboard as dashboard_command
 from p2p_dtfm.cli.app import app
-from p2p_dtfm.daemon.dashboard_host import DashboardHost
-from p2p_dtfm.daemon.home import Home
+from p2p_dtfm.cli.commands import dashboard as dashboard_command
+from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.machine.home import Home
 
 
 @pytest.fixture(autouse=True)

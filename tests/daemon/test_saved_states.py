@@ -3,11 +3,11 @@
 import asyncio
 from pathlib import Path
 
-from p2p_dtfm.daemon.checkpoints import SAVED_TOLD, Checkpoints
-from p2p_dtfm.daemon.compute import Compute
-from p2p_dtfm.train.checkpoint import list_checkpoints, remove_checkpoint
-from p2p_dtfm.train.layer_state import LayerState
-from p2p_dtfm.train.model import layer_count
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.state_transfer.checkpoints import SAVED_TOLD, Checkpoints
+from p2p_dtfm.train.model.checkpoint import list_checkpoints, remove_checkpoint
+from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.layer_state import LayerState
 from tests.daemon.trainer_parts import NO_BLOBS, SPEC
 
 

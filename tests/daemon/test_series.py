@@ -1,7 +1,7 @@
 """The run's figures in bounded room."""
 
-from p2p_dtfm.core.step import StepOutcome
-from p2p_dtfm.daemon.series import Series
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.daemon.dashboard.series import Series
 
 
 def outcome(step: int, held_out: float | None = None) -> StepOutcome:

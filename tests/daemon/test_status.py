@@ -2,7 +2,7 @@
 
 import pytest
 
-from p2p_dtfm.daemon.status import State, Status
+from p2p_dtfm.daemon.telemetry.status import State, Status
 
 
 def test_there_is_a_reason_from_the_beginning_on() -> None:

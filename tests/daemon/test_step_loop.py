@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from p2p_dtfm.core.canonical import decode
-from p2p_dtfm.core.ledger import Ledger
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.signed import Signed
-from p2p_dtfm.core.step import Prepared
-from p2p_dtfm.core.view import View
-from p2p_dtfm.daemon.trainer import Trainer
+from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.trainer.trainer import Trainer
 from tests.daemon.trainer_parts import trainer_tools, view_of
 
 DEADLINE_S = 20.0

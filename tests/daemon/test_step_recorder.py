@@ -2,18 +2,18 @@
 
 import pytest
 
-from p2p_dtfm.core.canonical import decode
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.daemon import step_recorder
-from p2p_dtfm.daemon.step_recorder import STEPS_KEPT, StepRecorder
-from p2p_dtfm.daemon.trace_collector import (
+from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.daemon.peers.wire import TracedStep, TraceReply, TraceRequest
+from p2p_dtfm.daemon.telemetry import step_recorder
+from p2p_dtfm.daemon.telemetry.step_recorder import STEPS_KEPT, StepRecorder
+from p2p_dtfm.daemon.telemetry.trace_collector import (
     STEPS_LIMIT,
     PeerTrace,
     TraceCollector,
     check_times,
     timeline_of,
 )
-from p2p_dtfm.daemon.wire import TracedStep, TraceReply, TraceRequest
 from p2p_dtfm.web.state import Span
 
 

@@ -5,14 +5,14 @@ import itertools
 import msgspec
 import pytest
 
-from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.planner import compute_plan
-from p2p_dtfm.core.records import Link
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.view import View
-from p2p_dtfm.core.workload import workload_of
-from p2p_dtfm.daemon.view_facts import points_of, view_state
-from p2p_dtfm.sim.named_plans import grid_plan
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.records import Link
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.dashboard.view_facts import points_of, view_state
+from p2p_dtfm.sim.paper.named_plans import grid_plan
 from tests.core.builders import run_spec
 from tests.core.planning import LAN, Peer, name_of, snapshot, workload
 

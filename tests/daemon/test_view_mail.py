@@ -5,13 +5,13 @@ import asyncio
 import msgspec
 import pytest
 
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.redo import NOTHING, PipelineRedo, Redo
-from p2p_dtfm.core.view import View
-from p2p_dtfm.daemon import view_mail
-from p2p_dtfm.daemon.trainer_state import TrainerState
-from p2p_dtfm.daemon.view_mail import ViewMail
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.recovery.partial_replay import NOTHING, PartialReplay, PipelineReplay
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.trainer import view_mail
+from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
+from p2p_dtfm.daemon.trainer.view_mail import ViewMail
 from tests.core.planning import name_of
 from tests.daemon.trainer_parts import ME, SPEC, view_of
 
@@ -34,8 +34,8 @@ def test_tensors_of_a_repeated_step_wait_for_what_is_kept_of_it() -> None:
         await asyncio.sleep(3 * view_mail.UNKNOWN_VIEW_POLL_S)
         assert not waiting.done()
         order = tuple(reversed(repeated.plan.pipelines[0].microbatches))
-        kept = PipelineRedo(order, (NOTHING, NOTHING))
-        mail.take_over(repeated, Redo(0, (kept,), 0, 0))
+        kept = PipelineReplay(order, (NOTHING, NOTHING))
+        mail.take_over(repeated, PartialReplay(0, (kept,), 0, 0))
         await asyncio.wait_for(waiting, 5)
 
     asyncio.run(run())

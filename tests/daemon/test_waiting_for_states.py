@@ -9,21 +9,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from p2p_dtfm.core.ledger import Ledger
-from p2p_dtfm.core.plan import NoPlan, Plan
-from p2p_dtfm.core.snapshot import HeldLayer
-from p2p_dtfm.core.view import View
-from p2p_dtfm.daemon.cuts import Cuts
-from p2p_dtfm.daemon.follower import donors_of
-from p2p_dtfm.daemon.followers import Followers
-from p2p_dtfm.daemon.place import Place
-from p2p_dtfm.daemon.run_history import RunHistory
-from p2p_dtfm.daemon.step_loop import StepLoop
-from p2p_dtfm.daemon.trainer_state import Tools, TrainerState
-from p2p_dtfm.daemon.wire import FollowLayers, LayerOffered
-from p2p_dtfm.net.frames import FrameHeader, FrameKind
-from p2p_dtfm.train.layer_state import LayerState
-from p2p_dtfm.train.reduction import tensor_to_bytes
+from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.snapshot import HeldLayer
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered
+from p2p_dtfm.daemon.state_transfer.follower import donors_of
+from p2p_dtfm.daemon.telemetry.run_history import RunHistory
+from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
+from p2p_dtfm.daemon.trainer.followers import Followers
+from p2p_dtfm.daemon.trainer.place import Place
+from p2p_dtfm.daemon.trainer.step_loop import StepLoop
+from p2p_dtfm.daemon.trainer.trainer_state import Tools, TrainerState
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.gradient_parts import tensor_to_bytes
 from tests.core.planning import name_of
 from tests.daemon.trainer_parts import ME, SPEC, trainer_tools, view_of
 from tests.e2e.test_parity import even_plan
@@ -43,7 +43,7 @@ class Outlet:
 
 
 class Line:
-    """A courier and bulk plane that keep what is said."""
+    """A messenger and bulk plane that keep what is said."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []

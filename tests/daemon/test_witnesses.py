@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.daemon import witnesses
-from p2p_dtfm.daemon.compute import Compute
-from p2p_dtfm.daemon.wire import ConfirmLayers, StateDigest
-from p2p_dtfm.daemon.witnesses import VERSIONS_TOLD, StateVotes, WitnessDesk
-from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.peers.wire import ConfirmLayers, StateDigest
+from p2p_dtfm.daemon.state_transfer import witnesses
+from p2p_dtfm.daemon.state_transfer.witnesses import VERSIONS_TOLD, StateVotes, WitnessDesk
+from p2p_dtfm.train.model.layer_state import LayerState
 from tests.daemon.trainer_parts import SPEC
 
 VIEW = ViewId(4, "next")
@@ -66,8 +66,8 @@ class Line:
 
 def test_a_holder_tells_what_it_has_in_the_next_steps() -> None:
     line, compute = Line(), Compute()
-    courier: Any = line
-    desk = WitnessDesk(courier, compute)
+    messenger: Any = line
+    desk = WitnessDesk(messenger, compute)
     state = LayerState.genesis(SPEC, 0)
 
     async def run() -> None:

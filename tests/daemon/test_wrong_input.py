@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.cli import main
-from p2p_dtfm.cli.data import prepare
-from p2p_dtfm.cli.run import run_daemon
-from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.daemon.before_start import check_before_start
-from p2p_dtfm.daemon.settings import Settings, resolve
-from p2p_dtfm.net.addresses import check_listen_address, parse_address
-from p2p_dtfm.sim.files import find_run_spec
-from p2p_dtfm.sim.scenario import parse_scenario
-from p2p_dtfm.train.measure import measure_device
-from p2p_dtfm.train.room_to_train import require_room
+from p2p_dtfm.cli.commands.data import prepare
+from p2p_dtfm.cli.commands.run import run_daemon
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.machine.settings import Settings, resolve
+from p2p_dtfm.daemon.node.before_start import check_before_start
+from p2p_dtfm.net.contacts.addresses import check_listen_address, parse_address
+from p2p_dtfm.sim.scenario.files import find_run_spec
+from p2p_dtfm.sim.scenario.scenario import parse_scenario
+from p2p_dtfm.train.stage.measure import measure_device
+from p2p_dtfm.train.stage.room_to_train import require_room
 from tests.core.builders import run_spec
 from tests.documentation.pages import ROOT
 
@@ -230,7 +230,7 @@ def test_a_home_on_a_full_disk_is_no_bug(tmp_path: Path, monkeypatch) -> None:
     def full(_: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("p2p_dtfm.daemon.home.Home.acquire", full)
+    monkeypatch.setattr("p2p_dtfm.daemon.machine.home.Home.acquire", full)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:

@@ -6,18 +6,18 @@ from typing import Any
 
 import msgspec
 
-from p2p_dtfm.core.view import View
-from p2p_dtfm.core.workload import workload_of
-from p2p_dtfm.daemon.checkpoints import Checkpoints
-from p2p_dtfm.daemon.compute import Compute
-from p2p_dtfm.daemon.donor import Donor
-from p2p_dtfm.daemon.initial_states import InitialStates
-from p2p_dtfm.daemon.offers import Offers
-from p2p_dtfm.daemon.status import Status
-from p2p_dtfm.daemon.trainer_state import Tools
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
+from p2p_dtfm.daemon.state_transfer.donor import Donor
+from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
+from p2p_dtfm.daemon.state_transfer.offers import Offers
+from p2p_dtfm.daemon.telemetry.status import Status
+from p2p_dtfm.daemon.trainer.trainer_state import Tools
 from p2p_dtfm.net.errors import Unreachable
-from p2p_dtfm.train.batches import Batches
 from p2p_dtfm.train.data import BlobStore, Dataset, prepare
+from p2p_dtfm.train.stage.batches import Batches
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot
 from tests.e2e.test_parity import even_plan
@@ -35,7 +35,7 @@ async def settle() -> None:
 
 
 class DeadLine:
-    """Courier and bulk plane of a peer whose neighbours have died."""
+    """Messenger and bulk plane of a peer whose neighbours have died."""
 
     async def ask(self, peer_id: str, message: Any) -> None:
         raise Unreachable(peer_id, "gone")
@@ -53,19 +53,19 @@ def view_of(number: int, peer_count: int) -> View:
     return View(msgspec.structs.replace(found, number=number), plan)
 
 
-def trainer_tools(directory: Path, me: str = ME, courier: Any = None) -> Tools:
+def trainer_tools(directory: Path, me: str = ME, messenger: Any = None) -> Tools:
     (directory / "text").write_text("the quick brown fox jumps over the lazy dog. " * 200)
     notes = {"name": "a sentence", "licence": "CC0", "source": "here"}
     manifest = prepare([directory / "text"], directory / "data", context=32, **notes)
     dataset = Dataset(manifest, BlobStore(directory / "data" / "blobs").path, 32)
-    line: Any = courier or DeadLine()
+    line: Any = messenger or DeadLine()
     compute, status, given = Compute(), Status(), BlobStore(directory / "given")
     saved: Any = (directory, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
     return Tools(
         me=me,
         spec=SPEC,
         batches=Batches(dataset, SPEC),
-        courier=line,
+        messenger=line,
         bulk=line,
         blobs=NO_BLOBS,
         compute=compute,

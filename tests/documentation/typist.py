@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.cli import main
-from p2p_dtfm.daemon.local_client import ask_daemon
+from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from tests.conftest import DemoRun
 from tests.documentation.pages import ROOT, Block
 from tests.e2e.helpers import DEADLINE_S, wait_until

@@ -1,4 +1,4 @@
-"""Prepared data that tests with real daemons share."""
+"""PreparedData data that tests with real daemons share."""
 
 import argparse
 from pathlib import Path

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from p2p_dtfm.daemon.local_swarm import Child
+from p2p_dtfm.testbed.local_swarm import Child
 from tests.core.builders import run_spec
 from tests.documentation.error_messages import PAGE, heading_of
 

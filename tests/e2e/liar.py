@@ -11,14 +11,16 @@ from typing import Any
 import msgspec
 import numpy
 
-from p2p_dtfm.core.canonical import decode
-from p2p_dtfm.core.prepared import Prepared, sign_prepared
-from p2p_dtfm.core.records import Device, LayerTiming, Link
-from p2p_dtfm.daemon import self_record, step_loop, trainer_outlet
-from p2p_dtfm.daemon.step_reduction import _Courses
-from p2p_dtfm.net.frames import FrameKind
-from p2p_dtfm.train import measure, segment_reduction
-from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
+from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.records import Device, LayerTiming, Link
+from p2p_dtfm.daemon.node import trainer_outlet
+from p2p_dtfm.daemon.peers import self_record
+from p2p_dtfm.daemon.step.step_reduction import _Courses
+from p2p_dtfm.daemon.trainer import step_loop
+from p2p_dtfm.net.streams.frames import FrameKind
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage import measure, segment_reduction
 
 LIES: dict[str, Any] = json.loads(os.environ.get("LIES", "{}"))
 KIND = LIES.get("kind", "")
@@ -36,7 +38,7 @@ def be_equal_and_near() -> None:
         return Device("cpu", "equal", 4 << 30, end, block, end)
 
     measure.measure_device = device  # type: ignore[assignment]
-    for module in (self_record, __import__("p2p_dtfm.daemon.entrance", fromlist=["entrance"])):
+    for module in (self_record, __import__("p2p_dtfm.daemon.node.join", fromlist=["entrance"])):
         if hasattr(module, "measure_device"):
             module.measure_device = device
     near = Link(50_000, 4 << 30)
@@ -73,7 +75,7 @@ def say_each_another_norm() -> None:
                 norms = {n: v * (1 + number) for n, v in prepared.squared_norms.items()}
                 other = msgspec.structs.replace(prepared, squared_norms=norms)
                 said = sign_prepared(other, self._host.identity.sign)
-            self._courier.tell(peer_id, trainer_outlet.SignedPrepared(said))
+            self._messenger.tell(peer_id, trainer_outlet.SignedPrepared(said))
 
     trainer_outlet.TrainerOutlet.say_prepared = say_prepared  # type: ignore[method-assign]
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from p2p_dtfm.daemon.local_swarm import Child
-from p2p_dtfm.daemon.plain_losses import plain_losses
+from p2p_dtfm.testbed.local_swarm import Child
+from p2p_dtfm.testbed.plain_losses import plain_losses
 from tests.e2e.helpers import losses
 
 TOLERANCE = 1e-4

@@ -8,8 +8,9 @@ import os
 from typing import Any
 
 from p2p_dtfm.cli import main
-from p2p_dtfm.core.waits import Kind, Lack, Work
-from p2p_dtfm.daemon import step_engine, step_watch
+from p2p_dtfm.core.messages.work import Kind, Lack, Work
+from p2p_dtfm.daemon.step import step_engine
+from p2p_dtfm.daemon.trainer import step_watch
 
 STEP, _, MANNER = os.environ.get("STALLS_AT", "").partition(",")
 
@@ -37,10 +38,11 @@ class _Lying(step_watch.StepWatch):
 
 
 def _install() -> None:
-    from p2p_dtfm.daemon import node, step_loop
+    from p2p_dtfm.daemon.node import daemon
+    from p2p_dtfm.daemon.trainer import step_loop
 
     step_loop.StepEngine = _Stalling  # type: ignore[misc]
-    node.StepWatch = _Lying  # type: ignore[misc]
+    daemon.StepWatch = _Lying  # type: ignore[misc]
 
 
 if __name__ == "__main__":

@@ -6,18 +6,18 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.snapshot import ViewId
-from p2p_dtfm.daemon.compute import Compute
-from p2p_dtfm.daemon.mailbox import Mailbox
-from p2p_dtfm.daemon.step_engine import StepEngine
-from p2p_dtfm.net.bulk import BulkPlane
-from p2p_dtfm.net.frames import FrameHeader, FrameLimits
-from p2p_dtfm.net.host import Host
-from p2p_dtfm.train.layer_state import LayerState
-from p2p_dtfm.train.replica_memory import ReplicaMemory
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.step.mailbox import Mailbox
+from p2p_dtfm.daemon.step.step_engine import StepEngine
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.streams.bulk import BulkPlane
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameLimits
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
 from tests.e2e.helpers import DEADLINE_S
 
 VIEW = ViewId(1, "0" * 64)

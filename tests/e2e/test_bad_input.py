@@ -13,18 +13,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from p2p_dtfm.core.agreement_messages import Contribution, Gather, JoinRequest, sign_contribution
-from p2p_dtfm.core.canonical import decode, encode
-from p2p_dtfm.core.records import PeerRecord, sign_record
-from p2p_dtfm.core.snapshot import GENESIS, Member
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
-from p2p_dtfm.daemon.wire import CheckpointFiles, FollowLayers, pack, unpack
-from p2p_dtfm.net.addresses import parse_address
-from p2p_dtfm.net.bulk import BULK_VERSION, LANES, Hello
-from p2p_dtfm.net.control import ControlPlane
+from p2p_dtfm.core.messages.agreement_messages import (
+    Contribution,
+    Gather,
+    JoinRequest,
+    sign_contribution,
+)
+from p2p_dtfm.core.protocol.canonical import decode, encode
+from p2p_dtfm.core.protocol.records import PeerRecord, sign_record
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member
+from p2p_dtfm.daemon.peers.wire import CheckpointFiles, FollowLayers, pack, unpack
+from p2p_dtfm.net.contacts.addresses import parse_address
 from p2p_dtfm.net.errors import Refused
-from p2p_dtfm.net.frames import FrameHeader, FrameKind
-from p2p_dtfm.net.host import Host
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.streams.bulk import BULK_VERSION, LANES, LaneHello
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.core.builders import record
 from tests.documentation.screens import check_screen
 from tests.e2e.helpers import (
@@ -284,7 +289,7 @@ def frame_of(live: Live, **changes: object) -> FrameHeader:
 async def send_raw(one: Stranger, lane: str, run_digest: str, header: FrameHeader) -> bytes:
     """Say hello on a stream, send a frame's header, and return what the daemon says to that."""
     reader, writer = await one.host.open_stream(one.target, f"/p2p-dtfm/1/bulk/{lane}", 10)
-    hello = encode(Hello(BULK_VERSION, run_digest, lane, session=1, stripe=0))
+    hello = encode(LaneHello(BULK_VERSION, run_digest, lane, session=1, stripe=0))
     body = encode(header)
     start = b"DTFM" + bytes((1, 0)) + len(body).to_bytes(2, "big")
     with contextlib.suppress(OSError):
@@ -298,7 +303,7 @@ async def send_raw(one: Stranger, lane: str, run_digest: str, header: FrameHeade
 
 def test_who_has_no_place_sends_no_tensors(live: Live, tmp_path: Path) -> None:
     """Whatever the frame claims: the stream is closed before its hello is read. What members send
-    is judged by its header (`tests/contracts/test_bulk.py`) and by what is due of them."""
+    is judged by its header (`tests/net/test_bulk.py`) and by what is due of them."""
     memory_bytes = resident_bytes(live.founder)
     claims = {"payload_bytes": TWO_TO_THE_40, "shape": (TWO_TO_THE_40 // 4,)}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.core.builders import run_spec
 from tests.e2e.helpers import DEADLINE_S
 from tests.e2e.test_daemons import alive, step_of, wait_until

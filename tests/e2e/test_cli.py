@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.cli import main
-from p2p_dtfm.daemon.local_swarm import LocalSwarm
+from p2p_dtfm.testbed.local_swarm import LocalSwarm
 from tests.e2e.helpers import (
     DEADLINE_S,
     assert_nothing_is_left,

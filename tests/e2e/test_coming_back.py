@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import (
     errors_of,
     logged,

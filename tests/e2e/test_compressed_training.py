@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.run_spec import CodecSpec, RunSpec, SparseSpec, SyncSpec
-from p2p_dtfm.core.step import Prepared, StepTransaction
-from p2p_dtfm.daemon.local_swarm import LocalSwarm
-from p2p_dtfm.net.frames import FrameHeader
-from p2p_dtfm.train.optimizer import update_of
-from p2p_dtfm.train.reference import LocalReferenceRun, ReferenceRun
+from p2p_dtfm.core.commit.step import StepTransaction
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec, SparseSpec, SyncSpec
+from p2p_dtfm.net.streams.frames import FrameHeader
+from p2p_dtfm.testbed.local_swarm import LocalSwarm
+from p2p_dtfm.train.model.optimizer import update_of
+from p2p_dtfm.train.model.reference import LocalReferenceRun, ReferenceRun
 from tests.core.builders import run_spec, stated
 from tests.e2e.helpers import DEADLINE_S, losses, step_of, wait_until, write_spec
 from tests.e2e.swarm_in_process import VIEW, EnginePeer, engine_peers, prepare_engines, run_all

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from p2p_dtfm.daemon.chaos_verdict import judge
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.testbed.chaos_verdict import judge
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.conftest import DemoRun
 from tests.e2e.helpers import (
     DEADLINE_S,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.daemon import doctor
-from p2p_dtfm.daemon.doctor import Check, Verdict, check_disk, check_ports, check_reachability
-from p2p_dtfm.daemon.local_swarm import LocalSwarm
-from p2p_dtfm.daemon.peer_check import Finding, check_initial_peer
-from p2p_dtfm.net.host import Host
+from p2p_dtfm.daemon.peers import doctor
+from p2p_dtfm.daemon.peers.doctor import Check, Verdict, check_disk, check_ports, check_reachability
+from p2p_dtfm.daemon.peers.peer_check import Finding, check_initial_peer
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.testbed.local_swarm import LocalSwarm
 from tests.core.builders import run_spec
 from tests.e2e.helpers import DEADLINE_S
 from tests.e2e.test_bootstrap import bootstrap_node
@@ -25,10 +25,10 @@ SOMEBODY = "12D3KooWRbpEJ767DUrmMgm1PApxQQP6RGu8ZLY4XCYqd54AiwbL"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 SKEWED = """
 import asyncio, pathlib, sys, time
-import p2p_dtfm.net.libp2p
+import p2p_dtfm.net.hivemind_parts
 import hivemind.dht.protocol
 hivemind.dht.protocol.get_dht_time = lambda: time.time() + float(sys.argv[2])
-from p2p_dtfm.daemon.bootstrap import Bootstrap
+from p2p_dtfm.daemon.peers.bootstrap_node import Bootstrap
 node = Bootstrap(pathlib.Path(sys.argv[1]), ["/ip4/127.0.0.1/tcp/0"], as_json=True)
 sys.exit(asyncio.run(node.run()))
 """

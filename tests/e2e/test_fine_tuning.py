@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.daemon.home import Home
-from p2p_dtfm.daemon.local_swarm import LocalSwarm
-from p2p_dtfm.sim.files import read_run_spec
-from p2p_dtfm.train.batches import Batches
-from p2p_dtfm.train.checkpoint import read_manifest, save_layers
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.testbed.local_swarm import LocalSwarm
 from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
 from p2p_dtfm.train.data.tokenizer import ByteTokenizer
-from p2p_dtfm.train.hugging_face import export_hugging_face
-from p2p_dtfm.train.hugging_face_import import Training, import_hugging_face
-from p2p_dtfm.train.initial_state import initial_layer_path, initial_layer_state
-from p2p_dtfm.train.reference import ReferenceRun
+from p2p_dtfm.train.hugging_face.export import export_hugging_face
+from p2p_dtfm.train.hugging_face.gpt2_import import Training, import_hugging_face
+from p2p_dtfm.train.model.checkpoint import read_manifest, save_layers
+from p2p_dtfm.train.model.initial_state import initial_layer_path, initial_layer_state
+from p2p_dtfm.train.model.reference import ReferenceRun
+from p2p_dtfm.train.stage.batches import Batches
 from tests.e2e.helpers import DEADLINE_S
 from tests.e2e.test_daemons import losses
 from tests.models.conftest import make_spec, random_states

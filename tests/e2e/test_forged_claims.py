@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from p2p_dtfm.core.actions import ComputePlan, SendMessage
-from p2p_dtfm.core.agreement import Agreement
-from p2p_dtfm.core.agreement_messages import (
+from p2p_dtfm.core.consensus.actions import ComputePlan, SendMessage
+from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     AgreementMessage,
     Gather,
@@ -17,20 +17,20 @@ from p2p_dtfm.core.agreement_messages import (
     Ready,
     Standing,
 )
-from p2p_dtfm.core.canonical import decode
-from p2p_dtfm.core.plan import NoPlan
-from p2p_dtfm.core.records import PROTOCOL_VERSION, sign_record
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.snapshot import GENESIS, Member, ViewId
-from p2p_dtfm.core.statements import certified, members_digest, stated
-from p2p_dtfm.core.workload import workload_of
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
-from p2p_dtfm.daemon.wire import AGREEMENT, Hello, KnownPeers, Welcome, pack, unpack
-from p2p_dtfm.net.addresses import parse_address
-from p2p_dtfm.net.control import ControlPlane
+from p2p_dtfm.core.messages.statements import certified, members_digest, stated
+from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.plan import NoPlan
+from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION, sign_record
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.daemon.peers.wire import AGREEMENT, Hello, KnownPeers, Welcome, pack, unpack
+from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.net.contacts.identity import verify
 from p2p_dtfm.net.errors import Refused, Unreachable
-from p2p_dtfm.net.host import Host
-from p2p_dtfm.net.identity import verify
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.core.builders import record
 from tests.e2e.helpers import step_of, wait_until, write_endless_spec
 

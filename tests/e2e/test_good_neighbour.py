@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from p2p_dtfm.daemon.disk import size_of
-from p2p_dtfm.daemon.local_client import ask_daemon, call_daemon
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
-from p2p_dtfm.daemon.resident import Resident
-from p2p_dtfm.daemon.settings import Settings
+from p2p_dtfm.daemon.machine.disk import size_of
+from p2p_dtfm.daemon.machine.local_client import ask_daemon, call_daemon
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.node.resident import Resident
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.web.guard import TOKEN_HEADER
 from tests.documentation.screens import check_screen
 from tests.e2e.helpers import (

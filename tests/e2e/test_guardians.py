@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import losses, state_of, step_of, wait_until, write_endless_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
 

@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
-from p2p_dtfm.daemon.plain_losses import plain_losses
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
+from p2p_dtfm.testbed.plain_losses import plain_losses
 from tests.e2e.helpers import losses, state_of, step_of, wait_until, write_endless_spec
 from tests.e2e.parity import TOLERANCE
 

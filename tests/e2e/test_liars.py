@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import logged, losses, step_of, wait_until, write_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import torch
 
-from p2p_dtfm.core import pieces
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.net.frames import FrameKind
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.schedule import pieces
+from p2p_dtfm.net.streams.frames import FrameKind
 from tests.core.builders import run_spec
 from tests.e2e.swarm_in_process import EnginePeer, engine_peers, prepare_engines, run_all
 from tests.e2e.test_parity import even_plan, synthetic_batch

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2p_dtfm.core.plan import Pipeline, Plan, Stage, check_plan
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.step import Prepared, StepTransaction
-from p2p_dtfm.train.optimizer import clip_scale, learning_rate
-from p2p_dtfm.train.reference import ReferenceRun
+from p2p_dtfm.core.commit.step import StepTransaction
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage, check_plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.optimizer import clip_scale, learning_rate
+from p2p_dtfm.train.model.reference import ReferenceRun
 from tests.core.builders import run_spec, stated
 from tests.e2e.swarm_in_process import VIEW, EnginePeer, engine_peers, prepare_engines, run_all
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from p2p_dtfm.daemon import microbatches
-from p2p_dtfm.train import segment_reduction
-from p2p_dtfm.train.finite import NotFinite, is_finite
+from p2p_dtfm.daemon.step import microbatches
+from p2p_dtfm.train.stage import segment_reduction
+from p2p_dtfm.train.stage.finite import NotFinite, is_finite
 from tests.core.builders import run_spec
 from tests.e2e.swarm_in_process import EnginePeer, engine_peers, prepare_engines, run_all
 from tests.e2e.test_parity import even_plan, synthetic_batch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import losses, step_of, wait_until, write_endless_spec, write_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
 

@@ -4,7 +4,7 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import logged, step_of, wait_until, write_endless_spec
 
 STALLS_AT = 40

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2p_dtfm.core.agreement_messages import Gather, Heartbeat, JoinRequest
-from p2p_dtfm.core.canonical import decode, digest_bytes, encode
-from p2p_dtfm.core.records import (
+from p2p_dtfm.core.messages.agreement_messages import Gather, Heartbeat, JoinRequest
+from p2p_dtfm.core.protocol.canonical import decode, digest_bytes, encode
+from p2p_dtfm.core.protocol.records import (
     PROTOCOL_VERSION,
     Device,
     Intent,
@@ -25,21 +25,21 @@ from p2p_dtfm.core.records import (
     Reachability,
     sign_record,
 )
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.snapshot import Member, ViewId
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
-from p2p_dtfm.daemon.wire import FollowLayers, Hello, Message, Welcome, pack
-from p2p_dtfm.net.blobs import BlobExchange, BlobUnavailable
-from p2p_dtfm.net.bulk import LANES, LENGTH
-from p2p_dtfm.net.bulk import Hello as LaneHello
-from p2p_dtfm.net.control import ControlPlane
-from p2p_dtfm.net.directory import Directory, Presence
-from p2p_dtfm.net.directory_values import presence_key, shard_of, sign_presence
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.daemon.peers.wire import FollowLayers, Hello, Message, Welcome, pack
+from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.net.directory.directory import Directory
+from p2p_dtfm.net.directory.values import Presence, presence_key, shard_of, sign_presence
 from p2p_dtfm.net.errors import Refused, Unreachable
-from p2p_dtfm.net.frames import FrameHeader, FrameKind, encode_frame
-from p2p_dtfm.net.host import CONNECTION_ERRORS, Host
-from p2p_dtfm.net.identity import Identity
-from p2p_dtfm.net.libp2p import DHTID, MSGPackSerializer, PeerID, get_dht_time
+from p2p_dtfm.net.hivemind_parts import DHTID, MSGPackSerializer, PeerID, get_dht_time
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Host
+from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
+from p2p_dtfm.net.streams.bulk import LANES, LaneHello
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, encode_frame
+from p2p_dtfm.net.streams.stripes import LENGTH
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import state_of, step_of, wait_until, write_endless_spec
 
 MIB = 1 << 20

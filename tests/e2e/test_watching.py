@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from p2p_dtfm.daemon.local_client import ask_daemon
-from p2p_dtfm.daemon.local_swarm import Child, LocalSwarm
+from p2p_dtfm.daemon.machine.local_client import ask_daemon
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.web.guard import TOKEN_HEADER
 from tests.daemon.test_event_files import figures
 from tests.e2e.helpers import (

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
-from p2p_dtfm.train.checkpoint import save_layers
-from p2p_dtfm.train.layer_state import LayerState
-from p2p_dtfm.train.model import layer_count
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.train.model.checkpoint import save_layers
+from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.layer_state import LayerState
 
 
 def make_spec(**model: object) -> RunSpec:

@@ -10,23 +10,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from p2p_dtfm.core.errors import PeerFault, UserError
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.train.checkpoint import save_layers
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.data import prepare
 from p2p_dtfm.train.data.byte_pairs import BytePairTokenizer
 from p2p_dtfm.train.data.tokenizer import ByteTokenizer
-from p2p_dtfm.train.hugging_face import export_hugging_face, export_safetensors
-from p2p_dtfm.train.hugging_face_import import Training, import_hugging_face
-from p2p_dtfm.train.hugging_face_tokenizer import read_tokenizer_json
-from p2p_dtfm.train.initial_state import (
+from p2p_dtfm.train.hugging_face.export import export_hugging_face, export_safetensors
+from p2p_dtfm.train.hugging_face.gpt2_import import Training, import_hugging_face
+from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
+from p2p_dtfm.train.model.checkpoint import save_layers
+from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.initial_state import (
     initial_layer_path,
     initial_layer_state,
     initial_paths,
     parse_initial,
 )
-from p2p_dtfm.train.layer_state import LayerState
-from p2p_dtfm.train.model import layer_count
+from p2p_dtfm.train.model.layer_state import LayerState
 from tests.models.conftest import make_spec, own_logits, random_states
 
 TRAINING = Training("python-standard-library", 10, 8, 2, 1e-4)

@@ -14,14 +14,14 @@ from typing import Any
 
 import msgspec
 
-from p2p_dtfm.net import host as host_module
-from p2p_dtfm.net.addresses import host_and_port
+from p2p_dtfm.net.contacts.addresses import host_and_port
 from p2p_dtfm.net.errors import Refused, Unreachable
-from p2p_dtfm.net.host import Host
-from p2p_dtfm.net.probing import Probes
-from p2p_dtfm.net.punching import Punching
-from p2p_dtfm.net.reachability import CallBacks, Seen
-from p2p_dtfm.net.relay import Relay, reserve
+from p2p_dtfm.net.libp2p import host as host_module
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.nat.dial_back import CallBacks, Seen
+from p2p_dtfm.net.nat.punching import Punching
+from p2p_dtfm.net.nat.relay import Relay, reserve
+from p2p_dtfm.net.streams.probing import Probes
 
 
 async def main() -> None:

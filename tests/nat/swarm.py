@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from p2p_dtfm.daemon.local_swarm import Child, stop_all
+from p2p_dtfm.testbed.local_swarm import Child, stop_all
 from tests.nat.home_networks import Namespace
 
 START_DEADLINE_S = 120.0

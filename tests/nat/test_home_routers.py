@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.daemon.local_client import ask_daemon
-from p2p_dtfm.daemon.local_swarm import Child
+from p2p_dtfm.daemon.machine.local_client import ask_daemon
+from p2p_dtfm.testbed.local_swarm import Child
 from tests.e2e.helpers import assert_nothing_is_left, logged, step_of, wait_until, write_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
 from tests.nat.home_networks import Network, missing

@@ -100,7 +100,7 @@ def homes() -> Iterator[Homes]:
 
 
 def test_p2pds_own_relay_cuts_circuits_short(homes: Homes) -> None:
-    """Why there is another. When this fails, p2pd has changed and `net.relay` may go."""
+    """Why there is another. When this fails, p2pd has changed and `net.nat.relay` may go."""
     first, second, _ = homes.peers
     refused = second.do("reserve", homes.relay.peer_id)
     assert "it relays a few bytes only" in refused["error"]

@@ -1,7 +1,7 @@
 """Scenarios and run specs for the simulator's tests."""
 
-from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
-from p2p_dtfm.sim.scenario import Scenario, parse_scenario
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.sim.scenario.scenario import Scenario, parse_scenario
 
 EQUAL_PEERS = """
 name = "equal"

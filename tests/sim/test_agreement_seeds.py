@@ -7,22 +7,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from p2p_dtfm.core import attempt, cuts, membership, newcomers, recovery, redo
-from p2p_dtfm.core.agreement_messages import Contribution
-from p2p_dtfm.core.cuts import CutClock
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.receipts import Receipts
-from p2p_dtfm.core.records import PeerRecord
-from p2p_dtfm.core.recovery import Target
-from p2p_dtfm.core.redo import StageRedo
-from p2p_dtfm.core.snapshot import Member, ViewId
-from p2p_dtfm.core.step import Prepared, StepOutcome, StepTransaction
-from p2p_dtfm.sim import drawn_plans
-from p2p_dtfm.sim.agreement_seeds import Result, SeededRun, run_seed
-from p2p_dtfm.sim.faults import KINDS
-from p2p_dtfm.sim.simulated_peer import SimulatedPeer
-from p2p_dtfm.sim.simulated_process import Key
-from p2p_dtfm.sim.training import State
+from p2p_dtfm.core.commit.step import StepTransaction
+from p2p_dtfm.core.consensus import attempt
+from p2p_dtfm.core.cost_model import cuts
+from p2p_dtfm.core.cost_model.cuts import CutClock
+from p2p_dtfm.core.membership import eligibility, newcomers
+from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.messages.prepared import Prepared, StepOutcome
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.recovery import partial_replay, restart_point
+from p2p_dtfm.core.recovery.partial_replay import StageReplay
+from p2p_dtfm.core.recovery.receipts import Receipts
+from p2p_dtfm.core.recovery.restart_point import Target
+from p2p_dtfm.sim.faults import drawn_plans
+from p2p_dtfm.sim.faults.agreement_seeds import Result, SeededRun, run_seed
+from p2p_dtfm.sim.faults.fault_schedule import KINDS
+from p2p_dtfm.sim.faults.hash_training import State
+from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.faults.simulated_process import Key
 
 SEEDS = 120
 BATCH = 20
@@ -52,7 +56,7 @@ REGRESSIONS = {
 
 def check(seed: int) -> Result:
     result = run_seed(seed)
-    replay = f"python -m p2p_dtfm.sim.agreement_seeds --seeds {seed} --story"
+    replay = f"python -m p2p_dtfm.sim.faults.agreement_seeds --seeds {seed} --story"
     assert not result.violation, f"{result.violation}\nreplay: {replay}"
     assert result.faults >= FAULTS_AT_LEAST and result.steps >= 3, f"seed {seed} shows nothing"
     return result
@@ -135,7 +139,7 @@ def test_a_merge_that_prefers_the_older_record_is_found(monkeypatch: pytest.Monk
     def older(left: PeerRecord, right: PeerRecord) -> PeerRecord:
         return min(left, right, key=lambda record: record.version)
 
-    monkeypatch.setattr(membership, "newest_lives", oldest)
+    monkeypatch.setattr(eligibility, "newest_lives", oldest)
     monkeypatch.setattr(newcomers, "newer", older)
     _, violation = first_seed_that_fails()
     assert "names" in violation or "has the record" in violation
@@ -175,13 +179,13 @@ class MixesSteps(SimulatedPeer):
 def test_a_cut_of_mixed_steps_that_is_taken_for_whole_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = recovery._reach
+    original = restart_point._reach
 
     def any_step(part: Contribution, target: Target, *more: Any) -> tuple[int, ...]:
         copies = {layer for item in part.cuts for layer in item.layers}
         return tuple(sorted(copies | set(original(part, target, *more))))
 
-    monkeypatch.setattr(recovery, "_reach", any_step)
+    monkeypatch.setattr(restart_point, "_reach", any_step)
     _, violation = first_seed_that_fails(MixesSteps, ("wrong state",))
     assert violation
 
@@ -207,7 +211,7 @@ class WithoutViewCheck(SimulatedPeer):
 class KeepsWhatIsGone(SimulatedPeer):
     """Its buffers are lost at a takeover, as if it had started again; it says it keeps them."""
 
-    def _go_on(self, step: int, layers: range, mine: StageRedo) -> None:
+    def _go_on(self, step: int, layers: range, mine: StageReplay) -> None:
         super()._go_on(step, layers, mine)
         self.work.buffers.clear()
 
@@ -224,7 +228,7 @@ def test_dealing_out_what_a_pipeline_keeps_is_found(monkeypatch: pytest.MonkeyPa
             [n for n in mine if n not in first] for mine, first in zip(ranges, begun, strict=True)
         ]
 
-    monkeypatch.setattr(redo, "_deal", all_again)
+    monkeypatch.setattr(partial_replay, "_deal", all_again)
     _, violation = first_seed_that_fails()
     assert "samples" in violation or "is to keep" in violation
 
@@ -241,11 +245,11 @@ def test_a_stand_in_that_counts_as_another_holder_is_found(monkeypatch: pytest.M
 
 def test_counting_on_what_another_state_made_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step is rolled forward or goes back, and what was computed of another one counts."""
-    original = redo.redo_of
+    original = partial_replay.replay_of
 
     def any_step(
         plan: Plan, target: Target, contributions: Iterable[Contribution]
-    ) -> redo.Redo | None:
+    ) -> partial_replay.PartialReplay | None:
         parts = []
         for part in contributions:
             if part.pending is not None:
@@ -257,7 +261,7 @@ def test_counting_on_what_another_state_made_is_found(monkeypatch: pytest.Monkey
             parts.append(part)
         return original(plan, target, parts)
 
-    monkeypatch.setattr(attempt, "redo_of", any_step)
+    monkeypatch.setattr(attempt, "replay_of", any_step)
     first_seed_that_fails()
 
 

@@ -5,17 +5,17 @@ import math
 import msgspec
 import pytest
 
-from p2p_dtfm.core.actions import SECOND_NS
-from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
-from p2p_dtfm.core.prepared import Prepared, SignedPrepared, sign_prepared
-from p2p_dtfm.core.signed import Signed
-from p2p_dtfm.core.snapshot import Snapshot
-from p2p_dtfm.core.view import View
-from p2p_dtfm.sim.agreement_seeds import TIMING
-from p2p_dtfm.sim.agreement_world import AgreementWorld
-from p2p_dtfm.sim.invariants import Violation
-from p2p_dtfm.sim.simulated_peer import SimulatedPeer
-from p2p_dtfm.sim.simulated_process import sign_for
+from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.messages.prepared import Prepared, SignedPrepared, sign_prepared
+from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.sim.faults.agreement_seeds import TIMING
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults.invariants import Violation
+from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.faults.simulated_process import sign_for
 from tests.core.builders import WORKLOAD, record
 
 MEMBERS = ["a", "b", "c", "d"]

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from p2p_dtfm.core.actions import SECOND_NS
-from p2p_dtfm.core.plan import NoPlan, Pipeline, Plan, Stage
-from p2p_dtfm.core.snapshot import Snapshot
-from p2p_dtfm.sim.agreement_seeds import TIMING
-from p2p_dtfm.sim.agreement_world import AgreementWorld
-from p2p_dtfm.sim.simulated_peer import SimulatedPeer
-from p2p_dtfm.sim.training import StateReply
+from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.sim.faults.agreement_seeds import TIMING
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults.hash_training import StateReply
+from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from tests.core.builders import WORKLOAD, record
 
 MEMBERS = ["a", "b", "c", "d"]

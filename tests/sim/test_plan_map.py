@@ -4,14 +4,14 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.planner import compute_plan, fixed_plan
-from p2p_dtfm.sim.files import read_run_spec, read_scenario
-from p2p_dtfm.sim.map_layout import lay_out
-from p2p_dtfm.sim.plan_map import HEIGHT, WIDTH, plan_html, plan_svg
-from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot
-from p2p_dtfm.sim.what_if import what_if
+from p2p_dtfm.core.planner.planner import compute_plan, fixed_plan
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.sim.map.map_layout import lay_out
+from p2p_dtfm.sim.map.plan_map import HEIGHT, WIDTH, plan_html, plan_svg
+from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
+from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
+from p2p_dtfm.sim.scenario.what_if import what_if
 
 SVG = "{http://www.w3.org/2000/svg}"
 

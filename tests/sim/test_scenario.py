@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.sim.files import packaged_configs, read_scenario
-from p2p_dtfm.sim.scenario import Scenario, load_scenario, parse_scenario
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.sim.scenario.files import packaged_configs, read_scenario
+from p2p_dtfm.sim.scenario.scenario import Scenario, load_scenario, parse_scenario
 
 EXAMPLE = """name = "example"
 [[group]]

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.core.plan import Plan, check_plan
-from p2p_dtfm.core.planner import compute_plan
-from p2p_dtfm.core.workload import workload_of
-from p2p_dtfm.sim.execution import DTFM, OURS
-from p2p_dtfm.sim.files import read_scenario
-from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot, workload_in
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.plan import Plan, check_plan
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.sim.scenario.execution import DTFM, OURS
+from p2p_dtfm.sim.scenario.files import read_scenario
+from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot, workload_in
 from tests.sim.sim_support import equal_peers, small_spec
 
 

@@ -7,8 +7,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from p2p_dtfm.cli.simulate import simulate
-from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.cli.commands.simulate import simulate
+from p2p_dtfm.core.protocol.errors import UserError
 
 
 def call(*arguments: str) -> str:

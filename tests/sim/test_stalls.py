@@ -2,14 +2,14 @@
 
 import pytest
 
-from p2p_dtfm.core.actions import SECOND_NS
-from p2p_dtfm.core.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.snapshot import Snapshot
-from p2p_dtfm.core.waits import Kind, Lack, Work
-from p2p_dtfm.sim.agreement_seeds import TIMING
-from p2p_dtfm.sim.agreement_world import AgreementWorld
-from p2p_dtfm.sim.simulated_peer import SimulatedPeer
-from p2p_dtfm.sim.simulated_waits import PATIENCE
+from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.messages.work import Kind, Lack, Work
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.sim.faults.agreement_seeds import TIMING
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.faults.simulated_waits import PATIENCE
 from tests.core.builders import WORKLOAD, record
 
 MEMBERS = ["a", "b", "c", "d"]

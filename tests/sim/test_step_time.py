@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_dtfm.core import cuts
-from p2p_dtfm.core.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.workload import Workload
-from p2p_dtfm.sim.execution import DTFM, OURS, Communicator, Execution
-from p2p_dtfm.sim.named_plans import grid_plan, region_order
-from p2p_dtfm.sim.scenario import Scenario, parse_scenario
-from p2p_dtfm.sim.scenario_snapshot import workload_in
-from p2p_dtfm.sim.step_time import simulate_step
-from p2p_dtfm.sim.timeline import StepTime
-from p2p_dtfm.sim.trace import trace_json
+from p2p_dtfm.core.cost_model import cuts
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.sim.paper.named_plans import grid_plan, region_order
+from p2p_dtfm.sim.scenario.execution import DTFM, OURS, Communicator, Execution
+from p2p_dtfm.sim.scenario.scenario import Scenario, parse_scenario
+from p2p_dtfm.sim.scenario.scenario_snapshot import workload_in
+from p2p_dtfm.sim.step_time.simulator import simulate_step
+from p2p_dtfm.sim.step_time.timeline import StepTime
+from p2p_dtfm.sim.step_time.trace import trace_json
 from tests.sim.sim_support import equal_peers, small_spec
 
 MESSAGE_NS = 100_000

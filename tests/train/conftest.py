@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 
 
 @pytest.fixture(scope="session", autouse=True)

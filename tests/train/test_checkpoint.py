@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.train.checkpoint import (
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.checkpoint import (
     CheckpointFailed,
     add_layer_file,
     complete,
@@ -19,7 +19,7 @@ from p2p_dtfm.train.checkpoint import (
     read_manifest,
     save_layers,
 )
-from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.train.model.layer_state import LayerState
 
 
 def states_at(spec: RunSpec, step: int, layers: range = range(5)) -> list[LayerState]:

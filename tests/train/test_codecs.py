@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.run_spec import CodecSpec, SparseSpec
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.run_spec import CodecSpec, SparseSpec
 from p2p_dtfm.train.codecs import Codec, Turn, codec_of
 from p2p_dtfm.train.codecs.dense import INT8_BLOCK
 from p2p_dtfm.train.codecs.packing import pack, unpack

@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 import torch
 
-from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.core.workload import workload_of
-from p2p_dtfm.train.emulated import EmulatedStageRunner, emulated_device, emulated_flops_per_s
-from p2p_dtfm.train.layer_state import LayerState
-from p2p_dtfm.train.measure import measure_device, select_device
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.emulated import EmulatedStageRunner, emulated_device, emulated_flops_per_s
+from p2p_dtfm.train.stage.measure import measure_device, select_device
 
 
 def test_the_rate_is_read_and_nonsense_refused() -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
-from p2p_dtfm.train.checkpoint import save_layers
-from p2p_dtfm.train.generate import _whole_characters, generate, stream
-from p2p_dtfm.train.layer_state import LayerState
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.train.model.checkpoint import save_layers
+from p2p_dtfm.train.model.generate import _whole_characters, generate, stream
+from p2p_dtfm.train.model.layer_state import LayerState
 
 
 class Bytes:

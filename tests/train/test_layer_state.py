@@ -4,9 +4,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from p2p_dtfm.core.errors import PeerFault, UserError
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.train.layer_state import LayerState, state_bytes_limit
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.layer_state import LayerState, state_bytes_limit
 
 
 def trained(spec: RunSpec, layer: int, steps: int = 3) -> LayerState:

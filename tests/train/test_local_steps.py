@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2p_dtfm.core.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.run_spec import RunSpec, SyncSpec
-from p2p_dtfm.train.layer_state import LayerState
-from p2p_dtfm.train.local_steps import InnerMoments, LocalSteps, inner_microbatches
-from p2p_dtfm.train.optimizer import update_of
-from p2p_dtfm.train.private_memory import PrivateMemory
-from p2p_dtfm.train.reduction import flatten_gradients, sum_parts, unflatten_gradients
-from p2p_dtfm.train.reference import LocalReferenceRun
-from p2p_dtfm.train.stage import StageRunner
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.run_spec import RunSpec, SyncSpec
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.optimizer import update_of
+from p2p_dtfm.train.model.reference import LocalReferenceRun
+from p2p_dtfm.train.stage.gradient_parts import flatten_gradients, sum_parts, unflatten_gradients
+from p2p_dtfm.train.stage.local_steps import InnerMoments, LocalSteps, inner_microbatches
+from p2p_dtfm.train.stage.private_memory import PrivateMemory
+from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 Batch = Callable[[int, int], tuple[Tensor, Tensor]]
 STEPS = 5

@@ -5,9 +5,9 @@ import time
 import pytest
 import torch
 
-from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
-from p2p_dtfm.train.measure import cap_device_memory, measure_device, select_device
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.train.stage.measure import cap_device_memory, measure_device, select_device
 
 
 def test_measured_record_is_sane(spec: RunSpec) -> None:

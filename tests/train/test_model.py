@@ -4,10 +4,10 @@ import hashlib
 
 import torch
 
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.workload import workload_of
-from p2p_dtfm.train.layer_state import LayerState
-from p2p_dtfm.train.model import build_layer, initialise_layer, layer_count, token_loss_sum
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.train.model.gpt import build_layer, initialise_layer, layer_count, token_loss_sum
+from p2p_dtfm.train.model.layer_state import LayerState
 
 GENESIS_DIGEST = "9a0526c006d9b5406144971f36f740cd"
 

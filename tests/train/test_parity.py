@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2p_dtfm.core.plan import Pipeline, Plan, Segment, Stage
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.train.layer_state import LayerState
-from p2p_dtfm.train.optimizer import clip_scale, learning_rate, squared_norm
-from p2p_dtfm.train.reduction import (
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Segment, Stage
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.optimizer import clip_scale, learning_rate, squared_norm
+from p2p_dtfm.train.model.reference import ReferenceRun
+from p2p_dtfm.train.stage.gradient_parts import (
     flatten_gradients,
     shard_bounds,
     sum_parts,
@@ -19,8 +20,7 @@ from p2p_dtfm.train.reduction import (
     tensor_to_bytes,
     unflatten_gradients,
 )
-from p2p_dtfm.train.reference import ReferenceRun
-from p2p_dtfm.train.stage import StageRunner
+from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 Batch = Callable[[int, int], tuple[Tensor, Tensor]]
 

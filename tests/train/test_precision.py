@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.train.host_copies import HostCopies, host_room
-from p2p_dtfm.train.layer_state import LayerState
-from p2p_dtfm.train.precision import compute_type
-from p2p_dtfm.train.reference import ReferenceRun
-from p2p_dtfm.train.stage import StageRunner
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.precision import compute_type
+from p2p_dtfm.train.model.reference import ReferenceRun
+from p2p_dtfm.train.stage.host_copies import HostCopies, host_room
+from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 CPU = torch.device("cpu")
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.train.layer_state import LayerState
-from p2p_dtfm.train.reduction import (
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.gradient_parts import (
     flatten_gradients,
     shard_bounds,
     sum_parts,

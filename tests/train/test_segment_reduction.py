@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from p2p_dtfm.core.errors import PeerFault
-from p2p_dtfm.core.run_spec import CodecSpec, RunSpec, SparseSpec
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec, SparseSpec
 from p2p_dtfm.train.codecs import Codec, codec_of
-from p2p_dtfm.train.reduction import shard_bounds, sum_parts
-from p2p_dtfm.train.segment_reduction import SegmentReduction
+from p2p_dtfm.train.stage.gradient_parts import shard_bounds, sum_parts
+from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
 
 CODECS = CodecSpec(sparse=SparseSpec(one_in=4, keep_percent=25))
 NAMES = ["fp32", "bf16", "int8", "sparse"]

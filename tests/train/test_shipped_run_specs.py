@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.core.run_spec import RunSpec, parse_run_spec
-from p2p_dtfm.core.workload import workload_of
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.core.protocol.workload import workload_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

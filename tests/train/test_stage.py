@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.train.layer_state import LayerState
-from p2p_dtfm.train.stage import StageRunner
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 Batch = Callable[[int, int], tuple[Tensor, Tensor]]
 

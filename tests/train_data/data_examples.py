@@ -2,7 +2,13 @@
 
 import random
 
-from p2p_dtfm.core.run_spec import BatchSpec, EvaluationSpec, ModelSpec, OptimizerSpec, RunSpec
+from p2p_dtfm.core.protocol.run_spec import (
+    BatchSpec,
+    EvaluationSpec,
+    ModelSpec,
+    OptimizerSpec,
+    RunSpec,
+)
 
 WORDS = ["peer", "layer", "stage", "gradient", "token", "über", "naïve", "模型", "step", "🙂"]
 

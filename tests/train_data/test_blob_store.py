@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.core.canonical import digest_bytes
-from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.train.data import BlobStore, file_digest
 
 

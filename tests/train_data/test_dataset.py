@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from data_examples import make_spec
 
-from p2p_dtfm.core.canonical import digest_bytes
-from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data import (
     BlobStore,
     Dataset,

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from data_examples import make_text
 
-from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data import Manifest, Skipped, prepare, stated_licence
 
 SAVED = Path(__file__).parent / "saved_data_set"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.canonical import digest_bytes
-from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.train.data import Manifest, ShardEntry, parse_manifest
 from p2p_dtfm.train.data.manifest import Notes, TokenizerEntry, Totals
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from data_examples import make_text
 
-from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data import (
     Manifest,
     Skipped,
@@ -242,7 +242,7 @@ def test_a_full_disk_is_said_plainly(texts: Path, tmp_path: Path) -> None:
     program = f"""
 import resource, signal
 from pathlib import Path
-from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data import prepare
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))

@@ -8,7 +8,7 @@ from data_examples import make_text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.train.data import ByteTokenizer, load_tokenizer, tokenizer_from_bytes
 from p2p_dtfm.train.data.byte_pairs import BytePairTokenizer
 

@@ -5,26 +5,26 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from p2p_dtfm.core.plan import Plan
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.snapshot import Snapshot
-from p2p_dtfm.core.step import StepOutcome
-from p2p_dtfm.core.view import View
-from p2p_dtfm.daemon.series import Series
-from p2p_dtfm.daemon.view_facts import view_state
-from p2p_dtfm.sim.files import read_run_spec, read_scenario
-from p2p_dtfm.sim.named_plans import grid_plan
-from p2p_dtfm.sim.scenario_snapshot import scenario_snapshot
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.dashboard.series import Series
+from p2p_dtfm.daemon.dashboard.view_facts import view_state
+from p2p_dtfm.sim.paper.named_plans import grid_plan
+from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
+from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
 from p2p_dtfm.web.api import Action
 from p2p_dtfm.web.state import (
     DashboardState,
     Event,
-    Lane,
     Live,
     Problem,
     RunFacts,
     Span,
     Timeline,
+    TimelineLane,
 )
 
 NOW_S = 1_790_000_000.0
@@ -214,7 +214,7 @@ def _timeline(plan: Plan, step_ns: int) -> Timeline:
         spans.append(Span("reduce", stage.first_layer, now, reduced))
         spans.append(Span("commit", 0, reduced, int(step_ns * 0.985)))
         spans.append(Span("apply", 0, int(step_ns * 0.985), step_ns))
-        lanes.append(Lane(stage.peer_id, tuple(spans), 0 if position == 1 else 1_800_000))
+        lanes.append(TimelineLane(stage.peer_id, tuple(spans), 0 if position == 1 else 1_800_000))
     return Timeline(699, step_ns, tuple(lanes))
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.web.dashboard import Dashboard, changes
 from p2p_dtfm.web.guard import TOKEN_HEADER, is_loopback
 from p2p_dtfm.web.server import loopback_listener

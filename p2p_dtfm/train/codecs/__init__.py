@@ -1,6 +1,6 @@
 """Tensors in fewer bytes: named, versioned codecs that peers agree on through the run spec."""
 
-from p2p_dtfm.core.run_spec import CodecSpec
+from p2p_dtfm.core.protocol.run_spec import CodecSpec
 from p2p_dtfm.train.codecs.codec import Codec, Turn
 from p2p_dtfm.train.codecs.dense import Bf16, Fp16, Fp32, Int8
 from p2p_dtfm.train.codecs.packing import Buffer

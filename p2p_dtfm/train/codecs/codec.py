@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.train.codecs.packing import Buffer, as_tensor
 
 VERSION_BYTES = 4

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from p2p_dtfm.core.run_spec import SparseSpec
+from p2p_dtfm.core.protocol.run_spec import SparseSpec
 from p2p_dtfm.train.codecs.codec import FIRST, VERSION_BYTES, Codec, Turn
 from p2p_dtfm.train.codecs.packing import Buffer, join, pack, packed_bytes, unpack
 from p2p_dtfm.train.codecs.selection import selected_count, selected_indices

@@ -6,10 +6,10 @@ from p2p_dtfm.train.data.corpus import (
     prepare_standard_library,
     standard_library_paths,
 )
-from p2p_dtfm.train.data.data_sets import stated_licence
 from p2p_dtfm.train.data.dataset import Dataset, ShardMissing
 from p2p_dtfm.train.data.manifest import Manifest, ShardEntry, load_manifest, parse_manifest
-from p2p_dtfm.train.data.prepare import Prepared, Progress, open_prepared, prepare
+from p2p_dtfm.train.data.prepare import PreparedData, Progress, open_prepared, prepare
+from p2p_dtfm.train.data.saved_data_sets import stated_licence
 from p2p_dtfm.train.data.shard_files import ShardDamaged
 from p2p_dtfm.train.data.text_files import Skipped
 from p2p_dtfm.train.data.tokenizer import (
@@ -26,7 +26,7 @@ __all__ = [
     "ByteTokenizer",
     "Dataset",
     "Manifest",
-    "Prepared",
+    "PreparedData",
     "Progress",
     "ShardDamaged",
     "ShardEntry",

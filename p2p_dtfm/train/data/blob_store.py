@@ -11,7 +11,7 @@ import re
 import shutil
 from pathlib import Path
 
-from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.train.data.atomic_file import TEMPORARY_PREFIX, temporary_path
 
 BLOB_LIMIT_BYTES = 1 << 30

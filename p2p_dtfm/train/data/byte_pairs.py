@@ -14,7 +14,7 @@ import tokenizers
 from msgspec import Meta
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from p2p_dtfm.core.errors import PeerFault
+from p2p_dtfm.core.protocol.errors import PeerFault
 
 MINIMUM_VOCABULARY = 257
 _Piece = Annotated[str, Meta(min_length=1, max_length=1 << 16)]

@@ -8,7 +8,7 @@ import platform
 import sysconfig
 from pathlib import Path
 
-from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data.manifest import Manifest
 from p2p_dtfm.train.data.prepare import Progress, prepare
 

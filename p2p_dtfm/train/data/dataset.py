@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.core.run_spec import RunSpec
-from p2p_dtfm.core.sample_order import sample_indices_of
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.schedule.sample_order import sample_indices_of
 from p2p_dtfm.train.data.manifest import Manifest, ShardEntry, Split
 from p2p_dtfm.train.data.shard_files import open_shard
 

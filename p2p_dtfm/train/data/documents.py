@@ -13,9 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data.text_files import (
     Candidate,
+    NoTextField,
+    Row,
     Skipped,
     is_text,
     read_pieces,
@@ -23,11 +25,6 @@ from p2p_dtfm.train.data.text_files import (
 )
 
 LINE_LIMIT_BYTES = 1 << 26
-_FIELDS_SHOWN = 12
-
-
-Row = tuple[bytes | None, int]
-"""The text of a row, if it has any, and how far into the file it is, in bytes."""
 
 
 class Form(Enum):
@@ -45,15 +42,6 @@ _FORMS = {
     ".parquet": Form.PARQUET,
     ".arrow": Form.ARROW,
 }
-
-
-class NoTextField(Exception):
-    """The rows of a file have no such field, or it holds no text."""
-
-    def __init__(self, path: Path, field: str, fields: list[str]) -> None:
-        self.fields = fields
-        shown = ", ".join(fields[:_FIELDS_SHOWN]) or "none"
-        super().__init__(f"the rows of {path} have no text field {field!r}; their fields: {shown}")
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from p2p_dtfm.core.canonical import digest_bytes
-from p2p_dtfm.core.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 
 FORMAT_VERSION = 1
 MANIFEST_LIMIT_BYTES = 16 << 20

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from p2p_dtfm.core.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.train.data.atomic_file import fix_of, write_atomically
 from p2p_dtfm.train.data.blob_store import BlobStore
-from p2p_dtfm.train.data.documents import NoTextField, Piece, read_documents
+from p2p_dtfm.train.data.documents import Piece, read_documents
 from p2p_dtfm.train.data.manifest import (
     FORMAT_VERSION,
     MANIFEST_LIMIT_BYTES,
@@ -36,6 +36,7 @@ from p2p_dtfm.train.data.manifest import (
 from p2p_dtfm.train.data.shard_files import ShardWriter
 from p2p_dtfm.train.data.text_files import (
     Candidate,
+    NoTextField,
     NotText,
     Skipped,
     find_files,
@@ -63,7 +64,7 @@ _PROGRESS_EVERY_PIECES = 256
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedData:
     """A prepared directory, opened."""
 
     manifest: Manifest
@@ -161,7 +162,7 @@ def prepare(
     return manifest
 
 
-def open_prepared(out: Path) -> Prepared:
+def open_prepared(out: Path) -> PreparedData:
     """Open a directory that `prepare` made; of its shards only the sizes are checked here.
 
     Raises `UserError`.
@@ -183,7 +184,7 @@ def open_prepared(out: Path) -> Prepared:
     tokenizer = load_tokenizer(folder / manifest.tokenizer.digest)
     if tokenizer.vocabulary != manifest.vocabulary:
         raise UserError(f"tokenizer and manifest in {out} disagree about the vocabulary", fix)
-    return Prepared(manifest, tokenizer, store)
+    return PreparedData(manifest, tokenizer, store)
 
 
 def _require_sane(

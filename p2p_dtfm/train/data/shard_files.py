@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from p2p_dtfm.core.errors import UserError
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data.blob_store import BlobStore, file_digest
 from p2p_dtfm.train.data.manifest import TOKEN_BYTES, ShardEntry, Split, TokenType
 

@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 
-from p2p_dtfm.train.data.documents import NoTextField, Row
+from p2p_dtfm.train.data.text_files import NoTextField, Row
 
 _ROWS_AT_ONCE = 256
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2p_dtfm.core.errors import UserError
-from p2p_dtfm.train.data.data_sets import data_set_files
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.data.saved_data_sets import data_set_files
 
 
 class NotText(Exception):
@@ -219,3 +219,19 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return (status.st_dev, status.st_ino)
+
+
+_FIELDS_SHOWN = 12
+
+
+Row = tuple[bytes | None, int]
+"""The text of a row, if it has any, and how far into the file it is, in bytes."""
+
+
+class NoTextField(Exception):
+    """The rows of a file have no such field, or it holds no text."""
+
+    def __init__(self, path: Path, field: str, fields: list[str]) -> None:
+        self.fields = fields
+        shown = ", ".join(fields[:_FIELDS_SHOWN]) or "none"
+        super().__init__(f"the rows of {path} have no text field {field!r}; their fields: {shown}")

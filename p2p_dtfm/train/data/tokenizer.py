@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from p2p_dtfm.core.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.train.data.manifest import TOKENIZER_LIMIT_BYTES
 
 END_OF_DOCUMENT = "\0"

@@ -1,0 +1,163 @@
+"""Commands about data and models on disk: prepare, generate."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from p2p_dtfm.cli.app import HomeOption, app
+from p2p_dtfm.cli.terminal.progress import progress_of_bytes
+from p2p_dtfm.core.protocol.errors import UserError
+
+
+@app.command()
+def prepare(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Files and directories: text, JSON lines (.jsonl), Parquet, or a data set that "
+            "Hugging Face's datasets saved to disk."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="New or empty directory for shards, tokenizer and manifest.")
+    ],
+    vocabulary: Annotated[
+        int | None, typer.Option(help="Learn a byte-pair encoding of this size; default: bytes.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Use this tokenizer.json, as import writes it for a model."),
+    ] = None,
+    field: Annotated[
+        str, typer.Option(help="Which field of a row holds its text, where files have rows.")
+    ] = "text",
+    held_out: Annotated[
+        float, typer.Option(help="Fraction of the text kept for evaluation.")
+    ] = 0.02,
+    validation: Annotated[
+        list[Path] | None,
+        typer.Option(help="Keep these files for evaluation instead; may be repeated."),
+    ] = None,
+    context: Annotated[int, typer.Option(help="Tokens in a sequence of the run.")] = 128,
+    name: Annotated[str, typer.Option(help="What these data are called.")] = "",
+    licence: Annotated[str, typer.Option(help="Under which licence they are.")] = "",
+    source: Annotated[str, typer.Option(help="Where they come from.")] = "",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the prepared data that --out holds.")
+    ] = False,
+) -> None:
+    """Make token shards from text of your own."""
+    from p2p_dtfm.train.data import Skipped, stated_licence
+    from p2p_dtfm.train.data import prepare as make
+    from p2p_dtfm.train.data.prepare import MANIFEST_NAME
+    from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
+
+    if tokenizer is not None and vocabulary is not None:
+        raise UserError("--tokenizer and --vocabulary exclude each other", "give one of the two")
+    if (out / MANIFEST_NAME).exists() and not overwrite:
+        raise UserError(
+            f"{out} holds prepared data already, which runs may still need",
+            ("choose a new directory for --out", "replace them: the same line with --overwrite"),
+        )
+    given = None if tokenizer is None else read_tokenizer_json(tokenizer)
+    skipped = Skipped()
+    with progress_of_bytes() as progress:
+        manifest = make(
+            paths,
+            out,
+            vocabulary=vocabulary,
+            held_out_fraction=held_out,
+            context=context,
+            name=name,
+            licence=licence or stated_licence(paths),
+            source=source,
+            progress=progress,
+            skipped=skipped,
+            tokenizer=given,
+            text_field=field,
+            validation=validation,
+        )
+    train, test = manifest.totals.train_tokens, manifest.totals.held_out_tokens
+    typer.echo(f"{train:,} training and {test:,} held-out tokens in {out}")
+    if test > train:
+        typer.echo(
+            f"warning: more is held out ({test:,} tokens) than is left to train on ({train:,}): "
+            "name other files with --validation, or a smaller --held-out",
+            err=True,
+        )
+    typer.echo(f"vocabulary {manifest.vocabulary}, manifest {manifest.digest()[:16]}")
+    typer.echo(f"skipped: {skipped}")
+    typer.echo(f"those who join are shown: {manifest.notes.describe()}")
+    typer.echo(f'use them in a run spec: [data] source = "{out.absolute()}"')
+
+
+@app.command()
+def generate(
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(help="A checkpoint directory; default: the newest whole one of this home."),
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "def ",
+    tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="How many to write.")] = 200,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    home: HomeOption = None,
+) -> None:
+    """Write text with a trained model."""
+    from p2p_dtfm.train.model.generate import stream
+
+    directory = checkpoint or newest_checkpoint(home)
+    tokenizer = tokenizer_of(directory)
+    sys.stdout.write(prompt)
+    for piece in stream(directory, tokenizer, prompt, tokens, temperature, seed):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def newest_checkpoint(home: Path | None) -> Path:
+    """The newest checkpoint with all layers, of any run of this home. Raises `UserError`."""
+    from p2p_dtfm.daemon.machine.home import default_home
+    from p2p_dtfm.train.model.checkpoint import list_checkpoints
+    from p2p_dtfm.train.model.gpt import layer_count
+
+    root = home or default_home()
+    found = [
+        checkpoint
+        for run in sorted(root.glob("runs/*/checkpoints"))
+        for checkpoint in list_checkpoints(run)
+        if len(checkpoint.layers) == layer_count(checkpoint.manifest.spec())
+    ]
+    if not found:
+        raise UserError(
+            f"no whole checkpoint in {root}",
+            (
+                "train first; a checkpoint is whole when every layer has been saved or fetched",
+                "name a checkpoint directory: p2p-dtfm generate DIR",
+            ),
+        )
+    return max(found, key=lambda item: (item.directory / "manifest.json").stat().st_mtime).directory
+
+
+def tokenizer_of(directory: Path):  # type: ignore[no-untyped-def]
+    """The tokenizer of a checkpoint's run, which lies beside it. Raises `UserError`."""
+    from p2p_dtfm.train.data import BlobStore, load_manifest, load_tokenizer
+    from p2p_dtfm.train.model.checkpoint import list_checkpoints, read_manifest
+
+    if not (directory / "manifest.json").is_file() and list_checkpoints(directory):
+        directory = list_checkpoints(directory)[0].directory
+    manifest = read_manifest(directory)
+    blobs = directory.parents[1] / "blobs"
+    store = BlobStore(blobs) if blobs.is_dir() else None
+    path = store.path(manifest.spec().data.manifest) if store else None
+    if store is None or path is None:
+        raise UserError(
+            f"the tokenizer of {directory} is missing: it is looked for in {blobs}",
+            "keep checkpoints in the run's directory of the daemon's home",
+        )
+    tokenizer = store.path(load_manifest(path).tokenizer.digest)
+    if tokenizer is None:
+        raise UserError(f"the tokenizer is missing in {blobs}", "join the run again to fetch it")
+    return load_tokenizer(tokenizer)

@@ -1,0 +1,84 @@
+"""The command that says why joining would fail."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from p2p_dtfm.cli.app import HomeOption, JsonOption, app
+from p2p_dtfm.cli.terminal.logs import set_up_logging
+
+_MARKS = {
+    "ok": "[green]ok     [/green]",
+    "warning": "[yellow]warning[/yellow]",
+    "failed": "[red]failed [/red]",
+    "skipped": "[dim]skipped[/dim]",
+}
+
+
+@app.command()
+def doctor(
+    initial_peers: Annotated[
+        list[str] | None,
+        typer.Option("--initial-peers", help="Look at the way to this peer; may be repeated."),
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Run spec to time the device with.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    listen: Annotated[list[str] | None, typer.Option(help="As for the daemon.")] = None,
+    announce: Annotated[list[str] | None, typer.Option(help="As for the daemon.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The daemon's settings from a TOML file.")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find what would keep this machine from taking part, and say what to do about it."""
+    from p2p_dtfm.daemon.machine.settings import resolve
+    from p2p_dtfm.daemon.peers.doctor import Check, Examination, Verdict, examine, exit_code
+    from p2p_dtfm.sim.scenario.files import read_run_spec
+
+    set_up_logging("json" if as_json else "auto")
+    settings = resolve(
+        config,
+        {
+            "home": home,
+            "initial_peers": tuple(initial_peers or ()),
+            "run": run,
+            "device": device,
+            "listen": tuple(listen or ()),
+            "announce": tuple(announce or ()),
+        },
+    ).settings
+    what = Examination(
+        home=settings.home,
+        listen=settings.listen,
+        announce=settings.announce,
+        initial_peers=settings.initial_peers,
+        device=settings.device,
+        threads=settings.compute_threads,
+        spec=read_run_spec(settings.run or "tiny"),
+    )
+    console = Console()
+
+    def tell(check: Check) -> None:
+        if as_json:
+            return
+        console.print(
+            f"{_MARKS[check.verdict]} [bold]{check.name:<13}[/bold]", end="", soft_wrap=True
+        )
+        console.print(check.found, markup=False, highlight=False, soft_wrap=True)
+        if check.fix and check.verdict is not Verdict.OK:
+            console.print(
+                f"{'':<21}fix: {check.fix}", markup=False, highlight=False, soft_wrap=True
+            )
+
+    checks = asyncio.run(examine(what, tell))
+    code = exit_code(checks)
+    if as_json:
+        typer.echo(json.dumps({"ok": code == 0, "checks": [check.as_json() for check in checks]}))
+    raise typer.Exit(code)

@@ -1,0 +1,96 @@
+"""`p2p-dtfm plan`: the plan of the live swarm or of a scenario, and why it is as it is."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from p2p_dtfm.cli.app import HomeOption, JsonOption, app
+from p2p_dtfm.cli.commands.swarm import short
+from p2p_dtfm.cli.scenarios.plan_scenario import Cost, Question, plan_scenario
+from p2p_dtfm.cli.scenarios.scenario_options import GlobalBatchOption, LayersOption
+from p2p_dtfm.core.planner.explain import explain
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.daemon.machine.local_client import call_daemon
+
+
+@app.command()
+def plan(
+    scenario: Annotated[
+        str | None,
+        typer.Argument(help="Scenario file or name; without one, the swarm of this daemon."),
+    ] = None,
+    explained: Annotated[
+        bool, typer.Option("--explain", help="Say why each peer holds what it holds.")
+    ] = False,
+    cost: Annotated[
+        Cost, typer.Option(help="step: seconds per step; paper: DT-FM's own cost.")
+    ] = Cost.STEP,
+    run: Annotated[
+        str, typer.Option("--run", help="Run spec file or name, with a scenario.")
+    ] = "gpt3-xl",
+    layers: LayersOption = None,
+    global_batch: GlobalBatchOption = None,
+    stages: Annotated[int, typer.Option(min=1, help="With --cost paper.")] = 8,
+    replicas: Annotated[int, typer.Option(min=1, help="With --cost paper.")] = 8,
+    change: Annotated[
+        str | None,
+        typer.Option("--what-if", help='"+3 london", "-oregon-2", or several with commas.'),
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a map of the scenario's plan.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the map as a page.")] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The plan in force in the swarm of this machine's daemon, or the plan for a scenario."""
+    if scenario is not None:
+        plan_scenario(
+            Question(
+                scenario, run, layers, global_batch, cost, stages, replicas, change, explained,
+                as_json, svg, html,
+            )
+        )  # fmt: skip
+        return
+    facts = call_daemon(home, "plan")
+    if facts["view"] is None:
+        typer.echo(json.dumps(facts) if as_json else "no view yet: this peer is not let in so far")
+        return
+    snapshot = msgspec.convert(facts["snapshot"], Snapshot, strict=False)
+    made = msgspec.convert(facts["plan"], Plan | NoPlan)
+    explanation = explain(snapshot, made) if explained and isinstance(made, Plan) else None
+    if as_json:
+        if explanation is not None:
+            facts["explanation"] = msgspec.to_builtins(explanation)
+        typer.echo(json.dumps(facts))
+        return
+    console = Console()
+    console.print(
+        f"view {facts['view']}: snapshot {facts['snapshot_digest'][:16]}, "
+        f"plan {facts['plan_digest'][:16]}",
+        highlight=False,
+    )
+    if isinstance(made, NoPlan):
+        console.print(f"no training: {made.reason}", highlight=False)
+        return
+    console.print(_table(made, snapshot))
+    if explanation is not None:
+        console.print(explanation.text(), highlight=False, soft_wrap=True)
+
+
+def _table(made: Plan, snapshot: Snapshot) -> Table:
+    depth = max(len(pipeline.stages) for pipeline in made.pipelines)
+    table = Table("pipeline", "microbatches", *(f"stage {n + 1}" for n in range(depth)))
+    for number, pipeline in enumerate(made.pipelines):
+        cells: list[Any] = [
+            f"{short(s.peer_id)}: layers {s.first_layer}-{s.end_layer - 1}" for s in pipeline.stages
+        ]
+        cells += [""] * (depth - len(cells))
+        table.add_row(str(number + 1), str(pipeline.microbatch_count), *cells)
+    if made.spares:
+        table.add_row("spares", "", ", ".join(map(short, made.spares)), *[""] * (depth - 1))
+    return table

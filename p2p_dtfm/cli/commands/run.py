@@ -1,0 +1,68 @@
+"""The daemon in the foreground."""
+
+import asyncio
+import errno
+import logging
+import sys
+from typing import TextIO
+
+from rich.console import Console
+
+from p2p_dtfm.cli.terminal.live_view import live_view
+from p2p_dtfm.cli.terminal.logs import set_up_logging
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.node.away import Away, StepAside
+from p2p_dtfm.daemon.node.resident import Resident
+
+
+def run_daemon(settings: Settings) -> int:
+    """Run until the end; the exit code. What nobody foresaw is logged whole, with exit code 1."""
+    return _run(Resident(settings, steps_aside=True), settings)
+
+
+def go_on(away: Away) -> int:
+    """In the place of a daemon that has paused; the exit code."""
+    settings = Settings.model_validate(away.settings)
+    return _run(Resident(settings, steps_aside=True, away=away), settings)
+
+
+def _run(resident: Resident, settings: Settings) -> int:
+    handler = set_up_logging(settings.log)
+    try:
+        return _to_the_end(resident, settings, handler)
+    except UserError:
+        raise
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # the daemon's last resort: say what happened, and end with code 1
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(
+                f"a disk is full: {error}", f"free space on the disk of {settings.home}"
+            ) from error
+        logging.getLogger("p2p_dtfm").exception("this is a bug; please report it with this text")
+        return 1
+
+
+def _to_the_end(
+    resident: Resident, settings: Settings, handler: "logging.StreamHandler[TextIO]"
+) -> int:
+    try:
+        return asyncio.run(_live(resident, settings, handler))
+    except StepAside as pause:
+        try:
+            pause.take_place()
+        except OSError as error:
+            log = logging.getLogger("p2p_dtfm")
+            log.warning("the memory of the program itself stays in use while paused: %s", error)
+        stays = Resident(settings, away=pause.away)
+        return asyncio.run(_live(stays, settings, handler))
+
+
+async def _live(
+    resident: Resident, settings: Settings, handler: "logging.StreamHandler[TextIO]"
+) -> int:
+    if settings.log == "json" or not sys.stderr.isatty():
+        return await resident.run()
+    async with live_view(resident.state, Console(stderr=True), handler):
+        return await resident.run()

@@ -1,0 +1,188 @@
+"""Commands about the daemon that runs here and its swarm: status, peers, leave, id."""
+
+import json
+import time
+from collections import Counter
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from p2p_dtfm.cli.app import HomeOption, JsonOption, app
+from p2p_dtfm.cli.terminal.durations import duration
+from p2p_dtfm.cli.terminal.plain import SHORT_CHARACTERS, plain
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.local_client import call_daemon
+
+AS_TEXT: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+LONG_CHARACTERS = 4096
+"""Paths and addresses are the user's own, and must be whole to be copied."""
+
+
+def short(peer_id: str) -> str:
+    """The part of a peer id in which peers differ."""
+    return f"…{plain(peer_id[-6:])}"
+
+
+@app.command()
+def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """What the daemon of this machine is doing, and why."""
+    facts = call_daemon(home, "status")
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    console = Console()
+    for_long = duration(time.time() - facts["since_s"])
+    headline = Text.assemble((facts["state"], "bold"), f" for {for_long}: {plain(facts['reason'])}")
+    console.print(headline, highlight=False, soft_wrap=True)
+    if (work := facts.get("work")) is not None and work["what"] not in facts["reason"]:
+        left = "" if work["left_s"] is None else f", {duration(work['left_s'])} left"
+        console.print(f"  {plain(work['what'])}: {work['share']:.0%}{left}", **AS_TEXT)
+    rows = [
+        ("peer", facts["peer_id"]),
+        *_marks(facts),
+        ("run", f"{facts['run']} ({facts['run_digest'][:16]})" if facts["run"] else None),
+        ("trained on", facts["data"]),
+        ("step", f"{facts['step']} of {facts['total_steps']}" if facts.get("step") else None),
+        ("loss", _number(facts.get("loss"))),
+        ("held-out loss", _number(facts.get("held_out_loss"))),
+        ("tokens per second", _number(facts.get("tokens_per_s"), 0)),
+        ("safe step", _safe(facts)),
+        ("time left", duration(facts["eta_s"]) if facts.get("eta_s") is not None else None),
+        ("view", _view(facts)),
+        ("layers", _layers(facts)),
+        ("checkpoints", facts["checkpoints"]),
+        ("turned away", _turned_away(facts)),
+        *(("others join with", f"--initial-peers {each}") for each in facts["addresses"]),
+        ("dashboard", f"{facts['dashboard'] or 'off'}"),
+    ]
+    for name, value in rows:
+        if value is not None:  # what is not known yet is left out
+            console.print(f"  {name:<18} {plain(value, LONG_CHARACTERS)}", **AS_TEXT)
+    waits_for = facts.get("waits_for") or []
+    if waits_for:
+        console.print(f"  waits for Prepared of {', '.join(map(short, waits_for))}", **AS_TEXT)
+    for problem in facts.get("problems") or ():
+        console.print(Text(f"! {plain(problem['what'])}", style="red"), soft_wrap=True)
+        console.print(f"  fix: {plain(problem['fix'])}", **AS_TEXT)
+
+
+def _safe(facts: dict[str, Any]) -> str | None:
+    """What a crash of one peer cannot set back; left out where that is every step."""
+    safe, step = facts.get("safe_step"), facts.get("step")
+    if not step or safe == step:
+        return None
+    return f"{safe or 0}: a crash of one peer may set training back to it"
+
+
+def _turned_away(facts: dict[str, Any]) -> str | None:
+    """How much the gate has refused, by what the senders were."""
+    counts: Counter[str] = Counter()
+    for sender, _, _, count in facts.get("refused") or ():
+        counts[sender] += count
+    words = [f"{count} of {sender}s" for sender, count in counts.most_common()]
+    return ", ".join(words) or None
+
+
+def _marks(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """What makes the figures below those of a laboratory."""
+    marks = []
+    if facts.get("shaped_links"):
+        marks.append(("shaped links", facts["shaped_links"]))
+    if facts.get("emulated_device"):
+        marks.append(("emulated device", "it computes nothing, so losses mean nothing"))
+    return marks
+
+
+def _number(value: float | None, digits: int = 4) -> str | None:
+    return None if value is None else f"{value:,.{digits}f}"
+
+
+def _view(facts: dict[str, Any]) -> str | None:
+    count = len(facts["members"])
+    return f"{facts['view']}, {count} member{'' if count == 1 else 's'}" if count else None
+
+
+def _layers(facts: dict[str, Any]) -> str | None:
+    """What this peer computes, and what else it has: to guard it, or for a view to come."""
+    kept = [layer for layer in facts["layers"] if layer not in facts["stage"]]
+    stage = f"{_ranges(facts['stage'])} computed" if facts["stage"] else ""
+    also = f"{_ranges(kept)} kept for others" if kept else ""
+    return ", ".join(filter(None, (stage, also))) or None
+
+
+def _ranges(layers: list[int]) -> str:
+    """ "0-3, 5"."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and runs[-1][-1] == layer - 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+@app.command()
+def peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """The members of the view: devices, links, layers."""
+    members = call_daemon(home, "peers")
+    if as_json:
+        typer.echo(json.dumps(members))
+        return
+    table = Table("peer", "device", "memory", "block fwd+bwd", "layers", "links", "heard")
+    for member in members:
+        table.add_row(*map(Text, _row(member)))
+    Console().print(table)
+
+
+def _row(member: dict[str, Any]) -> tuple[str, ...]:
+    device, links = member["device"], member["links"].values()
+    block_ms = (device["block"]["forward_ns"] + device["block"]["backward_ns"]) / 1e6
+    layers = member["layers"]
+    rates = [link["bytes_per_s"] / 1e6 for link in links]
+    heard = member["heard_s_ago"]
+    return (
+        short(member["peer_id"]),
+        plain(f"{device['kind']}, {device['name']}", SHORT_CHARACTERS),
+        f"{device['memory_bytes'] / (1 << 30):.1f} GiB",
+        f"{block_ms:.1f} ms",
+        f"{layers[0]}-{layers[-1]}" if layers else "spare",
+        f"{min(rates):.0f}-{max(rates):.0f} MB/s" if rates else "none measured",
+        "this peer" if heard is None else f"{heard:.0f} s ago",
+    )
+
+
+@app.command()
+def leave(home: HomeOption = None) -> None:
+    """Finish the step, hand the layers to the others, and end the daemon."""
+    call_daemon(home, "leave", "POST")
+    typer.echo("the daemon hands its layers over and leaves; p2p-dtfm status shows how far it is")
+
+
+@app.command()
+def pause(home: HomeOption = None) -> None:
+    """Hand the layers to the others and free the memory; the daemon stays, and can come back."""
+    call_daemon(home, "pause", "POST")
+    typer.echo("the daemon hands its layers over; p2p-dtfm resume makes it take part again")
+
+
+@app.command()
+def resume(home: HomeOption = None) -> None:
+    """Take part again after a pause."""
+    if call_daemon(home, "status")["state"] != "paused":
+        raise UserError("the daemon is not paused", "see what it does: p2p-dtfm status")
+    call_daemon(home, "resume", "POST")
+    typer.echo("the daemon joins the others again; p2p-dtfm status shows how far it is")
+
+
+@app.command(name="id")
+def show_id(home: HomeOption = None) -> None:
+    """This machine's peer id; made if there is none."""
+    from p2p_dtfm.daemon.machine.home import Home, default_home
+    from p2p_dtfm.net.contacts.identity import Identity
+
+    place = Home(home or default_home())
+    place.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    typer.echo(Identity.load_or_create(place.identity).peer_id)

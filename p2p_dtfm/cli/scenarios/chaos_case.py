@@ -1,0 +1,120 @@
+"""What a run of chaos does to whom: from a seed, from a scenario's file, or from an earlier run."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.sim.scenario.files import read_scenario
+from p2p_dtfm.sim.scenario.scenario import Scenario, ScenarioFault
+from p2p_dtfm.testbed.chaos_schedule import ChaosFault, chaos_schedule
+
+STEPS_AFTER = 20
+"""Without faults, at the end."""
+SPARE_STEPS = 60
+"""For each fault: those that need all others well may come much later than they are due."""
+SPARE_STEPS_PER_S = 60
+"""While a fault lasts: a small model on a fast machine must not come to its end meanwhile."""
+STEP_LIMIT_S = 10.0
+"""A fault that lasts some steps is over after so long for each, should none be committed."""
+FAULTS = 10
+"""Where neither the command nor the scenario says which."""
+AT_ONCE = ("corrupt", "join", "leave")
+
+
+@dataclass(frozen=True)
+class ChaosCase:
+    """`peers` begin; the schedule may let others join."""
+
+    scenario: str | None
+    run: str
+    seed: int
+    peers: tuple[str, ...]
+    schedule: tuple[ChaosFault, ...]
+
+    @property
+    def total_steps(self) -> int:
+        """Of the run spec; the swarm is ended when nothing more is to happen to it."""
+        last = max((fault.at_step + fault.lasts_steps for fault in self.schedule), default=0)
+        seconds = sum(fault.lasts_s or 0.0 for fault in self.schedule)
+        spare = SPARE_STEPS * len(self.schedule) + math.ceil(SPARE_STEPS_PER_S * seconds)
+        return last + STEPS_AFTER + spare
+
+    @property
+    def newcomers(self) -> tuple[str, ...]:
+        """Those that join and are not among those that begin."""
+        joining = (fault.peers[0] for fault in self.schedule if fault.kind == "join")
+        return tuple(dict.fromkeys(name for name in joining if name not in self.peers))
+
+    def played(self) -> Scenario | None:
+        """The scenario with all who take part at some time.
+
+        A newcomer that its file does not name is like one of its peers. Raises `UserError`.
+        """
+        if self.scenario is None:
+            return None
+        scenario = read_scenario(self.scenario)
+        known = [peer.name for peer in scenario.peers]
+        unknown = [name for name in self.newcomers if name not in known]
+        twins = {name: known[number % len(known)] for number, name in enumerate(unknown)}
+        return scenario.with_twins(twins)
+
+
+def chaos_case(
+    scenario_name: str | None, peers: int, seed: int, faults: int | None, run: str
+) -> ChaosCase:
+    """`faults`: how many by chance; None: those of the scenario, if it has any.
+
+    Raises `UserError`.
+    """
+    if scenario_name is None:
+        names = tuple(f"peer-{number}" for number in range(peers))
+        return ChaosCase(None, run, seed, names, chaos_schedule(names, seed, faults or 0))
+    scenario = read_scenario(scenario_name)
+    names = tuple(peer.name for peer in scenario.peers)
+    if faults is not None or not scenario.faults:
+        schedule = chaos_schedule(names, seed, FAULTS if faults is None else faults)
+        return ChaosCase(scenario_name, run, seed, names, schedule)
+    stated = sorted(scenario.faults, key=lambda fault: fault.at_step)
+    first = {fault.peer: fault.kind for fault in reversed(stated)}
+    begin = tuple(name for name in names if first.get(name) != "join")
+    if not begin:
+        raise UserError(
+            f"in {scenario.name} every peer joins later", "let one be there from the beginning"
+        )
+    return ChaosCase(scenario_name, run, seed, begin, tuple(map(_of_scenario, stated)))
+
+
+def _of_scenario(fault: ScenarioFault) -> ChaosFault:
+    whom = (fault.peer, fault.other) if fault.other else (fault.peer,)
+    kind = "partition" if fault.kind == "cut" and not fault.other else fault.kind
+    lasts_s: float | None = fault.seconds or fault.steps * STEP_LIMIT_S
+    if not lasts_s and kind not in AT_ONCE:
+        lasts_s = None
+    return ChaosFault(fault.at_step, kind, whom, lasts_s, fault.steps, fault.factor)
+
+
+def replayed_case(path: Path) -> ChaosCase:
+    """The case of a JSON object that chaos wrote. Raises `UserError`."""
+    try:
+        held = json.loads(path.read_text())
+        schedule = tuple(
+            ChaosFault(
+                f["at_step"],
+                f["kind"],
+                tuple(f["peers"]),
+                f["lasts_s"],
+                f.get("lasts_steps", 0),
+                f.get("factor", 1.0),
+            )
+            for f in held["schedule"]
+        )
+        return ChaosCase(
+            held["scenario"], held["run"], held["seed"], tuple(held["peers"]), schedule
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} does not hold a run of chaos ({error!r})",
+            "give a file that was written by: p2p-dtfm chaos --json > FILE",
+        ) from error

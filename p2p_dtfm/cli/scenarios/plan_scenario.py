@@ -1,0 +1,181 @@
+"""`p2p-dtfm plan SCENARIO`: plans of swarms that need not exist."""
+
+import json
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+
+from p2p_dtfm.cli.terminal.output_files import check_writable, write_text
+from p2p_dtfm.core.planner.explain import explain
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.sim.map.plan_map import plan_html, plan_svg
+from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of
+from p2p_dtfm.sim.paper.solver import solve_paper
+from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
+from p2p_dtfm.sim.scenario.scenario import Scenario
+from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
+from p2p_dtfm.sim.scenario.what_if import what_if
+
+SECOND_NS = 1_000_000_000
+
+
+class Cost(StrEnum):
+    STEP = "step"
+    PAPER = "paper"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of `plan SCENARIO`."""
+
+    scenario: str
+    run: str
+    layers: int | None
+    global_batch: int | None
+    cost: Cost
+    stages: int
+    replicas: int
+    change: str | None
+    explained: bool
+    as_json: bool
+    svg: Path | None
+    html: Path | None
+
+
+def plan_scenario(question: Question) -> None:
+    """Print the plan of a scenario; write its picture if asked. Raises `UserError`."""
+    scenario = read_scenario(question.scenario)
+    if question.cost is Cost.PAPER:
+        if question.svg or question.html or question.explained:
+            raise UserError(
+                "--explain, --svg and --html show plans of the step-time planner",
+                "leave out --cost paper",
+            )
+        changed = what_if(scenario, question.change) if question.change is not None else scenario
+        result = _paper_result(changed, question)
+        typer.echo(json.dumps(result) if question.as_json else _paper_text(result))
+        return
+    _plan_step(scenario, question)
+
+
+def _paper_result(scenario: Scenario, question: Question) -> dict[str, Any]:
+    began = time.perf_counter()
+    problem = paper_problem_of(scenario, question.stages, question.replicas)
+    found = solve_paper(problem)
+    elapsed = time.perf_counter() - began
+    return {
+        "total_s": found.total_ns / SECOND_NS,
+        "data_parallel_s": found.data_parallel_ns / SECOND_NS,
+        "pipeline_s": found.pipeline_ns / SECOND_NS,
+        "stages": [list(group) for group in found.stages],
+        "elapsed_s": round(elapsed, 3),
+        "snapshot": problem.digest(),
+        "plan": found.digest(),
+    }
+
+
+def _paper_text(result: dict[str, Any]) -> str:
+    lines = [
+        f"{result['total_s']:.6f} s = {result['data_parallel_s']:.6f} s data parallel + "
+        f"{result['pipeline_s']:.6f} s pipeline, found in {result['elapsed_s']} s"
+    ]
+    for number, group in enumerate(result["stages"], 1):
+        lines.append(f"stage {number}: {' '.join(group)}")
+    return "\n".join(lines)
+
+
+def _plan_step(scenario: Scenario, question: Question) -> None:
+    spec = read_run_spec(question.run, question.layers, question.global_batch)
+    pictures = ((question.svg, "--svg", plan_svg), (question.html, "--html", plan_html))
+    for path, option, _ in pictures:
+        check_writable(path, option)
+    shown = what_if(scenario, question.change) if question.change is not None else scenario
+    result, snapshot, found = _step_result(scenario, spec)
+    if question.change is not None:
+        changed, snapshot, found = _step_result(shown, spec)
+        result = {"before": result, **changed, "what_if": question.change}
+    explanation = explain(snapshot, found) if question.explained else None
+    if explanation is not None:
+        result["explanation"] = msgspec.to_builtins(explanation)
+    for path, option, draw in pictures:
+        if path is not None:
+            write_text(path, draw(found, shown, snapshot.workload), option)
+    if question.as_json:
+        typer.echo(json.dumps(result))
+        return
+    typer.echo(_step_text(result))
+    if explanation is not None:
+        typer.echo(explanation.text())
+
+
+def _step_result(scenario: Scenario, spec: RunSpec) -> tuple[dict[str, Any], Snapshot, Plan]:
+    snapshot = scenario_snapshot(scenario, spec)
+    began = time.perf_counter()
+    found = compute_plan(snapshot)
+    elapsed = time.perf_counter() - began
+    if isinstance(found, NoPlan):
+        raise UserError(f"{scenario.name}: {found.reason}", "add peers or memory, or train less")
+    step_s = found.predicted_step_ns / SECOND_NS
+    result = {
+        "seconds_per_step": step_s,
+        "tokens_per_s": round(spec.tokens_per_step / step_s, 1),
+        "peers": len(scenario.peers),
+        "pipelines": [
+            {
+                "microbatches": pipeline.microbatch_count,
+                "stages": [
+                    {
+                        "peer": stage.peer_id,
+                        "first_layer": stage.first_layer,
+                        "end_layer": stage.end_layer,
+                        "in_flight": stage.in_flight,
+                    }
+                    for stage in pipeline.stages
+                ],
+            }
+            for pipeline in found.pipelines
+        ],
+        "spares": list(found.spares),
+        "elapsed_s": round(elapsed, 3),
+        "snapshot": snapshot.digest(),
+        "plan": found.digest(),
+    }
+    return result, snapshot, found
+
+
+def _step_text(result: dict[str, Any]) -> str:
+    lines = [
+        f"{result['seconds_per_step']:.3f} s a step, {result['tokens_per_s']:.0f} tokens/s "
+        f"predicted; planned in {result['elapsed_s']} s"
+    ]
+    if "before" in result:
+        before = result["before"]["seconds_per_step"]
+        after = result["seconds_per_step"]
+        percent = f"{100 * abs(after / before - 1):.1f}%"
+        change = f"{percent} {'shorter' if after < before else 'longer'}, {after:.3f} s instead of "
+        change = "as long as before" if percent == "0.0%" else f"{change}{before:.3f} s"
+        spares = [len(each["spares"]) for each in (result["before"], result)]
+        lines.append(
+            f"what if {result['what_if']}: a step is {change}, with {result['peers']} peers "
+            f"instead of {result['before']['peers']} ({spares[1]} of them spares, "
+            f"before {spares[0]})"
+        )
+    lines.append("pipelines, with the layers that each peer holds:")
+    for number, pipeline in enumerate(result["pipelines"], 1):
+        stages = " → ".join(
+            f"{stage['peer']} [{stage['first_layer']}-{stage['end_layer'] - 1}]"
+            for stage in pipeline["stages"]
+        )
+        lines.append(f"pipeline {number}, {pipeline['microbatches']} microbatches: {stages}")
+    if result["spares"]:
+        lines.append(f"spares: {' '.join(result['spares'])}")
+    return "\n".join(lines)

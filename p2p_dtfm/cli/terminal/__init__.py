@@ -1,0 +1,4 @@
+"""What commands show and write: the live view, bars, logs, files that somebody named.
+
+For `commands` and `scenarios`. Begin with `progress`.
+"""

@@ -1,0 +1,146 @@
+"""What a daemon does, at the foot of the terminal that it runs in; its log scrolls above."""
+
+import asyncio
+import contextlib
+import io
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from p2p_dtfm.cli.terminal.durations import duration
+from p2p_dtfm.cli.terminal.plain import plain
+from p2p_dtfm.web.state import DashboardState, ViewState
+
+REFRESH_S = 0.5
+BAR_WIDTH = 30
+PROBLEMS_SHOWN = 3
+COLOURS = {"training": "green", "done": "green", "waiting": "yellow", "leaving": "yellow"}
+
+
+@contextlib.asynccontextmanager
+async def live_view(
+    state: Callable[[], DashboardState],
+    console: Console,
+    handler: "logging.StreamHandler[TextIO]",
+) -> AsyncIterator[None]:
+    """Shows `state()` until the end; what `handler` logs and what is printed stands above."""
+    with Live(
+        console=console,
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as live:
+        console.show_cursor(True)  # a daemon that ends at once could not bring it back
+        above = _Above(console)
+        before = handler.setStream(above)
+        stdout = contextlib.redirect_stdout(above if sys.stdout.isatty() else sys.stdout)
+        refreshing = asyncio.create_task(_refresh(live, state))
+        try:
+            with stdout:
+                yield
+        finally:
+            refreshing.cancel()
+            if before is not None:
+                handler.setStream(before)
+
+
+class _Above(io.TextIOBase):
+    """Prints whole lines above the panel. A long one is left to the terminal to wrap, so that an
+    address can still be copied."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._console.print(Text(line), soft_wrap=True)
+        return len(text)
+
+
+async def _refresh(live: Live, state: Callable[[], DashboardState]) -> None:
+    while True:
+        live.update(panel(state(), time.time(), live.console.width), refresh=True)
+        await asyncio.sleep(REFRESH_S)
+
+
+def panel(state: DashboardState, now_s: float, width: int) -> Group:
+    """One state with its reason, progress, the swarm's figures, and what is wrong.
+
+    No line is wider than the terminal: a wrapped one would make the panel creep.
+    """
+    live = state.live
+    headline = Text.assemble(
+        (live.state, f"bold {COLOURS.get(live.state, 'cyan')}"),
+        (f" for {duration(now_s - live.since_s)}", "dim"),
+        f"  {plain(live.reason)}",
+    )
+    rows = [Text(""), headline, *_progress(state)]
+    rows += [Text(" · ".join(facts)) for facts in (_figures(state), _place(state.view)) if facts]
+    if live.next:
+        rows.append(Text(f"next: {live.next[0]}", style="dim"))
+    for each in live.problems[:PROBLEMS_SHOWN]:
+        rows.append(Text(f"! {plain(each.what)}", style="red"))
+        rows.append(Text(f"  fix: {plain(each.fix)}", style="dim"))
+    rows += [Text(mark, style="dim yellow") for mark in live.marks]
+    for row in rows:
+        row.truncate(width - 1, overflow="ellipsis")
+    return Group(*rows)
+
+
+def _progress(state: DashboardState) -> list[Text]:
+    live, run = state.live, state.run
+    rows = []
+    if live.work_share is not None:
+        what = "" if live.reason.startswith(live.work) else f"{plain(live.work)} "
+        rows.append(_bar(live.work_share, what, live.work_left_s, "cyan"))
+    if run is not None and live.step:
+        share = min(1.0, live.step / run.total_steps)
+        what = f"step {live.step:,} of {run.total_steps:,} "
+        rows.append(_bar(share, what, live.eta_s, "green"))
+    return rows
+
+
+def _bar(share: float, what: str, left_s: float | None, colour: str) -> Text:
+    done = round(BAR_WIDTH * share)
+    left = "" if left_s is None else f"  {duration(left_s)} left"
+    return Text.assemble(
+        ("━" * done, colour),
+        ("━" * (BAR_WIDTH - done), "bright_black"),
+        f"  {what}({share:.0%}){left}",
+    )
+
+
+def _figures(state: DashboardState) -> list[str]:
+    live, found = state.live, []
+    if live.loss is not None:
+        found.append(f"loss {live.loss:.4f}")
+    if live.held_out_loss is not None:
+        found.append(f"held-out {live.held_out_loss:.4f}")
+    if live.tokens_per_s is not None:
+        found.append(f"{live.tokens_per_s:,.0f} tokens/s")
+    return found
+
+
+def _place(view: ViewState) -> list[str]:
+    if view.me is None:
+        return []
+    me, count = view.peers[view.me], len(view.peers)
+    found = [f"{count} peer{'' if count == 1 else 's'}"]
+    if me.pipeline is not None:
+        stages = len(view.pipelines[me.pipeline].peers)
+        found.append(
+            f"this one: layers {me.first_layer}-{me.end_layer - 1}, pipeline {me.pipeline + 1} of "
+            f"{len(view.pipelines)}, stage {(me.position or 0) + 1} of {stages}"
+        )
+    elif not view.no_plan:
+        found.append("this one: spare")
+    return found

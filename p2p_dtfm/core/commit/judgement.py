@@ -1,0 +1,164 @@
+"""Which Prepared cannot be true, by itself or beside those of the others.
+
+Reductions and updates are exact (`docs/decisions/0019-states-by-exact-arithmetic.md`): what two
+holders of the same layers state must be the same bits, whatever computes them.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.plan import Plan, Segment
+
+DIGEST_BYTES = 16
+"""Of states."""
+SUM_DIGEST_BYTES = 8
+"""Of sums: two with one digest would have to be found anew within each step."""
+
+
+@lru_cache(maxsize=16)
+def _segments(plan: Plan) -> tuple[Segment, ...]:
+    return plan.segments()
+
+
+@dataclass
+class Conflict:
+    """What a step's Prepared together contradict."""
+
+    reason: str = ""
+    """Empty if they agree."""
+    liars: dict[str, str] = field(default_factory=dict)
+    """Why each of these is left out."""
+    doubts: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Pairs of peers of which one says what is not so."""
+    forks: bool = False
+    """The step starts from different states."""
+
+    def told(self) -> list[tuple[str, str]]:
+        """Whom it is about, and why, in words."""
+        pairs = [(f"one of {a} and {b}", why) for (a, b), why in self.doubts.items()]
+        return sorted([*self.liars.items(), *pairs])
+
+    def blame(self, peer_id: str, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.liars.setdefault(peer_id, reason)
+
+    def doubt(self, one: str, other: str, reason: str) -> None:
+        self.reason = self.reason or reason
+        first, second = sorted((one, other))
+        self.doubts.setdefault((first, second), reason)
+
+
+def fault_of(
+    prepared: Prepared,
+    plan: Plan,
+    terms: StepTerms | None = None,
+    counts: Mapping[str, int] | None = None,
+) -> str:
+    """Why a stage-holder's Prepared cannot be true; empty if it may be.
+
+    Without `terms` nothing is known of the run, without `counts` (`loss_counts`) not who computes
+    which microbatches.
+    """
+    me, segments = prepared.peer_id, _segments(plan)
+    due = {n for n, segment in enumerate(segments) if me in segment.holders}
+    if set(prepared.squared_norms) != due:
+        return "Prepared does not state the norms of its segments"
+    numbers = [*prepared.squared_norms.values(), prepared.loss_sum, prepared.held_out_loss_sum]
+    if not all(math.isfinite(number) for number in numbers):
+        return f"Prepared for step {prepared.step} with a number that is not finite"
+    if min(prepared.token_count, prepared.held_out_token_count, *numbers) < 0:
+        return "Prepared with a negative count, loss or squared norm"
+    if not -1 <= prepared.kept <= prepared.step:
+        return f"Prepared for step {prepared.step} with a cut of {prepared.kept}"
+    if max(prepared.squared_norms.values(), default=0.0) > SQUARED_NORM_LIMIT:
+        return "Prepared with a norm that no gradient has"
+    if not -1 <= prepared.kept <= prepared.step:
+        return f"Prepared for step {prepared.step} with a cut of step {prepared.kept}"
+    for number, digests in prepared.sums.items():
+        if number not in due or len(digests) != len(segments[number].holders):
+            return "Prepared with sums of segments that it does not hold"
+        if any(len(digest) not in (0, SUM_DIGEST_BYTES) for digest in digests):
+            return "Prepared with a sum's digest of another length"
+    if not set(prepared.states) <= set(plan.layers_of(me)):
+        return "Prepared with states of layers that it does not hold"
+    return _fault_of_counts(prepared, plan, terms, counts) if terms is not None else ""
+
+
+def _fault_of_counts(
+    prepared: Prepared, plan: Plan, terms: StepTerms, counts: Mapping[str, int] | None
+) -> str:
+    step, me = prepared.step, prepared.peer_id
+    if counts is not None:
+        due = counts.get(me, 0) * terms.microbatch_tokens if terms.trains(step) else 0
+        if prepared.token_count != due:
+            return f"Prepared counts {prepared.token_count} tokens, its share is {due}"
+    held_out = terms.held_out_tokens(step, plan, me)
+    if prepared.held_out_token_count != held_out:
+        return f"Prepared counts {prepared.held_out_token_count} held-out tokens, not {held_out}"
+    losses = (prepared.loss_sum, prepared.token_count)
+    held_out_losses = (prepared.held_out_loss_sum, prepared.held_out_token_count)
+    if any(loss > tokens * terms.loss_limit for loss, tokens in (losses, held_out_losses)):
+        return "Prepared with a loss that no model has"
+    segments = enumerate(_segments(plan))
+    shared = {n for n, segment in segments if me in segment.holders and len(segment.holders) > 1}
+    if terms.trains(step) and set(prepared.sums) != shared:
+        return "Prepared does not state the sums of its segments"
+    if terms.tells_states(step) and set(prepared.states) != set(plan.layers_of(me)):
+        return "Prepared does not state the digests of its states"
+    return ""
+
+
+def conflict_of(said: Mapping[str, Prepared], plan: Plan) -> Conflict:
+    """What the Prepared of one step, by peer, contradict; some may be missing."""
+    found = Conflict()
+    bases = {peer: prepared.base for peer, prepared in said.items()}
+    if len(set(bases.values())) > 1:
+        found.reason, found.forks = "members start the step from different states", True
+    for what, stated in _comparable(said, plan):
+        _judge(stated, what, found)
+    for number, segment in enumerate(_segments(plan)):
+        sums = {peer: p.sums[number] for peer, p in said.items() if number in p.sums}
+        for place, owner in enumerate(segment.holders):
+            for peer, digests in sums.items():
+                if owner in sums and digests[place] != sums[owner][place]:
+                    reason = f"the sums of {owner} are not those that {peer} has got from it"
+                    found.doubt(owner, peer, reason)
+    return found
+
+
+def _comparable(
+    said: Mapping[str, Prepared], plan: Plan
+) -> Iterator[tuple[str, dict[str, Hashable]]]:
+    """What several peers state of the same thing."""
+    for number, segment in enumerate(_segments(plan)):
+        peers = [peer for peer in segment.holders if peer in said]
+        alike: dict[Hashable, dict[str, Hashable]] = {}
+        for peer in peers:  # from other sums come other norms, and nobody lies who says so
+            sums = said[peer].sums.get(number)
+            alike.setdefault(sums, {})[peer] = said[peer].squared_norms[number]
+        for norms in alike.values():
+            yield "norm", norms
+        for layer in segment.layers:
+            with_digest = [peer for peer in peers if layer in said[peer].states]
+            yield f"state of layer {layer}", {p: said[p].states[layer] for p in with_digest}
+
+
+def _judge(stated: Mapping[str, Hashable], what: str, found: Conflict) -> None:
+    """The odd ones are left out where most agree; else each pair that differs is in doubt."""
+    if len(set(stated.values())) < 2:
+        return
+    value, count = Counter(stated.values()).most_common(1)[0]
+    odd = sorted(peer for peer, mine in stated.items() if mine != value)
+    if 2 * count > len(stated):
+        for peer in odd:
+            found.blame(peer, f"states another {what} than the other holders")
+        return
+    for one in sorted(stated):
+        for other in sorted(stated):
+            if one < other and stated[one] != stated[other]:
+                found.doubt(one, other, f"{one} and {other} state unlike {what}s")

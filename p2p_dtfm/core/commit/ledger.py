@@ -1,0 +1,143 @@
+"""The steps of one view in order: takes Prepared as they arrive, gives outcomes as they follow."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from p2p_dtfm.core.commit.judgement import Conflict
+from p2p_dtfm.core.commit.step import StepTransaction
+from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.messages.prepared import Statement, StepOutcome
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import ViewId
+
+STEPS_AHEAD_LIMIT = 2
+"""A peer that commits first may be one step ahead; two leaves room for a message overtaking."""
+
+
+class Ledger:
+    """Follows a view from `step` on.
+
+    While `may_commit` is False no step commits: not all members have said that they are active in
+    the view. Once `freeze` is called nothing is taken and nothing commits any more: the step under
+    way is now decided by what the peers bring to the next view.
+    """
+
+    def __init__(
+        self,
+        view: ViewId,
+        plan: Plan,
+        step: int,
+        terms: StepTerms | None = None,
+        counts: Mapping[str, int] | None = None,
+        first_counts: Mapping[str, int] | None = None,
+    ) -> None:
+        """`counts` are those of a whole step (`loss_counts`), `first_counts` those of the first
+        one here, which may be what is left of a step that has failed before."""
+        self.view = view
+        self.plan = plan
+        self.step = step
+        self.may_commit = True
+        self.frozen = False
+        self.last_commit: tuple[Signed, ...] = ()
+        """Every stage-holder's Prepared of the step that was committed last in this view."""
+        self._terms = terms
+        self._counts = counts
+        self._first = step, first_counts if first_counts is not None else counts
+        self._transactions: dict[int, StepTransaction] = {}
+        self._ahead: dict[str, dict[int, str]] = {}
+
+    def record(self, statement: Statement) -> None:
+        """Take a Prepared. One of a step that is committed is ignored. Raises `PeerFault`."""
+        prepared = statement.prepared
+        if prepared.view != self.view:
+            raise PeerFault(f"Prepared of view {prepared.view}, not {self.view}", prepared.peer_id)
+        if self.frozen or prepared.step < self.step:
+            return
+        if prepared.step >= self.step + STEPS_AHEAD_LIMIT:
+            raise PeerFault(
+                f"Prepared of step {prepared.step} while step {self.step} is not committed",
+                prepared.peer_id,
+            )
+        self._transaction(prepared.step).record(statement)
+
+    def next_outcome(self) -> StepOutcome | None:
+        """Commit the present step if all have said Prepared; call again until None."""
+        if self.frozen or not self.may_commit:
+            return None
+        outcome = self._transaction(self.step).outcome()
+        if outcome is not None:
+            self.last_commit = self._transactions.pop(self.step).signed
+            self.step += 1
+        return outcome
+
+    def has_refused(self, signed: Signed) -> bool:
+        """Whether this Prepared is evidence against its maker."""
+        evidence = (t.evidence.get(signed.peer_id) for t in self._transactions.values())
+        return signed in evidence
+
+    @property
+    def conflict(self) -> Conflict:
+        """Why the present step does not commit, though all have said Prepared."""
+        return self._transaction(self.step).conflict
+
+    @property
+    def forks(self) -> bool:
+        """Whether members say that the present step starts from different states."""
+        said = self._transaction(self.step).said.values()
+        return len({prepared.base for prepared in said}) > 1
+
+    def says_ahead(self, statement: Statement) -> tuple[int, str] | None:
+        """A Prepared too far ahead, at a peer without a stage: a step to which it may skip, and
+        its lineage, once more than half of the stage-holders say so."""
+        prepared = statement.prepared
+        if prepared.peer_id not in self.plan.stage_holders():
+            raise PeerFault("Prepared from a peer without a stage", prepared.peer_id)
+        if self._terms is not None and prepared.step > self._terms.total_steps:
+            raise PeerFault(f"Prepared of step {prepared.step}, after the last", prepared.peer_id)
+        said = self._ahead.setdefault(prepared.peer_id, {})
+        said[prepared.step] = prepared.base
+        for oldest in sorted(said)[:-STEPS_AHEAD_LIMIT]:
+            del said[oldest]
+        base = self.base_of(prepared.step)
+        return (prepared.step, base) if base is not None else None
+
+    def base_of(self, step: int) -> str | None:
+        """The lineage from which more than half of the stage-holders say that a step starts."""
+        said = [bases[step] for bases in self._ahead.values() if step in bases]
+        if step in self._transactions:
+            said += [prepared.base for prepared in self._transactions[step].said.values()]
+        base, count = Counter(said).most_common(1)[0] if said else ("", 0)
+        return base if 2 * count > len(self.plan.stage_holders()) else None
+
+    def skip_to(self, step: int) -> None:
+        """The steps before are known to be committed."""
+        self.step = step
+        self.last_commit = ()
+        self._transactions = {n: t for n, t in self._transactions.items() if n >= step}
+        self._ahead = {}
+
+    def freeze(self) -> tuple[Signed, ...]:
+        """Take and commit nothing from now on; returns the Prepared of the step under way, and
+        after them those that were refused."""
+        self.frozen = True
+        transaction = self._transaction(self.step)
+        return (*transaction.signed, *transaction.evidence.values())
+
+    def counts_of(self, step: int) -> Mapping[str, int]:
+        """Of how many microbatches whose Prepared counts the loss; empty if that is not known."""
+        first, first_counts = self._first
+        return (first_counts if step == first else self._counts) or {}
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Whose Prepared of the present step has not come."""
+        return self._transaction(self.step).missing
+
+    def _transaction(self, step: int) -> StepTransaction:
+        if step not in self._transactions:
+            counts = self.counts_of(step) or None
+            made = StepTransaction(self.view, step, self.plan, self._terms, counts)
+            self._transactions[step] = made
+        return self._transactions[step]

@@ -1,0 +1,58 @@
+"""What of a step's numbers follows from the run spec, so that nobody needs to be believed."""
+
+import math
+
+import msgspec
+
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+
+SQUARED_NORM_LIMIT = 1e100
+"""Of a segment. The largest gradient of 2^40 fp32 values has 1e89; a sum of such is no infinity."""
+
+
+class StepTerms(msgspec.Struct, frozen=True):
+    """Of one run."""
+
+    microbatch_tokens: int
+    evaluation_microbatches: int
+    evaluation_every: int
+    states_every: int
+    """Steps that start from a version so divisible tell the digests of their states."""
+    total_steps: int
+    loss_limit: float
+    """Nats for each token. A model that knows nothing has ln(vocabulary)."""
+
+    def trains(self, step: int) -> bool:
+        return step < self.total_steps
+
+    def evaluates(self, step: int) -> bool:
+        return not self.trains(step) or step % self.evaluation_every == 0
+
+    def tells_states(self, step: int) -> bool:
+        return step > 0 and (step % self.states_every == 0 or step == self.total_steps)
+
+    def held_out_tokens(self, step: int, plan: Plan, peer_id: str) -> int:
+        """That a peer with the head counts."""
+        if not self.evaluates(step) or not has_head(plan, peer_id):
+            return 0
+        count, turns = self.evaluation_microbatches, len(plan.pipelines)
+        places = plan.places_of(peer_id)
+        return sum(len(range(n, count, turns)) for n, _ in places) * self.microbatch_tokens
+
+
+def terms_of(spec: RunSpec) -> StepTerms:
+    return StepTerms(
+        microbatch_tokens=spec.batch.microbatch * spec.model.context,
+        evaluation_microbatches=spec.evaluation_microbatches,
+        evaluation_every=spec.evaluation.every_steps,
+        states_every=spec.checkpoint.every_steps,
+        total_steps=spec.total_steps,
+        loss_limit=10.0 * math.log(spec.model.vocabulary) + 100.0,
+    )
+
+
+def has_head(plan: Plan, peer_id: str) -> bool:
+    """Whether losses are made at this peer."""
+    layers = plan.layers_of(peer_id)
+    return bool(layers) and layers.stop == plan.pipelines[0].stages[-1].end_layer

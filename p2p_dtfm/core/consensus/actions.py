@@ -1,0 +1,146 @@
+"""What the agreement asks its caller to do, and how long each of its parts may take."""
+
+from dataclasses import dataclass
+
+from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.messages.agreement_messages import AgreementMessage
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.recovery.partial_replay import PartialReplay
+from p2p_dtfm.core.recovery.recovery_evidence import Restart
+from p2p_dtfm.core.recovery.view import View
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long each part may take without progress."""
+
+    join_window_ns: int = SECOND_NS // 2
+    """Newcomers that ask within this time of one another are let in together."""
+    resend_ns: int = SECOND_NS
+    gather_ns: int = 6 * SECOND_NS
+    ready_ns: int = 120 * SECOND_NS
+    retry_ns: int = 3 * SECOND_NS
+    backoff_ns: int = SECOND_NS
+    """Before another attempt after two failed ones; doubles, with jitter, up to the limit."""
+    backoff_limit_ns: int = 30 * SECOND_NS
+    meet_ns: int = 5 * SECOND_NS
+    """Between two times that peers outside the view are told of it."""
+    sleep_ns: int = 5 * SECOND_NS
+    """A longer time between two ticks means that this peer was asleep."""
+    lost_layers_ns: int = 60 * SECOND_NS
+    """How long to wait for somebody who holds lost layers before going back to a checkpoint."""
+    sync_ns: int = 1800 * SECOND_NS
+    """How long an agreed planned view may take to be synced, before it is given up."""
+    newcomer_ns: int = 2 * SECOND_NS
+    """How long a newcomer alone may hold up a Gather in which everyone else has settled."""
+    newcomer_sync_ns: int = 8 * SECOND_NS
+    """How long a newcomer may take, beyond what its link needs, without getting more states."""
+    orphan_ns: int = 0
+    """A newcomer that hears of no view for so long makes one with other newcomers; 0: never."""
+
+
+LAN = Timing(resend_ns=SECOND_NS // 2, retry_ns=2 * SECOND_NS)
+WAN = Timing()
+"""Deadlines are alike: a busy machine is slow on any network."""
+
+
+@dataclass(frozen=True)
+class SendMessage:
+    to: tuple[str, ...]
+    message: AgreementMessage
+
+
+@dataclass(frozen=True)
+class ComputePlan:
+    """Plan this snapshot and give the result to `plan_computed`."""
+
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True)
+class StopStep:
+    """A failure: compute and say nothing more for the present view, keep all that it made.
+
+    States, the reduced gradients of this step and of the one before stay until a later step
+    commits in the next view.
+    """
+
+
+@dataclass(frozen=True)
+class ViewAgreed:
+    """Bring the state that the view asks of this peer, then call `synced`.
+
+    `discard`: this peer is new to a swarm that trains; drop all states it may have had before.
+    """
+
+    view: View
+    discard: bool = False
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """From `step` on, steps happen in `view`, and commit in `ledger` (None without a plan).
+
+    `restart` says what becomes of this peer's states in an unplanned view; None in a planned one,
+    and in one without a plan, where all states stay as they are. `replay` says what is kept of the
+    step under way; without one `step` begins anew.
+    """
+
+    view: View
+    step: int
+    ledger: Ledger | None = None
+    restart: Restart | None = None
+    replay: PartialReplay | None = None
+
+
+@dataclass(frozen=True)
+class Left:
+    """The others went on without this peer, as it asked."""
+
+
+@dataclass(frozen=True)
+class Rejoin:
+    """The others went on without this peer, or their lineage counts: it is in no view any more.
+
+    Call `begin_life` with a higher life, and ask to join again.
+    """
+
+    reason: str
+    gives_up_steps: bool = False
+    """This peer's side of a split swarm has trained, and the other side's lineage counts."""
+    pause_ns: int = 0
+    """Wait so long before asking."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A change worth a line in the log."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Disagreed:
+    """Most others have planned this snapshot differently: keep it, so that somebody can find out.
+
+    `reason` says so in words for the user. What becomes of this peer is in other actions.
+    """
+
+    reason: str
+    snapshot: Snapshot
+
+
+Action = (
+    SendMessage
+    | ComputePlan
+    | StopStep
+    | ViewAgreed
+    | TakeOver
+    | Left
+    | Rejoin
+    | Report
+    | Disagreed
+)
+Actions = list[Action]

@@ -1,0 +1,334 @@
+"""One attempt at a view: what has been gathered so far, and what follows from it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from p2p_dtfm.core.commit.judgement import Conflict
+from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.membership.eligibility import mutually_reachable, unanswered, universe
+from p2p_dtfm.core.membership.leaving import staying
+from p2p_dtfm.core.messages.agreement_messages import (
+    Accusation,
+    Charge,
+    Contribution,
+    Gather,
+    Ready,
+    knowledge_digest,
+)
+from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import (
+    GENESIS,
+    HeldLayer,
+    Member,
+    Snapshot,
+    ViewId,
+    sorted_records,
+)
+from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.core.recovery.contradictions import evidence
+from p2p_dtfm.core.recovery.partial_replay import PartialReplay, replay_of
+from p2p_dtfm.core.recovery.restart_point import Recovery, recover
+from p2p_dtfm.core.recovery.stand_in_plan import with_stand_ins
+
+OpenRecord = Callable[[Signed], PeerRecord]
+PARKED_LIMIT = 64
+"""Contributions of peers that nobody has named yet."""
+MESSAGE_LIMIT_BYTES = 512 * 1024
+"""A Gather with more contributions goes as several messages with a part of them each."""
+
+
+@dataclass
+class Attempt:
+    """`known` holds contributions as signed, `opened` the same ones decoded."""
+
+    me: Member
+    number: int
+    planned: bool
+    base: ViewId
+    layer_count: int
+    progress_ns: int
+    sent_ns: int
+    terms: StepTerms | None = None
+    round: int = 0
+    known: dict[Member, Signed] = field(default_factory=dict)
+    opened: dict[Member, Contribution] = field(default_factory=dict)
+    parked: dict[Member, tuple[Signed, Contribution]] = field(default_factory=dict)
+    """Of peers that no one who counts has named so far."""
+    newcomers: dict[Member, Signed] = field(default_factory=dict)
+    """Records of who is named by contributors, for those who have not met them."""
+    certificates: dict[ViewId, Certificate] = field(default_factory=dict)
+    """Of views that contributors are in."""
+    absent: set[Member] = field(default_factory=set)
+    called_absent: dict[Member, set[Member]] = field(default_factory=dict)
+    """By silent peer, whose word it is that it is silent."""
+    charges: dict[Accusation, Charge] = field(default_factory=dict)
+    began_ns: int = 0
+    frozen_ns: int = 0
+    digests: dict[Member, tuple[int, str]] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    """Who was sent this peer's contribution."""
+    heard_ns: dict[Member, int] = field(default_factory=dict)
+    snapshot: Snapshot | None = None
+    view_id: ViewId | None = None
+    """Of the snapshot."""
+    recovery: Recovery | None = None
+    plan: Plan | NoPlan | None = None
+    ready: dict[Member, Ready] = field(default_factory=dict)
+    distrust: Conflict = field(default_factory=Conflict)
+    """What the contributions say against their makers, when `participants` were counted last."""
+    _cache: dict[str, tuple[object, object]] = field(default_factory=dict)
+
+    def add(self, signed: Signed, contribution: Contribution) -> None:
+        self.opened[contribution.member] = contribution
+        self.known[contribution.member] = signed
+
+    def park(self, signed: Signed, contribution: Contribution) -> None:
+        """Keep it until somebody names its contributor."""
+        if contribution.member in self.parked or len(self.parked) < PARKED_LIMIT:
+            self.parked[contribution.member] = (signed, contribution)
+
+    def learn_absent(self, by: Member, silent: Iterable[Member]) -> None:
+        """`by` has not heard them before the deadline."""
+        for member in self.universe & set(silent):
+            self.called_absent.setdefault(member, set()).add(by)
+
+    def believe_absent(self, has_waited: Callable[[Member], bool]) -> bool:
+        """Who is silent by the word of most of those heard, or of one where this peer has waited
+        too; True if that is news."""
+        heard = len(self.universe & set(self.opened))
+        news = {
+            member
+            for member, by in self.called_absent.items()
+            if member not in self.absent
+            and member not in self.opened
+            and (has_waited(member) or 2 * len(by & set(self.opened)) > heard)
+        }
+        self.absent |= news
+        return bool(news)
+
+    @property
+    def accusations(self) -> set[Accusation]:
+        return set(self.charges)
+
+    @property
+    def digest(self) -> str:
+        named = self.universe
+        counted = [item for item in self.charges if item.by in named and item.of in named]
+        return knowledge_digest(self.number, self.known, self.absent, counted)
+
+    @property
+    def universe(self) -> frozenset[Member]:
+        """All who must answer."""
+        held = self._cache.get("universe")
+        if held is None or held[0] != len(self.opened):
+            named = universe(self.opened)
+            held = self._cache["universe"] = (len(self.opened), named)
+        assert isinstance(held[1], frozenset)
+        return held[1]
+
+    @property
+    def awaited_ids(self) -> frozenset[str]:
+        """Peer ids of all who must answer."""
+        named = self.universe
+        held = self._cache.get("awaited_ids")
+        if held is None or held[0] is not named:
+            held = self._cache["awaited_ids"] = (named, frozenset(m.peer_id for m in named))
+        assert isinstance(held[1], frozenset)
+        return held[1]
+
+    @property
+    def snapshot_ids(self) -> frozenset[str]:
+        """Peer ids of those whose knowledge the snapshot is."""
+        held = self._cache.get("snapshot_ids")
+        if held is None or held[0] is not self.snapshot:
+            members = self.snapshot.contributors if self.snapshot is not None else ()
+            held = self._cache["snapshot_ids"] = (
+                self.snapshot,
+                frozenset(m.peer_id for m in members),
+            )
+        assert isinstance(held[1], frozenset)
+        return held[1]
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Whom to send to."""
+        return tuple(sorted(m.peer_id for m in self.universe if m.peer_id != self.me.peer_id))
+
+    @property
+    def waits_for(self) -> set[Member]:
+        """Whose contribution is still waited for."""
+        return unanswered(self.universe, self.known, self.absent, self.charges)
+
+    @property
+    def members(self) -> set[Member]:
+        """Of the views that contributors are in."""
+        held = self._cache.get("members")
+        if held is None or held[0] != len(self.opened):
+            views = {p.present.view: p.present for p in self.opened.values() if p.present}
+            found = {member for view in views.values() for member in view.members}
+            held = self._cache["members"] = (len(self.opened), found)
+        assert isinstance(held[1], set)
+        return held[1]
+
+    @property
+    def dissenting(self) -> tuple[Member, ...]:
+        """Participants that do not say that they know what this peer knows."""
+        mine = self.digests[self.me][1]
+        return tuple(m for m in self.participants if self.digests.get(m, (0, ""))[1] != mine)
+
+    @property
+    def participants(self) -> tuple[Member, ...]:
+        """Those of the contributors that can be in one view together."""
+        sizes = len(self.opened), len(self.charges)
+        held = self._cache.get("participants")
+        if held is None or held[0] != sizes:
+            heard = {m: self.opened[m] for m in self.universe if m in self.opened}
+            self.distrust = found = evidence(heard.values(), self.terms)
+            heard = {m: part for m, part in heard.items() if m.peer_id not in found.liars}
+            named = {member.peer_id: member for member in heard}
+            pairs = (pair for pair in found.doubts if set(pair) <= set(named))
+            doubts = {Accusation(named[one], named[other]) for one, other in pairs}
+            chosen = mutually_reachable(heard, self.accusations | doubts, self._reached_step)
+            held = self._cache["participants"] = (sizes, chosen)
+        assert isinstance(held[1], tuple)
+        return held[1]
+
+    def _reached_step(self, parts: list[Contribution]) -> int:
+        target = recover(parts, self.layer_count, self.terms).target
+        return -1 if target is None else target.step
+
+    @property
+    def only_newcomers(self) -> bool:
+        return all(part.present is None for part in self.opened.values())
+
+    def same_as(self, peer_ids: Iterable[str]) -> tuple[str, ...]:
+        """Those of the peers that are known to know what this peer knows."""
+        mine = self.digests[self.me][1]
+        same = {m.peer_id for m in self.universe if self.digests.get(m, (0, ""))[1] == mine}
+        return tuple(peer_id for peer_id in peer_ids if peer_id in same)
+
+    @property
+    def kept_out(self) -> tuple[Member, ...]:
+        """Those that asked to be let in, or answered, and yet are no participants."""
+        asked = {joiner for part in self.opened.values() for joiner in part.joiners}
+        return tuple(sorted((asked | set(self.opened)) & self.universe - set(self.participants)))
+
+    def gather(self) -> Gather:
+        """That this peer knows what it knows, for those that have the contributions."""
+        return Gather(
+            sender=self.me,
+            number=self.number,
+            planned=self.planned,
+            base=self.base,
+            round=self.round,
+            contributions=(),
+            absent=tuple(sorted(self.absent)),
+            digest=self.digests[self.me][1],
+            accusations=tuple(self.charges[item] for item in sorted(self.charges)),
+        )
+
+    def whole(self, proofs: bool) -> list[Gather]:
+        """All that it knows. `proofs`: with what shows to others which views there are."""
+        first = msgspec.structs.replace(
+            self.gather(),
+            newcomers=tuple(self.newcomers[member] for member in sorted(self.newcomers)),
+            certificates=tuple(self.certificates.values()) if proofs else (),
+        )
+        parts: list[list[Signed]] = [[]]
+        size = sum(len(signed.payload) for signed in first.newcomers)
+        for member in sorted(self.known):
+            signed = self.known[member]
+            size += len(signed.payload)
+            if size > MESSAGE_LIMIT_BYTES and parts[-1]:
+                parts.append([])
+                size = len(signed.payload)
+            parts[-1].append(signed)
+        return [
+            msgspec.structs.replace(first if n == 0 else self.gather(), contributions=tuple(part))
+            for n, part in enumerate(parts)
+        ]
+
+    @property
+    def settled(self) -> bool:
+        """Every participant knows the same, and nobody else is waited for."""
+        if self.waits_for:
+            return False
+        return not self.dissenting
+
+    def replay(self) -> PartialReplay | None:
+        """What an unplanned view keeps of the step that was under way."""
+        if self.recovery is None or self.recovery.target is None:
+            return None
+        if not isinstance(self.plan, Plan):
+            return None
+        return replay_of(self.plan, self.recovery.target, self._counted)
+
+    def chosen(self, planned: Plan | NoPlan) -> Plan | NoPlan:
+        """The plan of the view: `planned`, or one in which replicas stand in for who is lost."""
+        target = self.recovery.target if self.recovery is not None else None
+        if self.planned or target is None or isinstance(planned, NoPlan):
+            return planned
+        assert self.snapshot is not None
+        return with_stand_ins(self.snapshot, planned, target, self._counted)
+
+    @property
+    def _counted(self) -> list[Contribution]:
+        """Those that the snapshot counts."""
+        assert self.snapshot is not None
+        return [self.opened[member] for member in self.snapshot.contributors]
+
+    def freeze(self, run_digest: str, workload: Workload, open_record: OpenRecord) -> Snapshot:
+        """The snapshot that the gathered knowledge comes to."""
+        parts = [self.opened[member] for member in self.participants]
+        records = [open_record(part.record) for part in parts]
+        present = [part.present for part in parts if part.present is not None]
+        newest = max(present, key=lambda it: (it.view, it.plan is not None), default=None)
+        plan = newest.plan if newest else None
+        members = [part for part in parts if part.present is not None]
+        step, held = max(part.step for part in members or parts), _held(parts)
+        if not self.planned:
+            self.recovery = recover(parts, self.layer_count, self.terms)
+            if self.recovery.target is not None:
+                step, held = self.recovery.target.step, _held_at(self.recovery)
+        target = self.recovery.target if self.recovery is not None else None
+        missing = self.universe - set(self.participants)
+        self.snapshot = Snapshot(
+            run_digest=run_digest,
+            workload=workload,
+            number=self.number,
+            previous=self.base if self.planned else (newest.view if newest else GENESIS),
+            planned=self.planned,
+            records=sorted_records(staying(records, self.planned, plan, held, bool(missing))),
+            contributors=self.participants,
+            absent=tuple(sorted(missing)),
+            step=step,
+            held=held,
+            present=plan,
+            knowledge=self.digests[self.me][1],
+            lineage=target.lineage if target is not None else "",
+            lost_layers=self.recovery.lost_layers if self.recovery is not None else (),
+        )
+        self.view_id = self.snapshot.view_id
+        return self.snapshot
+
+
+def _held(parts: list[Contribution]) -> tuple[HeldLayer, ...]:
+    return tuple(
+        HeldLayer(part.member.peer_id, layer, version)
+        for part in parts
+        for layer, version in sorted(part.held.items())
+    )
+
+
+def _held_at(recovery: Recovery) -> tuple[HeldLayer, ...]:
+    assert recovery.target is not None
+    return tuple(
+        HeldLayer(member.peer_id, layer, recovery.target.step)
+        for member, layers in sorted(recovery.held.items())
+        for layer in layers
+    )

@@ -1,0 +1,312 @@
+"""What arrives in a Gather: whose word counts in an attempt, and who may make this peer enter one.
+
+A contribution counts if its contributor is a member of a view that this peer knows or has proof of,
+or a newcomer that such a member names. Nobody else is ever waited for.
+"""
+
+from p2p_dtfm.core.consensus.actions import Actions, SendMessage
+from p2p_dtfm.core.consensus.attempt import Attempt
+from p2p_dtfm.core.consensus.gathering import Gathering
+from p2p_dtfm.core.messages.agreement_messages import (
+    Active,
+    Charge,
+    Contribution,
+    Gather,
+    open_contribution,
+)
+from p2p_dtfm.core.messages.message_bounds import CERTIFICATES_LIMIT, require_bounded_contribution
+from p2p_dtfm.core.messages.statements import is_charge, signers, stated
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member
+
+NUMBERS_AHEAD_LIMIT = 1 << 16
+"""A view's number may be so much above the highest that is known."""
+Contributions = dict[Member, tuple[Signed, Contribution]]
+
+
+class GatherReception(Gathering):
+    """Judges claims before they become knowledge."""
+
+    def _receive_gather(self, message: Gather, now_ns: int) -> Actions:
+        if message.planned != (message.number % 2 == 0):
+            raise PeerFault("a view with a number of the wrong parity", message.sender.peer_id)
+        contributions = self._open_contributions(message)
+        for signed in message.newcomers:
+            self._open_record(signed)  # before anything is changed: a fault must not leave half
+        opened = [contribution for _, contribution in contributions.values()]
+        self._learn_certificates(message)
+        attempt = self._attempt
+        if attempt is None or message.number != attempt.number:
+            if attempt is None and self._repeats_last(message):
+                assert self._last_ready is not None
+                return [SendMessage((message.sender.peer_id,), self._last_ready)]
+            if not self._may_enter(message, opened):
+                return self._stays_out(message, opened, now_ns)
+            actions = self._enter(message.number, message.planned, message.base, now_ns)
+            attempt = self._attempt
+            assert attempt is not None
+            attempt.heard_ns[message.sender] = now_ns
+        else:
+            actions = []
+            if (message.planned, message.base) != (attempt.planned, attempt.base):
+                return []
+        actions += self._merge(attempt, message, contributions, now_ns)
+        sender = attempt.opened.get(message.sender)
+        if sender is not None and sender.present is not None:
+            self._view_heard_ns = now_ns  # its members are only slow to agree on the next
+        return actions
+
+    # proof ----------------------------------------------------------------------------------------
+
+    def _learn_certificates(self, message: Gather) -> None:
+        """A newcomer takes the first view that it hears of on its members' word, then no other."""
+        attempt = self._attempt
+        unsettled = attempt is None or attempt.only_newcomers or message.number > attempt.number
+        if self.view is None and unsettled and message.certificates:
+            self._known.forget_certified()
+        for certificate in message.certificates:
+            if self._known.find(certificate.view) is not None:
+                continue
+            present = self.view.id if self.view is not None else GENESIS
+            learnt = self._known.learn(certificate, present, self._verify)
+            if self.view is None and not learnt and not message.planned:
+                learnt = self._known.learn_earlier(certificate, self._verify)
+            if self.view is None and unsettled and not learnt:
+                based = certificate.view == message.base
+                if based if message.planned else message.sender in certificate.members:
+                    self._known.trust(certificate, self._verify)
+
+    def _keep_certificates(self, attempt: Attempt, message: Gather) -> None:
+        """To pass them on, if all members of the view have signed."""
+        for certificate in message.certificates:
+            full = len(attempt.certificates) >= CERTIFICATES_LIMIT
+            if certificate.view in attempt.certificates or full:
+                continue
+            is_known = self._known.find(certificate.view) is not None
+            if is_known and set(certificate.members) <= signers(certificate, self._verify):
+                attempt.certificates[certificate.view] = certificate
+
+    def _counts(self, part: Contribution, attempt: Attempt) -> bool:
+        """Whether a contribution is one of those that all must have."""
+        if part.present is None:
+            if attempt.only_newcomers:
+                return self.view is None
+            return part.member in attempt.universe
+        if not self._known.is_proven(part):
+            return False
+        if attempt.planned and part.present.view != attempt.base:
+            return False
+        anchor = self.view.id.number if self.view is not None else 0
+        return part.member in attempt.universe or part.present.view.number > anchor
+
+    def _admit(self, attempt: Attempt, contributions: Contributions) -> bool:
+        """Add those that count, and those that count now because of them; True if any did."""
+        waiting = [*attempt.parked.values(), *contributions.values()]
+        waiting.sort(key=lambda item: (item[1].present is None, item[1].member))
+        grew, again = False, True
+        while again:
+            again = False
+            for signed, part in waiting:
+                if part.member not in attempt.known and self._counts(part, attempt):
+                    attempt.add(signed, part)
+                    attempt.parked.pop(part.member, None)
+                    grew = again = True
+        for signed, part in waiting:
+            if part.member not in attempt.known:
+                attempt.park(signed, part)
+        return grew
+
+    # merging --------------------------------------------------------------------------------------
+
+    def _merge(
+        self, attempt: Attempt, message: Gather, contributions: Contributions, now_ns: int
+    ) -> Actions:
+        if attempt.snapshot is not None:
+            return self._hear_while_ready(attempt, message, now_ns)
+        grew = attempt.round == 0
+        grew |= self._admit(attempt, contributions)
+        self._keep_certificates(attempt, message)
+        if message.sender in attempt.universe:
+            self._note_digest(attempt, message)
+            grew |= self._learn_evidence(attempt, message, now_ns)
+            self._learn_newcomers(attempt, message)
+        actions: Actions = []
+        liars = self._contradicted(attempt, contributions)
+        if liars and self._charge(attempt, liars):
+            grew = True
+            self._doubt(liars, now_ns)
+        if grew:
+            return [*actions, *self._knowledge_grew(attempt, now_ns, own=bool(liars))]
+        return self._check_settled(attempt, now_ns)
+
+    def _note_digest(self, attempt: Attempt, message: Gather) -> int:
+        """Keeps the newest; returns the round of the one before."""
+        held = attempt.digests.get(message.sender, (0, ""))
+        if message.round >= held[0]:
+            attempt.digests[message.sender] = (message.round, message.digest)
+        return held[0]
+
+    def _hear_while_ready(self, attempt: Attempt, message: Gather, now_ns: int) -> Actions:
+        assert attempt.snapshot is not None
+        if message.sender not in attempt.snapshot.contributors:
+            return []
+        moved_on = message.round > self._note_digest(attempt, message)
+        moved_on &= message.digest != attempt.snapshot.knowledge
+        if not moved_on or message.sender in attempt.ready:
+            return []
+        news = [item for item in message.accusations if self._is_news(attempt, item)]
+        self._refuse_accused({item.accusation for item in news}, now_ns)
+        return self._failed(attempt, f"{message.sender.peer_id} knows more", now_ns)
+
+    def _is_news(self, attempt: Attempt, item: Charge) -> bool:
+        by = item.accusation.by
+        if item.accusation in attempt.charges or by not in attempt.universe or by == self.me:
+            return False
+        return is_charge(item, self._run_digest, attempt.number, self._verify)
+
+    def _learn_evidence(self, attempt: Attempt, message: Gather, now_ns: int) -> bool:
+        grew = False
+        for item in message.accusations:
+            if item.accusation.of in attempt.universe and self._is_news(attempt, item):
+                attempt.charges[item.accusation] = item
+                grew = True
+        attempt.learn_absent(message.sender, message.absent)
+        return self._believe_absent(attempt, now_ns) or grew
+
+    def _believe_absent(self, attempt: Attempt, now_ns: int) -> bool:
+        """Nobody is given up on one peer's word before this peer has waited half as long itself."""
+        waited_ns, members = now_ns - attempt.began_ns, attempt.members
+
+        def has_waited(member: Member) -> bool:
+            timing = self._timing
+            limit_ns = timing.gather_ns if member in members else timing.newcomer_ns
+            return waited_ns >= limit_ns // 2
+
+        return attempt.believe_absent(has_waited)
+
+    def _learn_newcomers(self, attempt: Attempt, message: Gather) -> None:
+        """Records of named newcomers, to pass them on."""
+        for signed in message.newcomers:
+            record = self._open_record(signed)
+            member = Member(record.peer_id, record.life)
+            if member in attempt.universe:
+                attempt.newcomers.setdefault(member, signed)
+
+    def _contradicted(self, attempt: Attempt, contributions: Contributions) -> list[Member]:
+        """Contributors that have signed two different contributions to this attempt."""
+        return [
+            member
+            for member, (signed, _) in contributions.items()
+            if member in attempt.known
+            and member != self.me
+            and attempt.known[member].payload != signed.payload
+        ]
+
+    def _repeats_last(self, message: Gather) -> bool:
+        """The sender still gathers what this peer has agreed to: its Ready must have got lost."""
+        last = self._last_ready
+        if last is None or last.view.number != message.number:
+            return False
+        return self.view is None or self.view.id.number < message.number
+
+    def _open_contributions(self, message: Gather) -> Contributions:
+        attempt = self._attempt
+        held = {} if attempt is None else {s: attempt.opened[m] for m, s in attempt.known.items()}
+        contributions = {}
+        for signed in message.contributions:
+            contribution = held.get(signed) or self._open_contribution(signed, message.number)
+            contributions[contribution.member] = (signed, contribution)
+        return contributions
+
+    def _open_contribution(self, signed: Signed, number: int) -> Contribution:
+        contribution = open_contribution(signed, self._verify)
+        owners = {signed.peer_id, contribution.member.peer_id, contribution.record.peer_id}
+        if len(owners) > 1:
+            raise PeerFault("a contribution that mixes several peers", signed.peer_id)
+        if contribution.number != number:
+            raise PeerFault("a contribution to another view", signed.peer_id)
+        if self._open_record(contribution.record).life != contribution.member.life:
+            raise PeerFault("a contribution with a record of another life", signed.peer_id)
+        require_bounded_contribution(contribution, self._workload.layer_count)
+        return contribution
+
+    # entering -------------------------------------------------------------------------------------
+
+    def _may_enter(self, message: Gather, parts: list[Contribution]) -> bool:
+        passed = max(self._readied_number, self._given_up_number)
+        if self._record is None or message.number <= passed:
+            return False
+        attempt = self._attempt
+        if attempt is not None and message.number < attempt.number:
+            return False
+        proven = [part for part in parts if self._known.is_proven(part)]
+        views = [part.present.view.number for part in proven if part.present is not None]
+        if message.number > max([self._highest_number, *views]) + NUMBERS_AHEAD_LIMIT:
+            return False
+        counted = [it for it in proven if it.present is not None and self.me in it.present.members]
+        if self.view is None:
+            return self._newcomer_may_enter(message, parts, proven, bool(counted))
+        is_fellow = message.sender in self.view.members
+        if message.planned:
+            opened = is_fellow or any(part.member in self.view.members for part in proven)
+            free = not self.frozen and self._vouched is None
+            return opened and free and message.base == self.view.id
+        if message.number <= self.view.id.number:
+            return False
+        succeeds = any(
+            part.present is not None
+            and part.present.view.number > self.view.id.number
+            and message.sender in part.present.members
+            for part in counted
+        )
+        return bool(counted) and (is_fellow or succeeds)
+
+    def _newcomer_may_enter(
+        self,
+        message: Gather,
+        parts: list[Contribution],
+        proven: list[Contribution],
+        is_counted: bool,
+    ) -> bool:
+        only_newcomers = all(part.present is None for part in parts)
+        namers = parts if only_newcomers else proven
+        if message.planned and is_counted:
+            return False  # where the base counts this peer in already, it must take that over first
+        if self.next_view is not None:
+            previous = self.next_view.snapshot.previous
+            return message.planned and bool(proven) and message.base == previous
+        asked = any(self.me in part.joiners for part in namers)
+        return self._wants_view and (asked or any(part.member == self.me for part in parts))
+
+    def _stays_out(self, message: Gather, parts: list[Contribution], now_ns: int) -> Actions:
+        """Not for this peer: tell the sender what it does not know."""
+        to, view, attempt = (message.sender.peer_id,), self.view, self._attempt
+        if view is None:
+            if any(self._known.is_proven(part) for part in parts):
+                self._view_heard_ns = now_ns
+            return []
+        if message.number == view.id.number and message.sender in view.snapshot.contributors:
+            return [] if self.frozen else [SendMessage(to, self._active_with_proof())]
+        if message.sender not in view.members:
+            return self._answer_outsider(message.sender, now_ns)
+        if message.number <= view.id.number:
+            return [] if self.frozen else [SendMessage(to, self._active)]
+        if message.planned:
+            return []
+        if attempt is not None and not attempt.planned:
+            return [SendMessage(to, attempt.gather())] if message.number < attempt.number else []
+        own = [part for part in parts if part.member == message.sender]
+        if self.frozen or not own or own[0].present is None or own[0].present.view != view.id:
+            return []
+        # A failure, under a number that this peer has passed: unplanned outranks planned.
+        return self._open(False, f"{message.sender.peer_id} reports a failure", now_ns)
+
+    def _active_with_proof(self) -> Active:
+        """For who still gathers for the present view: it lacks some Ready."""
+        assert self.view is not None
+        said = self._active
+        whole = Active(
+            said.sender, said.view, said.step, said.lineage, certificate=self.view.certificate
+        )
+        return stated(whole, self._signer)

@@ -1,0 +1,138 @@
+"""Views that a peer can vouch for itself: a claim about any other one needs proof.
+
+It knows those to which it said Ready in this life, those that it was in (in earlier lives too), and
+those whose Ready set more than half of the members of a view that it knows have signed.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.statements import signers
+from p2p_dtfm.core.protocol.signed import Verify
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.recovery.view import View
+
+REMEMBERED_VIEWS = 64
+TOLD_VIEWS = 32
+"""Of its history a peer tells others so many, and compares so many."""
+
+
+class KnownView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is remembered of a view, also on disk."""
+
+    view: ViewId
+    members: tuple[Member, ...]
+    plan_digest: str
+
+    @property
+    def peer_ids(self) -> frozenset[str]:
+        return frozenset(member.peer_id for member in self.members)
+
+
+class KnownViews:
+    """`history` outlives this peer's lives; the rest does not."""
+
+    def __init__(self, history: Iterable[KnownView] = ()) -> None:
+        self._history = {item.view: item for item in history}
+        self._readied: dict[ViewId, KnownView] = {}
+        self._certified: dict[ViewId, KnownView] = {}
+        self._trim()
+
+    def begin_life(self) -> None:
+        self._readied, self._certified = {}, {}
+
+    @property
+    def history(self) -> tuple[KnownView, ...]:
+        """The views that this peer was in, oldest first."""
+        return tuple(self._history.values())
+
+    @property
+    def told(self) -> tuple[ViewId, ...]:
+        """What others are told of it: newest first."""
+        return tuple(reversed(self._history))[:TOLD_VIEWS]
+
+    def says_ready(self, view: View) -> None:
+        self._readied[view.id] = _known(view)
+        self._trim()
+
+    def takes_over(self, view: View) -> None:
+        self._history.pop(view.id, None)
+        self._history[view.id] = _known(view)
+        self._trim()
+
+    def has_readied(self, view: ViewId) -> bool:
+        return view in self._readied
+
+    def find(self, view: ViewId) -> KnownView | None:
+        for known in (self._readied, self._history, self._certified):
+            if view in known:
+                return known[view]
+        return None
+
+    def is_proven(self, part: Contribution) -> bool:
+        """Whether what a contributor says of its view is known to be so."""
+        present = part.present
+        known = self.find(present.view) if present is not None else None
+        if present is None or known is None or part.member not in known.members:
+            return False
+        plan_fits = present.plan is None or present.plan.digest() == known.plan_digest
+        return plan_fits and present.members == known.members
+
+    def learn(self, certificate: Certificate, present: ViewId, verify: Verify) -> bool:
+        """A view after the `present` one, signed by most of the members of one that is known."""
+        number = certificate.view.number
+        if self.find(certificate.view) is not None or number <= present.number:
+            return False
+        later = (*self._readied.values(), *self._certified.values())
+        known = {item.view: item for item in later if present < item.view}
+        if present in self._history:
+            known[present] = self._history[present]
+        for root in known.values():
+            said = signers(certificate, verify, root.peer_ids) if root.view.number < number else ()
+            if 2 * len(set(said) & set(root.members)) > len(root.members):
+                return self._certify(certificate)
+        return False
+
+    def forget_certified(self) -> None:
+        """A newcomer takes the side of those that let it in, in each attempt anew."""
+        self._certified = {}
+
+    def learn_earlier(self, certificate: Certificate, verify: Verify) -> bool:
+        """For a newcomer: most of whose members, by their signatures, are in one that it knows."""
+        said = signers(certificate, verify) & set(certificate.members)
+        roots = self._certified.values()
+        if any(2 * len(said & set(it.members)) > len(certificate.members) for it in roots):
+            return self._certify(certificate)
+        return False
+
+    def trust(self, certificate: Certificate, verify: Verify) -> bool:
+        """A newcomer knows no view: it takes the word of all members of one, if they signed it."""
+        if self.find(certificate.view) is not None:
+            return True
+        said = signers(certificate, verify)
+        members = set(certificate.members)
+        return bool(members) and members <= said and self._certify(certificate)
+
+    def newest_common(self, theirs: Iterable[ViewId]) -> KnownView | None:
+        """Of the views that this peer was in, the newest that is among `theirs`."""
+        mine = set(self.told)
+        both = [view for view in theirs if view in mine]
+        return self._history[max(both)] if both else None
+
+    def _certify(self, certificate: Certificate) -> bool:
+        known = KnownView(certificate.view, certificate.members, certificate.plan_digest)
+        self._certified[certificate.view] = known
+        self._trim()
+        return True
+
+    def _trim(self) -> None:
+        for known in (self._history, self._readied, self._certified):
+            while len(known) > REMEMBERED_VIEWS:
+                del known[next(iter(known))]
+
+
+def _known(view: View) -> KnownView:
+    return KnownView(view.id, view.members, view.plan.digest())

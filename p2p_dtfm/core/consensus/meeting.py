@@ -1,0 +1,126 @@
+"""Where peers of two views meet: who goes over to whom, and on what proof."""
+
+from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT
+from p2p_dtfm.core.consensus.actions import Actions, Report, SendMessage
+from p2p_dtfm.core.consensus.activity import Activity
+from p2p_dtfm.core.consensus.known_views import KnownView
+from p2p_dtfm.core.consensus.view_precedence import Side, outranks, own_side, side_of
+from p2p_dtfm.core.messages.agreement_messages import JoinRequest, Standing
+from p2p_dtfm.core.messages.statements import signers
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.recovery.view import View
+
+FIRM_MEMBERS = 3
+"""A view of so many never yields to another swarm of the run with which it has nothing in common:
+whatever that one shows, anybody could have made it."""
+TOLD_AT_ONCE = 16
+"""So many peers outside the view are told of it at a time, in turns."""
+
+
+class Meeting(Activity):
+    """Nobody gives up its view on a word that is not signed and proven."""
+
+    def _receive_standing(self, message: Standing, now_ns: int) -> Actions:
+        view = self.view
+        if view is None:
+            return self._hear_of_view(message, now_ns)
+        if message.view == view.id or self.me not in view.members:
+            return []
+        if self.me in message.members:
+            return self._missed(message.sender, message.view, now_ns)
+        if message.sender in view.members:
+            return self._hear_from_fellow(view, message, now_ns)
+        common = self._known.newest_common((message.view, *message.ancestors))
+        mine = own_side(self._standing(view), common)
+        is_firm = common is None and len(view.members) >= FIRM_MEMBERS
+        if is_firm and isinstance(view.plan, Plan):
+            return self._tell_of_foreigners(message)
+        theirs = self._side_of(message, common)
+        if theirs is None or (is_firm and len(theirs.support) < len(view.members)):
+            return []
+        if outranks(theirs, mine):
+            reason = f"view {message.view} of {message.sender.peer_id} counts"
+            return self._rejoin(reason, isinstance(view.plan, Plan))
+        return self._answer_outsider(message.sender, now_ns)
+
+    def _hear_from_fellow(self, view: View, message: Standing, now_ns: int) -> Actions:
+        """A member of this peer's own view is in another one, without this peer."""
+        attempt = self._attempt
+        agreed = {view.id for view in (self.next_view, self._dropped) if view is not None}
+        awaited = attempt is not None and attempt.view_id == message.view
+        awaited |= message.view in agreed and message.step <= self.step + STEPS_AHEAD_LIMIT
+        if awaited or message.view.number < view.id.number:
+            return []  # a leaver that helped to agree on it learns of it by Active
+        went = signers(message.certificate, self._verify, view.member_ids) & set(view.members)
+        if message.sender not in went:
+            return []
+        if 2 * len(went) < len(view.members):
+            return []  # the others notice alike that these are silent, and go on without them
+        if 2 * len(went) == len(view.members):
+            mine = own_side(self._standing(view), self._known.find(view.id))
+            theirs = self._side_of(message, self._known.find(view.id))
+            if theirs is None or not outranks(theirs, mine):
+                return []
+        return self._rejoin(f"view {message.view} has succeeded {view.id} without this peer")
+
+    def _side_of(self, message: Standing, common: KnownView | None) -> Side | None:
+        return side_of(message, common, self._workload.min_members, self._verify)
+
+    def _tell_of_foreigners(self, message: Standing) -> Actions:
+        if self._foreign_told:
+            return []
+        self._foreign_told = True
+        return [
+            Report(
+                f"{message.sender.peer_id} trains the same run in a swarm that was founded apart; "
+                f"this one has {FIRM_MEMBERS} or more members and goes on. To bring the two "
+                "together, start the peers of the other one again with one of this one's addresses"
+            )
+        ]
+
+    def _hear_of_view(self, message: Standing, now_ns: int) -> Actions:
+        """Newcomers never make a view of their own while there is one."""
+        if not self._is_proven_standing(message):
+            return []
+        self._view_heard_ns = now_ns
+        following = self.next_view
+        if following is not None and message.view.number >= following.id.number:
+            if message.view == following.id:
+                return []
+            if message.sender not in following.snapshot.contributors:
+                return []
+            self.next_view = None  # it was never taken over: they have gone another way
+        if not self._wants_view or self._record is None or self.next_view is not None:
+            return []
+        attempt = self._attempt
+        if attempt is not None and not attempt.only_newcomers:
+            return []
+        if attempt is not None:
+            self._give_up(now_ns)
+            self.frozen = False
+        return self._tell(message.sender.peer_id, self._join_request(self._record), now_ns)
+
+    def _join_request(self, record: Signed) -> JoinRequest:
+        awaits = self.next_view.id if self.next_view is not None else None
+        passed = max(self._readied_number, self._given_up_number)
+        return JoinRequest(record, awaits, passed)
+
+    def _is_proven_standing(self, message: Standing) -> bool:
+        said = signers(message.certificate, self._verify)
+        return message.sender in message.members and set(message.members) <= said
+
+    def _meet(self, now_ns: int) -> Actions:
+        view = self.view
+        if view is None or self.frozen or self.me not in view.members:
+            return []
+        if now_ns - self._met_ns < self._timing.meet_ns:
+            return []
+        self._met_ns = now_ns
+        outside = [peer_id for peer_id in self._known_peers if peer_id not in view.member_ids]
+        if not outside:
+            return []
+        to = outside[:TOLD_AT_ONCE]
+        for peer_id in to:  # the others' turn is next
+            self._known_peers[peer_id] = self._known_peers.pop(peer_id)
+        return [SendMessage(tuple(sorted(to)), self._standing(view))]

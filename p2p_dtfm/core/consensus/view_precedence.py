@@ -1,0 +1,104 @@
+"""Which of two views counts, where parts of a split swarm meet.
+
+What counts first is who stands behind a view: the members of the last view that both sides had in
+common, each by its signature. Only between equals does length decide, as the last commit proves it.
+"""
+
+from dataclasses import dataclass
+
+from p2p_dtfm.core.consensus.known_views import KnownView
+from p2p_dtfm.core.messages.agreement_messages import Standing
+from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.prepared import open_prepared
+from p2p_dtfm.core.messages.statements import signers
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.signed import Verify
+from p2p_dtfm.core.protocol.snapshot import ViewId
+
+LENGTHS_ALIKE = 1
+"""Lineages whose lengths differ by no more count as equally long: a step is always under way, and
+two parts must not both take the other for the longer one."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two views that have met. `support`: the peers that stand behind it."""
+
+    has_plan: bool
+    support: frozenset[str]
+    step: int
+    view: ViewId
+
+    def count(self, other: "Side") -> int:
+        """How many of them have not signed the other view later."""
+        turned = self.support & other.support if self.view.number <= other.view.number else ()
+        return len(self.support - set(turned))
+
+
+def outranks(one: Side, other: Side) -> bool:
+    """One that trains before one that cannot, then the one with more support, then the longer
+    lineage, then the higher view id."""
+    if one.has_plan != other.has_plan:
+        return one.has_plan
+    counts = one.count(other), other.count(one)
+    if counts[0] != counts[1]:
+        return counts[0] > counts[1]
+    if abs(one.step - other.step) > LENGTHS_ALIKE:
+        return one.step > other.step
+    return one.view > other.view
+
+
+def side_of(
+    standing: Standing, common: KnownView | None, min_members: int, verify: Verify
+) -> Side | None:
+    """What a Standing comes to, by what it proves; None if it proves nothing.
+
+    Support is from the members of the `common` view; without one, from all who have signed.
+    """
+    certificate = standing.certificate
+    among = None if common is None else common.peer_ids | {standing.sender.peer_id}
+    said = signers(certificate, verify, among)
+    if standing.sender not in certificate.members or standing.sender not in said:
+        return None
+    has_plan = standing.has_plan and len(certificate.members) >= min_members
+    support = _support(certificate, {member.peer_id for member in said}, common)
+    return Side(has_plan, support, proven_step(standing, verify), standing.view)
+
+
+def own_side(standing: Standing, common: KnownView | None) -> Side:
+    """The same of this peer's own view, whose signatures it has checked."""
+    said = {member.peer_id for member, _ in standing.certificate.ready}
+    support = _support(standing.certificate, said, common)
+    step = standing.step if not standing.has_plan else _proven(standing, _committed(standing))
+    return Side(standing.has_plan, support, step, standing.view)
+
+
+def _support(certificate: Certificate, said: set[str], common: KnownView | None) -> frozenset[str]:
+    """A leaver stands behind nothing, though it signs."""
+    members = frozenset(member.peer_id for member in certificate.members) & said
+    return members if common is None else members & common.peer_ids
+
+
+def proven_step(standing: Standing, verify: Verify) -> int:
+    """How far it has come, by the Prepared of its last commit; without a plan, what it says."""
+    if not standing.has_plan:
+        return standing.step
+    members = {member.peer_id for member in standing.members}
+    ends = []
+    for signed in standing.commit:
+        try:
+            prepared = open_prepared(signed, verify)
+        except PeerFault:
+            return 0
+        if signed.peer_id in members:
+            ends.append(prepared.step + 1)
+    return _proven(standing, min(ends, default=0))
+
+
+def _committed(standing: Standing) -> int:
+    return proven_step(standing, lambda *_: True)
+
+
+def _proven(standing: Standing, committed: int) -> int:
+    """Who has no stage knows of a step more, or one less, than it can show."""
+    return min(standing.step, committed + LENGTHS_ALIKE)

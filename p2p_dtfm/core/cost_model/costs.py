@@ -1,0 +1,439 @@
+"""Predicted nanoseconds of a step for a placement of peers in pipelines.
+
+    step = max over peers of (their segments' gradients ready + reduction) + commit
+
+Pipelines compute side by side (`pipeline_cost`); microbatches are dealt so that the last to end
+ends soonest. Reduction: `reduction_cost`; a lone pipeline has guardians instead (`guarding`).
+Commit: Prepared travels between the two stage holders that are farthest apart.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from p2p_dtfm.core.cost_model.guarding import Guarded, guarded_by, guarded_ns, waited_for
+from p2p_dtfm.core.cost_model.microbatch_split import split_microbatches
+from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost, PipelineModel, held_bytes
+from p2p_dtfm.core.cost_model.pipeline_timing import stage_ends_ns
+from p2p_dtfm.core.cost_model.placement_problem import (
+    MESSAGE_NS,
+    UNLIMITED_BYTES_PER_S,
+    PlanningProblem,
+)
+from p2p_dtfm.core.cost_model.reduction_cost import ReductionModel, SegmentCost
+from p2p_dtfm.core.cost_model.reduction_timing import Reduction, reduced_ns
+from p2p_dtfm.core.cost_model.segment_weights import MOST_PAIRS as MOST_PAIRS_DIVIDED
+from p2p_dtfm.core.cost_model.segment_weights import segment_weights
+from p2p_dtfm.core.cost_model.step_timing import StepEnds, TimedPipeline, event_count, step_ends
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
+from p2p_dtfm.core.schedule.pieces import PIECE_ELEMENTS_EACH, pieces_of
+
+__all__ = ["PlacementCost", "StepModel", "held_bytes"]
+
+Placement = tuple[tuple[int, ...], ...]
+"""Pipelines as ordered peer numbers."""
+
+MOST_PAIRS = 120_000
+"""Of holders, over all segments: with more of them no reduction is timed link by link."""
+MOST_TASKLETS = 300_000
+"""Of a placement: with more of them its pipelines are not timed tasklet by tasklet."""
+MOST_EVENTS = 300_000
+"""Of a step: with more of them even the plan in the end is not simulated."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementCost:
+    """What a placement costs; the tuples are parallel to `placement`."""
+
+    placement: Placement
+    pipelines: tuple[PipelineCost, ...]
+    microbatches: tuple[int, ...]
+    compute_ns: int
+    """Until the last backward of the slowest pipeline."""
+    reduction_ns: int
+    """From then until every segment is reduced; of a lone pipeline, until its guardians have what
+    they wait for (`guarding`)."""
+    commit_ns: int
+    critical: int
+    """A peer that holds up the reduction; -1 if there is none."""
+
+    @property
+    def stage_count(self) -> int:
+        return sum(map(len, self.placement))
+
+    @property
+    def step_ns(self) -> int:
+        return self.compute_ns + self.reduction_ns + self.commit_ns
+
+
+class StepModel:
+    """The cost model of one problem, with what it has worked out so far."""
+
+    def __init__(self, problem: PlanningProblem) -> None:
+        self.problem = problem
+        self.pipelines = PipelineModel(problem)
+        self.reductions = ReductionModel(problem)
+        self._farthest: dict[tuple[int, ...], int] = {}
+        self._ends: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._segments_of: dict[tuple[object, ...], list[Reduction] | None] = {}
+        self._ends_alike: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._refined: dict[tuple[object, ...], PlacementCost] = {}
+        self._simulated: dict[tuple[object, ...], StepEnds] = {}
+        self._work = 0
+
+    @property
+    def work(self) -> int:
+        """Of searching, in about microseconds; what bounds a search."""
+        return self._work + self.reductions.work
+
+    def spend(self, work: int) -> None:
+        """Count work done elsewhere."""
+        self._work += work
+
+    def cost(self, placement: Placement, bound_ns: int | None = None) -> PlacementCost | None:
+        """Cost of a placement, without the pipelines that get no microbatch.
+
+        None if a pipeline does not fit, or if the step surely takes longer than `bound_ns`.
+        """
+        costs: list[PipelineCost] = []
+        self._work += 10 + 4 * len(placement)
+        for peers in placement:
+            cost, fresh = self.pipelines.cost(peers)
+            self._work += 40 * len(peers) if fresh else 0
+            if cost is None:
+                return None
+            costs.append(cost)
+        return self.combine(placement, costs, bound_ns)
+
+    def combine(
+        self, placement: Placement, costs: list[PipelineCost], bound_ns: int | None
+    ) -> PlacementCost | None:
+        """Deal microbatches to pipelines that are already timed, reduce and commit.
+
+        Where all are cut alike, those that take long to reduce end sooner.
+        """
+        count = self.problem.microbatch_count
+        dealt = split_microbatches(costs, count)
+        if 0 in dealt:
+            placement, costs, dealt = _used(placement, costs, dealt)
+        if bound_ns is not None and bound_ns < max(map(PipelineCost.duration_ns, costs, dealt)):
+            return None
+        tails = self._tails(placement, costs) if _alike(costs) else []
+        if tails:
+            again = split_microbatches(costs, count, [tail_ns for tail_ns, _ in tails])
+            dealt = dealt if 0 in again else again
+        return self._total(placement, costs, dealt, tails)
+
+    def dealt(
+        self, placement: Placement, costs: list[PipelineCost], dealt: tuple[int, ...]
+    ) -> PlacementCost:
+        """With so many microbatches for each pipeline; without those that get none."""
+        if 0 in dealt:
+            placement, costs, dealt = _used(placement, costs, dealt)
+        tails = self._tails(placement, costs) if _alike(costs) else []
+        return self._total(placement, costs, dealt, tails)
+
+    def _total(
+        self,
+        placement: Placement,
+        costs: list[PipelineCost],
+        dealt: tuple[int, ...],
+        tails: list[tuple[int, int]],
+    ) -> PlacementCost:
+        durations = list(map(PipelineCost.duration_ns, costs, dealt))
+        compute, commit = max(durations), self._commit_ns(placement)
+        if len(placement) == 1:
+            ends = costs[0].ends_ns(dealt[0])
+            reduced, critical = self._guarded_ns(placement[0], costs[0], ends, commit), -1
+        elif tails:
+            reduced, critical = max(
+                (end + tail, peer) for end, (tail, peer) in zip(durations, tails, strict=True)
+            )
+        else:
+            each = [cost.ends_ns(count) for cost, count in zip(costs, dealt, strict=True)]
+            reduced, critical = self._reduced_ns(placement, costs, each)
+        return PlacementCost(
+            placement, tuple(costs), dealt, compute, max(0, reduced - compute), commit, critical
+        )
+
+    def refined(self, cost: PlacementCost) -> PlacementCost:
+        """The same, timed with care as far as that is cheap: pipelines tasklet by tasklet
+        (`pipeline_timing`), the reduction link by link (`reduction_timing`)."""
+        key = cost.placement, cost.pipelines, cost.microbatches
+        found = self._refined.get(key)
+        if found is None:
+            if len(self._refined) > 1 << 10:
+                self._refined.clear()
+            found = self._refined[key] = self._refine(cost)
+        return found
+
+    def _refine(self, cost: PlacementCost) -> PlacementCost:
+        ends = self._stage_ends(cost)
+        compute = max(each[0] for each in ends)
+        ready = {
+            peer: end
+            for peers, each in zip(cost.placement, ends, strict=True)
+            for peer, end in zip(peers, each, strict=True)
+        }
+        segments = self._divided(cost)
+        if len(cost.placement) == 1:
+            reduced = self._guarded_ns(
+                cost.placement[0], cost.pipelines[0], ends[0], cost.commit_ns
+            )
+        elif not segments:
+            reduced, _ = self._reduced_ns(cost.placement, list(cost.pipelines), ends)
+        else:
+            reduced = reduced_ns(self.problem, segments, ready)
+        return replace(cost, compute_ns=compute, reduction_ns=max(0, reduced - compute))
+
+    def simulated(self, cost: PlacementCost) -> PlacementCost:
+        """The same, timed message by message (`step_timing`); `events` says how much work it is."""
+        segments = self._divided(cost)
+        assert segments is not None, "a step of so many pairs is not simulated"
+        key = cost.placement, cost.pipelines, cost.microbatches
+        ends = self._simulated.get(key)
+        if ends is None:
+            if len(self._simulated) > 1 << 10:
+                self._simulated.clear()
+            ends = self._simulated[key] = self._step_ends(cost, segments)
+        return replace(
+            cost,
+            compute_ns=ends.computed_ns,
+            reduction_ns=ends.reduced_ns - ends.computed_ns,
+            commit_ns=ends.committed_ns - ends.reduced_ns,
+        )
+
+    def _step_ends(self, cost: PlacementCost, segments: list[Reduction]) -> StepEnds:
+        timed = self._timed(cost)
+        ends = step_ends(self.problem, timed, segments)
+        if len(timed) == 1:
+            guarded = waited_for(
+                self._guarded(timed[0].peers, cost.pipelines[0]), ends.committed_ns
+            )
+            if guarded:
+                return step_ends(self.problem, timed, segments, guarded)
+        return ends
+
+    def events(self, cost: PlacementCost) -> int:
+        """To simulate a step; one on a shared uplink counts as several."""
+        segments = self._divided(cost)
+        if segments is None:
+            return 1 << 40
+        limits = min(*self.problem.uplink_bytes_per_s, *self.problem.downlink_bytes_per_s)
+        dear = 1 if limits >= UNLIMITED_BYTES_PER_S else 3
+        return dear * event_count(self._timed(cost), segments)
+
+    def pairs(self, cost: PlacementCost) -> int:
+        """Of holders that `refined` looks at."""
+        return sum(len(each.holders) ** 2 for each in self._divided(cost) or ()) or MOST_PAIRS
+
+    def judged(self, cost: PlacementCost) -> PlacementCost:
+        """Timed as well as can be afforded once."""
+        affordable = self.events(cost) <= MOST_EVENTS
+        return self.simulated(cost) if affordable else self.refined(cost)
+
+    def _timed(self, cost: PlacementCost) -> list[TimedPipeline]:
+        counted = zip(cost.placement, cost.pipelines, cost.microbatches, strict=True)
+        return [
+            TimedPipeline(peers, self.pipelines.stage_timings(peers, pipeline), count)
+            for peers, pipeline, count in counted
+        ]
+
+    def _stage_ends(self, cost: PlacementCost) -> list[tuple[int, ...]]:
+        """When each stage of each pipeline has done its last backward."""
+        counted = list(zip(cost.placement, cost.pipelines, cost.microbatches, strict=True))
+        tasklets = sum(2 * count * len(peers) for peers, _, count in counted)
+        if tasklets > MOST_TASKLETS:
+            return [pipeline.ends_ns(count) for _, pipeline, count in counted]
+        return [self._ends_of(*each) for each in counted]
+
+    def _ends_of(
+        self, peers: tuple[int, ...], pipeline: PipelineCost, count: int
+    ) -> tuple[int, ...]:
+        key = (peers, pipeline.cuts, pipeline.in_flight, count)
+        found = self._ends.get(key)
+        if found is None:
+            stages = self.pipelines.stage_timings(peers, pipeline)
+            if len(self._ends) > 1 << 14:
+                self._ends.clear()
+            found = self._ends_alike.get((stages, count))
+            if found is None:
+                if len(self._ends_alike) > 1 << 12:
+                    self._ends_alike.clear()
+                found = self._ends_alike[stages, count] = stage_ends_ns(stages, count)
+            self._ends[key] = found
+        return found
+
+    def _divided(self, cost: PlacementCost) -> list[Reduction] | None:
+        """What is reduced, and who owns how much of it; None if that takes too long to find out."""
+        if len(cost.placement) == 1:
+            return []
+        key = cost.placement, tuple(pipeline.cuts for pipeline in cost.pipelines)
+        if key not in self._segments_of:
+            if len(self._segments_of) > 1 << 8:
+                self._segments_of.clear()
+            self._segments_of[key] = self._divide(cost)
+        return self._segments_of[key]
+
+    def _divide(self, cost: PlacementCost) -> list[Reduction] | None:
+        divided = [
+            (tuple(sorted(holders)), self.reductions.segment_bytes(first, end))
+            for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines))
+        ]
+        pieces = self._pieces(cost)
+        if sum(
+            len(each) * len(pair[0]) ** 2 for each, pair in zip(pieces, divided, strict=True)
+        ) > (MOST_PAIRS):
+            return None
+        rates = self.problem.pair_bytes_per_s
+        weights = segment_weights(
+            divided,
+            lambda a, b: rates[a][b],
+            self.reductions.limit,
+            lambda holders, alone: self.reductions.group(holders, alone).weights,
+        )
+        return [
+            Reduction(holders, parts, *piece)
+            for (holders, _), parts, each in zip(divided, weights, pieces, strict=True)
+            for piece in each
+        ]
+
+    def _pieces(self, cost: PlacementCost) -> list[list[tuple[int, tuple[int, ...]]]]:
+        """What each segment is reduced in: (bytes, `below_ns` of its sorted holders)."""
+        found = []
+        place = {
+            peer: (position, pipeline.cuts[position])
+            for peers, pipeline in zip(cost.placement, cost.pipelines, strict=True)
+            for position, peer in enumerate(peers)
+        }
+        size, last_part = self.reductions.segment_bytes, self.pipelines.last_part_ns
+        for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines)):
+            elements = [size(layer, layer + 1) // FLOAT_BYTES for layer in range(first, end)]
+            found.append(
+                [
+                    (
+                        size(first + piece.start, first + piece.stop),
+                        tuple(
+                            last_part(peer, place[peer][1], first + piece.start, place[peer][0])
+                            for peer in sorted(holders)
+                        ),
+                    )
+                    for piece in pieces_of(elements, len(holders))
+                ]
+            )
+        return found
+
+    def _tails(self, placement: Placement, costs: list[PipelineCost]) -> list[tuple[int, int]]:
+        """Of pipelines cut alike: (how long after its end it holds up the reduction, by whom)."""
+        self._work += sum(map(len, placement))
+        ready = (0,) * len(costs)
+        hides = list(zip(*(cost.hides_ns for cost in costs), strict=True))
+        drains = list(zip(*(cost.drain_ns for cost in costs), strict=True))
+        stages = list(zip(*placement, strict=True))
+        segments = [
+            self._segment(first, end, holders, True, ready, hidden).tails()
+            for (first, end), holders, hidden in zip(
+                itertools.pairwise(costs[0].cuts), stages, hides, strict=True
+            )
+        ]
+        return [
+            max((tail - drain, peer) for (tail, peer), drain in zip(own, drained, strict=True))
+            for own, drained in zip(
+                zip(*segments, strict=True), zip(*drains, strict=True), strict=True
+            )
+        ]
+
+    def _reduced_ns(
+        self, placement: Placement, costs: list[PipelineCost], ends: list[tuple[int, ...]]
+    ) -> tuple[int, int]:
+        """(when the last segment is reduced, the peer that holds it up) where cuts differ."""
+        hides = [cost.hides_ns for cost in costs]
+        cuts = {cut for cost in costs for cut in cost.cuts}
+        alone = (len(cuts) - 1) * len(costs) ** 2 <= MOST_PAIRS_DIVIDED
+        segments = [
+            self._segment(
+                first,
+                end,
+                holders,
+                alone,
+                tuple(map(tuple.__getitem__, ends, stages)),
+                tuple(map(tuple.__getitem__, hides, stages)),
+            )
+            for first, end, holders, stages in self._segments(placement, costs)
+        ]
+        return self.reductions.end_ns(segments)
+
+    def _segment(
+        self,
+        first: int,
+        end: int,
+        holders: tuple[int, ...],
+        alone: bool,
+        ready: tuple[int, ...],
+        hides: tuple[int, ...],
+    ) -> SegmentCost:
+        """Of the layers `first .. end - 1`; too small ones travel together, and nothing early."""
+        group = self.reductions.group(holders, alone)
+        size = low = self.reductions.segment_bytes(first, end)
+        if self.problem.block.gradient_bytes < len(holders) * PIECE_ELEMENTS_EACH * FLOAT_BYTES:
+            hides = (0,) * len(holders)
+        else:
+            low = self.reductions.segment_bytes(first, first + 1)
+        return SegmentCost(group, size, low, holders, ready, hides)
+
+    def _guarded(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[Guarded, ...]:
+        self._work += 20 * len(peers)
+        return guarded_by(self.problem, peers, cost.cuts, cost.in_flight)
+
+    def _guarded_ns(
+        self, peers: tuple[int, ...], cost: PipelineCost, ends: tuple[int, ...], commit_ns: int
+    ) -> int:
+        """When the guardians of a lone pipeline have what they wait for; 0 without any."""
+        guarded = waited_for(self._guarded(peers, cost), max(ends) + commit_ns)
+        return guarded_ns(self.problem, guarded, dict(zip(peers, ends, strict=True)))
+
+    def _segments(
+        self, placement: Placement, costs: list[PipelineCost]
+    ) -> Iterator[tuple[int, int, tuple[int, ...], list[int]]]:
+        """(first layer, end, holder in each pipeline, its stage); the list is used again."""
+        edges = sorted({cut for cost in costs for cut in cost.cuts})
+        self._work += 2 * len(edges) * len(costs)
+        at = [0] * len(placement)
+        for first, end in itertools.pairwise(edges):
+            for number, cost in enumerate(costs):
+                if cost.cuts[at[number] + 1] <= first:
+                    at[number] += 1
+            yield first, end, tuple(map(tuple.__getitem__, placement, at)), at
+
+    def _commit_ns(self, placement: Placement) -> int:
+        """Latency between the two stage holders that are farthest apart."""
+        holders = tuple(sorted(peer for peers in placement for peer in peers))
+        if len(holders) == 1:
+            return 0
+        found = self._farthest.get(holders)
+        if found is None:
+            if len(self._farthest) > 1 << 12:
+                self._farthest.clear()
+            self._work += len(holders) * len(holders) // 8
+            found = self._farthest[holders] = (
+                self.reductions.longest_latency_ns(holders) + MESSAGE_NS
+            )
+        return found
+
+
+def _alike(costs: list[PipelineCost]) -> bool:
+    """Several, and all cut alike."""
+    cuts = costs[0].cuts
+    return len(costs) > 1 and all(cost.cuts == cuts for cost in costs)
+
+
+def _used(
+    placement: Placement, costs: list[PipelineCost], dealt: tuple[int, ...]
+) -> tuple[Placement, list[PipelineCost], tuple[int, ...]]:
+    """Without the pipelines that get no microbatch."""
+    used = [index for index, count in enumerate(dealt) if count]
+    return (
+        tuple(placement[index] for index in used),
+        [costs[index] for index in used],
+        tuple(dealt[index] for index in used),
+    )

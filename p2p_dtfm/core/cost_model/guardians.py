@@ -1,0 +1,232 @@
+"""Guardians: a layer with one holder is followed by another member, so that no crash loses it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from p2p_dtfm.core.cost_model.cuts import (
+    HELD_CUTS,
+    STATE_PARTS,
+    CutPace,
+    GuardedPair,
+    lags,
+    pace_of,
+)
+from p2p_dtfm.core.cost_model.placement_problem import duration_ns, flow_of
+from p2p_dtfm.core.cost_model.unmeasured import held_back
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.records import ACCELERATOR, Intent, PeerRecord
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, STATE_COPIES, Workload
+
+LEAST_ROOM_BYTES = 64 << 20
+"""Everybody guards so much, even where the plan takes all memory that the owner allows: next to the
+program itself it is little, and it is all that a small model needs."""
+GUARDED_COPIES = STATE_COPIES + 2
+"""A layer's state, and the reduced gradients of the last step and of this one; or, of a guardian
+that lags, two copies of parameters and moments."""
+
+QUEUED_BYTES_LIMIT = 256 << 20
+"""Of gradients that wait for one guardian; when more do, its holder stops feeding it. Of large
+layers more may (`queued_bytes_limit`)."""
+
+Peer = TypeVar("Peer", str, int)
+Way = Callable[[Peer, Peer], tuple[int, int]]
+"""`way(holder, guardian)`: bytes/s of one flow to the guardian, and the round trip in ns."""
+States = Mapping[Peer, set[int]]
+"""Layers of which each member has the state already."""
+
+
+def alike(holder: object, guardian: object) -> tuple[int, int]:
+    """All ways are the same."""
+    return 1_000_000_000, 0
+
+
+def guarded_layers(
+    plan: Plan | NoPlan,
+    room_bytes: Mapping[str, int],
+    cost_bytes: Callable[[int], int],
+    way: Way[str] = alike,
+    states: States[str] | None = None,
+) -> dict[int, str]:
+    """The guardian of each layer that a single member holds: a pure function of the view.
+
+    Each holder's layers go to one guardian if one has room for them. A step waits until its
+    gradients are with the guardians, so it is the one that has them first, beside what it gets from
+    others; of those alike spares come first, since they have nothing else to do. `room_bytes` is
+    what each member has left, `cost_bytes(layer)` what guarding a layer takes. What nobody has room
+    for has no guardian. Who has the `states` already comes first, unless it is twice as late.
+    """
+    if not isinstance(plan, Plan):
+        return {}
+    candidates = sorted(room_bytes, key=lambda peer: (plan.stage_of(peer) is not None, peer))
+    return assigned(_held_alone(plan), candidates, room_bytes, cost_bytes, way, states)
+
+
+def assigned(
+    alone: Mapping[Peer, list[int]],
+    candidates: Sequence[Peer],
+    room_bytes: Mapping[Peer, int],
+    cost_bytes: Callable[[int], int],
+    way: Way[Peer] = alike,
+    states: States[Peer] | None = None,
+) -> dict[int, Peer]:
+    """The guardian of each layer. `alone`: what each holder alone holds; first candidates first."""
+    left_bytes = dict(room_bytes)
+    guardians: dict[int, Peer] = {}
+
+    def ready_ns(holder: Peer, guardian: Peer, size_bytes: int) -> int:
+        """With what it guards already, of which a gradient is one copy."""
+        bytes_per_s, round_trip_ns = way(holder, guardian)
+        size_bytes += room_bytes[guardian] - left_bytes[guardian]
+        return round_trip_ns + duration_ns(size_bytes // GUARDED_COPIES, bytes_per_s)
+
+    for holder, held in alone.items():
+        layers = held
+        while layers:
+            needed_bytes = sum(map(cost_bytes, layers))
+            able = [p for p in candidates if p != holder and left_bytes[p] >= cost_bytes(layers[0])]
+            if not able:
+                layers = layers[1:]
+                continue
+            ready = [
+                (left_bytes[peer] < needed_bytes, ready_ns(holder, peer, needed_bytes))
+                for peer in able
+            ]
+            best = min(ready)
+            having = [
+                when
+                for when, peer in zip(ready, able, strict=True)
+                if states is not None
+                and states.get(peer, set()).issuperset(layers)
+                and when <= (best[0], 2 * best[1])
+            ]
+            guardian = able[ready.index(min(having, default=best))]
+            while layers and left_bytes[guardian] >= cost_bytes(layers[0]):
+                left_bytes[guardian] -= cost_bytes(layers[0])
+                guardians[layers[0]] = guardian
+                layers = layers[1:]
+    return guardians
+
+
+def _held_alone(plan: Plan) -> dict[str, list[int]]:
+    """The layers that each member holds and nobody else does."""
+    alone: dict[str, list[int]] = {}
+    for segment in plan.segments():
+        if len(segment.holders) == 1:
+            alone.setdefault(segment.holders[0], []).extend(segment.layers)
+    return alone
+
+
+def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
+    """The guardians in a view; who leaves is none, nor is whose links are not measured yet."""
+    if not isinstance(plan, Plan):
+        return {}
+    workload, waiting = snapshot.workload, held_back(snapshot) - set(plan.stage_holders())
+    staying = [r for r in snapshot.records if r.intent is not Intent.LEAVING]
+    staying = [record for record in staying if record.peer_id not in waiting]
+    rooms = {record.peer_id: _room_bytes(record, plan, workload) for record in staying}
+    records = {record.peer_id: record for record in snapshot.records}
+
+    def way(holder: str, guardian: str) -> tuple[int, int]:
+        return flow_of(records[holder], records[guardian])
+
+    def cost_bytes(layer: int) -> int:
+        return guarded_bytes(workload, layer)
+
+    states = None if snapshot.planned else snapshot.states()
+    return guarded_layers(plan, rooms, cost_bytes, way, states)
+
+
+def guarded_at_once(snapshot: Snapshot, guards: Mapping[int, str]) -> frozenset[int]:
+    """Layers for whose guardian the first step of the view waits already, if it waits for any.
+
+    In a planned view, since its guardians have the states before it takes over; where training
+    begins, since anybody can make them; after a failure, where the guardian has them.
+    """
+    if snapshot.planned or snapshot.step == 0:
+        return frozenset(guards)
+    states = snapshot.states()
+    return frozenset(n for n, guardian in guards.items() if n in states.get(guardian, set()))
+
+
+def guarded_pairs(
+    snapshot: Snapshot, plan: Plan, guards: Mapping[int, str]
+) -> tuple[GuardedPair, ...]:
+    """Each holder with each of its guardians, and the way between them."""
+    layers_of: dict[tuple[str, str], list[int]] = {}
+    for layer, guardian in guards.items():
+        layers_of.setdefault((plan.holders(layer)[0], guardian), []).append(layer)
+    records = {record.peer_id: record for record in snapshot.records}
+    workload = snapshot.workload
+    return tuple(
+        GuardedPair(
+            holder,
+            guardian,
+            tuple(layers),
+            sum(workload.guarded_bytes(workload.cost(layer)) for layer in layers),
+            *flow_of(records[holder], records[guardian]),
+        )
+        for (holder, guardian), layers in layers_of.items()
+    )
+
+
+def cut_pace(snapshot: Snapshot, plan: Plan | NoPlan, guards: Mapping[int, str]) -> CutPace | None:
+    """How often cuts are taken in a view; None where its guardians keep up with each step.
+
+    All guardians of a view lag, or none does: layers that go back must go back to one step. Several
+    stage-holders keep copies of their own layers, too; where one has no room for that, none lags.
+    """
+    if not isinstance(plan, Plan) or not guards:
+        return None
+    pairs = guarded_pairs(snapshot, plan, guards)
+    if not lags((pair.wait_ns for pair in pairs), plan.predicted_step_ns):
+        return None
+    workload = snapshot.workload
+    records = {record.peer_id: record for record in snapshot.records}
+    copies = {
+        peer: STATE_PARTS * sum(workload.cost(n).parameter_count for n in plan.layers_of(peer))
+        for peer in plan.stage_holders()
+    }
+    if len(copies) > 1:
+        left = {peer: _room_bytes(records[peer], plan, workload) for peer in copies}
+        for layer, guardian in guards.items():
+            if guardian in left:
+                left[guardian] -= guarded_bytes(workload, layer)
+        if any(HELD_CUTS * FLOAT_BYTES * copies[peer] > left[peer] for peer in copies):
+            return None
+    most_bytes = FLOAT_BYTES * max(copies.values())
+    return pace_of((pair.copy_ns for pair in pairs), most_bytes, plan.predicted_step_ns)
+
+
+def guarded_bytes(workload: Workload, layer: int) -> int:
+    """Memory that a layer takes at its guardian."""
+    return GUARDED_COPIES * workload.guarded_bytes(workload.cost(layer))
+
+
+def unguarded_layers(snapshot: Snapshot, plan: Plan | NoPlan) -> tuple[int, ...]:
+    """Layers of which only one member has the state, though there are others that stay."""
+    staying = [record for record in snapshot.records if record.intent is not Intent.LEAVING]
+    if not isinstance(plan, Plan) or len(staying) < 2:
+        return ()
+    alone = [layer for layers in _held_alone(plan).values() for layer in layers]
+    return tuple(sorted(set(alone) - guards_in(snapshot, plan).keys()))
+
+
+def _room_bytes(record: PeerRecord, plan: Plan, workload: Workload) -> int:
+    """What the plan leaves of the memory that a member offers.
+
+    Guarded layers are in the processor's memory. An accelerator's stage is not; of its host's
+    memory records say nothing, and it is taken to be no less than the accelerator's.
+    """
+    stage = plan.stage_of(record.peer_id)
+    used_bytes = 0
+    if stage is not None and record.device.kind != ACCELERATOR:
+        costs = [workload.cost(layer) for layer in stage.layers]
+        used_bytes = sum(c.state_bytes + stage.in_flight * c.saved_bytes for c in costs)
+    return max(LEAST_ROOM_BYTES, record.device.memory_bytes - used_bytes)
+
+
+def queued_bytes_limit(step_bytes: int) -> int:
+    """What may wait for one follower or guardian that gets `step_bytes` of gradients in each step:
+    always two steps, or it could never begin."""
+    return max(QUEUED_BYTES_LIMIT, 2 * step_bytes)

@@ -1,0 +1,122 @@
+"""What a lone pipeline's guardians cost a step.
+
+With one pipeline every layer has one holder, who says Prepared only when its guardian has the
+step's gradients (`guardians`). They set out uncoded when the stage has done its last backward:
+
+    Prepared of a stage = its end + gradient / rate of the link + there and back
+
+Where several send to one guardian they share its downlink. Where that would take more than 2% of
+the step guardians lag (`cuts`), and nobody waits for them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2p_dtfm.core.cost_model.cuts import HELD_CUTS, STATE_PARTS, lags
+from p2p_dtfm.core.cost_model.guardians import GUARDED_COPIES, LEAST_ROOM_BYTES, assigned
+from p2p_dtfm.core.cost_model.placement_problem import (
+    MESSAGE_NS,
+    UNLIMITED_BYTES_PER_S,
+    PlanningProblem,
+    duration_ns,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """One holder's gradients, on their way to its guardian; peers are numbers."""
+
+    holder: int
+    guardian: int
+    size_bytes: int
+    bytes_per_s: int
+    round_trip_ns: int
+    may_lag: bool = True
+    """All stage-holders have room for copies of their own layers."""
+
+    @property
+    def transfer_ns(self) -> int:
+        return MESSAGE_NS + duration_ns(self.size_bytes, self.bytes_per_s)
+
+
+def guarded_by(
+    problem: PlanningProblem,
+    peers: tuple[int, ...],
+    cuts: tuple[int, ...],
+    in_flight: tuple[int, ...],
+) -> tuple[Guarded, ...]:
+    """Of each stage of the only pipeline, in order; without layers that nobody can guard."""
+    watchers = problem.watchers
+    held = {peer: list(range(cuts[at], cuts[at + 1])) for at, peer in enumerate(peers)}
+    room = dict(enumerate((*problem.memory_bytes, *watchers.memory_bytes)))
+    for at, peer in enumerate(peers):
+        if peer not in watchers.accelerated:
+            first, end = cuts[at], cuts[at + 1]
+            room[peer] -= problem.state_bytes(first, end)
+            room[peer] -= in_flight[at] * problem.saved_bytes(first, end)
+    room = {peer: max(LEAST_ROOM_BYTES, left) for peer, left in room.items()}
+    candidates = sorted(watchers.order, key=lambda peer: peer in held)
+    sizes = [problem.layer_bytes(layer).guarded_bytes for layer in range(problem.layer_count)]
+    guardians = assigned(
+        held,
+        candidates,
+        room,
+        lambda layer: GUARDED_COPIES * sizes[layer],
+        lambda holder, guardian: _link(problem, holder, guardian),
+    )
+    sent: dict[tuple[int, int], int] = {}
+    for holder, layers in held.items():
+        for layer in layers:
+            if layer in guardians:
+                ends = holder, guardians[layer]
+                sent[ends] = sent.get(ends, 0) + sizes[layer]
+    for layer, guardian in guardians.items():
+        room[guardian] -= GUARDED_COPIES * sizes[layer]
+    own = {peer: sum(map(sizes.__getitem__, layers)) for peer, layers in held.items()}
+    may_lag = len(held) == 1 or all(
+        HELD_CUTS * STATE_PARTS * size <= room[peer] for peer, size in own.items()
+    )
+    return tuple(
+        Guarded(*ends, size, *_link(problem, *ends), may_lag) for ends, size in sent.items()
+    )
+
+
+def _link(problem: PlanningProblem, holder: int, guardian: int) -> tuple[int, int]:
+    """(bytes/s, round trip)."""
+    other = guardian - problem.peer_count
+    if other >= 0:
+        watchers = problem.watchers
+        return watchers.bytes_per_s[holder][other], watchers.round_trip_ns[holder][other]
+    latency_ns = problem.latency_ns
+    round_trip_ns = latency_ns[holder][guardian] + latency_ns[guardian][holder]
+    return problem.bytes_per_s[holder][guardian], round_trip_ns
+
+
+def waited_for(guarded: Sequence[Guarded], step_ns: int) -> tuple[Guarded, ...]:
+    """All, or none where guardians lag since steps of this length would wait too long."""
+    waits_ns = (g.transfer_ns - MESSAGE_NS + g.round_trip_ns for g in guarded)
+    may_lag = all(each.may_lag for each in guarded)
+    return () if may_lag and lags(waits_ns, step_ns) else tuple(guarded)
+
+
+def guarded_ns(
+    problem: PlanningProblem, guarded: Sequence[Guarded], ends_ns: dict[int, int]
+) -> int:
+    """When the last receipt is back; 0 if there is none to wait for."""
+    last = 0
+    busy: dict[int, int] = {}
+    for each in sorted(guarded, key=lambda each: (ends_ns[each.holder], each.holder)):
+        arrived = ends_ns[each.holder] + each.transfer_ns
+        downlink = downlink_of(problem, each.guardian)
+        if downlink < UNLIMITED_BYTES_PER_S:
+            begins = max(busy.get(each.guardian, 0), ends_ns[each.holder])
+            busy[each.guardian] = begins + duration_ns(each.size_bytes, downlink)
+            arrived = max(arrived, busy[each.guardian])
+        last = max(last, arrived + each.round_trip_ns)
+    return last
+
+
+def downlink_of(problem: PlanningProblem, peer: int) -> int:
+    """Of any member, by its number."""
+    both = (*problem.downlink_bytes_per_s, *problem.watchers.downlink_bytes_per_s)
+    return both[peer]

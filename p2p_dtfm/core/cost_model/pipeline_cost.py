@@ -1,0 +1,327 @@
+"""How long one pipeline takes: which layers each stage holds, and the time per microbatch.
+
+The model (times of one microbatch, S stages, k_s microbatches in flight at stage s):
+
+    round_trip_s = F_s + B_s                                          (last stage)
+    round_trip_s = F_s + B_s + there_s + back_s + round_trip_(s+1)    (others)
+    elsewhere_s = round_trip_s - F_s - B_s
+    period = max(F_s + B_s, transmission on each link in each direction,
+                 all that an uplink or downlink carries,
+                 (F_s + B_s + elsewhere_s) / k_s)
+    m microbatches take round_trip_0 + (m - 1) * period
+
+`there` and `back` are transmission plus latency. The first term fills and drains the pipeline,
+the second is its steady state (Narayanan et al. 2019, PipeDream, section 3, with links as further
+resources). k_s is planned as 1 + 2 elsewhere_s / period where memory allows; simulated pipelines
+that take turns (`pipeline_order`) reach their period with 1.5 instead of 2. Textbook 1F1B has
+k_s = S - s, which on long links is far fewer. A stage that splits its backwards may hold as many
+more as it can end while the pipeline drains behind it: it owes their last parts, and sends its last
+gradients so much earlier (Qi et al. 2023, ZB-H2). Where memory allows fewer than wanted the last
+term (Little 1961) is right to a hundredth on average, but up to a tenth too short where k_s is just
+the round trip over the period; `pipeline_timing` tells.
+"""
+
+from dataclasses import dataclass
+
+from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming
+from p2p_dtfm.core.cost_model.placement_problem import (
+    UNLIMITED_BYTES_PER_S,
+    PlanningProblem,
+    duration_ns,
+)
+from p2p_dtfm.core.schedule.split_backward import weight_part_ns
+
+IN_FLIGHT_LIMIT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineCost:
+    """One pipeline's cut into stages and its timing; tuples are indexed by position."""
+
+    cuts: tuple[int, ...]
+    """Stage s holds the layers cuts[s] .. cuts[s + 1] - 1."""
+    in_flight: tuple[int, ...]
+    fill_ns: int
+    """The first microbatch, there and back."""
+    period_ns: int
+    """Each further microbatch."""
+    drain_ns: tuple[int, ...]
+    """How long after this stage's last backward stage 0 ends its own."""
+    hides_ns: tuple[int, ...]
+    """How long before this stage's last backward ends the gradient of its last layer is whole."""
+
+    def duration_ns(self, microbatches: int) -> int:
+        return self.fill_ns + (microbatches - 1) * self.period_ns
+
+    def ends_ns(self, microbatches: int) -> tuple[int, ...]:
+        """When each stage has done its last backward; the first stage is the last to end."""
+        end = self.duration_ns(microbatches)
+        return tuple([end - drained for drained in self.drain_ns])
+
+
+class PipelineModel:
+    """Cuts and times pipelines of one problem, and remembers what it has worked out."""
+
+    def __init__(self, problem: PlanningProblem) -> None:
+        self.problem = problem
+        self._cuts: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...] | None] = {}
+        self._costs: dict[tuple[int, ...], PipelineCost | None] = {}
+        classes: dict[object, int] = {}
+        self._classes = tuple(
+            classes.setdefault((times, memory), len(classes))
+            for times, memory in zip(problem.layer_ns, problem.memory_bytes, strict=True)
+        )
+
+    def cost(self, peers: tuple[int, ...]) -> tuple[PipelineCost | None, bool]:
+        """(timing of these peers in this order, None if they cannot hold the model; if new)."""
+        if peers in self._costs:
+            return self._costs[peers], False
+        found = self._best_cost(peers)
+        if len(self._costs) > 1 << 17:
+            self._costs.clear()
+        self._costs[peers] = found
+        return found, True
+
+    def _best_cost(self, peers: tuple[int, ...]) -> PipelineCost | None:
+        """Cut for the least memory first; where memory then starves the flight, cut anew for it."""
+        cuts = self._cut(peers, (1,) * len(peers))
+        if cuts is None:
+            return None
+        wanted, first = self.time(peers, cuts)
+        if all(map(int.__ge__, first.in_flight, wanted)):
+            return first
+        roomier = self._cut(peers, wanted)
+        if roomier is None:
+            return first
+        _, second = self.time(peers, roomier)
+        return second if second.period_ns < first.period_ns else first
+
+    def time_fixed(self, peers: tuple[int, ...], cuts: tuple[int, ...]) -> PipelineCost | None:
+        """Timing of stages that are cut already; None if one of them no longer fits."""
+        for stage, peer in enumerate(peers):
+            if self.room(peer, cuts[stage], cuts[stage + 1]) < 1:
+                return None
+        return self.time(peers, cuts)[1]
+
+    def time(
+        self, peers: tuple[int, ...], cuts: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], PipelineCost]:
+        """(microbatches in flight that each stage wants, timing with those that fit)."""
+        problem = self.problem
+        last = len(peers) - 1
+        forward, backward = self._compute(peers, cuts)
+        period = max(map(int.__add__, forward, backward))
+        round_trips = [0] * (last + 1)
+        drain = [0] * (last + 1)
+        round_trips[last] = forward[last] + backward[last]
+        for stage in range(last - 1, -1, -1):
+            here, there = peers[stage], peers[stage + 1]
+            out, back = problem.transmit_ns[here][there], problem.transmit_ns[there][here]
+            period = max(period, out, back)
+            drain[stage + 1] = back + problem.latency_ns[there][here] + backward[stage]
+            round_trips[stage] = (
+                round_trips[stage + 1]
+                + out
+                + problem.latency_ns[here][there]
+                + drain[stage + 1]
+                + forward[stage]
+            )
+        for stage in range(1, last + 1):
+            drain[stage] += drain[stage - 1]
+        if last > 1:
+            period = max(period, self._shared_links_ns(peers))
+        rooms = [self.room(peers[s], cuts[s], cuts[s + 1]) for s in range(last + 1)]
+        limit = min(problem.microbatch_count, IN_FLIGHT_LIMIT)
+        here_ns = list(map(int.__add__, forward, backward))
+        away_ns = list(map(int.__sub__, round_trips, here_ns))
+        wanted = tuple(min(limit, 1 + -(-2 * away // period)) for away in away_ns)
+        fitting = tuple(map(min, wanted, rooms))
+        for here, away, count in zip(here_ns, away_ns, fitting, strict=True):
+            if count < limit:
+                period = max(period, -(-(here + away) // count))
+        owed = [
+            -(-drain[s] // self.last_part_ns(peers[s], cuts[s], cuts[s + 1], s))
+            if self.splits(s)
+            else 0
+            for s in range(last + 1)
+        ]
+        fitting = tuple(map(min, map(int.__add__, fitting, owed), rooms, (limit,) * (last + 1)))
+        hides = tuple(
+            self.last_part_ns(peers[s], cuts[s], cuts[s + 1] - 1, s) for s in range(last + 1)
+        )
+        return wanted, PipelineCost(cuts, fitting, round_trips[0], period, tuple(drain), hides)
+
+    def stage_timings(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[StageTiming, ...]:
+        """What timing a pipeline tasklet by tasklet needs."""
+        problem = self.problem
+        forward, backward = self._compute(peers, cost.cuts)
+        timings = []
+        for stage, here in enumerate(peers):
+            hop = (0, 0, 0, 0)
+            if stage + 1 < len(peers):
+                there = peers[stage + 1]
+                hop = (
+                    problem.transmit_ns[here][there],
+                    problem.latency_ns[here][there],
+                    problem.transmit_ns[there][here],
+                    problem.latency_ns[there][here],
+                )
+            shared = (0, 0)
+            if 0 < stage < len(peers) - 1:  # others send and receive one thing at a time
+                shared = (
+                    self._limited_ns(problem.uplink_bytes_per_s[here]),
+                    self._limited_ns(problem.downlink_bytes_per_s[here]),
+                )
+            weight = self.last_part_ns(here, cost.cuts[stage], cost.cuts[stage + 1], stage)
+            timings.append(
+                StageTiming(
+                    forward[stage],
+                    backward[stage],
+                    cost.in_flight[stage],
+                    *hop,
+                    *shared,
+                    weight_ns=weight if self.splits(stage) else 0,
+                )
+            )
+        return tuple(timings)
+
+    def _compute(
+        self, peers: tuple[int, ...], cuts: tuple[int, ...]
+    ) -> tuple[list[int], list[int]]:
+        """Forward and backward nanoseconds of each stage."""
+        forward, backward = [], []
+        end_of_blocks = self.problem.block_count + 1
+        for stage, peer in enumerate(peers):
+            first, end = cuts[stage], cuts[stage + 1]
+            times = self.problem.layer_ns[peer]
+            blocks = min(end, end_of_blocks) - max(first, 1)
+            there, back = blocks * times.block_forward_ns, blocks * times.block_backward_ns
+            if first == 0:
+                there += times.embedding_forward_ns
+                back += times.embedding_backward_ns
+            if end > end_of_blocks:
+                there += times.head_forward_ns
+                back += times.head_backward_ns
+            forward.append(there)
+            backward.append(back)
+        return forward, backward
+
+    def _shared_links_ns(self, peers: tuple[int, ...]) -> int:
+        """A middle stage sends, and receives, two tensors for each microbatch."""
+        problem = self.problem
+        slowest = min(
+            min(problem.uplink_bytes_per_s[peer], problem.downlink_bytes_per_s[peer])
+            for peer in peers[1:-1]
+        )
+        return -(-2 * problem.boundary_bytes * 1_000_000_000 // slowest)
+
+    def splits(self, stage: int) -> bool:
+        """Whether the stage at this position leaves a part of its backwards for later."""
+        return self.problem.splits_backwards and stage > 0
+
+    def last_part_ns(self, peer: int, first: int, end: int, stage: int) -> int:
+        """Of the layers `first .. end - 1`: the last part of a microbatch, in which their gradients
+        become final. That is what a split leaves of the backward, else all of it."""
+        times, end_of_blocks = self.problem.layer_ns[peer], self.problem.block_count + 1
+        blocks = max(0, min(end, end_of_blocks) - max(first, 1))
+        kinds = [(blocks, times.block_forward_ns, times.block_backward_ns)]
+        if first == 0 < end:
+            kinds.append((1, times.embedding_forward_ns, times.embedding_backward_ns))
+        if end > end_of_blocks > first or end > first >= end_of_blocks:
+            kinds.append((1, times.head_forward_ns, times.head_backward_ns))
+        if not self.splits(stage):
+            return sum(count * back for count, _, back in kinds)
+        return sum(count * weight_part_ns(there, back) for count, there, back in kinds)
+
+    def _limited_ns(self, bytes_per_s: int) -> int:
+        """Of one boundary tensor through a shared limit; 0 if there is none."""
+        if bytes_per_s >= UNLIMITED_BYTES_PER_S:
+            return 0
+        return duration_ns(self.problem.boundary_bytes, bytes_per_s)
+
+    def room(self, peer: int, first: int, end: int) -> int:
+        """Microbatches in flight for which this peer has memory; below 1 if it has too little."""
+        problem = self.problem
+        state, saved = held_bytes(problem, first, end)
+        spare = problem.memory_bytes[peer] - state
+        if saved == 0 and spare >= 0:
+            return IN_FLIGHT_LIMIT
+        return spare // max(1, saved)
+
+    def _cut(self, peers: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int, ...] | None:
+        key = (tuple(map(self._classes.__getitem__, peers)), kept)
+        if key not in self._cuts:
+            if len(self._cuts) > 1 << 17:
+                self._cuts.clear()
+            self._cuts[key] = self._fastest_cut(peers, kept)
+        return self._cuts[key]
+
+    def _fastest_cut(self, peers: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The cut whose slowest stage is fastest, to within 1/512 of its time."""
+        problem = self.problem
+        if len(peers) > problem.layer_count:
+            return None
+        times = [problem.layer_ns[peer] for peer in peers]
+        alone = [t.embedding_ns + problem.block_count * t.block_ns + t.head_ns for t in times]
+        low = (1 << 80) // sum((1 << 80) // duration for duration in alone)
+        high, most = low + low // 8 + 1, max(alone)
+        best = self._fill(peers, kept, high)
+        while best is None and high < most:
+            low, high = high, min(2 * high, most)
+            best = self._fill(peers, kept, high)
+        while best is not None and high - low > max(1, high >> 9):
+            middle = (low + high) // 2
+            cuts = self._fill(peers, kept, middle)
+            if cuts is None:
+                low = middle
+            else:
+                high, best = middle, cuts
+        return best
+
+    def _fill(
+        self, peers: tuple[int, ...], kept: tuple[int, ...], budget_ns: int
+    ) -> tuple[int, ...] | None:
+        """Give each stage in turn as many layers as `budget_ns` and its memory allow.
+
+        Each stage leaves at least one layer for each that follows. For a fixed order this finds a
+        cut whenever one exists.
+        """
+        problem = self.problem
+        layer_count, stages = problem.layer_count, len(peers)
+        embedding, block, head = problem.embedding, problem.block, problem.head
+        cuts = [0]
+        layer = 0
+        for position, peer in enumerate(peers):
+            times, count = problem.layer_ns[peer], kept[position]
+            left_ns, left_bytes = budget_ns, problem.memory_bytes[peer]
+            if layer == 0:
+                left_ns -= times.embedding_ns
+                left_bytes -= embedding.state_bytes + count * embedding.saved_bytes
+                layer = 1
+            if position == stages - 1:
+                left_ns -= times.head_ns
+                left_bytes -= head.state_bytes + count * head.saved_bytes
+            if left_ns < 0 or left_bytes < 0:
+                return None
+            block_bytes = block.state_bytes + count * block.saved_bytes
+            layer += min(left_ns // times.block_ns, left_bytes // block_bytes)
+            layer = min(layer, layer_count - max(1, stages - 1 - position))
+            if position == stages - 1:
+                layer += 1
+            if layer == cuts[-1]:
+                return None
+            cuts.append(layer)
+        return tuple(cuts) if layer == layer_count else None
+
+
+def held_bytes(problem: PlanningProblem, first: int, end: int) -> tuple[int, int]:
+    """(state, saved for each microbatch in flight) of the layers `first .. end - 1`."""
+    blocks = min(end, problem.block_count + 1) - max(first, 1)
+    state, saved = blocks * problem.block.state_bytes, blocks * problem.block.saved_bytes
+    if first == 0:
+        state += problem.embedding.state_bytes
+        saved += problem.embedding.saved_bytes
+    if end == problem.layer_count:
+        state += problem.head.state_bytes
+        saved += problem.head.saved_bytes
+    return state, saved

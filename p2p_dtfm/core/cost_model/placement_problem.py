@@ -1,0 +1,260 @@
+"""What planning works on: a snapshot as flat integer tables, peers as numbers 0 .. n-1."""
+
+from collections.abc import Container
+from dataclasses import dataclass
+from itertools import repeat
+
+from p2p_dtfm.core.protocol.records import (
+    ACCELERATOR,
+    Device,
+    Intent,
+    Link,
+    PeerRecord,
+    Reachability,
+)
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.protocol.workload import LayerCost, Workload
+
+UNKNOWN_ROUND_TRIP_NS = 300_000_000
+"""Of a link that neither end has measured: halfway around the world."""
+UNKNOWN_BYTES_PER_S = 250_000
+"""Of a link that neither end has measured: 2 Mbit/s, so that a measured link is preferred."""
+UNLIMITED_BYTES_PER_S = 1 << 50
+MESSAGE_NS = 100_000
+"""Framing, checksum and hand-over of one message, for which its link is taken."""
+
+Matrix = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNs:
+    """Forward and backward time of the layer kinds on one peer, for one microbatch."""
+
+    embedding_forward_ns: int
+    embedding_backward_ns: int
+    block_forward_ns: int
+    block_backward_ns: int
+    head_forward_ns: int
+    head_backward_ns: int
+
+    @property
+    def embedding_ns(self) -> int:
+        return self.embedding_forward_ns + self.embedding_backward_ns
+
+    @property
+    def block_ns(self) -> int:
+        return self.block_forward_ns + self.block_backward_ns
+
+    @property
+    def head_ns(self) -> int:
+        return self.head_forward_ns + self.head_backward_ns
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBytes:
+    """What one layer of a kind occupies or sends."""
+
+    state_bytes: int
+    saved_bytes: int
+    gradient_bytes: int
+    """On the wire, in one direction, when a replica contributes its gradient."""
+    guarded_bytes: int
+    """On the wire, when the only holder sends its guardian the reduced gradient."""
+
+
+@dataclass(frozen=True)
+class PlanningProblem:
+    """Everything that the cost model knows. Matrices are indexed [from][to].
+
+    `peer_ids` are sorted and are those who may hold a stage; `idle` are members who may not.
+    """
+
+    peer_ids: tuple[str, ...]
+    idle: tuple[str, ...]
+    block_count: int
+    microbatch_count: int
+    boundary_bytes: int
+    """On the wire."""
+    embedding: LayerBytes
+    block: LayerBytes
+    head: LayerBytes
+    layer_ns: tuple[LayerNs, ...]
+    memory_bytes: tuple[int, ...]
+    uplink_bytes_per_s: tuple[int, ...]
+    downlink_bytes_per_s: tuple[int, ...]
+    latency_ns: Matrix
+    """One way."""
+    bytes_per_s: Matrix
+    """Of one flow: the link's own rate, the sender's uplink and the receiver's downlink."""
+    transmit_ns: Matrix
+    """Of `boundary_bytes`, and the handling of one message."""
+    pair_bytes_per_s: Matrix
+    """Of the link itself, the slower direction; symmetric."""
+    watchers: "Watchers"
+    splits_backwards: bool = False
+    """Whether stages after the first leave the gradients of matrices for later."""
+
+    @property
+    def peer_count(self) -> int:
+        return len(self.peer_ids)
+
+    @property
+    def layer_count(self) -> int:
+        return self.block_count + 2
+
+    def layer_bytes(self, layer: int) -> LayerBytes:
+        if layer == 0:
+            return self.embedding
+        return self.block if layer <= self.block_count else self.head
+
+    def state_bytes(self, first_layer: int, end_layer: int) -> int:
+        return sum(self.layer_bytes(layer).state_bytes for layer in range(first_layer, end_layer))
+
+    def saved_bytes(self, first_layer: int, end_layer: int) -> int:
+        return sum(self.layer_bytes(layer).saved_bytes for layer in range(first_layer, end_layer))
+
+
+@dataclass(frozen=True)
+class Watchers:
+    """Members that hold no stage but may guard: numbers from `peer_count` on, in `order` with the
+    peers as their ids sort them. Links to one are indexed [peer][number - peer_count]."""
+
+    order: tuple[int, ...]
+    accelerated: frozenset[int]
+    """Whose stage is not in the processor's memory, where guarded layers are."""
+    memory_bytes: tuple[int, ...]
+    downlink_bytes_per_s: tuple[int, ...]
+    bytes_per_s: Matrix
+    round_trip_ns: Matrix
+
+
+def duration_ns(size_bytes: int, bytes_per_s: int) -> int:
+    """Time to send, rounded up."""
+    return -(-size_bytes * 1_000_000_000 // bytes_per_s)
+
+
+def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningProblem:
+    """The tables of a snapshot. Only peers that intend to train, and are not `held_back`, may hold
+    a stage."""
+    records = sorted(snapshot.records, key=lambda record: record.peer_id)
+    able = [r for r in records if r.intent is Intent.TRAIN and r.peer_id not in held_back]
+    chosen = {record.peer_id for record in able}
+    idle = tuple(record.peer_id for record in records if record.peer_id not in chosen)
+    workload = snapshot.workload
+    latency, rate, pair = _link_tables(able)
+    return PlanningProblem(
+        peer_ids=tuple(record.peer_id for record in able),
+        idle=idle,
+        block_count=workload.block_count,
+        microbatch_count=workload.microbatch_count,
+        boundary_bytes=workload.boundary_wire_bytes,
+        embedding=_layer_bytes(workload, workload.embedding),
+        block=_layer_bytes(workload, workload.block),
+        head=_layer_bytes(workload, workload.head),
+        layer_ns=tuple(_layer_ns(record.device) for record in able),
+        memory_bytes=tuple(record.device.memory_bytes for record in able),
+        uplink_bytes_per_s=tuple(_limit(record.uplink_bytes_per_s) for record in able),
+        downlink_bytes_per_s=tuple(_limit(record.downlink_bytes_per_s) for record in able),
+        latency_ns=latency,
+        bytes_per_s=rate,
+        transmit_ns=transmit_table(rate, workload),
+        pair_bytes_per_s=pair,
+        watchers=_watchers(able, records),
+        splits_backwards=workload.recompute != "included",
+    )
+
+
+def _watchers(able: list[PeerRecord], records: list[PeerRecord]) -> Watchers:
+    others = [r for r in records if r.intent not in (Intent.TRAIN, Intent.LEAVING)]
+    numbers = {record.peer_id: number for number, record in enumerate([*able, *others])}
+    flows = [[flow_of(peer, other) for other in others] for peer in able]
+    return Watchers(
+        order=tuple(numbers[record.peer_id] for record in records if record.peer_id in numbers),
+        accelerated=frozenset(
+            number for number, record in enumerate(able) if record.device.kind == ACCELERATOR
+        ),
+        memory_bytes=tuple(record.device.memory_bytes for record in others),
+        downlink_bytes_per_s=tuple(_limit(record.downlink_bytes_per_s) for record in others),
+        bytes_per_s=tuple(tuple(rate for rate, _ in row) for row in flows),
+        round_trip_ns=tuple(tuple(round_trip for _, round_trip in row) for row in flows),
+    )
+
+
+def transmit_table(rate: Matrix, workload: Workload) -> Matrix:
+    """Time of one boundary tensor over each link; equal rates share one number."""
+    known: dict[int, int] = {}
+    size = workload.boundary_wire_bytes
+    for row in rate:
+        for bytes_per_s in row:
+            if bytes_per_s not in known:
+                known[bytes_per_s] = MESSAGE_NS + duration_ns(size, bytes_per_s)
+    return tuple(tuple(map(known.__getitem__, row)) for row in rate)
+
+
+def _layer_bytes(workload: Workload, cost: LayerCost) -> LayerBytes:
+    return LayerBytes(
+        cost.state_bytes,
+        cost.saved_bytes,
+        workload.gradient_wire_bytes(cost),
+        workload.guarded_bytes(cost),
+    )
+
+
+def _layer_ns(device: Device) -> LayerNs:
+    """A layer that took no measurable time counts one nanosecond."""
+    return LayerNs(
+        max(1, device.embedding.forward_ns),
+        max(1, device.embedding.backward_ns),
+        max(1, device.block.forward_ns),
+        max(1, device.block.backward_ns),
+        max(1, device.head.forward_ns),
+        max(1, device.head.backward_ns),
+    )
+
+
+def _limit(bytes_per_s: int) -> int:
+    return bytes_per_s or UNLIMITED_BYTES_PER_S
+
+
+def _link_tables(records: list[PeerRecord]) -> tuple[Matrix, Matrix, Matrix]:
+    """(latency, rate of one flow, rate of the slower direction without shared limits)."""
+    latency: list[tuple[int, ...]] = []
+    raw: list[tuple[int, ...]] = []
+    for sender in records:
+        links = [_link(sender, receiver) for receiver in records]
+        latency.append(tuple(round_trip_ns // 2 for round_trip_ns, _ in links))
+        raw.append(tuple(bytes_per_s for _, bytes_per_s in links))
+    downlinks = [_limit(record.downlink_bytes_per_s) for record in records]
+    rate = tuple(
+        tuple(map(min, row, downlinks, repeat(_limit(record.uplink_bytes_per_s))))
+        for record, row in zip(records, raw, strict=True)
+    )
+    pair = tuple(
+        tuple(map(min, row, column))
+        for row, column in zip(raw, zip(*raw, strict=True), strict=True)
+    )
+    return tuple(latency), rate, pair
+
+
+def flow_of(sender: PeerRecord, receiver: PeerRecord) -> tuple[int, int]:
+    """(bytes per second of one flow within what either end shares among all, round trip)."""
+    round_trip_ns, rate = _link(sender, receiver)
+    limits = _limit(sender.uplink_bytes_per_s), _limit(receiver.downlink_bytes_per_s)
+    return min(rate, *limits), round_trip_ns
+
+
+def _link(sender: PeerRecord, receiver: PeerRecord) -> tuple[int, int]:
+    """(round trip, bytes per second): what the sender measured, else the receiver, else a guess.
+
+    Two peers that nobody can dial meet only through a relay; an unmeasured link between them is
+    taken to be four times as slow as any other unmeasured one.
+    """
+    if sender is receiver:
+        return 0, UNLIMITED_BYTES_PER_S
+    there = sender.links.get(receiver.peer_id)
+    back = receiver.links.get(sender.peer_id)
+    relayed = sender.reachability is Reachability.RELAYED is receiver.reachability
+    unknown = Link(UNKNOWN_ROUND_TRIP_NS, UNKNOWN_BYTES_PER_S // (4 if relayed else 1))
+    candidates = [link for link in (there, back) if link is not None] + [unknown]
+    rate = next(link.bytes_per_s for link in candidates if link.bytes_per_s > 0)
+    return candidates[0].round_trip_ns, rate

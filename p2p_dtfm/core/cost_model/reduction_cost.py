@@ -1,0 +1,244 @@
+"""How long it takes to reduce the gradients of all segments.
+
+Each holder owns a part of a segment (`segment_weights`), receives it from all others and sends it
+back summed; with equal parts each of h peers sends 2 (h - 1)/h of the segment, the least there is
+(Patarasuk and Yuan 2009). A segment starts when the slowest of its holders has done its last
+backward and takes as long as its busiest pair of holders or its busiest uplink or downlink.
+Where replicas are cut differently a peer has several segments side by side; then the time of every
+pair, uplink and downlink is added up over the segments that use it.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter
+from typing import NamedTuple
+
+from p2p_dtfm.core.cost_model.placement_problem import (
+    UNLIMITED_BYTES_PER_S,
+    PlanningProblem,
+    duration_ns,
+)
+from p2p_dtfm.core.schedule.shard_weights import MANY, fair_weights, shard_weights
+
+_GIBIBYTE = 1 << 30
+_GIBIBYTE_SECONDS = _GIBIBYTE * 1_000_000_000
+_SCALE = 1 << 40
+_LIGHT = 16
+"""Pairs with less than 1/16 of the load of the busiest are not added up."""
+MOST_LOADS = 40_000
+"""Where more would have to be added up, a peer's segments count as if one followed another."""
+
+
+@dataclass(slots=True)
+class Group:
+    """A set of holders, sorted, of any segment."""
+
+    holders: tuple[int, ...]
+    weights: tuple[int, ...]
+    bytes_per_s: int
+    """Of a segment, through its busiest pair or limit."""
+    latency_ns: int
+    """Between the two that are farthest apart."""
+    weakest: int
+    """The holder that holds up the others most."""
+    each_ns: dict[int, int]
+    """For each GiB of a segment: how long a holder's busiest pair, or its own limit, is busy."""
+    sums_ns: int
+    """For each GiB: the sums alone, through the pair or limit that is slowest for them."""
+    loads: tuple[tuple[int, int], ...] | None = None
+    """(a * peers + b, ns for each GiB of a segment) of a pair, or of a's own limit where a = b."""
+
+
+class SegmentCost(NamedTuple):
+    """What is to be reduced; tuples are parallel to `holders`, which are those of the group."""
+
+    group: Group
+    size_bytes: int
+    low_bytes: int
+    """Of the piece that is whole only when the last backward ends."""
+    holders: tuple[int, ...]
+    ready_ns: tuple[int, ...]
+    """When the last backward ends."""
+    hides_ns: tuple[int, ...]
+    """How long before it the first piece is whole."""
+
+    @property
+    def spent_ns(self) -> int:
+        return duration_ns(self.size_bytes, self.group.bytes_per_s) + 2 * self.group.latency_ns
+
+    def tails(self) -> list[tuple[int, int]]:
+        """For each holder: (how long after it is ready the last sum may arrive because of it, it
+        or the one that is slowest in sending sums)."""
+        group, size, low = self.group, self.size_bytes, self.low_bytes
+        each, sums, hops, weakest = (
+            group.each_ns,
+            group.sums_ns,
+            2 * group.latency_ns,
+            group.weakest,
+        )
+        tails = []
+        for peer, hidden in zip(self.holders, self.hides_ns, strict=True):
+            busy = each[peer]
+            if busy < sums:
+                busy, peer = sums, weakest
+            whole, last = (busy * size >> 30) - hidden, busy * low >> 30
+            tails.append(((whole if whole > last else last) + hops, peer))
+        return tails
+
+    def end_ns(self) -> tuple[int, int]:
+        """(when the last sum arrives, the holder because of which)."""
+        return max(
+            (ready + tail, peer)
+            for ready, (tail, peer) in zip(self.ready_ns, self.tails(), strict=True)
+        )
+
+
+class ReductionModel:
+    """Times reductions among peers of one problem, and remembers what it knows of their groups."""
+
+    def __init__(self, problem: PlanningProblem) -> None:
+        self.problem = problem
+        self.work = 0
+        layers = map(problem.layer_bytes, range(problem.layer_count))
+        self._bytes_below = [0, *accumulate(layer.gradient_bytes for layer in layers)]
+        self._groups: dict[tuple[tuple[int, ...], bool], Group] = {}
+
+    def segment_bytes(self, first: int, end: int) -> int:
+        """Gradients of the layers `first .. end - 1`."""
+        return self._bytes_below[end] - self._bytes_below[first]
+
+    def group(self, holders: tuple[int, ...], alone: bool) -> Group:
+        """What is known of two or more holders. `alone`: none of them has another segment."""
+        key = tuple(sorted(holders)), alone
+        found = self._groups.get(key)
+        if found is None:
+            if len(self._groups) > 1 << 15:
+                self._groups.clear()
+            found = self._groups[key] = self._new_group(*key)
+        return found
+
+    def end_ns(self, segments: list[SegmentCost]) -> tuple[int, int]:
+        """(when all are reduced, the holder that holds up the last one); at least one segment, and
+        peers may have several."""
+        end, critical = max(segment.end_ns() for segment in segments)
+        if sum(len(s.holders) ** 2 for s in segments) // 2 > MOST_LOADS:
+            return max(end, self._one_after_another_ns(segments)), critical
+        return max(end, self._side_by_side_ns(segments)), critical
+
+    def _one_after_another_ns(self, segments: list[SegmentCost]) -> int:
+        ready: dict[int, int] = {}
+        busy: dict[int, int] = {}
+        for segment in segments:
+            start, spent = max(segment.ready_ns), segment.spent_ns
+            for peer in segment.holders:
+                ready[peer] = max(ready.get(peer, 0), start)
+                busy[peer] = busy.get(peer, 0) + spent
+        return max(ready[peer] + busy[peer] for peer in ready)
+
+    def _side_by_side_ns(self, segments: list[SegmentCost]) -> int:
+        busy: dict[int, int] = {}
+        ready: dict[int, int] = {}
+        for segment in segments:
+            size = segment.size_bytes
+            starts = map(int.__sub__, segment.ready_ns, segment.hides_ns)
+            for peer, start in zip(segment.holders, starts, strict=True):
+                if start > ready.get(peer, 0):
+                    ready[peer] = start
+            loads = self._loads(segment.group)
+            self.work += len(loads) // 4
+            for key, each_ns in loads:
+                busy[key] = busy.get(key, 0) + (each_ns * size >> 30)
+        count = self.problem.peer_count
+        latency = max(segment.group.latency_ns for segment in segments)
+        return 2 * latency + max(
+            busy_ns + max(ready[key // count], ready[key % count]) for key, busy_ns in busy.items()
+        )
+
+    def _new_group(self, holders: tuple[int, ...], alone: bool) -> Group:
+        """With h holders, one that owns the share w sends and receives 1 + (h - 2) w segments."""
+        problem = self.problem
+        count = len(holders)
+        pick = itemgetter(*holders)
+        limits = [self.limit(a) for a in holders]
+        self.work += count * count // (2 if count <= MANY else 16)
+        if alone:
+            spent = 10 + count * count // 4 if count <= MANY else count * count // 16
+            self.work += spent if min(limits) >= UNLIMITED_BYTES_PER_S else 2 * spent
+        divide = shard_weights if alone else fair_weights
+        weights = divide([pick(problem.pair_bytes_per_s[a]) for a in holders], limits)
+        total = sum(weights)
+        rates = [
+            limit * total // (total + (count - 2) * weight)
+            for weight, limit in zip(weights, limits, strict=True)
+        ]
+        rate = min(rates)
+        weakest = rates.index(rate) if rate < total else weights.index(min(weights))
+        rate = max(1, min(rate, total))
+        return Group(
+            holders,
+            weights,
+            rate,
+            self.longest_latency_ns(holders),
+            holders[weakest],
+            *self._times_ns(holders, weights, limits, rate),
+        )
+
+    def _times_ns(
+        self, holders: tuple[int, ...], weights: tuple[int, ...], limits: list[int], rate: int
+    ) -> tuple[dict[int, int], int]:
+        """(`each_ns`, `sums_ns`) of a group; of large ones, whose pairs are not looked at, as if
+        each were as busy as the busiest."""
+        count, total = len(holders), sum(weights)
+        if count > MANY:
+            longest = duration_ns(_GIBIBYTE, rate)
+            return dict.fromkeys(holders, longest), longest
+        pick = itemgetter(*holders)
+        busiest: list[int] = []
+        sums = 0
+        for at, (peer, weight) in enumerate(zip(holders, weights, strict=True)):
+            rates = list(pick(self.problem.pair_bytes_per_s[peer]))
+            rates[at] = UNLIMITED_BYTES_PER_S
+            mine = weight * _SCALE
+            pairs = max(
+                (mine + other * _SCALE) // r for other, r in zip(weights, rates, strict=True)
+            )
+            own = (total + (count - 2) * weight) * _SCALE // limits[at]
+            busiest.append(max(pairs, own))
+            most = max((count - 1) * weight, total - weight)
+            sums = max(sums, mine // min(rates), most * _SCALE // limits[at])
+        times = [value * _GIBIBYTE_SECONDS // total // _SCALE for value in (*busiest, sums)]
+        return dict(zip(holders, times, strict=False)), times[-1]
+
+    def _loads(self, group: Group) -> tuple[tuple[int, int], ...]:
+        if group.loads is None:
+            group.loads = self._new_loads(group)
+        return group.loads
+
+    def _new_loads(self, group: Group) -> tuple[tuple[int, int], ...]:
+        problem = self.problem
+        count, total = problem.peer_count, sum(group.weights)
+        several = len(group.holders) - 2
+        light_ns = duration_ns(_GIBIBYTE, group.bytes_per_s) // _LIGHT
+        self.work += len(group.holders) ** 2 // 4
+        loads: list[tuple[int, int]] = []
+        for at, (a, weight) in enumerate(zip(group.holders, group.weights, strict=True)):
+            limit = self.limit(a)
+            if limit < UNLIMITED_BYTES_PER_S:
+                part = _GIBIBYTE * (total + several * weight) // total
+                loads.append((a * count + a, duration_ns(part, limit)))
+            row = problem.pair_bytes_per_s[a]
+            for b, other in zip(group.holders[:at], group.weights[:at], strict=True):
+                part = _GIBIBYTE * (weight + other) // total
+                loads.append((b * count + a, duration_ns(part, row[b])))
+        return tuple(load for load in loads if load[1] >= light_ns)
+
+    def limit(self, peer: int) -> int:
+        """The lesser of a peer's uplink and downlink."""
+        problem = self.problem
+        return min(problem.uplink_bytes_per_s[peer], problem.downlink_bytes_per_s[peer])
+
+    def longest_latency_ns(self, holders: tuple[int, ...]) -> int:
+        """One way, among two or more peers."""
+        pick = itemgetter(*holders)
+        longest: int = max(max(pick(self.problem.latency_ns[a])) for a in holders)
+        return longest

@@ -1,0 +1,32 @@
+"""Who is not given a part in training yet, since nobody knows what its links carry.
+
+A guess may be wrong by orders of magnitude: a peer with 5 Mbit/s once got all layers of a swarm,
+whose steps then took minutes. So a newcomer is a spare that nobody waits for until its link is
+measured, from either end, to each of those who hold the layers (to `LINKS_ENOUGH` of them where
+there are many). Where training begins all are alike, and nobody is held back.
+"""
+
+from p2p_dtfm.core.protocol.records import Intent, PeerRecord
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+
+LINKS_ENOUGH = 8
+
+
+def held_back(snapshot: Snapshot) -> frozenset[str]:
+    """Members without a stage in the plan in force whose links to it are not measured."""
+    if snapshot.present is None:
+        return frozenset()
+    stages = set(snapshot.present.stage_holders())
+    holders = [record for record in snapshot.records if record.peer_id in stages]
+    needed = min(len(holders), LINKS_ENOUGH)
+    return frozenset(
+        record.peer_id
+        for record in snapshot.records
+        if record.intent is Intent.TRAIN
+        and record.peer_id not in stages
+        and sum(_is_measured(record, holder) for holder in holders) < needed
+    )
+
+
+def _is_measured(one: PeerRecord, other: PeerRecord) -> bool:
+    return other.peer_id in one.links or one.peer_id in other.links

@@ -1,0 +1,131 @@
+"""Who can be reached, judged from what has been heard and when.
+
+Pure: the caller passes the time and what it saw. A suspicion is evidence about the link from this
+peer to another one; whether that peer is dead, the members decide together
+(`core.consensus.agreement`). A peer that says that it lives is not suspected here; whether it does
+its work is judged from who owes what to whom (`core.liveness.stalls`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class LivenessTiming:
+    heartbeat_ns: int
+    """Anything said to a peer counts as one, up to twice; then one that tells of work is due."""
+    silence_ns: int
+    """Nothing heard for so long is evidence."""
+    reset_ns: int
+    """After a stream to a peer broke: nothing heard since for so long is evidence."""
+    sleep_ns: int
+    """A longer time between two ticks means that this peer itself was asleep."""
+
+
+LAN_LIVENESS = LivenessTiming(
+    heartbeat_ns=SECOND_NS // 2,
+    silence_ns=5 * SECOND_NS,
+    reset_ns=SECOND_NS * 3 // 4,
+    sleep_ns=2 * SECOND_NS,
+)
+WAN_LIVENESS = LivenessTiming(
+    heartbeat_ns=SECOND_NS,
+    silence_ns=5 * SECOND_NS,
+    reset_ns=2 * SECOND_NS,
+    sleep_ns=3 * SECOND_NS,
+)
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    peer_id: str
+    reason: str
+
+
+@dataclass
+class _Watched:
+    heard_ns: int
+    reset_ns: int | None = None
+    said_ns: int = 0
+    beat_ns: int = 0
+    suspected: bool = False
+
+
+class Liveness:
+    """Watches a set of peers; `tick` gives new suspicions, each once until the peer is heard."""
+
+    def __init__(self, timing: LivenessTiming) -> None:
+        self._timing = timing
+        self._watched: dict[str, _Watched] = {}
+        self._last_tick_ns: int | None = None
+
+    @property
+    def sleep_ns(self) -> int:
+        """A longer time between two ticks means that this peer was asleep."""
+        return self._timing.sleep_ns
+
+    def watch(self, peers: Iterable[str], now_ns: int) -> None:
+        """Watch exactly these; a peer that is new to the set counts as heard now."""
+        wanted = set(peers)
+        for peer_id in set(self._watched) - wanted:
+            del self._watched[peer_id]
+        for peer_id in wanted - set(self._watched):
+            self._watched[peer_id] = _Watched(now_ns)
+
+    def heard(self, peer_id: str, now_ns: int) -> None:
+        """Any message or tensor from this peer."""
+        watched = self._watched.get(peer_id)
+        if watched is not None:
+            watched.heard_ns = max(watched.heard_ns, now_ns)
+            watched.reset_ns = None
+            watched.suspected = False
+
+    def stream_reset(self, peer_id: str, now_ns: int) -> None:
+        """A stream to this peer broke, or a call to it was refused."""
+        watched = self._watched.get(peer_id)
+        if watched is not None and watched.reset_ns is None:
+            watched.reset_ns = now_ns
+
+    def said(self, peer_id: str, now_ns: int) -> None:
+        """Something was sent to this peer."""
+        watched = self._watched.get(peer_id)
+        if watched is not None:
+            watched.said_ns = now_ns
+
+    def due_heartbeats(self, now_ns: int) -> tuple[str, ...]:
+        """Whom to send a heartbeat now; they count as sent."""
+        due = []
+        for peer_id, watched in sorted(self._watched.items()):
+            silent = now_ns - watched.said_ns >= self._timing.heartbeat_ns
+            if silent or now_ns - watched.beat_ns >= 2 * self._timing.heartbeat_ns:
+                watched.said_ns = watched.beat_ns = now_ns
+                due.append(peer_id)
+        return tuple(due)
+
+    def tick(self, now_ns: int) -> list[Suspicion]:
+        """New evidence. After a sleep of this peer itself there is none: it has not listened."""
+        gap_ns = 0 if self._last_tick_ns is None else now_ns - self._last_tick_ns
+        self._last_tick_ns = now_ns
+        if gap_ns > self._timing.sleep_ns:
+            for watched in self._watched.values():
+                watched.heard_ns += gap_ns
+                if watched.reset_ns is not None:
+                    watched.reset_ns += gap_ns
+        found = []
+        for peer_id, watched in sorted(self._watched.items()):
+            reason = "" if watched.suspected else self._judge(watched, now_ns)
+            if reason:
+                watched.suspected = True
+                found.append(Suspicion(peer_id, reason))
+        return found
+
+    def _judge(self, watched: _Watched, now_ns: int) -> str:
+        timing = self._timing
+        silent_ns = now_ns - watched.heard_ns
+        if silent_ns >= timing.silence_ns:
+            return f"nothing heard for {silent_ns / SECOND_NS:.1f} s"
+        if watched.reset_ns is not None and now_ns - watched.reset_ns >= timing.reset_ns:
+            return "its stream broke, and nothing was heard since"
+        return ""

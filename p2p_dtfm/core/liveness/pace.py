@@ -1,0 +1,124 @@
+"""How long a peer may take, by what the plan and the last steps say: its pieces and whole steps."""
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+
+from p2p_dtfm.core.cost_model.placement_problem import duration_ns
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.core.recovery.view import View
+
+SECOND_NS = 1_000_000_000
+FLOOR_NS = 5 * SECOND_NS
+"""Less says nothing: a machine that does other things, too, is away for seconds."""
+PIECE_FACTOR = 20
+"""So many times as long as planned may a peer be at one piece of its work, beside the floor."""
+STEP_FACTOR = 10
+"""So many times as long as all expect of a step may a peer hold it up, though its work gets on."""
+FETCH_BYTES_PER_S = 250_000
+SAVE_BYTES_PER_S = 10_000_000
+WARM_UP_NS = SECOND_NS
+"""What is done for the first time in a view takes longer."""
+MEASURED_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Patience:
+    """What one peer may take in one step."""
+
+    stuck_ns: int
+    """With nothing that it completes."""
+    step_ns: int
+    """In all, while the others wait for nobody else."""
+    fetch_ns: int
+    """For data or states that it says it fetches."""
+
+
+class Pace:
+    """Of one view. `committed` tells how long its steps take."""
+
+    def __init__(self, view: View, spec: RunSpec, largest_file_bytes: int) -> None:
+        """`largest_file_bytes`: of the data."""
+        self._view = view
+        self._spec = spec
+        self._file_bytes = largest_file_bytes
+        self._records = {record.peer_id: record for record in view.snapshot.records}
+        self._had = view.snapshot.states()
+        self._first_step: int | None = None
+        self._measured_ns: deque[int] = deque(maxlen=MEASURED_STEPS)
+
+    def begin(self, step: int) -> None:
+        """The view's first step, as far as this peer knows."""
+        if self._first_step is None:
+            self._first_step = step
+
+    def committed(self, took_ns: int) -> None:
+        """A step of this view took so long."""
+        self._measured_ns.append(took_ns)
+
+    @property
+    def expected_ns(self) -> int:
+        """Of one step: as planned, or as measured if that is more."""
+        plan = self._view.plan
+        planned_ns = plan.predicted_step_ns if isinstance(plan, Plan) else 0
+        measured_ns = int(median(self._measured_ns)) if self._measured_ns else 0
+        return max(planned_ns, measured_ns)
+
+    def patience(self, peer_id: str, step: int) -> Patience:
+        """For what this peer does in `step`."""
+        extra_ns = WARM_UP_NS if step == self._first_step else 0
+        extra_ns += self._save_ns(peer_id, step)
+        step_ns = self.expected_ns
+        if self._evaluates(step):
+            share = self._spec.evaluation_microbatches / self._spec.microbatches_per_step
+            step_ns += int(step_ns * share)
+        return Patience(
+            stuck_ns=FLOOR_NS + extra_ns + PIECE_FACTOR * self._piece_ns(peer_id),
+            step_ns=FLOOR_NS + extra_ns + STEP_FACTOR * step_ns,
+            fetch_ns=FLOOR_NS + extra_ns + self._fetch_ns(peer_id, step),
+        )
+
+    def _evaluates(self, step: int) -> bool:
+        spec = self._spec
+        return step == spec.total_steps or step % spec.evaluation.every_steps == 0
+
+    def _piece_ns(self, peer_id: str) -> int:
+        """A microbatch there and back through all of the peer's layers."""
+        plan, record = self._view.plan, self._records.get(peer_id)
+        if not isinstance(plan, Plan) or record is None:
+            return 0
+        layers, last = plan.layers_of(peer_id), self._view.snapshot.workload.layer_count - 1
+        return sum(_layer_ns(record, layer, last) for layer in layers)
+
+    def _save_ns(self, peer_id: str, step: int) -> int:
+        """A checkpoint is saved just before the step begins."""
+        if step == 0 or step % self._spec.checkpoint.every_steps:
+            return 0
+        return duration_ns(self._state_bytes(self._layers(peer_id)), SAVE_BYTES_PER_S)
+
+    def _fetch_ns(self, peer_id: str, step: int) -> int:
+        size = self._file_bytes
+        if step != self._first_step or self._view.snapshot.planned:
+            return duration_ns(size, FETCH_BYTES_PER_S)
+        layers = self._layers(peer_id)  # they may come from a disk, or be made
+        made_ns = duration_ns(self._state_bytes(layers), SAVE_BYTES_PER_S)
+        if step > 0:
+            size += self._state_bytes(layers - self._had.get(peer_id, set()))
+        return made_ns + duration_ns(size, FETCH_BYTES_PER_S)
+
+    def _layers(self, peer_id: str) -> set[int]:
+        plan = self._view.plan
+        return set(plan.layers_of(peer_id)) if isinstance(plan, Plan) else set()
+
+    def _state_bytes(self, layers: set[int]) -> int:
+        workload: Workload = self._view.snapshot.workload
+        return sum(workload.cost(layer).state_bytes for layer in layers)
+
+
+def _layer_ns(record: PeerRecord, layer: int, last: int) -> int:
+    device = record.device
+    timing = {0: device.embedding, last: device.head}.get(layer, device.block)
+    return timing.forward_ns + timing.backward_ns

@@ -1,0 +1,241 @@
+"""Who holds up a step, judged from who owes what to whom.
+
+A peer that is owed something and can do nothing without it follows the chain of waits: of whoever
+owes it, what that peer says it lacks, and so on. The chain ends in a peer that waits for nobody, or
+whose wait is no reason: the plan knows no such wait, or what it says it lacks of this peer it has
+accepted. There time counts: while it completes nothing, against what one piece of its work may
+take; while its work gets on, against what a whole step may take (`core.liveness.pace`). So a slow
+peer is waited for as long as it takes, and those who wait for it are not blamed; who is stuck, or
+lies, is suspected after seconds.
+
+Pure: time is an argument. Only time in which this peer was awake, and waited, counts.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from p2p_dtfm.core.liveness.liveness import Suspicion
+from p2p_dtfm.core.liveness.pace import FLOOR_NS, SECOND_NS, Patience
+from p2p_dtfm.core.liveness.waits import PossibleWaits, may_wait
+from p2p_dtfm.core.messages.work import LACKS_LIMIT, Kind, Lack, Work
+
+Handed = Callable[[str, Lack], bool]
+"""`handed(peer, lack)`: this peer has given `peer` what it says it lacks, and it was accepted."""
+PatienceOf = Callable[[str, int], Patience]
+JOINING_DIVISOR = 2
+"""Where one accuses another, half the patience is enough to say which of them is at fault."""
+
+
+@dataclass
+class _Said:
+    progress: int
+    work: Work | None
+
+
+@dataclass
+class _End:
+    """What is held against a peer in which chains end, in one step of this peer's."""
+
+    progress: int
+    stuck_ns: int = 0
+    held_ns: int = 0
+    false_ns: dict[Lack, int] = field(default_factory=dict)
+    """By what it says it lacks of this peer, and has accepted."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A chain ends here."""
+
+    peer_id: str
+    denied: tuple[Lack, ...] = ()
+    travels: bool = False
+    """Something is on its way from it or to it: nobody sees it complete anything."""
+    fetches: bool = False
+    in_circle: bool = False
+    """There is no end: peers say that they wait for one another. Those of them that do not lie know
+    who does, and are given the time to say so."""
+
+
+class Stalls:
+    """`heard` whatever peers say of their work; `tick` gives suspicions, each once in a step."""
+
+    def __init__(self, me: str, sleep_ns: int) -> None:
+        """A longer time than `sleep_ns` between two ticks does not count: this peer slept."""
+        self._me = me
+        self._sleep_ns = sleep_ns
+        self._said: dict[str, _Said] = {}
+        self._ends: dict[str, _End] = {}
+        self._at: tuple[object, int] | None = None
+        self._ticked_ns: int | None = None
+        self._suspected: set[str] = set()
+
+    def watch(self, peers: Iterable[str]) -> None:
+        """Forget all others."""
+        wanted = set(peers)
+        self._said = {peer: said for peer, said in self._said.items() if peer in wanted}
+
+    def heard(self, peer_id: str, progress: int, work: Work | None) -> None:
+        """What a peer says of its work: a counter that grows, and where it stands."""
+        if work is not None:
+            lacks, sends_to = work.lacks[:LACKS_LIMIT], work.sends_to[:LACKS_LIMIT]
+            work = msgspec.structs.replace(work, lacks=lacks, sends_to=sends_to)
+        self._said[peer_id] = _Said(progress, work)
+
+    def tick(
+        self,
+        mine: Work | None,
+        possible: PossibleWaits,
+        handed: Handed,
+        patience: PatienceOf,
+        now_ns: int,
+    ) -> list[Suspicion]:
+        """`mine`: where this peer stands; None while it takes no steps."""
+        gap_ns = 0 if self._ticked_ns is None else now_ns - self._ticked_ns
+        self._ticked_ns = now_ns
+        gap_ns = gap_ns if gap_ns <= self._sleep_ns else 0
+        if mine is None:
+            return []
+        if self._at != (mine.view, mine.step):
+            self._at, self._ends, self._suspected = (mine.view, mine.step), {}, set()
+        found: list[Suspicion] = []
+        for end in self._chains(mine, possible, handed):
+            reason = self._judge(end, patience(end.peer_id, mine.step), gap_ns)
+            if reason and end.peer_id not in self._suspected:
+                self._suspected.add(end.peer_id)
+                found.append(Suspicion(end.peer_id, reason))
+        return found
+
+    def join(self, doubted: Iterable[str], patience: PatienceOf) -> list[Suspicion]:
+        """The step is stopped, since one of these accuses another: who was about to be suspected
+        here is so now."""
+        found = []
+        for peer_id in sorted(set(doubted) & set(self._ends) - self._suspected):
+            end, step = self._ends[peer_id], self._at[1] if self._at else 0
+            limits = patience(peer_id, step)
+            counted = [(end.stuck_ns, limits.stuck_ns), (end.held_ns, limits.step_ns)]
+            counted += [(false_ns, FLOOR_NS) for false_ns in end.false_ns.values()]
+            if any(ns * JOINING_DIVISOR >= limit for ns, limit in counted):
+                self._suspected.add(peer_id)
+                found.append(Suspicion(peer_id, "is waited for, and one of those in doubt"))
+        return found
+
+    # chains -----------------------------------------------------------------------------------
+
+    def _chains(self, mine: Work, possible: PossibleWaits, handed: Handed) -> list[_Found]:
+        """Where the waits of this peer end, each peer once."""
+        if mine.computes or mine.fetches:
+            return []
+        walk = _Walk(self._me, mine, self._said, possible, handed)
+        for lack in mine.lacks:
+            walk.follow(lack, mine.step)
+        if not walk.found:
+            return [_Found(peer_id, in_circle=True) for peer_id in sorted(walk.owing)]
+        return [walk.found[peer_id] for peer_id in sorted(walk.found)]
+
+    def _judge(self, found: _Found, patience: Patience, gap_ns: int) -> str:
+        said = self._said.get(found.peer_id)
+        progress = -1 if said is None else said.progress
+        end = self._ends.setdefault(found.peer_id, _End(progress))
+        end.held_ns += gap_ns
+        end.stuck_ns += gap_ns
+        if progress != end.progress:
+            end.progress, end.stuck_ns = progress, 0
+        end.false_ns = {lack: end.false_ns.get(lack, 0) + gap_ns for lack in found.denied}
+        if found.fetches:
+            return _late(end.held_ns, patience.fetch_ns, "fetches, and nothing comes of it")
+        for lack, false_ns in end.false_ns.items():
+            if false_ns >= FLOOR_NS:
+                return f"says that it lacks {_named(lack)} of this peer, and has accepted it"
+        if found.in_circle:
+            return _late(end.held_ns, 2 * patience.step_ns, "waits in a circle with others")
+        if not found.travels and end.stuck_ns >= patience.stuck_ns:
+            return _late(end.stuck_ns, patience.stuck_ns, "is waited for, and completes nothing")
+        return _late(end.held_ns, max(patience.step_ns, patience.stuck_ns), "is waited for")
+
+
+def _late(waited_ns: int, limit_ns: int, text: str) -> str:
+    return f"{text} for {waited_ns / SECOND_NS:.1f} s" if waited_ns >= limit_ns else ""
+
+
+def _named(lack: Lack) -> str:
+    if lack.kind in (Kind.PREPARED, Kind.ACTIVE, Kind.RECEIPT):
+        return f"{lack.kind}"
+    return f"{lack.kind} {lack.index} of layer {lack.layer}"
+
+
+class _Walk:
+    """Along the waits, from this peer on; each peer is visited once."""
+
+    def __init__(
+        self,
+        me: str,
+        mine: Work,
+        said: dict[str, _Said],
+        possible: PossibleWaits,
+        handed: Handed,
+    ) -> None:
+        self._me = me
+        self._mine = mine
+        self._said = said
+        self._possible = possible
+        self._handed = handed
+        self._visited: set[str] = set()
+        self.found: dict[str, _Found] = {}
+        self.owing: set[str] = set()
+        """Those who owe this peer itself something."""
+
+    def follow(self, owed: Lack, step: int) -> None:
+        """`owed` is lacked in `step`: why has it not come?"""
+        self.owing.add(owed.peer_id)
+        waiting = [(owed, step)]
+        while waiting:
+            owed, step = waiting.pop()
+            if owed.peer_id not in self._visited:
+                self._visited.add(owed.peer_id)
+                waiting += self._visit(owed, step)
+
+    def _visit(self, owed: Lack, step: int) -> list[tuple[Lack, int]]:
+        """The waits that excuse who owes this; if there are none, the chain ends there."""
+        peer_id, said = owed.peer_id, self._said.get(owed.peer_id)
+        work = said.work if said is not None else None
+        if owed.kind is Kind.RECEIPT:  # whatever else it does
+            self.found[peer_id] = _Found(peer_id, travels=True)
+            return []
+        if work is None or work.view != self._mine.view:
+            self.found[peer_id] = _Found(peer_id)
+            return []
+        if work.step > step:
+            if self._possible.has_stage(self._me):
+                self.found[peer_id] = _Found(peer_id)
+            else:  # a step may end without a spare, which learns of it later
+                self.owing.discard(peer_id)
+            return []
+        if work.computes or work.fetches:
+            self.found[peer_id] = _Found(peer_id, fetches=work.fetches and not work.computes)
+            return []
+        lacks = [
+            lack
+            for lack in work.lacks
+            if may_wait(owed.kind, lack.kind, both_in_one_step=work.step == step)
+            and self._possible.allow(peer_id, lack)
+        ]
+        of_others = [lack for lack in lacks if self._is_reason(lack, work.step)]
+        of_me = [lack for lack in lacks if lack.peer_id == self._me]
+        on_its_way = peer_id in self._mine.sends_to
+        if of_others:
+            return [(lack, work.step) for lack in of_others]
+        denied = tuple(lack for lack in of_me if self._handed(peer_id, lack))
+        travels = bool(work.sends_to or (of_me and on_its_way))
+        self.found[peer_id] = _Found(peer_id, denied, travels)
+        return []
+
+    def _is_reason(self, lack: Lack, step: int) -> bool:
+        """Who has gone on to a later step has given everybody all of this one."""
+        if lack.peer_id == self._me:
+            return False
+        said = self._said.get(lack.peer_id)
+        work = said.work if said is not None else None
+        return work is None or work.view != self._mine.view or work.step <= step

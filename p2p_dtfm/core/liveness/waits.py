@@ -1,0 +1,80 @@
+"""What a peer says of its work: what it lacks, of whom; and which such waits a plan allows."""
+
+from collections import defaultdict
+from itertools import pairwise
+
+from p2p_dtfm.core.messages.work import Kind, Lack
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.recovery.view import View
+
+_PHASE = {
+    Kind.ACTIVATION: 0,
+    Kind.GRADIENT: 0,
+    Kind.PART: 1,
+    Kind.SUM: 1,
+    Kind.RECEIPT: 2,
+    Kind.PREPARED: 3,
+    Kind.ACTIVE: 4,
+}
+_NEED_NOTHING = (Kind.RECEIPT, Kind.ACTIVE)
+"""To be given as soon as what they are for has come."""
+
+
+def may_wait(owed: Kind, lacked: Kind, *, both_in_one_step: bool) -> bool:
+    """Whether who owes `owed` may have to wait for `lacked` first.
+
+    Of an earlier step anything may be lacked. What is lacked last in a step holds up nothing that
+    comes before it; and who lacks others' Prepared has said its own.
+    """
+    if not both_in_one_step:
+        return True
+    if owed in _NEED_NOTHING or (owed is lacked is Kind.PREPARED):
+        return False
+    return _PHASE[lacked] <= _PHASE[owed]
+
+
+class PossibleWaits:
+    """Who may lack what of whom in a view."""
+
+    def __init__(self, view: View) -> None:
+        plan = view.plan
+        self._members = frozenset(view.member_ids)
+        self._before: dict[str, set[str]] = defaultdict(set)
+        self._after: dict[str, set[str]] = defaultdict(set)
+        self._beside: dict[str, set[str]] = defaultdict(set)
+        self._guards: dict[str, set[str]] = defaultdict(set)
+        self._holders: frozenset[str] = frozenset()
+        if isinstance(plan, Plan):
+            self._read(plan, view)
+
+    def _read(self, plan: Plan, view: View) -> None:
+        self._holders = frozenset(plan.stage_holders())
+        for pipeline in plan.pipelines:
+            peers = [stage.peer_id for stage in pipeline.stages]
+            for one, other in pairwise(peers):
+                self._before[other].add(one)
+                self._after[one].add(other)
+        for segment in plan.segments():
+            for holder in segment.holders:
+                self._beside[holder] |= set(segment.holders)
+        for layer, guardian in view.guards.items():
+            for holder in plan.holders(layer):
+                self._guards[holder].add(guardian)
+
+    def has_stage(self, peer_id: str) -> bool:
+        return peer_id in self._holders
+
+    def allow(self, waiting: str, lack: Lack) -> bool:
+        """Whether the plan lets `waiting` lack this."""
+        of = lack.peer_id
+        if of == waiting:
+            return False
+        if lack.kind is Kind.ACTIVATION:
+            return of in self._before[waiting]
+        if lack.kind is Kind.GRADIENT:
+            return of in self._after[waiting]
+        if lack.kind is Kind.RECEIPT:
+            return of in self._guards[waiting]
+        if lack.kind is Kind.PREPARED:
+            return of in self._holders
+        return of in (self._members if lack.kind is Kind.ACTIVE else self._beside[waiting])

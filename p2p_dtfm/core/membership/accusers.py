@@ -1,0 +1,54 @@
+"""Who accuses others again and again, though they are heard by most."""
+
+from collections.abc import Collection
+
+from p2p_dtfm.core.messages.agreement_messages import Accusation
+from p2p_dtfm.core.protocol.snapshot import Member
+
+REMEMBERED_NS = 600_000_000_000
+ATTEMPTS = 2
+PEERS_LIMIT = 256
+NAMED_LIMIT = 64
+
+
+class Accusers:
+    """What this peer has seen of attempts; it outlives views, but not this peer's life."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[int, int]] = {}
+
+    def heed(
+        self,
+        number: int,
+        accusations: Collection[Accusation],
+        heard: Collection[Member],
+        me: Member,
+        now_ns: int,
+    ) -> None:
+        """An attempt is over. An accusation of who was heard, and is accused by fewer than half of
+        those heard, was not borne out."""
+        charged: dict[Member, set[Member]] = {}
+        for item in accusations:
+            if item.by in heard and item.of in heard:
+                charged.setdefault(item.of, set()).add(item.by)
+        for of, by in charged.items():
+            if 2 * len(by) < len(heard):
+                for accuser in by - {me, of}:
+                    self._note(accuser.peer_id, number, now_ns)
+
+    def named(self, now_ns: int) -> tuple[str, ...]:
+        """Those that have done so in several attempts of late."""
+        found = []
+        for peer_id, attempts in self._seen.items():
+            recent = [at for at in attempts.values() if now_ns - at < REMEMBERED_NS]
+            if len(recent) >= ATTEMPTS:
+                found.append(peer_id)
+        return tuple(sorted(found)[:NAMED_LIMIT])
+
+    def _note(self, peer_id: str, number: int, now_ns: int) -> None:
+        attempts = self._seen.setdefault(peer_id, {})
+        attempts.setdefault(number, now_ns)
+        while len(attempts) > ATTEMPTS:
+            del attempts[next(iter(attempts))]
+        while len(self._seen) > PEERS_LIMIT:
+            del self._seen[next(iter(self._seen))]

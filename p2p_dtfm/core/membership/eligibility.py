@@ -1,0 +1,78 @@
+"""Who must answer in Gather, and who of those that did can be in one view together."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from p2p_dtfm.core.membership.roster import newest_lives
+from p2p_dtfm.core.messages.agreement_messages import Accusation, Contribution
+from p2p_dtfm.core.protocol.snapshot import Member
+
+
+def universe(contributions: Mapping[Member, Contribution]) -> frozenset[Member]:
+    """Contributors, the members of their views, and the newcomers they name; newest lives only.
+
+    Where anyone is in a view, newcomers name nobody: members know whom they had to keep out.
+    """
+    named: set[Member] = set(contributions)
+    any_view = any(part.present is not None for part in contributions.values())
+    for contribution in contributions.values():
+        if contribution.present is not None:
+            named |= set(contribution.present.members)
+        if contribution.present is not None or not any_view:
+            named |= set(contribution.joiners)
+    return newest_lives(named)
+
+
+def unanswered(
+    named: Iterable[Member],
+    known: Iterable[Member],
+    absent: set[Member],
+    accusations: Collection[Accusation],
+) -> set[Member]:
+    """Who is still waited for: not heard from, not marked absent, not accused by all heard from."""
+    named = set(named)
+    heard = named & set(known)
+    waited = set()
+    for member in named - heard - absent:
+        if not heard or any(Accusation(by, member) not in accusations for by in heard):
+            waited.add(member)
+    return waited
+
+
+def mutually_reachable(
+    heard: Mapping[Member, Contribution],
+    accusations: Collection[Accusation],
+    reached_step: Callable[[list[Contribution]], int],
+) -> tuple[Member, ...]:
+    """The contributors without those that must go so that no evidence is left between two.
+
+    Goes first who has most links in doubt; among equals who accuses again and again by the word of
+    most members, then the one without whom the rest goes on from the furthest step (`reached_step`
+    of their contributions, -1 if layers are lost), then newcomers, then the highest peer id.
+    """
+    staying = dict(heard)
+    accusers = known_accusers(heard.values())
+    while True:
+        doubts = dict.fromkeys(staying, 0)
+        pairs = {tuple(sorted((a.by, a.of))) for a in accusations}
+        for one, other in pairs:
+            if one in staying and other in staying and one != other:
+                doubts[one] += 1
+                doubts[other] += 1
+        most = max(doubts.values(), default=0)
+        if most == 0:
+            return tuple(sorted(staying))
+
+        def rank(member: Member) -> tuple[bool, int, bool, Member]:
+            rest = [part for other, part in staying.items() if other != member]
+            is_accuser = member.peer_id in accusers
+            return is_accuser, reached_step(rest), staying[member].present is None, member
+
+        del staying[max((m for m, count in doubts.items() if count == most), key=rank)]
+
+
+def known_accusers(contributions: Iterable[Contribution]) -> frozenset[str]:
+    """Whom more than half of the members among the contributors name so."""
+    members = [part for part in contributions if part.present is not None]
+    named = Counter(peer_id for part in members for peer_id in set(part.accusers))
+    return frozenset(peer_id for peer_id, count in named.items() if 2 * count > len(members))

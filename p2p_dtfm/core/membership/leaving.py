@@ -1,0 +1,66 @@
+"""Who leaves goes in two views: first it gives up its place, then, when others hold it, it goes.
+
+In the first view it is a member without a stage, still watched and asked for its states; the first
+step that commits in it shows that every other member has what its place needs. So a failure in
+between finds the states at a member. `docs/decisions/0015-who-leaves-goes-last.md`.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.records import Intent, PeerRecord
+from p2p_dtfm.core.protocol.snapshot import HeldLayer, Snapshot
+
+
+def staying(
+    records: Sequence[PeerRecord],
+    planned: bool,
+    present: Plan | None,
+    held: Collection[HeldLayer],
+    is_anybody_absent: bool,
+) -> list[PeerRecord]:
+    """Those that are members of the next view: without who leaves, unless it still has something.
+
+    In a planned view change that is a stage of the `present` plan. In an unplanned one it is any
+    layer at the newest version (`held`) while steps happen: whoever else has it may fail before
+    the next holders have it. Where no steps happen it is what nobody else has who stays.
+    Where all leave nobody needs anything, unless somebody failed, who may come back.
+    """
+    leaving = leavers(records)
+    if len(leaving) == len(records) and not is_anybody_absent:
+        return []
+    if planned:
+        places = {peer for peer in leaving if present is not None and present.stage_of(peer)}
+    elif present is not None:
+        places = {peer for peers in newest_holders(held).values() for peer in peers}
+    else:
+        places = set(last_holders(held, leaving))
+    return [r for r in records if r.peer_id not in leaving or r.peer_id in places]
+
+
+def leavers(records: Iterable[PeerRecord]) -> frozenset[str]:
+    """Peers that want to leave."""
+    return frozenset(r.peer_id for r in records if r.intent is Intent.LEAVING)
+
+
+def newest_holders(held: Iterable[HeldLayer]) -> dict[int, frozenset[str]]:
+    """By layer, who has its newest version."""
+    newest: dict[int, tuple[int, set[str]]] = {}
+    for item in held:
+        version, peers = newest.get(item.layer, (-1, set()))
+        if item.version > version:
+            newest[item.layer] = item.version, {item.peer_id}
+        elif item.version == version:
+            peers.add(item.peer_id)
+    return {layer: frozenset(peers) for layer, (_, peers) in newest.items()}
+
+
+def last_holders(held: Iterable[HeldLayer], leaving: frozenset[str]) -> frozenset[str]:
+    """Those of the `leaving` that have a layer as new as nobody has who stays."""
+    ends = [peers for peers in newest_holders(held).values() if peers <= leaving]
+    return frozenset(peer for peers in ends for peer in peers)
+
+
+def is_waited_for(peer_id: str, snapshot: Snapshot, has_plan: bool) -> bool:
+    """Whether a leaver had better stay: no steps happen, and nobody who stays has its states."""
+    return not has_plan and peer_id in last_holders(snapshot.held, leavers(snapshot.records))

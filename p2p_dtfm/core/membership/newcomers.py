@@ -1,0 +1,103 @@
+"""Newcomers that wait to be let in, and those that were not let in lately."""
+
+from p2p_dtfm.core.membership.roster import newer
+from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member
+
+REFUSED_NS = 10_000_000_000
+REFUSALS_LIMIT = 4
+"""A newcomer that some member cannot reach is heard again after 10, 20, 40, then 80 seconds."""
+FORGIVEN_AFTER = 4
+"""After so many times that long the next refusal counts as the first. Being let in does not count:
+it may be cut off again at once."""
+REMEMBERED = 1024
+WAITING_LIMIT = 32
+"""So many wait at once; who asks meanwhile asks again."""
+SILENT_ONCE = 1
+"""A newcomer that does not answer is heard again at once so often: a message may get lost."""
+
+
+class Newcomers:
+    """Kept by a member, or by a newcomer where nobody has a view yet."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, tuple[PeerRecord, Signed]] = {}
+        self._first_ns = 0
+        self._refused: dict[str, tuple[int, int]] = {}
+        self._silent: dict[str, int] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._asked)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        return tuple(sorted(self._asked))
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._asked) >= WAITING_LIMIT
+
+    @property
+    def members(self) -> dict[Member, Signed]:
+        """Those that wait, each with its record as signed."""
+        items = (self._asked[peer_id] for peer_id in self.waiting)
+        return {Member(record.peer_id, record.life): signed for record, signed in items}
+
+    @property
+    def opened(self) -> tuple[PeerRecord, ...]:
+        """Their records, sorted by peer id."""
+        return tuple(self._asked[peer_id][0] for peer_id in self.waiting)
+
+    def due(self, now_ns: int, window_ns: int) -> bool:
+        """Whether the first to ask has waited for others long enough."""
+        return bool(self._asked) and now_ns - self._first_ns >= window_ns
+
+    def ask(self, record: PeerRecord, signed: Signed, now_ns: int) -> bool:
+        """A newcomer asks; True if that is news."""
+        held = self._asked.get(record.peer_id)
+        if self.is_refused(record.peer_id, now_ns) or (held is None and self.is_full):
+            return False
+        if not self._asked:
+            self._first_ns = now_ns
+        if held is None or newer(held[0], record) is record:
+            self._asked[record.peer_id] = (record, signed)
+        return held is None
+
+    def is_refused(self, peer_id: str, now_ns: int) -> bool:
+        count, refused_ns = self._refused.get(peer_id, (0, 0))
+        return bool(count) and now_ns - refused_ns < REFUSED_NS << (count - 1)
+
+    def refusals(self, peer_id: str) -> int:
+        """How often in a row it was refused."""
+        return self._refused.get(peer_id, (0, 0))[0]
+
+    def forget(self, peer_id: str) -> None:
+        self._asked.pop(peer_id, None)
+
+    def was_silent(self, peer_id: str, now_ns: int) -> None:
+        """It was asked for an answer, and none came."""
+        count = self._silent.pop(peer_id, 0)
+        if count >= SILENT_ONCE:
+            self.refuse(peer_id, now_ns)
+            return
+        self.forget(peer_id)
+        if len(self._silent) >= REMEMBERED:
+            self._silent.clear()
+        self._silent[peer_id] = count + 1
+
+    def refuse(self, peer_id: str, now_ns: int) -> None:
+        """Some member could not reach it, or it did not get its states: longer each time."""
+        self._asked.pop(peer_id, None)
+        count, refused_ns = self._refused.get(peer_id, (0, 0))
+        if count and now_ns - refused_ns > FORGIVEN_AFTER * (REFUSED_NS << (count - 1)):
+            count = 0
+        if len(self._refused) >= REMEMBERED:
+            self._refused.clear()
+        self._refused[peer_id] = (min(count + 1, REFUSALS_LIMIT), now_ns)
+
+    def let_in(self, peer_ids: tuple[str, ...]) -> None:
+        for peer_id in peer_ids:
+            self._asked.pop(peer_id, None)
+            self._silent.pop(peer_id, None)

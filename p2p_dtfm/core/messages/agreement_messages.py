@@ -1,0 +1,257 @@
+"""What peers say to one another while they agree on a view."""
+
+import math
+from collections.abc import Collection
+
+import msgspec
+
+from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.prepared import StepOutcome, open_prepared
+from p2p_dtfm.core.messages.stage_progress import StageProgress
+from p2p_dtfm.core.messages.work import Work
+from p2p_dtfm.core.protocol.canonical import digest, encode_for_wire
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+
+_CONTRIBUTION = "contribution"
+PREPARED_LIMIT = 1024
+"""In a contribution: of two steps, and as many that were refused."""
+
+
+class PresentView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The view that a contributor is active in."""
+
+    view: ViewId
+    members: tuple[Member, ...]
+    plan: Plan | None
+
+
+class SavedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Layers of a checkpoint on disk, or of a cut, and the lineage that they lie on."""
+
+    version: int
+    lineage: str
+    layers: tuple[int, ...]
+
+
+class PendingStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The step of the present view that was under way when this peer entered Gather."""
+
+    step: int
+    base: str
+    """Lineage digest of the states that the step starts from."""
+    prepared: tuple[Signed, ...]
+    """All that this peer had received, and its own, as their makers signed them; and those that it
+    has refused."""
+    reduced_layers: tuple[int, ...]
+    """Of these it has the step's reduced gradients."""
+    progress: StageProgress | None = None
+    """What of the step's microbatches it has computed, and keeps."""
+    counts: dict[str, int] = {}
+    """Of so many microbatches each peer with the head counts the loss (`loss_counts`)."""
+
+
+class RetainedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The last step that this peer committed, kept until a later one commits.
+
+    `outcome` is None at a peer without a stage that knows only that the step was committed.
+    """
+
+    view: ViewId
+    step: int
+    base: str
+    outcome: StepOutcome | None
+    reduced_layers: tuple[int, ...]
+    prepared: tuple[Signed, ...] = ()
+    """By which it was committed here: who said something else to others is found out."""
+
+
+class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One peer's part of the snapshot, fixed when it enters Gather. Others relay it: signed."""
+
+    member: Member
+    number: int
+    record: Signed
+    present: PresentView | None
+    step: int
+    """Committed steps."""
+    held: dict[int, int]
+    """The layers whose state this peer has, with their versions."""
+    joiners: tuple[Member, ...]
+    """Newcomers that asked this peer to be let in; their records travel in `Gather.newcomers`."""
+    lineages: dict[int, str] = {}
+    """Lineage digest of each version in `held`; a version without one is of no use to others."""
+    saved: tuple[SavedState, ...] = ()
+    cuts: tuple[SavedState, ...] = ()
+    """What this peer has of cuts; going back to one is what a view with such guardians promises."""
+    pending: PendingStep | None = None
+    retained: RetainedStep | None = None
+    accepts_loss: bool = False
+    """Has waited long enough for lost layers: go back to what is left."""
+    accusers: tuple[str, ...] = ()
+    """Peers that this one has seen accuse others again and again, who were heard by most."""
+
+
+class Accusation(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, order=True
+):
+    """Evidence about a link: `by` cannot reach `of`."""
+
+    by: Member
+    of: Member
+
+
+class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, order=True):
+    """An accusation as its maker signed it, for one attempt: others relay it as it is."""
+
+    accusation: Accusation
+    signature: bytes
+
+
+class Gather(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="gather"):
+    """All that the sender knows for view `number`, and the digest of it."""
+
+    sender: Member
+    number: int
+    planned: bool
+    base: ViewId
+    round: int
+    contributions: tuple[Signed, ...]
+    absent: tuple[Member, ...]
+    digest: str
+    accusations: tuple[Charge, ...] = ()
+    newcomers: tuple[Signed, ...] = ()
+    """Records of the newcomers that the contributions name."""
+    certificates: tuple[Certificate, ...] = ()
+    """Of contributors' views, for whom they may be news."""
+
+
+class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):
+    """The sender's knowledge for this view is frozen, and this is what it comes to."""
+
+    sender: Member
+    view: ViewId
+    plan_digest: str
+    members_digest: str
+    signature: bytes = b""
+
+
+class Synced(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="synced"):
+    """The sender holds, or follows, all state that its place in the view needs."""
+
+    sender: Member
+    view: ViewId
+    signature: bytes = b""
+
+
+class Active(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="active"):
+    """The sender has taken over: from `step` on, steps happen in this view.
+
+    `asks` asks for the receiver's own Active, which the sender has not heard yet.
+    """
+
+    sender: Member
+    view: ViewId
+    step: int
+    lineage: str = ""
+    """Of the states from which `step` starts."""
+    asks: bool = False
+    certificate: Certificate | None = None
+    """For who still waits for a Ready of this view."""
+    signature: bytes = b""
+
+
+class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="standing"):
+    """Where the sender stands, told to peers outside its view: they left it, or were cut off.
+
+    `ancestors` are the views that it was in before, newest first; `commit` holds the Prepared of
+    the last committed step, as their makers signed them.
+    """
+
+    sender: Member
+    certificate: Certificate
+    has_plan: bool
+    step: int
+    ancestors: tuple[ViewId, ...] = ()
+    commit: tuple[Signed, ...] = ()
+    signature: bytes = b""
+
+    @property
+    def view(self) -> ViewId:
+        return self.certificate.view
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return self.certificate.members
+
+
+class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="heartbeat"):
+    """The sender lives. `progress` grows with each piece of work that it completes."""
+
+    sender: Member
+    progress: int
+    work: Work | None = None
+    """Where it stands in the step under way, and what it lacks of whom; None: it takes no steps."""
+
+
+class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="join_request"):
+    """A measured newcomer asks to be let in at the next view.
+
+    `awaits` is the agreed view that it waits to take over; without one, it has given up any such.
+    `passed` is the highest number of an attempt that it has said Ready to or given up: only a
+    higher one is of use to it.
+    """
+
+    record: Signed
+    awaits: ViewId | None = None
+    passed: int = 0
+
+
+AgreementMessage = Gather | Ready | Synced | Active | Standing | Heartbeat | JoinRequest
+
+
+def sign_contribution(contribution: Contribution, signer: Sign) -> Signed:
+    return sign(contribution.member.peer_id, _CONTRIBUTION, encode_for_wire(contribution), signer)
+
+
+def open_contribution(signed: Signed, verify: Verify) -> Contribution:
+    """Raises `PeerFault` for a forgery or malformed contents.
+
+    Its maker has checked what others said before it passed that on: a forgery in it is its own.
+    """
+    contribution = open_signed(signed, _CONTRIBUTION, Contribution, verify)
+    pending, retained = contribution.pending, contribution.retained
+    passed_on = pending.prepared if pending is not None else ()
+    passed_on += retained.prepared if retained is not None else ()
+    if retained is not None and not _may_be(retained):
+        raise PeerFault(f"an outcome of step {retained.step} that no step has", signed.peer_id)
+    if len(passed_on) > PREPARED_LIMIT:
+        raise PeerFault(f"passes on {len(passed_on)} Prepared", signed.peer_id)
+    for said in passed_on:
+        try:
+            open_prepared(said, verify)
+        except PeerFault as fault:
+            raise PeerFault(f"passes on a Prepared: {fault.cause}", signed.peer_id) from fault
+    return contribution
+
+
+def _may_be(retained: RetainedStep) -> bool:
+    """Others may apply this outcome to their states."""
+    outcome = retained.outcome
+    if outcome is None:
+        return True
+    numbers = [outcome.gradient_norm, outcome.loss or 0.0, outcome.held_out_loss or 0.0]
+    return outcome.step == retained.step and all(math.isfinite(n) and n >= 0 for n in numbers)
+
+
+def knowledge_digest(
+    number: int,
+    contributions: dict[Member, Signed],
+    absent: set[Member],
+    accusations: Collection[Accusation] = (),
+) -> str:
+    """Digest of what has been gathered: equal at all peers exactly when they know the same."""
+    known = [(member, contributions[member].payload) for member in sorted(contributions)]
+    return digest((number, known, sorted(absent), sorted(accusations)))

@@ -1,0 +1,101 @@
+"""Bounds on what arrives: whatever a number, a name or a list could do, it does not get far."""
+
+from typing import Any
+
+import msgspec
+
+from p2p_dtfm.core.messages.agreement_messages import (
+    AgreementMessage,
+    Contribution,
+    Gather,
+    Standing,
+)
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.records import RECORD_LIMIT_BYTES
+from p2p_dtfm.core.protocol.signed import Signed
+
+NUMBER_LIMIT = 1 << 53
+"""Steps, numbers of views, lives, rounds, versions, progress: nothing is ever so high."""
+TEXT_LIMIT = 256
+ITEMS_LIMIT = 1024
+"""Members, contributors, absent peers, signatures."""
+CHARGES_LIMIT = 4096
+NEWCOMERS_LIMIT = 128
+"""Records in one Gather: each member lets 32 wait, mostly the same ones."""
+CERTIFICATES_LIMIT = 16
+COMMIT_LIMIT_BYTES = 16 * 1024
+"""One Prepared in a Standing."""
+CONTRIBUTION_LIMIT_BYTES = 512 * 1024
+_LENGTHS = {"accusations": CHARGES_LIMIT, "newcomers": NEWCOMERS_LIMIT, "ancestors": 64}
+_BYTES = {"newcomers": RECORD_LIMIT_BYTES, "record": RECORD_LIMIT_BYTES}
+_SIGNATURE_LIMIT_BYTES = 128
+_LEAST = {"kept": -1}
+"""0 for all others."""
+
+
+def require_bounded(message: AgreementMessage, sender: str) -> None:
+    """Raises `PeerFault` for what no correct peer says, wherever it stands."""
+    _walk(message, "", sender)
+    if isinstance(message, Gather) and len(message.certificates) > CERTIFICATES_LIMIT:
+        raise PeerFault("a Gather with too many certificates", sender)
+    if isinstance(message, Standing):
+        _require_sorted_signatures(message, sender)
+
+
+def require_bounded_contribution(part: Contribution, layer_count: int) -> None:
+    """As for messages; and it names no layers that there are not."""
+    peer_id = part.member.peer_id
+    _walk(part, "", peer_id)
+    named = [*part.held]
+    for saved in (*part.saved, *part.cuts):
+        named += saved.layers
+    for step in (part.pending, part.retained):
+        named += step.reduced_layers if step is not None else ()
+    if any(layer >= layer_count for layer in named):
+        raise PeerFault("a contribution with layers that there are not", peer_id)
+
+
+def _require_sorted_signatures(message: Standing, sender: str) -> None:
+    names = [member.peer_id for member, _ in message.certificate.ready]
+    if len(set(names)) < len(names):
+        raise PeerFault("a certificate in which a peer signs twice", sender)
+
+
+def _walk(value: Any, name: str, sender: str) -> None:
+    kind = type(value)
+    if kind is int:
+        if not _LEAST.get(name, 0) <= value < NUMBER_LIMIT:
+            raise PeerFault(f"a number in {name!r} that cannot be: below 0 or above 2^53", sender)
+    elif kind is str:
+        if len(value) > TEXT_LIMIT:
+            raise PeerFault(f"a text of {len(value)} characters in {name!r}", sender)
+    elif kind is Signed:
+        if len(value.payload) > _payload_limit(name) or len(value.signature) > 128:
+            raise PeerFault(f"a statement of {len(value.payload)} bytes in {name!r}", sender)
+        _walk(value.peer_id, "peer_id", sender)
+    elif kind is tuple:
+        _require_length(value, name, sender)
+        for item in value:
+            _walk(item, name, sender)
+    elif kind is bytes:
+        if len(value) > _SIGNATURE_LIMIT_BYTES:
+            raise PeerFault(f"a signature of {len(value)} bytes", sender)
+    elif kind is dict:
+        _require_length(value, name, sender)
+        for key, item in value.items():
+            _walk(key, name, sender)
+            _walk(item, name, sender)
+    elif isinstance(value, msgspec.Struct):
+        for field in value.__struct_fields__:
+            _walk(getattr(value, field), field, sender)
+
+
+def _require_length(value: Any, name: str, sender: str) -> None:
+    if len(value) > _LENGTHS.get(name, ITEMS_LIMIT):
+        raise PeerFault(f"{len(value)} items in {name!r}", sender)
+
+
+def _payload_limit(name: str) -> int:
+    if name == "contributions":
+        return CONTRIBUTION_LIMIT_BYTES
+    return _BYTES.get(name, COMMIT_LIMIT_BYTES)

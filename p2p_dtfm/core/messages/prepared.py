@@ -1,0 +1,95 @@
+"""What a stage-holder says when it has all of a step's reduced gradients, and under its name."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode, encode_for_wire
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
+from p2p_dtfm.core.protocol.snapshot import ViewId
+
+_KIND = "prepared"
+
+
+class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A stage-holder has the reduced gradient of all its segments for this step.
+
+    `squared_norms` maps a segment's number to the squared L2 norm of its reduced gradient. Sums of
+    losses are in nats and come from the stage with the head, 0 elsewhere. `ready_for` names the
+    next view if, as far as the sender knows, all its members are caught up.
+    """
+
+    view: ViewId
+    step: int
+    peer_id: str
+    squared_norms: dict[int, float]
+    loss_sum: float
+    token_count: int
+    held_out_loss_sum: float
+    held_out_token_count: int
+    ready_for: ViewId | None
+    base: str = ""
+    """Lineage digest of the states that the step starts from."""
+    sums: dict[int, tuple[bytes, ...]] = {}
+    """By segment with other holders: of the bytes of all sums that each holder has made, in the
+    order of the holders, a digest; empty for a holder that makes none."""
+    states: dict[int, bytes] = {}
+    """By layer, a digest of the state that the step starts from; in some steps only."""
+    kept: int = -1
+    """The newest cut of which the sender's part is kept elsewhere; -1 for none
+    (`core.cost_model.cuts`)."""
+
+
+class SignedPrepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="prepared"):
+    """A Prepared on its way: others may pass it on, and two that differ are evidence."""
+
+    signed: Signed
+
+
+class PreparedSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="prepared_steps"):
+    """What the only stage-holder of a view has said since it told the others last, in order."""
+
+    signed: tuple[Signed, ...]
+
+
+class Statement(NamedTuple):
+    """A Prepared whose signature holds, and what proves to others that it was said."""
+
+    prepared: Prepared
+    signed: Signed
+
+
+def sign_prepared(prepared: Prepared, signer: Sign) -> Signed:
+    """Its bytes are never made anew by others, so floats may be in them."""
+    return sign(prepared.peer_id, _KIND, encode_for_wire(prepared), signer)
+
+
+def open_prepared(signed: Signed, verify: Verify) -> Prepared:
+    """Raises `PeerFault` for a forgery, malformed contents, or words put in another's mouth."""
+    prepared = open_signed(signed, _KIND, Prepared, verify)
+    if prepared.peer_id != signed.peer_id:
+        raise PeerFault("says Prepared for another peer", signed.peer_id)
+    return prepared
+
+
+class StepOutcome(msgspec.Struct, frozen=True):
+    """What all members know of a committed step alike."""
+
+    step: int
+    gradient_norm: float
+    loss: float | None
+    """Mean nats per token over the global batch, before the update; None where nothing was
+    trained, as after the last step."""
+    token_count: int
+    held_out_loss: float | None
+    """Of the parameters before the update."""
+    take_over: ViewId | None
+    """The view in which the next step happens, if it is another one."""
+    kept: int = -1
+    """Step of the newest cut that all stage-holders have kept; -1 for none."""
+
+    @property
+    def digest(self) -> str:
+        """Of every bit of it: who has applied another outcome has other states."""
+        return digest_bytes(encode(self))

@@ -1,0 +1,284 @@
+"""Why a plan is what it is: each peer's load, and what the best other use of it would cost."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
+from p2p_dtfm.core.cost_model.cuts import CutPace
+from p2p_dtfm.core.cost_model.guardians import cut_pace, guards_in
+from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, problem_of
+from p2p_dtfm.core.cost_model.unmeasured import held_back
+from p2p_dtfm.core.protocol.plan import Plan, Stage
+from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+
+TRIED_PLACES_LIMIT = 64
+"""Other places tried for each peer; beyond that an explanation would take longer than planning."""
+
+
+MOST_EVENTS = 1_000_000
+"""Of all alternatives together; with more of them they are not simulated."""
+
+
+class Alternative(msgspec.Struct, frozen=True):
+    """Another use of a peer. `step_ns` is None where it cannot be: some peer lacks the memory."""
+
+    peer_id: str
+    what: str
+    step_ns: int | None
+
+
+class PeerExplanation(msgspec.Struct, frozen=True):
+    """Why a peer holds what it holds. Bytes are those of the stage's state and activations."""
+
+    peer_id: str
+    role: str
+    compute_ns: int
+    """Of the step's microbatches on this peer."""
+    used_bytes: int
+    memory_bytes: int
+    alternative: Alternative | None
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """`best_alternative` is the cheapest of all that were tried and rejected."""
+
+    step_ns: int
+    compute_ns: int
+    reduction_ns: int
+    commit_ns: int
+    peers: tuple[PeerExplanation, ...]
+    best_alternative: Alternative | None
+    pipeline_count: int = 1
+    cuts: CutPace | None = None
+    """Where guardians lag, how often they get copies, and what a failure may cost."""
+
+    def text(self) -> str:
+        """For people: a line a peer, then the whole."""
+        one = self.pipeline_count == 1
+        parts = (
+            (self.compute_ns, "until the pipeline is done" if one else "until pipelines are done"),
+            (self.reduction_ns, "until guardians have the gradients" if one else "of reduction"),
+            (self.commit_ns, "to commit"),
+        )
+        told = " + ".join(f"{_ms(part_ns)} {what}" for part_ns, what in parts if part_ns)
+        lines = [f"predicted step: {_ms(self.step_ns)} = {told}"]
+        if self.cuts is not None:
+            lines.append(
+                f"guardians lag: copies every {self.cuts.every_steps} steps or more, by a tenth of "
+                f"the line; a failure may cost up to {self.cuts.may_repeat_steps} steps "
+                f"({_ms(self.cuts.may_repeat_steps * self.step_ns)})"
+            )
+        for peer in self.peers:
+            lines.append(f"{peer.peer_id}: {peer.role}")
+            if peer.compute_ns:
+                share = peer.compute_ns * 100 // max(1, self.step_ns)
+                lines.append(
+                    f"    computes {_ms(peer.compute_ns)} of the step ({share}%), uses "
+                    f"{_mib(peer.used_bytes)} of {_mib(peer.memory_bytes)}"
+                )
+            if peer.alternative is not None:
+                spare = "the best of them, " if not peer.compute_ns else ""
+                lines.append(f"    {spare}{self._compared(peer.alternative)}")
+        if self.best_alternative is not None:
+            best = self.best_alternative
+            lines.append(f"best rejected alternative: {best.peer_id} {self._compared(best)}")
+        return "\n".join(lines)
+
+    def _compared(self, alternative: Alternative) -> str:
+        if alternative.step_ns is None:
+            return f"{alternative.what}: does not fit in memory"
+        difference = (alternative.step_ns - self.step_ns) * 1000 // max(1, self.step_ns)
+        sign = "+" if difference >= 0 else "-"
+        percent = f"{sign}{abs(difference) // 10}.{abs(difference) % 10}%"
+        return f"{alternative.what}: {_ms(alternative.step_ns)} ({percent})"
+
+
+def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
+    """Explain `plan`, which was made from `snapshot`."""
+    problem = problem_of(snapshot)
+    model = StepModel(problem)
+    number_of = {peer_id: number for number, peer_id in enumerate(problem.peer_ids)}
+    placement = tuple(
+        tuple(number_of[stage.peer_id] for stage in pipeline.stages) for pipeline in plan.pipelines
+    )
+    cost = _in_force(model, plan, placement)
+    timed = model.refined
+    if model.events(cost) * problem.peer_count <= MOST_EVENTS:
+        timed = model.simulated
+    told = model.judged(cost)
+    timing = _Model(problem, model, timed, told.step_ns - timed(cost).step_ns)
+    cost = told
+    peers = tuple(
+        _explain_peer(snapshot, plan, timing, placement, record) for record in snapshot.records
+    )
+    alternatives = [peer.alternative for peer in peers if peer.alternative is not None]
+    possible = [item for item in alternatives if item.step_ns is not None]
+    return Explanation(
+        step_ns=cost.step_ns,
+        compute_ns=cost.compute_ns,
+        reduction_ns=cost.reduction_ns,
+        commit_ns=cost.commit_ns,
+        pipeline_count=len(plan.pipelines),
+        cuts=cut_pace(snapshot, plan, guards_in(snapshot, plan)),
+        peers=peers,
+        best_alternative=min(possible, key=lambda item: item.step_ns or 0, default=None),
+    )
+
+
+def explain_peer(snapshot: Snapshot, plan: Plan, peer_id: str) -> PeerExplanation:
+    """The part of `explain` that is about one member, for much less work."""
+    problem = problem_of(snapshot)
+    number_of = {name: number for number, name in enumerate(problem.peer_ids)}
+    placement = tuple(
+        tuple(number_of[stage.peer_id] for stage in pipeline.stages) for pipeline in plan.pipelines
+    )
+    model = StepModel(problem)
+    off_ns = 0
+    if not plan.stand_ins:  # else nothing is timed: the model knows one place of a peer
+        cost = _in_force(model, plan, placement)
+        off_ns = model.judged(cost).step_ns - model.refined(cost).step_ns
+    timing = _Model(problem, model, model.refined, off_ns)
+    return _explain_peer(snapshot, plan, timing, placement, snapshot.record(peer_id))
+
+
+def _in_force(model: StepModel, plan: Plan, placement: Placement) -> PlacementCost:
+    """The plan as it is, with its own cuts and microbatches."""
+    timed = []
+    for peers, pipeline in zip(placement, plan.pipelines, strict=True):
+        cuts = (0, *(stage.end_layer for stage in pipeline.stages))
+        cost = model.pipelines.time_fixed(peers, cuts)
+        assert cost is not None, "the plan in force fits"
+        timed.append(cost)
+    counts = tuple(pipeline.microbatch_count for pipeline in plan.pipelines)
+    whole = model.dealt(placement, timed, counts)
+    assert whole is not None, "without a bound every placement that fits has a cost"
+    return whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    problem: PlanningProblem
+    step: StepModel
+    timed: Callable[[PlacementCost], PlacementCost]
+    """The same way for all alternatives."""
+    off_ns: int
+    """What that way makes the plan in force too short; taken to hold for alternatives alike."""
+
+    def step_ns(self, cost: PlacementCost) -> int:
+        return self.timed(cost).step_ns + self.off_ns
+
+
+def _explain_peer(
+    snapshot: Snapshot,
+    plan: Plan,
+    model: _Model,
+    placement: Placement,
+    record: PeerRecord,
+) -> PeerExplanation:
+    problem, stage = model.problem, plan.stage_of(record.peer_id)
+    if record.peer_id in problem.idle:
+        role, alternative = f"no stage: it is {record.intent.value}", None
+    elif stage is None and plan.stand_ins:
+        role, alternative = "spare: others stand in for a lost peer until the next plan", None
+    elif stage is None and record.peer_id in held_back(snapshot):
+        role, alternative = "spare: its links to those who train are not measured yet", None
+    elif stage is None:
+        role = "spare: every place that was tried makes the step no faster"
+        alternative = _best_insertion(model, placement, record.peer_id)
+    else:
+        role = _role(plan, stage, record)
+        is_mended = bool(plan.stand_ins)  # for a step or two
+        alternative = None if is_mended else _without(model, placement, record.peer_id)
+    return PeerExplanation(
+        peer_id=record.peer_id,
+        role=role,
+        compute_ns=_compute_ns(snapshot, plan, stage, record) if stage else 0,
+        used_bytes=_used_bytes(problem, stage) if stage else 0,
+        memory_bytes=record.device.memory_bytes,
+        alternative=alternative,
+    )
+
+
+def _role(plan: Plan, stage: Stage, record: PeerRecord) -> str:
+    place = plan.place_of(stage.peer_id)
+    assert place is not None
+    pipeline = plan.pipelines[place[0]]
+    text = (
+        f"pipeline {place[0] + 1} of {len(plan.pipelines)}, stage {place[1] + 1} of "
+        f"{len(pipeline.stages)}: layers {stage.first_layer}-{stage.end_layer - 1}, "
+        f"{pipeline.microbatch_count} microbatches, {stage.in_flight} in flight"
+    )
+    if place[1] + 1 < len(pipeline.stages):
+        after = pipeline.stages[place[1] + 1].peer_id
+        link = record.links.get(after)
+        text += f", sends to {after}"
+        if link is not None:
+            text += (
+                f" ({link.bytes_per_s // 1_000_000} MB/s, {_ms(link.round_trip_ns)} there and back)"
+            )
+    for number, _ in plan.places_of(stage.peer_id)[1:]:
+        text += f"; stands in for a lost peer in pipeline {number + 1} until the next plan"
+    return text
+
+
+def _compute_ns(snapshot: Snapshot, plan: Plan, stage: Stage, record: PeerRecord) -> int:
+    each = 0
+    for layer in stage.layers:
+        timing = getattr(record.device, snapshot.workload.kind(layer).value)
+        each += timing.forward_ns + timing.backward_ns
+    places = plan.places_of(stage.peer_id)
+    return each * sum(plan.pipelines[number].microbatch_count for number, _ in places)
+
+
+def _used_bytes(problem: PlanningProblem, stage: Stage) -> int:
+    state = problem.state_bytes(stage.first_layer, stage.end_layer)
+    return state + stage.in_flight * problem.saved_bytes(stage.first_layer, stage.end_layer)
+
+
+def _without(model: _Model, placement: Placement, peer_id: str) -> Alternative | None:
+    """The plan with this peer as a spare."""
+    peer = model.problem.peer_ids.index(peer_id)
+    rest = tuple(tuple(p for p in peers if p != peer) for peers in placement)
+    rest = tuple(peers for peers in rest if peers)
+    if not rest:
+        return None
+    what, cost = "left out", model.step.cost(rest)
+    others = tuple(peers for peers in placement if peer not in peers)
+    if cost is None and others:
+        what, cost = "without its whole pipeline", model.step.cost(others)
+    return Alternative(peer_id, what, None if cost is None else model.step_ns(cost))
+
+
+def _best_insertion(model: _Model, placement: Placement, peer_id: str) -> Alternative | None:
+    """The best place for a spare: a pipeline of its own, or a stage in one of the pipelines."""
+    problem = model.problem
+    peer = problem.peer_ids.index(peer_id)
+    tried = [("as a pipeline of its own", (*placement, (peer,)))]
+    for number, peers in enumerate(placement):
+        if len(peers) >= problem.layer_count:
+            continue
+        for position in range(len(peers) + 1):
+            longer = (*peers[:position], peer, *peers[position:])
+            what = f"as stage {position + 1} of pipeline {number + 1}"
+            tried.append((what, (*placement[:number], longer, *placement[number + 1 :])))
+    costs = [(what, model.step.cost(candidate)) for what, candidate in tried[:TRIED_PLACES_LIMIT]]
+    possible = [(cost, what) for what, cost in costs if cost is not None]
+    if not possible:
+        return Alternative(peer_id, "anywhere", None)
+    cost, what = min(possible, key=lambda each: each[0].step_ns)
+    return Alternative(peer_id, what, model.step_ns(cost))
+
+
+def _ms(duration_ns: int) -> str:
+    if duration_ns >= 1_000_000_000:
+        return f"{duration_ns // 1_000_000_000}.{duration_ns // 10_000_000 % 100:02d} s"
+    return f"{duration_ns // 1_000_000}.{duration_ns // 100_000 % 10} ms"
+
+
+def _mib(size_bytes: int) -> str:
+    if size_bytes >= 10 << 30:
+        return f"{size_bytes >> 30} GiB"
+    return f"{size_bytes >> 20}.{(size_bytes * 10 >> 20) % 10} MiB"

@@ -1,0 +1,127 @@
+"""Whether any pipeline of the members can hold the model, and if not, what is short."""
+
+from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
+from p2p_dtfm.core.protocol.plan import NoPlan
+
+
+def memory_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
+    """Few peers that hold the model in this order, or None if no peers can.
+
+    Exact: a pipeline exists if and only if, for some first peer (which has room for the embedding)
+    and last peer (which has room for the head), the blocks that fit on them and on all others
+    between them cover the model.
+    """
+    capacities = _block_capacities(problem)
+    middle = sorted(range(problem.peer_count), key=lambda peer: (-capacities[peer], peer))
+    firsts = _best_ends(problem, capacities, with_embedding=True)
+    lasts = _best_ends(problem, capacities, with_embedding=False)
+    best: tuple[int, ...] | None = None
+    for peer in range(problem.peer_count):
+        if _end_capacity(problem, peer, True, True) >= problem.block_count:
+            return (peer,)
+    for first in firsts:
+        for last in lasts:
+            if first == last:
+                continue
+            found = _cover(problem, capacities, middle, first, last)
+            if found is not None and (best is None or len(found) < len(best)):
+                best = found
+    return best
+
+
+def _block_capacities(problem: PlanningProblem) -> list[int]:
+    block_bytes = max(1, problem.block.state_bytes + problem.block.saved_bytes)
+    return [memory // block_bytes for memory in problem.memory_bytes]
+
+
+def _end_capacity(problem: PlanningProblem, peer: int, embedding: bool, head: bool) -> int:
+    """Blocks that fit beside the embedding and/or the head; below 0 if those do not fit."""
+    room = problem.memory_bytes[peer]
+    room -= (problem.embedding.state_bytes + problem.embedding.saved_bytes) if embedding else 0
+    room -= (problem.head.state_bytes + problem.head.saved_bytes) if head else 0
+    return room // max(1, problem.block.state_bytes + problem.block.saved_bytes)
+
+
+def _best_ends(problem: PlanningProblem, capacities: list[int], with_embedding: bool) -> list[int]:
+    """The peers that lose the fewest blocks by holding an end, several for want of ties."""
+    able: list[tuple[int, int, int]] = []
+    for peer, capacity in enumerate(capacities):
+        left = _end_capacity(problem, peer, with_embedding, not with_embedding)
+        if left >= 0:
+            able.append((capacity - left, -left, peer))
+    return [peer for _, _, peer in sorted(able)[:8]]
+
+
+def _cover(
+    problem: PlanningProblem, capacities: list[int], middle: list[int], first: int, last: int
+) -> tuple[int, ...] | None:
+    left = problem.block_count
+    left -= _end_capacity(problem, first, True, False)
+    left -= _end_capacity(problem, last, False, True)
+    between: list[int] = []
+    for peer in middle:
+        if left <= 0:
+            break
+        if peer in (first, last) or capacities[peer] == 0:
+            continue
+        between.append(peer)
+        left -= capacities[peer]
+    return (first, *between, last) if left <= 0 else None
+
+
+def why_infeasible(problem: PlanningProblem) -> NoPlan:
+    """Which memory is short, and by how much."""
+    offered = sum(problem.memory_bytes)
+    needed = problem.state_bytes(0, problem.layer_count) + problem.saved_bytes(
+        0, problem.layer_count
+    )
+    peers = "1 peer offers" if problem.peer_count == 1 else f"{problem.peer_count} peers offer"
+    if offered < needed:
+        return NoPlan(
+            f"this run needs {gibibytes(needed)} for its layers; {peers} {gibibytes(offered)}: "
+            f"{gibibytes(needed - offered)} more memory is needed",
+            needed - offered,
+        )
+    most = max(problem.memory_bytes)
+    for name, layer in (
+        ("embedding", problem.embedding),
+        ("head", problem.head),
+        ("transformer block", problem.block),
+    ):
+        size = layer.state_bytes + layer.saved_bytes
+        if size > most:
+            return NoPlan(
+                f"the {name} needs {gibibytes(size)} on one peer; the largest of "
+                f"{problem.peer_count} offers {gibibytes(most)}: that peer needs "
+                f"{gibibytes(size - most)} more memory",
+                size - most,
+            )
+    short = _rounding_loss(problem)
+    return NoPlan(
+        f"this run needs {gibibytes(needed)} for its layers; {peers} {gibibytes(offered)}, but "
+        f"layers do not divide: {gibibytes(short)} more memory is needed",
+        short,
+    )
+
+
+def _rounding_loss(problem: PlanningProblem) -> int:
+    """Bytes of the blocks that stay without a place when every peer takes whole layers."""
+    capacities = _block_capacities(problem)
+    fewest = problem.block_count
+    for first in _best_ends(problem, capacities, True):
+        for last in _best_ends(problem, capacities, False):
+            if first != last:
+                held = sum(c for p, c in enumerate(capacities) if p not in (first, last))
+                held += _end_capacity(problem, first, True, False)
+                held += _end_capacity(problem, last, False, True)
+                fewest = min(fewest, problem.block_count - held)
+    return max(1, fewest) * (problem.block.state_bytes + problem.block.saved_bytes)
+
+
+def gibibytes(size: int) -> str:
+    """`24.1 GiB`, or MiB or KiB where that reads better; rounded up, so never too little."""
+    for unit, shift in (("GiB", 30), ("MiB", 20)):
+        if size >= 1 << shift:
+            tenths = -(-size * 10 >> shift) if size < 0 else (size * 10 + (1 << shift) - 1) >> shift
+            return f"{tenths // 10}.{tenths % 10} {unit}"
+    return f"{(size + 1023) >> 10} KiB"

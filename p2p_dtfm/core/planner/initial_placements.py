@@ -1,0 +1,117 @@
+"""Placements worth starting from: every sensible depth, over all peers or the best of them."""
+
+import itertools
+from collections.abc import Iterator
+
+from p2p_dtfm.core.cost_model.costs import Placement
+from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
+
+MANY_PEERS = 128
+"""In larger swarms fewer shapes are tried, each being dearer to cost."""
+
+
+def initial_placements(problem: PlanningProblem) -> Iterator[Placement]:
+    """The cheapest to cost first: each of the fastest peers alone, then ever more of the best."""
+    everyone = list(range(problem.peer_count))
+    by_speed = sorted(everyone, key=lambda p: (problem.layer_ns[p].block_ns, p))
+    by_links = sorted(everyone, key=lambda p: (-reach_bytes_per_s(problem, p), p))
+    for peer in by_speed[:16]:
+        yield ((peer,),)
+    for count in _counts(problem.peer_count):
+        orders = [by_links, by_speed] if count < problem.peer_count else [everyone]
+        for order in orders:
+            chosen = order[:count]
+            chain = nearest_chain(problem, chosen)
+            for stages in stage_counts(problem, count):
+                yield from _arranged(problem, chain, chosen, stages)
+
+
+def _arranged(
+    problem: PlanningProblem, chain: list[int], chosen: list[int], stages: int
+) -> Iterator[Placement]:
+    """Pipelines inside neighbourhoods, across them, of peers as listed, of like total speed; and
+    with those alike in links in one stage, or in deeper pipelines the worse their links are."""
+    pipelines = max(1, len(chain) // stages)
+    even = chain[: pipelines * stages]
+    listed = sorted(chosen)
+    yield runs(chain, pipelines)
+    yield runs(listed, pipelines)
+    if len(even) < len(chain):
+        yield runs(even, pipelines)
+        yield runs(listed[: len(even)], pipelines)
+    if stages > 1 and pipelines > 1:
+        yield tuple(tuple(even[first::pipelines]) for first in range(pipelines))
+        fastest_first = sorted(chain, key=lambda p: problem.layer_ns[p].block_ns)
+        yield tuple(tuple(fastest_first[first::pipelines]) for first in range(pipelines))
+        yield _layered(problem, even, pipelines)
+    if pipelines > 1:
+        yield from _deeper(problem, chain, stages)
+
+
+def _layered(problem: PlanningProblem, chain: list[int], pipelines: int) -> Placement:
+    """Those with the best links in the first stage, which ends last and has the most to reduce."""
+    place = {peer: at for at, peer in enumerate(chain)}
+    by_links = sorted(chain, key=lambda p: (-reach_bytes_per_s(problem, p), place[p]))
+    layers = [by_links[at : at + pipelines] for at in range(0, len(chain), pipelines)]
+    return tuple(zip(*(sorted(layer, key=place.__getitem__) for layer in layers), strict=True))
+
+
+def _deeper(problem: PlanningProblem, chain: list[int], stages: int) -> Iterator[Placement]:
+    """Half of the peers, those with the worse links, in pipelines of twice as many stages.
+
+    They then hold half as much, to be reduced among fewer.
+    """
+    depth = 2 * stages
+    place = {peer: at for at, peer in enumerate(chain)}
+    by_links = sorted(chain, key=lambda p: (-reach_bytes_per_s(problem, p), place[p]))
+    half = len(chain) // 2
+    better = sorted(by_links[:half], key=place.__getitem__)
+    worse = sorted(by_links[half:], key=place.__getitem__)
+    if depth <= problem.layer_count and len(better) >= stages and len(worse) >= depth:
+        yield runs(better, len(better) // stages) + runs(worse, len(worse) // depth)
+
+
+def reach_bytes_per_s(problem: PlanningProblem, peer: int) -> int:
+    """How fast a peer takes part in a reduction: its limits and its median link."""
+    row = sorted(problem.pair_bytes_per_s[peer])
+    limit = min(problem.uplink_bytes_per_s[peer], problem.downlink_bytes_per_s[peer])
+    return min(limit, row[len(row) // 2])
+
+
+def _counts(peer_count: int) -> list[int]:
+    """From 2 up to n, each a third more than the last; in large swarms twice as many."""
+    counts, count = [], peer_count
+    while count > 1:
+        counts.append(count)
+        count -= max(1, count // (4 if peer_count <= MANY_PEERS else 2))
+    return counts[::-1]
+
+
+def stage_counts(problem: PlanningProblem, peer_count: int) -> list[int]:
+    """All up to 12, then ever farther apart; in large swarms sooner so."""
+    spacing = 6 if problem.peer_count <= MANY_PEERS else 2
+    most = min(peer_count, problem.layer_count)
+    counts, stages = [], 1
+    while stages <= most:
+        counts.append(stages)
+        stages += max(1, stages // spacing)
+    return counts
+
+
+def runs(chain: list[int], pipelines: int) -> Placement:
+    """Cut a chain into runs whose lengths differ by one at most."""
+    count = len(chain)
+    edges = [count * number // pipelines for number in range(pipelines + 1)]
+    return tuple(tuple(chain[a:b]) for a, b in itertools.pairwise(edges))
+
+
+def nearest_chain(problem: PlanningProblem, peers: list[int]) -> list[int]:
+    """A path through all peers, each time to the one that a tensor reaches soonest."""
+    left = sorted(peers)
+    chain = left[:1]
+    del left[:1]
+    while left:
+        out, latency = problem.transmit_ns[chain[-1]], problem.latency_ns[chain[-1]]
+        costs = [out[peer] + latency[peer] for peer in left]
+        chain.append(left.pop(costs.index(min(costs))))
+    return chain

@@ -1,0 +1,162 @@
+"""From a snapshot to a plan."""
+
+import msgspec
+
+from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
+from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, problem_of
+from p2p_dtfm.core.cost_model.unmeasured import held_back
+from p2p_dtfm.core.planner.feasibility import memory_pipeline, why_infeasible
+from p2p_dtfm.core.planner.recomputation import recomputing
+from p2p_dtfm.core.planner.search import search
+from p2p_dtfm.core.planner.stability import Present
+from p2p_dtfm.core.planner.standing_plan import standing_plan
+from p2p_dtfm.core.protocol.measured_plans import agreed
+from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage, check_plan
+from p2p_dtfm.core.protocol.prng import prng_of_digest
+from p2p_dtfm.core.protocol.records import Intent
+from p2p_dtfm.core.protocol.snapshot import Snapshot, sorted_records
+
+LONGEST_STEP_NS = 1 << 62
+"""A century and a half: more is not told apart, so that any plan fits into 64 bits."""
+RECOMPUTING_PAYS = 32
+"""By at least one part in so many, else no stage is made to recompute."""
+
+
+def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
+    """The plan of a snapshot: a pure function, equal bytes everywhere.
+
+    Peers that do not intend to train get no stage. `NoPlan` says what is short.
+    """
+    snapshot = msgspec.structs.replace(snapshot, records=sorted_records(list(snapshot.records)))
+    problem = _problem(snapshot)
+    training = [record for record in snapshot.records if record.intent is Intent.TRAIN]
+    able, wanted = len(training), max(1, snapshot.workload.min_members)
+    if able < wanted:
+        return NoPlan(
+            f"this run asks for at least {wanted} training peers; {able} of "
+            f"{len(snapshot.records)} members can train now"
+        )
+    if (standing := standing_plan(snapshot)) is not None:
+        return standing
+    again = recomputing(problem, snapshot.workload)
+    if snapshot.workload.recompute == "always":
+        return _plan(snapshot, again)[0]
+    plain, has_room = _plan(snapshot, problem)
+    if has_room or snapshot.workload.recompute != "auto":
+        return plain
+    other, _ = _plan(snapshot, again)
+    if isinstance(other, NoPlan) or isinstance(plain, NoPlan):
+        return plain if isinstance(plain, Plan) else other
+    gains = plain.predicted_step_ns - other.predicted_step_ns
+    return other if gains * RECOMPUTING_PAYS > plain.predicted_step_ns else plain
+
+
+def _problem(snapshot: Snapshot) -> PlanningProblem:
+    """Whose links are not measured holds nothing, unless the others have too little memory."""
+    waiting = held_back(snapshot)
+    if waiting:
+        problem = problem_of(snapshot, waiting)
+        if problem.peer_count and memory_pipeline(problem) is not None:
+            return problem
+    return problem_of(snapshot)
+
+
+def _plan(snapshot: Snapshot, problem: PlanningProblem) -> tuple[Plan | NoPlan, bool]:
+    """(plan, whether every stage has memory for all that it wants in flight)."""
+    fallback = memory_pipeline(problem)
+    if fallback is None:
+        return why_infeasible(problem), False
+    model = StepModel(problem)
+    # in a planned view members have what their present stages need
+    states = None if snapshot.planned else snapshot.states()
+    measured = agreed([record.measured for record in snapshot.records])
+    present = Present(model, snapshot.present, states, measured) if snapshot.present else None
+    warm = present.placement() if present else None
+    in_a_hurry = warm is not None and not snapshot.planned  # all wait; it starts from what stands
+    best = search(model, fallback, prng_of_digest(snapshot.digest()), warm, in_a_hurry)
+    wanted = present.choose(best) if present else best
+    chosen = present.at_once(wanted) if present and in_a_hurry else wanted
+    unchanged = present.unchanged(chosen) if present else None
+    plan = unchanged or plan_of(problem, model.judged(chosen))
+    if _shape(chosen) != _shape(wanted):
+        plan = msgspec.structs.replace(plan, provisional=True)
+    return plan, _has_room(model, chosen)
+
+
+def _shape(cost: PlacementCost) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Who holds what in which pipeline."""
+    cuts = (pipeline.cuts for pipeline in cost.pipelines)
+    return sorted(zip(cost.placement, cuts, strict=True))
+
+
+def _has_room(model: StepModel, cost: PlacementCost) -> bool:
+    for peers, pipeline, count in zip(
+        cost.placement, cost.pipelines, cost.microbatches, strict=True
+    ):
+        wanted, _ = model.pipelines.time(peers, pipeline.cuts)
+        if any(map(int.__lt__, pipeline.in_flight, (min(each, count) for each in wanted))):
+            return False
+    return True
+
+
+def plan_of(problem: PlanningProblem, cost: PlacementCost) -> Plan:
+    """The plan that carries out a placement; whoever is not in it is a spare."""
+    order = sorted(range(len(cost.placement)), key=lambda number: cost.placement[number])
+    pipelines: list[Pipeline] = []
+    first = 0
+    for number in order:
+        cut, count = cost.pipelines[number], cost.microbatches[number]
+        stages = tuple(
+            Stage(
+                problem.peer_ids[peer],
+                cut.cuts[position],
+                cut.cuts[position + 1],
+                min(count, cut.in_flight[position]),
+            )
+            for position, peer in enumerate(cost.placement[number])
+        )
+        pipelines.append(Pipeline(stages, first, count))
+        first += count
+    used = {peer for peers in cost.placement for peer in peers}
+    spares = [problem.peer_ids[peer] for peer in range(problem.peer_count) if peer not in used]
+    step_ns = min(cost.step_ns, LONGEST_STEP_NS)
+    plan = Plan(tuple(pipelines), tuple(sorted([*spares, *problem.idle])), step_ns)
+    members = {*problem.peer_ids, *problem.idle}
+    check_plan(plan, problem.layer_count, problem.microbatch_count, members)
+    return plan
+
+
+def fixed_plan(snapshot: Snapshot, stage_counts: tuple[int, ...]) -> Plan:
+    """Members in sorted order as pipelines of these stage counts, whatever it costs.
+
+    Layers are split evenly, microbatches in proportion to the stages; for tests and comparisons.
+    Members beyond the sum of `stage_counts` are spares.
+    """
+    problem = problem_of(snapshot)
+    layers, microbatches = problem.layer_count, problem.microbatch_count
+    total = sum(stage_counts)
+    assert 0 < total <= problem.peer_count, (stage_counts, problem.peer_count)
+    assert all(0 < count <= layers for count in stage_counts), (stage_counts, layers)
+    pipelines: list[Pipeline] = []
+    done = 0
+    for count in stage_counts:
+        first = microbatches * done // total
+        end = microbatches * (done + count) // total
+        stages = tuple(
+            Stage(
+                problem.peer_ids[done + position],
+                layers * position // count,
+                layers * (position + 1) // count,
+                max(1, min(end - first, count - position)),
+            )
+            for position in range(count)
+        )
+        pipelines.append(Pipeline(stages, first, end - first))
+        done += count
+    spares = tuple(sorted([*problem.peer_ids[total:], *problem.idle]))
+    plan = Plan(tuple(pipelines), spares, 0)
+    check_plan(plan, layers, microbatches, {*problem.peer_ids, *problem.idle})
+    return plan
+
+
+__all__ = ["Placement", "compute_plan", "fixed_plan", "plan_of"]

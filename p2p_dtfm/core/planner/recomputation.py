@@ -1,0 +1,58 @@
+"""Which stages keep only their layers' inputs and run each forward again before its backward.
+
+It costs a forward more for each microbatch, and leaves room for many more in flight (Chen et al.
+2016). Stages do it where their run says so, or where the plan has given them more in flight than
+their memory holds otherwise; a pure function of snapshot and plan, like all that peers must know
+alike.
+"""
+
+from dataclasses import replace
+
+from p2p_dtfm.core.cost_model.placement_problem import LayerNs, PlanningProblem
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.protocol.workload import Workload
+
+
+def must_recompute(snapshot: Snapshot, plan: Plan, peer_id: str) -> bool:
+    """Whether the stage of this peer recomputes in this plan."""
+    workload = snapshot.workload
+    stage = plan.stage_of(peer_id)
+    if stage is None or workload.recompute != "auto":
+        return stage is not None and workload.recompute == "always"
+    record = next(record for record in snapshot.records if record.peer_id == peer_id)
+    costs = [workload.cost(layer) for layer in stage.layers]
+    needed = sum(cost.state_bytes + stage.in_flight * cost.saved_bytes for cost in costs)
+    return needed > record.device.memory_bytes
+
+
+def recomputing(problem: PlanningProblem, workload: Workload) -> PlanningProblem:
+    """The problem of a swarm in which all stages recompute.
+
+    Besides the inputs of its layers a stage then holds what one layer saves, while it goes back
+    through that layer. The wider of the two kinds counts: the head's, where it is held.
+    """
+    entry_bytes = workload.boundary_bytes
+    block, head = problem.block, problem.head
+    once = block.saved_bytes
+    return replace(
+        problem,
+        block=replace(block, saved_bytes=min(block.saved_bytes, entry_bytes)),
+        head=replace(
+            head,
+            state_bytes=head.state_bytes + max(0, head.saved_bytes - once),
+            saved_bytes=min(head.saved_bytes, entry_bytes),
+        ),
+        layer_ns=tuple(map(_forward_again, problem.layer_ns)),
+        splits_backwards=False,
+        memory_bytes=tuple(max(0, memory - once) for memory in problem.memory_bytes),
+    )
+
+
+def _forward_again(times: LayerNs) -> LayerNs:
+    return replace(
+        times,
+        embedding_backward_ns=times.embedding_backward_ns + times.embedding_forward_ns,
+        block_backward_ns=times.block_backward_ns + times.block_forward_ns,
+        head_backward_ns=times.head_backward_ns + times.head_forward_ns,
+    )

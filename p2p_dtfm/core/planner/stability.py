@@ -1,0 +1,328 @@
+"""Whether a better plan is worth leaving the present one for.
+
+A plan that moves layers costs time and risk, and measurements are noisy: with every figure 5% off,
+another plan may seem up to a tenth better than it is. So, counted over `HORIZON_STEPS` steps, the
+gain must exceed the time in which the state moves, and it must exceed the noise: a tenth of a step
+if anybody who has a stage gets other layers, a fiftieth if pipelines of spares are only added.
+To deal microbatches anew moves no state; it is done when a step gets shorter by a twentieth. Else a
+plan that moves nobody is the present one to the byte.
+
+After a failure all stand still, and whatever moves is waited for. Then the plan is the one with
+which the next step ends first; a better one follows, for which states move while steps go on.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from p2p_dtfm.core.cost_model.costs import PlacementCost, StepModel
+from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost
+from p2p_dtfm.core.cost_model.placement_problem import duration_ns
+from p2p_dtfm.core.planner.search import rank
+from p2p_dtfm.core.protocol.measured_plans import Shape
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+
+HORIZON_STEPS = 100
+NOISE_DIVISOR = 10
+ADDING_DIVISOR = 50
+DEALING_DIVISOR = 20
+HAND_OVER_NS = 1_000_000_000
+"""To ask for states, write, check and read them, besides the time on the way."""
+WORTH_A_VIEW_NS = 2 * HAND_OVER_NS
+"""To go on sooner by less is not worth a second view: all of them plan once more."""
+
+_Fixed = tuple[tuple[int, ...], tuple[int, ...]]
+"""Peers of a pipeline, and its cuts as they are in force."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A candidate, and what leaving the present plan for it costs."""
+
+    cost: PlacementCost
+    move_ns: int
+    only_adds: bool
+    step_ns: int
+    """As predicted, or as it was measured."""
+
+    @property
+    def horizon_ns(self) -> int:
+        return HORIZON_STEPS * self.step_ns + self.move_ns
+
+
+class Present:
+    """The plan in force, seen from a new snapshot's problem."""
+
+    def __init__(
+        self,
+        model: StepModel,
+        plan: Plan,
+        states: dict[str, set[int]] | None = None,
+        measured: dict[Shape, int] | None = None,
+    ) -> None:
+        """`states`: the layers that each peer has; by default those of its stage. `measured`: what
+        steps took under plans that were tried."""
+        self.measured = measured or {}
+        self.model = model
+        self.problem = model.problem
+        self.numbers = {peer: at for at, peer in enumerate(self.problem.peer_ids)}
+        self.plan = plan = plan.vacated()
+        self.held = {
+            self.numbers[stage.peer_id]: range(stage.first_layer, stage.end_layer)
+            for pipeline in plan.pipelines
+            for stage in pipeline.stages
+            if stage.peer_id in self.numbers
+        }
+        self.states: dict[int, frozenset[int]] = {
+            number: frozenset(layers) for number, layers in self.held.items()
+        }
+        if states is not None:
+            self.states = {
+                self.numbers[peer]: frozenset(layers)
+                for peer, layers in sorted(states.items())
+                if peer in self.numbers
+            }
+        fits = plan.pipelines[0].stages[-1].end_layer == self.problem.layer_count
+        self.pipelines = plan.pipelines if fits else ()
+        self._off = self._how_far_off()
+        self._off_alone = self._how_far_off_alone() if self._off else None
+
+    def placement(self) -> tuple[tuple[int, ...], ...]:
+        """Present pipelines less those who are gone: where a search may begin."""
+        left = (
+            tuple(self.numbers[s.peer_id] for s in p.stages if s.peer_id in self.numbers)
+            for p in self.pipelines
+        )
+        return tuple(peers for peers in left if peers)
+
+    def choose(self, found: PlacementCost) -> PlacementCost:
+        """`found`, or what stays closer to the present plan if that is the better bargain."""
+        kept = [self._choice(cost) for cost in self._kept()]
+        rival = self._choice(found)
+        if not kept:
+            return min([rival, *map(self._choice, self._left())], key=_bargain).cost
+        base = min(kept, key=_bargain)
+        grown = [self._choice(cost) for cost in self._others(base)]
+        worthwhile = [c for c in (rival, *grown) if _pays(c, base)]
+        return min([base, *worthwhile], key=_bargain).cost
+
+    def at_once(self, wanted: PlacementCost) -> PlacementCost:
+        """`wanted`, or whatever lets a swarm that stands still end its next step sooner."""
+        offers = [*self._left(), *self._kept(), *self._joined()]
+        first = min(map(self._choice, offers), key=_next_step_first, default=None)
+        rival = self._choice(wanted)
+        if first is None or _next_step_ns(first) + WORTH_A_VIEW_NS > _next_step_ns(rival):
+            return wanted
+        return first.cost
+
+    def unchanged(self, chosen: PlacementCost) -> Plan | None:
+        """The present plan, if `chosen` moves nobody and hardly gains by its microbatches.
+
+        Only who is a spare may differ.
+        """
+        cuts = {p: c.cuts for p, c in zip(chosen.placement, chosen.pipelines, strict=True)}
+        fixed = [self._fixed(pipeline, None) for pipeline in self.pipelines]
+        if None in fixed or dict(f for f in fixed if f) != cuts:
+            return None
+        counts = [pipeline.microbatch_count for pipeline in self.pipelines]
+        stages = [stage for pipeline in self.pipelines for stage in pipeline.stages]
+        if sum(counts) != self.problem.microbatch_count or not all(map(self._fits, stages)):
+            return None
+        timed = {p: c for p, c in zip(chosen.placement, chosen.pipelines, strict=True)}
+        placement = tuple(peers for peers, _ in (f for f in fixed if f))
+        as_dealt = self.model.dealt(placement, [timed[p] for p in placement], tuple(counts))
+        assert as_dealt is not None, "without a bound every placement that fits has a cost"
+        if (as_dealt.step_ns - chosen.step_ns) * DEALING_DIVISOR > as_dealt.step_ns:
+            return None
+        used = {stage.peer_id for stage in stages}
+        spares = {*self.problem.peer_ids, *self.problem.idle} - used
+        return msgspec.structs.replace(self.plan, spares=tuple(sorted(spares)), provisional=False)
+
+    def _fits(self, stage: Stage) -> bool:
+        """Whether the peer still has memory for what it keeps in flight."""
+        peer = self.numbers[stage.peer_id]
+        room = self.model.pipelines.room(peer, stage.first_layer, stage.end_layer)
+        return stage.in_flight <= room
+
+    def _left(self) -> Iterator[PlacementCost]:
+        """The present pipelines less those who are gone, their layers cut anew."""
+        left = self.placement()
+        cost = self.model.cost(left) if left else None
+        if cost is not None:
+            yield cost
+
+    def _others(self, base: Choice) -> Iterator[PlacementCost]:
+        """What may be better than the present plan, besides what a search finds."""
+        yield from self._grown(base.cost)
+        yield from self._tried()
+        if self._off is not None:
+            yield from self._alone()
+
+    def _alone(self) -> Iterator[PlacementCost]:
+        """One peer by itself: a swarm must not be slower than its best member."""
+        alone = (self.model.cost(((peer,),)) for peer in range(self.problem.peer_count)[:64])
+        return (cost for cost in alone if cost is not None)
+
+    def _tried(self) -> Iterator[PlacementCost]:
+        """Plans that were measured, if all who held a stage are still here."""
+        for shape in self.measured:
+            if len(shape) > self.problem.microbatch_count:
+                continue
+            if all(peer in self.numbers for peers, _ in shape for peer in peers):
+                ends = {cuts[-1] for _, cuts in shape}
+                fixed = [(tuple(self.numbers[p] for p in peers), cuts) for peers, cuts in shape]
+                cost = self._cost(fixed) if ends == {self.problem.layer_count} else None
+                if cost is not None:
+                    yield cost
+
+    def _how_far_off(self) -> tuple[int, int] | None:
+        """(measured, predicted) of the plan in force, where it takes longer than predicted."""
+        whole = [fixed for p in self.pipelines if (fixed := self._fixed(p, None)) is not None]
+        cost = self._cost(whole) if self.measured and len(whole) == len(self.pipelines) else None
+        found = None if cost is None else self.measured.get(self._shape(cost))
+        if cost is None or found is None or found <= cost.step_ns:
+            return None
+        return found, cost.step_ns
+
+    def _how_far_off_alone(self) -> tuple[int, int] | None:
+        """The same of peers that were tried alone: the most."""
+        alone = [cost for cost in self._tried() if cost.stage_count == 1]
+        pairs = [(self.measured[self._shape(cost)], cost.step_ns) for cost in alone]
+        late = [(took, planned) for took, planned in pairs if took > planned]
+        return max(late, key=lambda pair: (pair[0] * 1000 // max(1, pair[1]), pair), default=None)
+
+    def _shape(self, cost: PlacementCost) -> Shape:
+        ids = self.problem.peer_ids
+        pairs = zip(cost.placement, cost.pipelines, strict=True)
+        return tuple(sorted((tuple(ids[p] for p in peers), c.cuts) for peers, c in pairs))
+
+    def _step_ns(self, cost: PlacementCost) -> int:
+        """As measured. What was never tried is taken to be as far off as the plan in force; but a
+        peer alone, which has no links, only as far as others alone, if that plan has links."""
+        found = self.measured.get(self._shape(cost)) if self.measured else None
+        if found is not None:
+            return found
+        stages = sum(len(pipeline.stages) for pipeline in self.pipelines)
+        off = self._off_alone if cost.stage_count == 1 < stages else self._off
+        if off is None:
+            return cost.step_ns
+        measured_ns, predicted_ns = off
+        return -(-cost.step_ns * measured_ns // max(1, predicted_ns))
+
+    def _kept(self) -> Iterator[PlacementCost]:
+        """The present pipelines that still stand; and with a spare in the place of each loss."""
+        whole = [fixed for p in self.pipelines if (fixed := self._fixed(p, None)) is not None]
+        if whole:
+            cost = self._cost(whole)
+            if cost is not None:
+                yield cost
+        if len(whole) == len(self.pipelines):
+            return
+        for spare in range(self.problem.peer_count):
+            if spare not in self.held:
+                mended = [
+                    fixed
+                    for p in self.pipelines
+                    if self._fixed(p, None) is None and (fixed := self._fixed(p, spare)) is not None
+                ]
+                cost = self._cost([*whole, *mended[:1]]) if mended else None
+                if cost is not None:
+                    yield cost
+
+    def _joined(self) -> Iterator[PlacementCost]:
+        """With the layers of each loss given to the stage before it, or to the one after it."""
+        for step in (1, -1):
+            fixed = [closed for p in self.pipelines if (closed := self._closed(p, step))]
+            cost = self._cost(fixed) if fixed else None
+            if cost is not None:
+                yield cost
+
+    def _closed(self, pipeline: Pipeline, step: int) -> _Fixed | None:
+        """A pipeline whose gaps are closed by those on their left (step 1) or right (-1)."""
+        stages = [stage for stage in pipeline.stages if stage.peer_id in self.numbers]
+        if not stages:
+            return None
+        inner = [s.first_layer for s in stages[1:]] if step > 0 else [s.end_layer for s in stages]
+        cuts = (0, *inner[: len(stages) - 1], pipeline.stages[-1].end_layer)
+        return tuple(self.numbers[stage.peer_id] for stage in stages), cuts
+
+    def _grown(self, base: PlacementCost) -> Iterator[PlacementCost]:
+        """`base` with one more pipeline of peers that have no stage."""
+        used = {peer for peers in base.placement for peer in peers}
+        spares = [peer for peer in range(self.problem.peer_count) if peer not in used]
+        fixed = [(p, c.cuts) for p, c in zip(base.placement, base.pipelines, strict=True)]
+        offers: list[tuple[int, ...]] = [(spare,) for spare in spares[:64]]
+        offers += [tuple(spares[:count]) for count in range(2, min(len(spares), 16) + 1)]
+        for peers in offers:
+            added, _ = self.model.pipelines.cost(peers)
+            cost = None if added is None else self._cost([*fixed, (peers, added.cuts)])
+            if cost is not None:
+                yield cost
+
+    def _fixed(self, pipeline: Pipeline, spare: int | None) -> _Fixed | None:
+        """Peers and cuts of a pipeline; one missing peer is replaced by `spare`."""
+        peers: list[int] = []
+        for stage in pipeline.stages:
+            number = self.numbers.get(stage.peer_id, spare)
+            if number is None or number in peers:
+                return None
+            peers.append(number)
+        cuts = (0, *(stage.end_layer for stage in pipeline.stages))
+        return tuple(peers), cuts
+
+    def _cost(self, fixed: list[_Fixed]) -> PlacementCost | None:
+        timed: list[PipelineCost] = []
+        for peers, cuts in fixed:
+            cost = self.model.pipelines.time_fixed(peers, cuts)
+            if cost is None:
+                return None
+            timed.append(cost)
+        return self.model.combine(tuple(peers for peers, _ in fixed), timed, None)
+
+    def _choice(self, cost: PlacementCost) -> Choice:
+        move_ns, only_adds = 0, True
+        for peers, timed in zip(cost.placement, cost.pipelines, strict=True):
+            for position, peer in enumerate(peers):
+                layers = range(timed.cuts[position], timed.cuts[position + 1])
+                before = self.held.get(peer, range(0))
+                move_ns = max(move_ns, self._fetch_ns(peer, layers))
+                only_adds &= not before or layers == before
+        return Choice(cost, move_ns, only_adds, self._step_ns(cost))
+
+    def _fetch_ns(self, peer: int, layers: range) -> int:
+        """Time to fetch parameters and moments, three quarters of the state, of new layers.
+
+        From the peer that holds something and has the best link to this one.
+        """
+        size = sum(
+            3 * self.problem.layer_bytes(layer).state_bytes // 4
+            for layer in layers
+            if layer not in self.states.get(peer, ())
+        )
+        if size == 0:
+            return 0
+        rates = [
+            self.problem.bytes_per_s[donor][peer] for donor in sorted(self.states) if donor != peer
+        ]
+        return duration_ns(size, max(rates)) if rates else 0
+
+
+def _next_step_first(choice: Choice) -> tuple[int, object]:
+    return _next_step_ns(choice), rank(choice.cost)
+
+
+def _next_step_ns(choice: Choice) -> int:
+    """Until it ends: first all wait for whoever must fetch something."""
+    wait_ns = choice.move_ns + HAND_OVER_NS if choice.move_ns else 0
+    return wait_ns + choice.step_ns
+
+
+def _bargain(choice: Choice) -> tuple[int, object]:
+    return choice.horizon_ns, rank(choice.cost)
+
+
+def _pays(choice: Choice, base: Choice) -> bool:
+    divisor = ADDING_DIVISOR if choice.only_adds else NOISE_DIVISOR
+    gain = base.step_ns - choice.step_ns
+    return gain * divisor > base.step_ns and choice.horizon_ns < base.horizon_ns

@@ -1,0 +1,163 @@
+"""How a plan's tensors travel: who sums which part of a segment, and in which codec a boundary is
+crossed. A pure function of run spec, plan and snapshot, so both ends of a link know it alike, and a
+frame that says otherwise is its sender's fault.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, duration_ns, problem_of
+from p2p_dtfm.core.cost_model.segment_weights import segment_weights
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Segment
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, workload_of
+from p2p_dtfm.core.schedule.pieces import pieces_of
+
+CHUNK_ELEMENTS = 1 << 20
+"""4 MiB of fp32: large enough for a fast link, small enough to overlap sending with summing."""
+
+CODEC_PERCENT = {"fp32": 100, "fp16": 50, "bf16": 50, "int8": 26}
+"""Bytes of a boundary tensor in a codec, against fp32."""
+
+
+class Chunks(NamedTuple):
+    """How a segment's flat gradient is cut, in order, and who sums each part."""
+
+    bounds: tuple[tuple[int, int], ...]
+    owners: tuple[str, ...]
+
+
+class BoundaryCodecs(NamedTuple):
+    """Between two neighbours in a pipeline."""
+
+    activation: str
+    gradient: str
+
+
+class WirePlan(NamedTuple):
+    """`chunks` by the first layer of each segment with several holders; `boundaries` by (sender,
+    receiver) of the activation; the gradient goes the other way."""
+
+    chunks: dict[int, Chunks]
+    boundaries: dict[tuple[str, str], BoundaryCodecs]
+
+
+def wire_plan(spec: RunSpec, plan: Plan, snapshot: Snapshot | None) -> WirePlan:
+    """Without a snapshot all holders own equal parts, and the first allowed codecs are taken."""
+    workload = workload_of(spec)
+    problem = None if snapshot is None else problem_of(snapshot)
+    chunks = {}
+    shared = [segment for segment in plan.segments() if len(segment.holders) > 1]
+    lengths = [[workload.cost(x).parameter_count for x in each.layers] for each in shared]
+    weights = _weights(shared, [sum(each) for each in lengths], problem)
+    for segment, each, parts in zip(shared, lengths, weights, strict=True):
+        chunks[segment.first_layer] = segment_chunks(each, segment.holders, parts)
+    boundaries = {}
+    for pipeline in plan.pipelines:
+        for before, after in pairwise(pipeline.stages):
+            edge = (before.peer_id, after.peer_id)
+            boundaries[edge] = _boundary_codecs(spec, pipeline, edge, problem)
+    return WirePlan(chunks, boundaries)
+
+
+def segment_chunks(
+    lengths: Sequence[int], holders: tuple[str, ...], weights: Sequence[int]
+) -> Chunks:
+    """The chunks of a segment's pieces, each piece shared out by weight."""
+    bounds: list[tuple[int, int]] = []
+    owners: list[str] = []
+    for piece in reversed(pieces_of(lengths, len(holders))):
+        start = sum(lengths[: piece.start])
+        chunks = cut_into_chunks(sum(lengths[piece.start : piece.stop]), holders, weights)
+        bounds += ((start + first, start + end) for first, end in chunks.bounds)
+        owners += chunks.owners
+    return Chunks(tuple(bounds), tuple(owners))
+
+
+def cut_into_chunks(
+    length: int,
+    holders: tuple[str, ...],
+    weights: Sequence[int],
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> Chunks:
+    """Each holder owns a range in proportion to its weight, cut into equal chunks of at most
+    `chunk_elements`. A range may be empty."""
+    total = sum(weights)
+    ends = [length * weight // total for weight in accumulate(weights)]
+    bounds: list[tuple[int, int]] = []
+    owners: list[str] = []
+    for holder, (start, end) in zip(holders, pairwise([0, *ends]), strict=True):
+        count = -(-(end - start) // chunk_elements)
+        cuts = [start + (end - start) * n // max(1, count) for n in range(count + 1)]
+        bounds += pairwise(cuts)
+        owners += [holder] * count
+    return Chunks(tuple(bounds), tuple(owners))
+
+
+def _weights(
+    segments: Sequence[Segment], lengths: Sequence[int], problem: PlanningProblem | None
+) -> list[tuple[int, ...]]:
+    """The parts by which `costs` predicts how long the reduction takes; equal without a problem."""
+    if problem is None:
+        return [(1,) * len(segment.holders) for segment in segments]
+    numbers = {peer: number for number, peer in enumerate(problem.peer_ids)}
+    rates, up, down = (
+        problem.pair_bytes_per_s,
+        problem.uplink_bytes_per_s,
+        problem.downlink_bytes_per_s,
+    )
+    divided = [
+        (tuple(sorted(numbers[holder] for holder in segment.holders)), length)
+        for segment, length in zip(segments, lengths, strict=True)
+    ]
+    found = segment_weights(divided, lambda a, b: rates[a][b], lambda a: min(up[a], down[a]))
+    result = []
+    for segment, (holders, _), weights in zip(segments, divided, found, strict=True):
+        of = dict(zip(holders, weights, strict=True))
+        result.append(tuple(of[numbers[holder]] for holder in segment.holders))
+    return result
+
+
+def _boundary_codecs(
+    spec: RunSpec, pipeline: Pipeline, edge: tuple[str, str], problem: PlanningProblem | None
+) -> BoundaryCodecs:
+    allowed = spec.codecs
+    if problem is None:
+        return BoundaryCodecs(allowed.activations[0], allowed.gradients[0])
+    before, after = (problem.peer_ids.index(peer_id) for peer_id in edge)
+    limit_ns = max(
+        _microbatch_ns(problem, stage.peer_id, stage.layers) for stage in pipeline.stages
+    )
+    ends = {pipeline.stages[0].peer_id, pipeline.stages[-1].peer_id}
+    tensors = [1 if peer_id in ends else 2 for peer_id in edge]
+
+    def rate(a: int, b: int, sent: int, received: int) -> int:
+        """Of one tensor where a stage in the middle sends, and receives, two at a time."""
+        up, down = problem.uplink_bytes_per_s[a], problem.downlink_bytes_per_s[b]
+        return min(problem.bytes_per_s[a][b], up // sent, down // received)
+
+    return BoundaryCodecs(
+        _codec(allowed.activations, rate(before, after, *tensors), limit_ns, spec),
+        _codec(allowed.gradients, rate(after, before, *tensors[::-1]), limit_ns, spec),
+    )
+
+
+def _codec(allowed: tuple[str, ...], bytes_per_s: int, limit_ns: int, spec: RunSpec) -> str:
+    """The first that travels in the time that the busiest stage computes a microbatch, so that the
+    link holds up nobody; if none does, the one with the fewest bytes."""
+    size_bytes = spec.batch.microbatch * spec.model.context * spec.model.width * FLOAT_BYTES
+    for codec in allowed:
+        if duration_ns(size_bytes * CODEC_PERCENT[codec] // 100, max(1, bytes_per_s)) <= limit_ns:
+            return codec
+    return min(allowed, key=lambda codec: (CODEC_PERCENT[codec], codec))
+
+
+def _microbatch_ns(problem: PlanningProblem, peer_id: str, layers: range) -> int:
+    times = problem.layer_ns[problem.peer_ids.index(peer_id)]
+    last = problem.layer_count - 1
+    blocks = sum(1 for layer in layers if 0 < layer < last)
+    ns = blocks * times.block_ns
+    ns += times.embedding_ns if 0 in layers else 0
+    return ns + (times.head_ns if last in layers else 0)

@@ -1,0 +1,168 @@
+"""The plan: who holds which layers, in which pipeline, for how many microbatches."""
+
+import msgspec
+
+from p2p_dtfm.core.protocol.canonical import digest
+
+
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One peer's contiguous layers `first_layer .. end_layer - 1` in a pipeline."""
+
+    peer_id: str
+    first_layer: int
+    end_layer: int
+    in_flight: int
+    """Microbatches between their forward and their backward here, at most."""
+    stands_in: bool = False
+    """For a peer that is lost: this one's own place, with the same layers, is in another pipeline.
+    It has one state, one gradient buffer and one `in_flight` for all its places."""
+
+    @property
+    def layers(self) -> range:
+        return range(self.first_layer, self.end_layer)
+
+
+class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Stages that together hold all layers, and the microbatches of a step that they compute."""
+
+    stages: tuple[Stage, ...]
+    first_microbatch: int
+    microbatch_count: int
+
+    @property
+    def microbatches(self) -> range:
+        return range(self.first_microbatch, self.first_microbatch + self.microbatch_count)
+
+
+class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A maximal layer range held by one set of peers: the unit of gradient reduction."""
+
+    first_layer: int
+    end_layer: int
+    holders: tuple[str, ...]
+    """In pipeline order, which is the order of every sum."""
+
+    @property
+    def layers(self) -> range:
+        return range(self.first_layer, self.end_layer)
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan", omit_defaults=True):
+    """A pure function of a snapshot."""
+
+    pipelines: tuple[Pipeline, ...]
+    spares: tuple[str, ...]
+    predicted_step_ns: int
+    provisional: bool = False
+    """All stood still, so it is the one with which they go on soonest. There is a better one, for
+    which states must move: once all members are active, they plan anew."""
+
+    def digest(self) -> str:
+        return digest(self)
+
+    def place_of(self, peer_id: str) -> tuple[int, int] | None:
+        """(pipeline, position) of a peer's own place, or None for a spare."""
+        return next(iter(self.places_of(peer_id)), None)
+
+    def places_of(self, peer_id: str) -> tuple[tuple[int, int], ...]:
+        """(pipeline, position) of a peer's own place, then of those where it stands in."""
+        found = [
+            (stage.stands_in, number, position)
+            for number, pipeline in enumerate(self.pipelines)
+            for position, stage in enumerate(pipeline.stages)
+            if stage.peer_id == peer_id
+        ]
+        return tuple((number, position) for _, number, position in sorted(found))
+
+    def covers(self, layer_count: int, microbatch_count: int) -> bool:
+        """Whether it is one for so many layers, and so many microbatches in a step."""
+        microbatches = sum(pipeline.microbatch_count for pipeline in self.pipelines)
+        ends = {pipeline.stages[-1].end_layer for pipeline in self.pipelines}
+        return microbatches == microbatch_count and ends == {layer_count}
+
+    @property
+    def stand_ins(self) -> frozenset[str]:
+        """Peers with more than one place."""
+        return frozenset(s.peer_id for p in self.pipelines for s in p.stages if s.stands_in)
+
+    def vacated(self) -> "Plan":
+        """The plan with nobody where somebody stands in: what planning starts from."""
+        if not self.stand_ins:
+            return self
+        pipelines = (
+            msgspec.structs.replace(pipeline, stages=tuple(map(_vacated, pipeline.stages)))
+            for pipeline in self.pipelines
+        )
+        return msgspec.structs.replace(self, pipelines=tuple(pipelines))
+
+    def stage_of(self, peer_id: str) -> Stage | None:
+        place = self.place_of(peer_id)
+        return None if place is None else self.pipelines[place[0]].stages[place[1]]
+
+    def layers_of(self, peer_id: str) -> range:
+        stage = self.stage_of(peer_id)
+        return range(0) if stage is None else stage.layers
+
+    def stage_holders(self) -> tuple[str, ...]:
+        """Every peer that has a stage, sorted: those whose Prepared a step needs."""
+        stages = (stage for pipeline in self.pipelines for stage in pipeline.stages)
+        return tuple(sorted(stage.peer_id for stage in stages if not stage.stands_in))
+
+    def holders(self, layer: int) -> tuple[str, ...]:
+        """The holders of a layer, in pipeline order; who stands in is one of them already."""
+        return tuple(
+            stage.peer_id
+            for pipeline in self.pipelines
+            for stage in pipeline.stages
+            if layer in stage.layers and not stage.stands_in
+        )
+
+    def segments(self) -> tuple[Segment, ...]:
+        """All layers, cut wherever the set of holders changes."""
+        layer_count = self.pipelines[0].stages[-1].end_layer
+        segments: list[Segment] = []
+        for layer in range(layer_count):
+            holders = self.holders(layer)
+            if segments and segments[-1].holders == holders:
+                segments[-1] = msgspec.structs.replace(segments[-1], end_layer=layer + 1)
+            else:
+                segments.append(Segment(layer, layer + 1, holders))
+        return tuple(segments)
+
+
+def _vacated(stage: Stage) -> Stage:
+    nobody = Stage("", stage.first_layer, stage.end_layer, stage.in_flight)
+    return nobody if stage.stands_in else stage
+
+
+class NoPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="no_plan"):
+    """Why the members of a snapshot cannot train, and what would help."""
+
+    reason: str
+    missing_bytes: int = 0
+
+    def digest(self) -> str:
+        return digest(self)
+
+
+def check_plan(plan: Plan, layer_count: int, microbatch_count: int, members: set[str]) -> None:
+    """Assert what every plan must satisfy; a violation is a bug of the planner."""
+    seen: list[str] = list(plan.spares)
+    next_microbatch = 0
+    for pipeline in plan.pipelines:
+        assert pipeline.stages, "a pipeline needs a stage"
+        assert pipeline.first_microbatch == next_microbatch, "microbatches must be contiguous"
+        assert pipeline.microbatch_count > 0, "a pipeline without work holds peers for nothing"
+        next_microbatch += pipeline.microbatch_count
+        next_layer = 0
+        for stage in pipeline.stages:
+            assert stage.first_layer == next_layer < stage.end_layer, "layers must be contiguous"
+            assert stage.in_flight >= 1, "a stage needs one microbatch in flight"
+            next_layer = stage.end_layer
+            if stage.stands_in:
+                assert plan.layers_of(stage.peer_id) == stage.layers, "only a replica stands in"
+            else:
+                seen.append(stage.peer_id)
+        assert next_layer == layer_count, "a pipeline must hold every layer"
+    assert next_microbatch == microbatch_count, "every microbatch needs a pipeline"
+    assert sorted(seen) == sorted(members), "each member has one place"

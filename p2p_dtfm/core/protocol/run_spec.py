@@ -1,0 +1,288 @@
+"""The run spec: the immutable description of one training run. Its digest names the run."""
+
+import difflib
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from p2p_dtfm.core.protocol.canonical import decode, digest_bytes, encode
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+
+Codec = Literal["fp32", "fp16", "bf16", "int8"]
+ReductionCodec = Literal["fp32", "bf16", "int8", "sparse"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelSpec(_Section):
+    """A GPT: pre-norm transformer blocks between a token + position embedding and a linear head."""
+
+    layers: int = Field(ge=1, le=1024, description="transformer blocks")
+    width: int = Field(ge=8, le=65536)
+    heads: int = Field(ge=1, le=512)
+    context: int = Field(ge=8, le=1 << 20, description="tokens in a sequence")
+    vocabulary: int = Field(ge=2, le=1 << 24)
+    initial: str = Field(
+        default="",
+        pattern="^([0-9a-f]{64})?$",
+        description="digest of given weights to start from; empty: random ones from the seed",
+    )
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> "ModelSpec":
+        if self.width % self.heads:
+            raise ValueError(f"heads ({self.heads}) must divide width ({self.width})")
+        return self
+
+
+class BatchSpec(_Section):
+    """How many sequences make one step, and how many travel through a pipeline together."""
+
+    global_batch: int = Field(ge=1, le=1 << 24, description="sequences in a step")
+    microbatch: int = Field(ge=1, le=1 << 16, description="sequences in a microbatch")
+
+    @model_validator(mode="after")
+    def _microbatch_divides(self) -> "BatchSpec":
+        if self.global_batch % self.microbatch:
+            raise ValueError(
+                f"microbatch ({self.microbatch}) must divide global_batch ({self.global_batch})"
+            )
+        return self
+
+
+class OptimizerSpec(_Section):
+    """AdamW with linear warm-up, cosine decay and clipping of the global norm."""
+
+    peak_learning_rate: float = Field(gt=0)
+    final_learning_rate: float = Field(default=0.0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+    clip_norm: float = Field(default=1.0, gt=0)
+
+
+class DataSpec(_Section):
+    """Where the tokens come from.
+
+    `source` is read by the founder only: "python-standard-library", or the directory that
+    `p2p-dtfm prepare` made. Founding puts the digest of the manifest in `manifest`; from then on
+    the digest is what counts.
+    """
+
+    source: str = "python-standard-library"
+    manifest: str = Field(default="", pattern="^([0-9a-f]{64})?$")
+
+
+class EvaluationSpec(_Section):
+    """Held-out loss: how often, and on how many sequences."""
+
+    every_steps: int = Field(default=50, ge=1)
+    sequences: int = Field(default=32, ge=1)
+
+
+class SparseSpec(_Section):
+    """What the codec `sparse` sends: one element in `one_in`, the largest of these, in few bits."""
+
+    one_in: int = Field(default=8, ge=1, le=1024, description="one in so many, by chance")
+    keep_percent: int = Field(default=25, ge=1, le=100, description="the largest of these")
+    bits: Literal[1, 2, 4, 8] = Field(default=4, description="sign and level of each")
+
+
+class CodecSpec(_Section):
+    """How tensors travel: activations and their gradients between stages, and the reduction.
+
+    The plan picks one of those that are allowed for each edge. State, and the gradients that
+    followers replay, are always fp32.
+    """
+
+    activations: tuple[Codec, ...] = Field(default=("fp32",), min_length=1)
+    gradients: tuple[Codec, ...] = Field(
+        default=("fp32",), min_length=1, description="of activations"
+    )
+    reduction: ReductionCodec = Field(default="fp32", description="of gradients of parameters")
+    sparse: SparseSpec = SparseSpec()
+
+
+class SyncSpec(_Section):
+    """When replicas agree on parameters.
+
+    `every_step`: gradients are reduced before each optimizer step. `local` (DiLoCo, Douillard et
+    al. 2023): each pipeline takes `inner_steps` AdamW steps on its share of a step's microbatches;
+    then the replicas' differences are reduced, and one Nesterov step is made with them.
+    """
+
+    mode: Literal["every_step", "local"] = "every_step"
+    inner_steps: int = Field(default=8, ge=1, le=4096, description="of each pipeline in a step")
+    outer_learning_rate: float = Field(default=0.7, gt=0)
+    outer_momentum: float = Field(default=0.9, ge=0, lt=1)
+
+
+class ComputeSpec(_Section):
+    """How stages compute."""
+
+    recompute: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="run forwards again for their backwards, which saves memory: where memory "
+        "would otherwise leave too few microbatches in flight, everywhere, or nowhere",
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto",
+        description="of matrix products; auto: bf16 on devices that have units for it, else fp32",
+    )
+
+
+class LimitsSpec(_Section):
+    """What the swarm as a whole asks for."""
+
+    min_members: int = Field(default=1, ge=1, le=4096, description="no training below this many")
+
+
+class AdmissionSpec(_Section):
+    """Who gets the manifest, the data and the weights of the run."""
+
+    mode: Literal["members", "open"] = Field(
+        default="members",
+        description="members: data and weights go to members alone, the manifest and the tokenizer "
+        "also to who asks to join; open: to everybody who asks",
+    )
+
+
+class CheckpointSpec(_Section):
+    """How often the state is written to disk, and how many states are kept."""
+
+    every_steps: int = Field(default=100, ge=1)
+    keep: int = Field(default=2, ge=2, description="two, so that a torn one never is the last")
+
+
+class RunSpec(_Section):
+    """Everything that decides what the run computes."""
+
+    name: str = Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$")
+    seed: int = Field(default=1, ge=0, lt=1 << 63)
+    total_steps: int = Field(ge=1, lt=1 << 40)
+    model: ModelSpec
+    batch: BatchSpec
+    optimizer: OptimizerSpec
+    data: DataSpec = DataSpec()
+    evaluation: EvaluationSpec = EvaluationSpec()
+    codecs: CodecSpec = CodecSpec()
+    sync: SyncSpec = SyncSpec()
+    compute: ComputeSpec = ComputeSpec()
+    limits: LimitsSpec = LimitsSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    founding: str = Field(
+        default="",
+        pattern="^([0-9a-f]{16})?$",
+        description="tells apart runs of one spec; `p2p-dtfm --new` chooses it",
+    )
+    admission: AdmissionSpec = AdmissionSpec()
+
+    @model_validator(mode="after")
+    def _evaluation_is_whole_microbatches(self) -> "RunSpec":
+        if self.evaluation.sequences % self.batch.microbatch:
+            raise ValueError(
+                f"evaluation.sequences ({self.evaluation.sequences}) must be a multiple of "
+                f"batch.microbatch ({self.batch.microbatch})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _inner_steps_have_microbatches(self) -> "RunSpec":
+        if self.sync.mode == "local" and self.sync.inner_steps > self.microbatches_per_step:
+            raise ValueError(
+                f"sync.inner_steps ({self.sync.inner_steps}) must not be more than the "
+                f"{self.microbatches_per_step} microbatches of a step"
+            )
+        return self
+
+    @property
+    def microbatches_per_step(self) -> int:
+        return self.batch.global_batch // self.batch.microbatch
+
+    @property
+    def evaluation_microbatches(self) -> int:
+        return self.evaluation.sequences // self.batch.microbatch
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch.global_batch * self.model.context
+
+    def canonical_bytes(self) -> bytes:
+        """Canonical bytes; floats as their shortest decimal text, which reads back exactly."""
+        values = self.model_dump(mode="python")
+        if not self.founding:
+            del values["founding"]
+        return encode(_floats_to_text(values))
+
+    @property
+    def unmarked(self) -> "RunSpec":
+        """The same spec, whichever founding of it this is."""
+        return self.model_copy(update={"founding": ""})
+
+    def digest(self) -> str:
+        """The name of the run."""
+        return digest_bytes(self.canonical_bytes())
+
+    @classmethod
+    def from_canonical_bytes(cls, payload: bytes) -> "RunSpec":
+        """Read what a peer sent. Raises `PeerFault`."""
+        try:
+            return cls.model_validate(decode(payload, dict, limit_bytes=1 << 16))
+        except ValidationError as error:
+            raise PeerFault(f"run spec that does not validate: {error}") from error
+
+
+def _floats_to_text(value: Any) -> Any:
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, dict):
+        return {key: _floats_to_text(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_floats_to_text(item) for item in value]
+    return value
+
+
+def parse_run_spec(values: dict[str, Any], origin: str) -> RunSpec:
+    """Validate what a configuration file says. Raises `UserError` naming every wrong key."""
+    try:
+        return RunSpec.model_validate(values)
+    except ValidationError as error:
+        causes, fixes = [], []
+        for item in error.errors():
+            cause, fix = _explain(item, values)
+            causes.append(cause)
+            fixes.append(fix)
+        raise UserError(f"{origin}: " + "; ".join(causes), tuple(fixes)) from error
+
+
+def _explain(item: Any, values: dict[str, Any]) -> tuple[str, str]:
+    path = [str(part) for part in item["loc"]]
+    where = ".".join(path) or "the run spec"
+    if item["type"] == "extra_forbidden":
+        known = _known_keys(path[:-1])
+        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+        return f"unknown key {where!r}", f"{hint} Otherwise remove {where!r}."
+    if item["type"] == "missing":
+        return f"{where!r} is missing", f"add {where!r}"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}", f"change {where} (now {_lookup(values, path)!r})"
+
+
+def _known_keys(path: list[str]) -> list[str]:
+    section: Any = RunSpec
+    for part in path:
+        section = section.model_fields[part].annotation
+    return sorted(section.model_fields)
+
+
+def _lookup(values: Any, path: list[str]) -> Any:
+    for part in path:
+        if not isinstance(values, dict) or part not in values:
+            return None
+        values = values[part]
+    return values

@@ -1,0 +1,136 @@
+"""Who is not to be believed, by what the contributions to a view say and were told.
+
+A pure function of the gathered contributions, so that every member leaves out the same peers. What
+stage-holders said is signed: two different Prepared of one peer for one step, or one that cannot be
+true, prove that it lies. Where two contradict each other and no third one knows, they are in doubt.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeVar
+
+from p2p_dtfm.core.commit.judgement import Conflict, conflict_of, fault_of
+from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import ViewId
+
+Item = TypeVar("Item")
+_Step = tuple[ViewId, int]
+
+
+@lru_cache(maxsize=4096)
+def stated(signed: Signed) -> Prepared:
+    """A Prepared in a contribution, whose signature held when that came."""
+    return decode(signed.payload, Prepared)
+
+
+def agreed_states(committed: Iterable[Signed]) -> dict[int, bytes]:
+    """The digests of the layers' states that a committed step has started from, where it tells
+    them: its holders agree."""
+    return {layer: said for signed in committed for layer, said in stated(signed).states.items()}
+
+
+@dataclass
+class _Said:
+    """Of one step."""
+
+    plans: list[Plan] = field(default_factory=list)
+    counts: list[dict[str, int]] = field(default_factory=list)
+    signed: dict[Signed, None] = field(default_factory=dict)
+    are_whole: bool = True
+    """Everyone tells by which Prepared it came to the step: then two of one peer would show."""
+
+    def by_peer(self) -> dict[str, list[Prepared]]:
+        versions: dict[str, dict[bytes, Prepared]] = {}
+        for signed in self.signed:
+            versions.setdefault(signed.peer_id, {})[signed.payload] = stated(signed)
+        return {peer: list(found.values()) for peer, found in sorted(versions.items())}
+
+
+def evidence(parts: Iterable[Contribution], terms: StepTerms | None = None) -> Conflict:
+    """Why each liar is to be left out, and which pairs are in doubt."""
+    found = Conflict()
+    steps = _steps(sorted(parts, key=lambda part: part.member))
+    for key, said in sorted(steps.items()):
+        versions = said.by_peer()
+        for peer, items in versions.items():
+            if len(items) > 1:
+                found.blame(peer, f"said two different Prepared for step {key[1]}")
+        plan = _most(said.plans, Plan.digest)
+        if plan is not None:
+            only = {peer: items[0] for peer, items in versions.items() if len(items) == 1}
+            _judge_step(only, plan, said, terms, found)
+    found.doubts = {
+        pair: reason for pair, reason in found.doubts.items() if not set(pair) & set(found.liars)
+    }
+    return found
+
+
+def _judge_step(
+    said: Mapping[str, Prepared],
+    plan: Plan,
+    facts: _Said,
+    terms: StepTerms | None,
+    found: Conflict,
+) -> None:
+    counts = _most(facts.counts, lambda item: tuple(sorted(item.items())))
+    holders = plan.stage_holders()
+    true: dict[str, Prepared] = {}
+    for peer, prepared in said.items():
+        if peer not in holders:
+            continue
+        fault = fault_of(prepared, plan, terms, counts)
+        if fault:
+            found.blame(peer, fault)
+        else:
+            true[peer] = prepared
+    conflict = conflict_of(true, plan)
+    if conflict.forks and not found.liars and facts.are_whole:
+        base, count = Counter(item.base for item in true.values()).most_common(1)[0]
+        for peer, prepared in true.items():
+            if prepared.base != base and 2 * count > len(holders):
+                found.blame(peer, "starts the step from another state than most")
+    if conflict.forks:
+        return  # from different states come different sums, and nobody need have lied
+    for peer, reason in conflict.liars.items():
+        found.blame(peer, reason)
+    for (one, other), reason in conflict.doubts.items():
+        found.doubt(one, other, reason)
+
+
+def _steps(parts: Iterable[Contribution]) -> dict[_Step, _Said]:
+    steps: dict[_Step, _Said] = {}
+    for part in parts:
+        present, pending, retained = part.present, part.pending, part.retained
+        if pending is not None and present is not None:
+            said = steps.setdefault((present.view, pending.step), _Said())
+            if pending.counts:
+                said.counts.append(pending.counts)
+            said.are_whole &= retained is None or bool(retained.prepared)
+        passed_on = (
+            *(pending.prepared if pending else ()),
+            *(retained.prepared if retained else ()),
+        )
+        for signed in passed_on:
+            prepared = stated(signed)
+            said = steps.setdefault((prepared.view, prepared.step), _Said())
+            said.signed[signed] = None
+    plans = [p.present for p in parts if p.present is not None and p.present.plan is not None]
+    for (view, _), said in steps.items():
+        said.plans = [it.plan for it in plans if it.view == view and it.plan is not None]
+    return steps
+
+
+def _most(items: list[Item], key: Callable[[Item], Hashable]) -> Item | None:
+    """What more than half of those that say anything say; None if there is no such."""
+    counted = Counter(map(key, items))
+    for item in items:
+        if 2 * counted[key(item)] > len(items):
+            return item
+    return None

@@ -1,0 +1,63 @@
+"""What a holder knows of the guardians of its layers: who is in place, and what it has received."""
+
+from collections.abc import Iterable, Mapping
+
+from p2p_dtfm.core.protocol.snapshot import ViewId
+
+
+class Receipts:
+    """Prepared for a step is said when the guardians in place have its reduced gradients.
+
+    In place is who has given a receipt in this view, and from the first step on who was to have the
+    states by then (`guardians.guarded_at_once`). For any other nobody waits until its first
+    receipt, so that a view after a failure is not held up by the transfer of states.
+    """
+
+    def __init__(self, view: ViewId, guards: Mapping[int, str], at_once: Iterable[int]) -> None:
+        """`guards`: the guardian of each layer of which this peer is the only holder."""
+        self.view = view
+        self._guards = guards
+        self._received = {layer: -1 for layer in guards if layer in set(at_once)}
+        """By layer whose guardian is in place, the last step received; -1 for none."""
+        self._unsure = set(self._received)
+        """Of those, the ones whose guardian has not said that it has the state as it is now."""
+
+    def receipt(self, sender: str, view: ViewId, step: int, layers: tuple[int, ...]) -> None:
+        """`sender` has the states of `layers` at `step` and the reduced gradients of `step`."""
+        for layer in layers if view == self.view else ():
+            if self._guards.get(layer) == sender:
+                self._received[layer] = max(step, self._received.get(layer, -1))
+                self._unsure.discard(layer)
+
+    def begins_again(self, guardian: str) -> None:
+        """It asks for states anew."""
+        self._unsure |= {n for n in self._received if self._guards[n] == guardian}
+
+    def received_all_of(self, guardian: str) -> bool:
+        """Whether every layer that this guardian guards here has a receipt."""
+        return all(
+            self._received.get(layer, -1) >= 0 and layer not in self._unsure
+            for layer, of in self._guards.items()
+            if of == guardian
+        )
+
+    def waits_for(self, step: int) -> tuple[int, ...]:
+        """Layers whose guardian is in place but has no reduced gradient of `step` yet.
+
+        While there are any, Prepared for `step` must not be said.
+        """
+        return tuple(sorted(layer for layer, last in self._received.items() if last < step))
+
+    def owed(self, step: int) -> tuple[str, ...]:
+        """Guardians that have the states, and owe a receipt for `step`."""
+        late = set(self.waits_for(step)) - self._unsure
+        return tuple(sorted({self._guards[layer] for layer in late}))
+
+    def give_up(self, step: int) -> tuple[str, ...]:
+        """Wait no more, until their next receipt, for guardians that have not got the states of
+        `step` for long. Returns who they are."""
+        late = {layer for layer in self.waits_for(step) if layer in self._unsure}
+        for layer in late:
+            del self._received[layer]
+        self._unsure -= late
+        return tuple(sorted({self._guards[layer] for layer in late}))

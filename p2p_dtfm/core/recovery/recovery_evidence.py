@@ -1,0 +1,167 @@
+"""What a peer can bring to the next view: states, and what rolls the last step forward."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.messages.agreement_messages import PendingStep, RetainedStep, SavedState
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.messages.stage_progress import StageProgress
+from p2p_dtfm.core.protocol.lineage import Lineage, extend
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.recovery.restart_point import Recovery, StepKey
+
+RETAINED_LIMIT = 16
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What the states of this peer have to do with where an unplanned view starts.
+
+    `outcome` of the step before may be news here; `roll_forward`: apply it to these layers, with
+    the reduced gradients retained from `rolled_view`. `load`: take these from the cut or checkpoint
+    of the view's first step. `discard`: states that do not lie on the view's lineage. Whatever else
+    the peer's place in the view needs is to be fetched from a member that has it at the first step
+    (`snapshot.held`).
+    """
+
+    roll_forward: tuple[int, ...] = ()
+    outcome: StepOutcome | None = None
+    rolled_view: ViewId | None = None
+    load: tuple[int, ...] = ()
+    discard: tuple[int, ...] = ()
+
+
+class RecoveryEvidence:
+    """`held` is kept up to date by the caller, and here when a step commits."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, int] = {}
+        self.saved: tuple[SavedState, ...] = ()
+        self.cuts: tuple[SavedState, ...] = ()
+        """Copies of states as of earlier steps, kept up to date by the caller."""
+        self.lineage = Lineage()
+        self.retained: RetainedStep | None = None
+        self.progress: StageProgress | None = None
+        """With the microbatches of the step under way; a view that repeats the step may keep it."""
+        self._reduced: set[int] = set()
+        self._reduced_key: tuple[ViewId, int] | None = None
+        self._frozen: tuple[Signed, ...] = ()
+        self._counts: dict[str, int] = {}
+
+    @property
+    def step(self) -> int:
+        return self.lineage.length
+
+    def lineages(self) -> dict[int, str]:
+        """The digest of each version held."""
+        digests = {version: self.lineage.at(version) for version in set(self.held.values())}
+        return {version: digest for version, digest in digests.items() if digest is not None}
+
+    def reduced(self, view: ViewId, step: int, layers: set[int]) -> None:
+        """The reduced gradients of `step` for `layers` are here."""
+        if self._reduced_key != (view, step):
+            self._reduced_key = (view, step)
+            self._reduced = set()
+        self._reduced |= layers
+
+    def freeze(self, ledger: Ledger | None) -> None:
+        """From now on the step under way is decided by what peers bring to the next view."""
+        self._frozen = ledger.freeze() if ledger is not None else ()
+        self._counts = dict(ledger.counts_of(ledger.step)) if ledger is not None else {}
+
+    def pending(self, view: ViewId) -> PendingStep:
+        reduced = self._reduced_now(view)
+        return PendingStep(
+            self.step, self.lineage.digest, self._frozen, reduced, self.progress, self._counts
+        )
+
+    def told_of_last_step(self, planned: bool, sees_fork: bool) -> RetainedStep | None:
+        """The last step as the next view hears of it. Its Prepared go along after a failure; where
+        many have a stage, when members are seen to have different states: they are many bytes."""
+        retained = self.retained
+        needed = (retained is not None and len(retained.prepared) <= RETAINED_LIMIT) or sees_fork
+        if retained is None or (needed and not planned):
+            return retained
+        return msgspec.structs.replace(retained, prepared=())
+
+    def _reduced_now(self, view: ViewId) -> tuple[int, ...]:
+        return tuple(sorted(self._reduced)) if self._reduced_key == (view, self.step) else ()
+
+    def committed(
+        self,
+        view: ViewId,
+        outcome: StepOutcome,
+        stage_layers: range,
+        prepared: tuple[Signed, ...] = (),
+    ) -> None:
+        """The step under way is committed, by these Prepared; states of `stage_layers` count as
+        advanced by it."""
+        layers = self._reduced_now(view)
+        base = self.lineage.digest
+        self.retained = RetainedStep(view, outcome.step, base, outcome, layers, prepared)
+        self.lineage.committed(outcome.step, extend(base, outcome.step, view, outcome.digest))
+        self.progress = None
+        for layer in stage_layers:
+            if self.held.get(layer) == outcome.step:
+                self.held[layer] = outcome.step + 1
+
+    def committed_unseen(self, view: ViewId, lineage: str) -> None:
+        """The step under way is committed, and its outcome is not known here, only the lineage.
+
+        What is here of its gradients moves guarded layers on, once somebody tells the outcome.
+        """
+        step, base = self.step, self.lineage.digest
+        self.retained = RetainedStep(view, step, base, None, self._reduced_now(view))
+        self.lineage.committed(step, lineage)
+
+    def skip_to(self, view: ViewId, step: int, lineage: str, ledger: Ledger) -> None:
+        """`step` of `view` starts from this lineage, wherever this peer was."""
+        while self.step < step:
+            known = lineage if self.step + 1 == step else ledger.base_of(self.step + 1)
+            if known is None:
+                self.retained = None
+                self.lineage.move_to(step, lineage)
+            else:
+                self.committed_unseen(view, known)
+
+    def restart(self, me: Member, recovery: Recovery) -> Restart:
+        """Move to the target of an unplanned view."""
+        target = recovery.target
+        assert target is not None
+        there = set(recovery.held.get(me, ()))
+        key = recovery.rolled
+        gradients = set(self._gradients_of(key)) if key is not None else set()
+        roll = [n for n in sorted(there & gradients) if key is not None and self._rolls(n, key)]
+        discard = [
+            layer
+            for layer, version in sorted(self.held.items())
+            if layer not in roll
+            and (version, self.lineage.at(version)) != (target.step, target.lineage)
+        ]
+        if key is not None and recovery.outcome is not None:
+            layers = self._gradients_of(key)
+            self.retained = RetainedStep(*key, recovery.outcome, layers)
+        self.lineage.move_to(target.step, target.lineage)
+        for layer in discard:
+            del self.held[layer]
+        load = sorted(there - set(roll) - set(self.held))
+        for layer in (*roll, *load):
+            self.held[layer] = target.step
+        outcome, rolled_view = (recovery.outcome, key[0]) if key else (None, None)
+        return Restart(tuple(roll), outcome, rolled_view, tuple(load), tuple(discard))
+
+    def _rolls(self, layer: int, key: StepKey) -> bool:
+        _, step, base = key
+        return self.held.get(layer) == step and self.lineage.at(step) == base
+
+    def _gradients_of(self, key: StepKey) -> tuple[int, ...]:
+        view, step, _ = key
+        retained = self.retained
+        if retained is not None and (retained.view, retained.step, retained.base) == key:
+            return retained.reduced_layers
+        if self._reduced_key == (view, step):
+            return tuple(sorted(self._reduced))
+        return ()

@@ -1,0 +1,92 @@
+"""A view: one snapshot, its plan, and who takes part."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from p2p_dtfm.core.cost_model.cuts import CutPace
+from p2p_dtfm.core.cost_model.guardians import (
+    cut_pace,
+    guarded_at_once,
+    guards_in,
+    unguarded_layers,
+)
+from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.snapshot import Member, Snapshot, ViewId
+
+
+@dataclass(frozen=True)
+class View:
+    snapshot: Snapshot
+    plan: Plan | NoPlan
+    certificate: Certificate | None = field(default=None, compare=False)
+    """The Ready of all that made it."""
+
+    @cached_property
+    def id(self) -> ViewId:
+        return self.snapshot.view_id
+
+    @cached_property
+    def members(self) -> tuple[Member, ...]:
+        return self.snapshot.members
+
+    @cached_property
+    def member_ids(self) -> tuple[str, ...]:
+        return tuple(member.peer_id for member in self.members)
+
+    @property
+    def takes_effect_at_once(self) -> bool:
+        """No steps happen in the view before, so there is no step boundary to wait for."""
+        return not self.snapshot.planned
+
+    def layers_of(self, peer_id: str) -> range:
+        """The layers that a peer holds in this view."""
+        return self._layers.get(peer_id, range(0))
+
+    @cached_property
+    def guards(self) -> dict[int, str]:
+        """The guardian of each layer that a single member holds."""
+        return guards_in(self.snapshot, self.plan)
+
+    def guarded_by(self, peer_id: str) -> set[int]:
+        """The layers of which a peer is the guardian."""
+        return {layer for layer, guardian in self.guards.items() if guardian == peer_id}
+
+    @cached_property
+    def guarded_at_once(self) -> frozenset[int]:
+        """Layers for whose guardian the first step waits already."""
+        if self.cut_pace is not None:
+            return frozenset()
+        return guarded_at_once(self.snapshot, self.guards)
+
+    @cached_property
+    def cut_pace(self) -> CutPace | None:
+        """How often copies of all layers are taken for guardians that lag; None where those that
+        there are keep up with each step."""
+        return cut_pace(self.snapshot, self.plan, self.guards)
+
+    def goes_on_with_cuts_of(self, before: "View") -> bool:
+        """Whether a cut that is under way in the view before is not begun anew in this one: all
+        layers stay where they are, and so do their guardians."""
+        if not self.snapshot.planned or self.snapshot.previous != before.id:
+            return False
+        if self.cut_pace is None or before.cut_pace is None or self.guards != before.guards:
+            return False
+        plans = self.plan, before.plan
+        return all(isinstance(plan, Plan) for plan in plans) and self._layers == before._layers
+
+    def guardians_of(self, peer_id: str) -> dict[int, str]:
+        """The guardian of each layer that a peer alone holds."""
+        layers = self.layers_of(peer_id)
+        return {layer: peer for layer, peer in self.guards.items() if layer in layers}
+
+    @property
+    def unguarded(self) -> tuple[int, ...]:
+        """Layers that a single member holds, and for which no other one has room."""
+        return unguarded_layers(self.snapshot, self.plan)
+
+    @cached_property
+    def _layers(self) -> dict[str, range]:
+        if not isinstance(self.plan, Plan):
+            return {}
+        return {s.peer_id: s.layers for pipeline in self.plan.pipelines for s in pipeline.stages}

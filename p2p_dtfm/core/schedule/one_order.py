@@ -1,0 +1,56 @@
+"""One order of all microbatches of a step, where peers compute those of more than one pipeline.
+
+Each stage computes its own in this order, so none waits for another that waits for it.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+
+from p2p_dtfm.core.protocol.plan import Plan
+
+_ONE = 1 << 20
+
+
+def merged(
+    plan: Plan, lists: Sequence[Sequence[int]], forwarded: Mapping[str, Sequence[int]]
+) -> tuple[int, ...]:
+    """One order of all microbatches, in which each pipeline's come in theirs.
+
+    What a peer with several places has `forwarded` comes first at it, so that it keeps it; where
+    two contradict each other the later one gives way. Otherwise all pipelines advance alike.
+    """
+    pipeline_of = {number: n for n, numbers in enumerate(lists) for number in numbers}
+    serves = {peer: {n for n, _ in plan.places_of(peer)} for peer in sorted(plan.stand_ins)}
+    first = {
+        peer: deque(_from(forwarded[peer], own, pipeline_of))
+        for peer, own in serves.items()
+        if peer in forwarded
+    }
+    waiting = [deque(numbers) for numbers in lists]
+    order: list[int] = []
+    while any(waiting):
+        held_back = {
+            n
+            for peer, numbers in first.items()
+            for n in serves[peer]
+            if numbers and waiting[n] and waiting[n][0] != numbers[0]
+        }
+        free = [n for n, numbers in enumerate(waiting) if numbers and n not in held_back]
+        if not free:
+            first[max(peer for peer, numbers in first.items() if numbers)].clear()
+            continue
+        after = {n: (len(lists[n]) - len(waiting[n])) * _ONE // len(lists[n]) for n in free}
+        chosen = min(free, key=lambda n: (after[n], n))
+        order.append(waiting[chosen].popleft())
+        for numbers in first.values():
+            if numbers and numbers[0] == order[-1]:
+                numbers.popleft()
+    return tuple(order)
+
+
+def _from(
+    numbers: Sequence[int], pipelines: set[int], pipeline_of: Mapping[int, int]
+) -> Iterator[int]:
+    """The first microbatches, as far as they are of these pipelines."""
+    return takewhile(lambda number: pipeline_of.get(number) in pipelines, numbers)

@@ -1,0 +1,119 @@
+"""The dashboard of this home: its port, its token, and how a browser gets both.
+
+It stays while daemons come and go: an open page outlives a pause, and can end it.
+"""
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from p2p_dtfm import __version__
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.web.api import Action
+from p2p_dtfm.web.dashboard import Dashboard
+from p2p_dtfm.web.server import Server, loopback_listener
+from p2p_dtfm.web.state import DashboardState, Live
+
+TOKEN_BYTES = 24
+PAGE = """<!doctype html>
+<meta charset="utf-8"><meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={0}">
+<title>p2p-dtfm</title><a href="{0}">the dashboard</a>
+"""
+"""A browser is given this file's name: an address on its command line could be read by every user
+of the machine, and with it the token."""
+
+
+class DashboardHost:
+    """Serves on loopback from `start` until `close`; with port "off" it does nothing."""
+
+    def __init__(self) -> None:
+        self.address: str | None = None
+        self._state = _nothing_yet
+        self._actions: dict[str, Action] = {}
+        self._token = ""
+        self._page: Path | None = None
+        self._dashboard: Dashboard | None = None
+        self._server: Server | None = None
+
+    @property
+    def watched(self) -> bool:
+        """Whether a page is open."""
+        return self._dashboard is not None and self._dashboard.watchers > 0
+
+    def show(self, state: Callable[[], DashboardState], actions: dict[str, Action]) -> None:
+        """From now on: what to show, and what may be asked."""
+        self._state = state
+        self._actions = actions
+
+    def state(self) -> DashboardState:
+        """What is shown now."""
+        return self._state()
+
+    async def start(self, port: int | str, home: Path, before: int | None = None) -> None:
+        """`port` is a number, "auto" or "off". What has been started stays as it is. `before`: with
+        "auto", the one that open pages know, if it is still free.
+
+        Raises `UserError` if the port is taken.
+        """
+        if port == "off" or self._server is not None:
+            return
+        self._token = stored_token(home / "dashboard.token")
+        listener = loopback_listener(None if port == "auto" else int(port), before)
+        self._dashboard = Dashboard(self.state, lambda: self._actions, self._token)
+        self._server = Server(self._dashboard.app, listener)
+        await self._server.start()
+        self.address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        self._page = home / "dashboard.html"
+        private_file(self._page, PAGE.format(f"{self.address}#token={self._token}"))
+
+    @property
+    def port(self) -> int | None:
+        """What it listens on."""
+        return urlsplit(self.address).port if self.address else None
+
+    def invitation(self) -> dict[str, str | None]:
+        """For the user of this home alone: the address, and the one that may also act."""
+        with_token = f"{self.address}#token={self._token}" if self.address else None
+        page = str(self._page) if self._page else None
+        return {"address": self.address, "address_with_token": with_token, "page": page}
+
+    async def close(self) -> None:
+        if self._dashboard is not None and self._server is not None:
+            self._dashboard.end_streams()
+            await self._server.close()
+
+
+def _nothing_yet() -> DashboardState:
+    now_s = round(time.time(), 3)
+    return DashboardState(Live(now_s, __version__, "", State.STARTING.value, "", now_s))
+
+
+def stored_token(path: Path) -> str:
+    """The token of this home, made if there is none: open pages survive a daemon's restart."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        token = path.read_text(encoding="ascii").strip()
+        if len(token) >= TOKEN_BYTES and path.stat().st_mode & 0o077 == 0:
+            return token
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    private_file(path, token + "\n")
+    return token
+
+
+def private_file(path: Path, text: str) -> None:
+    """Written anew, for this user alone to read. Raises `UserError`."""
+    try:
+        path.unlink(missing_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise UserError(
+            f"the dashboard's token cannot be written to {path}: {error.strerror}",
+            "free space there, or: --dashboard off",
+        ) from error

@@ -1,0 +1,107 @@
+"""What peers send one another in a step, as the wire plan says: who sums what, in which codec."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+
+from p2p_dtfm.core.cost_model.cuts import STATE_PARTS
+from p2p_dtfm.core.cost_model.guardians import cut_pace, guards_in
+from p2p_dtfm.core.planner.wire_plan import WirePlan, wire_plan
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.protocol.workload import CODEC_BYTES_PER_KIBI, FLOAT_BYTES, KIBI
+from p2p_dtfm.web.state import Flow
+
+Loads = dict[tuple[str, str], int]
+"""Bytes in a step by (sender, receiver)."""
+
+
+def flows(spec: RunSpec, snapshot: Snapshot, plan: Plan) -> Iterator[Flow]:
+    """Each pair of peers once for each kind of flow, but each way to a guardian by itself; in
+    canonical order."""
+    wire = wire_plan(spec, plan, snapshot)
+    yield from _flows(snapshot, plan, "pipeline", _boundaries(snapshot, plan, wire))
+    yield from _flows(snapshot, plan, "reduction", _reductions(snapshot, wire, plan))
+    yield from _flows(snapshot, plan, "guard", _guarded(snapshot, plan))
+
+
+def _boundaries(snapshot: Snapshot, plan: Plan, wire: WirePlan) -> Loads:
+    """Activations one way, their gradients the other."""
+    loads: Loads = defaultdict(int)
+    values = snapshot.workload.boundary_bytes // FLOAT_BYTES
+    for pipeline in plan.pipelines:
+        for before, after in itertools.pairwise(stage.peer_id for stage in pipeline.stages):
+            codecs = wire.boundaries[before, after]
+            for way, codec in (((before, after), codecs[0]), ((after, before), codecs[1])):
+                encoded_bytes = _encoded_bytes(values, CODEC_BYTES_PER_KIBI[codec])
+                loads[way] += pipeline.microbatch_count * encoded_bytes
+    return loads
+
+
+def _reductions(snapshot: Snapshot, wire: WirePlan, plan: Plan) -> Loads:
+    """Every holder sends its part of a chunk to the chunk's owner, and gets the sum back."""
+    loads: Loads = defaultdict(int)
+    for segment in plan.segments():
+        if segment.first_layer not in wire.chunks:
+            continue
+        owned: dict[str, int] = defaultdict(int)
+        for (start, end), owner in zip(*wire.chunks[segment.first_layer], strict=True):
+            owned[owner] += end - start
+        for one, other in itertools.permutations(segment.holders, 2):
+            values = owned[one] + owned[other]
+            loads[one, other] += _encoded_bytes(values, snapshot.workload.gradient_bytes_per_kibi)
+    return loads
+
+
+def _guarded(snapshot: Snapshot, plan: Plan) -> Loads:
+    """Reduced gradients of a layer's only holder; these are never encoded. To guardians that lag,
+    each step's part of a cut."""
+    loads: Loads = defaultdict(int)
+    guards = guards_in(snapshot, plan)
+    pace = cut_pace(snapshot, plan, guards)
+    for layer, guardian in guards.items():
+        size = FLOAT_BYTES * snapshot.workload.cost(layer).parameter_count
+        if pace is not None:
+            size = STATE_PARTS * size // pace.apart_steps
+        loads[plan.holders(layer)[0], guardian] += size
+    return loads
+
+
+def _encoded_bytes(values: int, bytes_per_kibi: int) -> int:
+    return -(-values * bytes_per_kibi // KIBI)
+
+
+def _flows(snapshot: Snapshot, plan: Plan, kind: str, loads: Loads) -> Iterator[Flow]:
+    numbers = {record.peer_id: number for number, record in enumerate(snapshot.records)}
+    shown: set[frozenset[str]] = set()
+    for one, other in sorted(loads, key=lambda way: (numbers[way[0]], numbers[way[1]])):
+        back_bytes = loads.get((other, one), 0) if kind != "guard" else 0
+        if back_bytes and frozenset((one, other)) in shown:
+            continue
+        shown.add(frozenset((one, other)))
+        records = snapshot.records[numbers[one]], snapshot.records[numbers[other]]
+        links = (records[0].links.get(other), records[1].links.get(one))
+        measured = [link for link in links if link is not None]
+        sent = (loads[one, other], back_bytes)
+        yield Flow(
+            here=numbers[one],
+            there=numbers[other],
+            kind=kind,
+            there_bytes=sent[0],
+            here_bytes=sent[1],
+            bytes_per_s=min((link.bytes_per_s for link in measured), default=None),
+            round_trip_ns=min((link.round_trip_ns for link in measured), default=None),
+            use=_use(sent, [link and link.bytes_per_s for link in links], plan.predicted_step_ns),
+        )
+
+
+def _use(sent: tuple[int, int], rates: list[int | None], step_ns: int) -> float | None:
+    """Of the direction that transmits longer; where one end alone has measured, its rate stands
+    for both."""
+    known = [rate for rate in rates if rate]
+    if not known or not step_ns:
+        return None
+    times_ns = [size * 1e9 / (rate or known[0]) for size, rate in zip(sent, rates, strict=True)]
+    longest_ns = max(times_ns)  # a plan made before the link was measured may say less
+    return round(longest_ns / max(step_ns, longest_ns), 4)

@@ -1,0 +1,315 @@
+"""Watches one daemon for its dashboard, terminal and metrics; nothing of it reaches training."""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable
+
+from p2p_dtfm import __version__
+from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.dashboard.seen import EVENTS_LIMIT, Events, Seen
+from p2p_dtfm.daemon.dashboard.view_facts import points_of, view_state
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.telemetry.problems import SILENT_S, UNHEARD_S, Sight, problems_in
+from p2p_dtfm.daemon.telemetry.status import State, Status
+from p2p_dtfm.web.state import (
+    DashboardState,
+    Event,
+    Live,
+    Problem,
+    Refused,
+    RunFacts,
+    Timeline,
+    ViewState,
+    Worth,
+)
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class Observer:
+    """`state()` is cheap: what changes seldom is made once and kept."""
+
+    def __init__(self, status: Status, seen: Seen | None = None) -> None:
+        self.marks: tuple[str, ...] = ()
+        self._status = status
+        self._timeline = Timeline()
+        self._peer_id = ""
+        self._messenger: Messenger | None = None
+        self._refused: Callable[[], tuple[Refused, ...]] = tuple
+        self._agreement: Agreement | None = None
+        self._spec: RunSpec | None = None
+        self._run: RunFacts | None = None
+        self._view: View | None = None
+        self._view_state = ViewState()
+        self._making: asyncio.Task[ViewState] | None = None
+        self.seen = seen or Seen()
+        self._series = self.seen.series
+        self._events = self.seen.events
+        self._before: tuple[float, int] | None = None
+        self._is_settled: Callable[[], bool] = lambda: False
+        self._committed_s = time.monotonic()
+        self._usual_rate: float | None = None
+        self._warnings = _Warnings(self._events)
+        log.addHandler(self._warnings)
+
+    def close(self) -> None:
+        log.removeHandler(self._warnings)
+        if self._making is not None:
+            self._making.cancel()
+
+    # what the daemon tells -----------------------------------------------------------------------
+
+    def guarded_by(self, refused: Callable[[], tuple[Refused, ...]]) -> None:
+        """What the gate of this daemon has turned away."""
+        self._refused = refused
+
+    def meets(self, messenger: Messenger) -> None:
+        """The daemon has an identity and can be spoken to."""
+        self._peer_id = messenger.me
+        self._messenger = messenger
+
+    def came_to(self, tokens_per_s: float, members: int) -> None:
+        """What the swarm did, as it measured itself, before this peer came; 0: not known."""
+        self._before = (tokens_per_s, members) if tokens_per_s > 0 and members > 0 else None
+
+    def measures_with(self, is_settled: Callable[[], bool]) -> None:
+        """Whether the rate in force says something of the present view."""
+        self._is_settled = is_settled
+
+    def trains(
+        self, spec: RunSpec, run_digest: str, workload: Workload, agreement: Agreement
+    ) -> None:
+        """The daemon knows its run."""
+        self._spec = spec
+        self._agreement = agreement
+        self._run = RunFacts(
+            name=spec.name,
+            digest=run_digest,
+            layer_count=workload.layer_count,
+            block_count=workload.block_count,
+            width=spec.model.width,
+            context=spec.model.context,
+            parameter_count=sum(
+                workload.cost(layer).parameter_count for layer in range(workload.layer_count)
+            ),
+            tokens_per_step=spec.tokens_per_step,
+            total_steps=spec.total_steps,
+        )
+
+    def view_took_over(self, view: View, step: int) -> None:
+        """From `step` on, `view` is in force."""
+        assert self._spec is not None
+        self._tell_members(view)
+        plural = "" if len(view.members) == 1 else "s"
+        self._tell(
+            "view", f"view {view.id.number} from step {step} on: {len(view.members)} member{plural}"
+        )
+        self._series.view_took_over(step)
+        self._view = view
+        self._committed_s = time.monotonic()
+        if self._making is not None:
+            self._making.cancel()
+        before = points_of(self._view_state)
+        self._making = asyncio.create_task(
+            asyncio.to_thread(view_state, view, self._spec, self._peer_id, step, before)
+        )
+        self._making.add_done_callback(self._view_made)
+
+    def _view_made(self, task: asyncio.Task[ViewState]) -> None:
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            log.error("the dashboard cannot show this view", exc_info=error)
+            return
+        self._view_state = task.result()
+
+    def _tell_members(self, view: View) -> None:
+        before = set(self._view.member_ids) if self._view else set()
+        after = set(view.member_ids)
+        for peer_id in sorted(after - before):
+            if self._view is not None:
+                self._tell("joined", f"{shortened(peer_id)} takes part")
+        for peer_id in sorted(before - after):
+            self._tell("left", f"{shortened(peer_id)} takes part no more")
+
+    def show_timeline(self, timeline: Timeline) -> None:
+        """A step's bars."""
+        self._timeline = timeline
+
+    def note(self, text: str) -> None:
+        """Something worth a line of history."""
+        self._tell("note", shortened(text))
+
+    def fault(self, text: str) -> None:
+        """Something went wrong that is being dealt with."""
+        self._tell("fault", shortened(text))
+
+    def step_committed(self, outcome: StepOutcome) -> None:
+        """A step's outcome is known here."""
+        self.seen.committed_count += 1
+        self._committed_s = time.monotonic()
+        self._usual_rate = self._status.figures().get("tokens_per_s")
+        self._series.committed(outcome, self._usual_rate)
+
+    def _tell(self, kind: str, text: str) -> None:
+        self._events.add(Event(round(time.time(), 3), kind, text))
+
+    # what others read ----------------------------------------------------------------------------
+
+    def state(self) -> DashboardState:
+        """Everything; parts that have not changed are the same objects as before."""
+        return DashboardState(
+            live=self.live(),
+            run=self._run,
+            view=self._view_state,
+            history=self._series.history(),
+            timeline=self._timeline,
+            events=self._events.newest_first(),
+        )
+
+    def live(self) -> Live:
+        """What changes from second to second."""
+        facts, work = self._status.figures(), self._status.work
+        step_ns = self._step_ns(facts.get("tokens_per_s"))
+        return Live(
+            time_s=round(time.time(), 3),
+            version=__version__,
+            peer_id=self._peer_id,
+            state=self._status.state.value,
+            reason=shortened(self._status.reason),
+            since_s=round(self._status.since_s, 3),
+            step=self.step(),
+            loss=facts.get("loss"),
+            held_out_loss=facts.get("held_out_loss"),
+            tokens_per_s=facts.get("tokens_per_s"),
+            step_ns=step_ns,
+            eta_s=facts.get("eta_s"),
+            committed_here=self.seen.committed_count,
+            waits_for=tuple(facts.get("waits_for") or ()),
+            next=tuple(self._next()),
+            problems=tuple(self.problems()),
+            worth=self._worth(facts.get("tokens_per_s")),
+            heard_s_ago=self._heard(),
+            silent_after_s=max(SILENT_S, 3 * (step_ns or 0) / 1e9),
+            marks=self.marks,
+            refused=self._refused(),
+            work=work.what if work else "",
+            work_share=round(work.share, 4) if work else None,
+            work_left_s=work.left_s if work else None,
+        )
+
+    def step(self) -> int:
+        """Committed so far; a newcomer begins where the others are."""
+        known = self._agreement.step if self._agreement is not None else 0
+        return int(self._status.facts.get("step") or known)
+
+    def _worth(self, tokens_per_s: float | None) -> Worth | None:
+        """Nothing for who was there from the beginning."""
+        if self._before is None or self._view_state.me is None:
+            return None
+        settled = tokens_per_s is not None and self._is_settled()
+        before_tokens_per_s, before_members = self._before
+        return Worth(
+            before_tokens_per_s=round(before_tokens_per_s, 1),
+            before_members=before_members,
+            now_tokens_per_s=tokens_per_s if settled else None,
+            now_members=len(self._view_state.peers),
+        )
+
+    def _step_ns(self, rate: float | None) -> int | None:
+        return int(self._run.tokens_per_step / rate * 1e9) if self._run and rate else None
+
+    def _heard(self) -> tuple[float | None, ...]:
+        if self._messenger is None:
+            return ()
+        now_s, heard = time.monotonic(), self._messenger.heard_s
+        return tuple(
+            round(now_s - heard[peer.peer_id], 1) if peer.peer_id in heard else None
+            for peer in self._view_state.peers
+        )
+
+    def _next(self) -> list[str]:
+        agreement, spec = self._agreement, self._spec
+        if agreement is None or spec is None:
+            return []
+        found = []
+        if agreement.next_view is not None:
+            number = agreement.next_view.id.number
+            found.append(f"view {number} takes over once all its members have their layers")
+        elif agreement.attempting:
+            found.append("the members are agreeing on a new view")
+        step = self.step()
+        if step >= spec.total_steps or self._status.state not in (State.TRAINING, State.SPARE):
+            return found
+        due = {
+            "a held-out evaluation": _multiple_after(step, spec.evaluation.every_steps),
+            "a checkpoint": _multiple_after(step, spec.checkpoint.every_steps),
+            "the end of the run": spec.total_steps,
+        }
+        for what, at in sorted(due.items(), key=lambda item: item[1]):
+            if at <= spec.total_steps:
+                found.append(f"{what} after step {at}")
+        return found
+
+    def problems(self) -> list[Problem]:
+        """What is wrong at this moment, and what to do about each."""
+        status, agreement = self._status, self._agreement
+        step_ns = self._step_ns(self._usual_rate)
+        sight = Sight(
+            state=status.state,
+            reason=shortened(status.reason),
+            in_state_s=time.time() - status.since_s,
+            uncommitted_s=time.monotonic() - self._committed_s,
+            step_s=step_ns / 1e9 if step_ns else None,
+            no_plan=self._view_state.no_plan,
+            is_failing=agreement is not None and agreement.view is not None and agreement.frozen,
+            lost=[shortened(peer_id) for peer_id in agreement.suspected] if agreement else (),
+            waits_for=[shortened(peer_id) for peer_id in status.facts.get("waits_for") or ()],
+            silent=self._silent(),
+        )
+        told = [Problem(shortened(what), fix) for what, fix in status.troubles.present()]
+        return [*problems_in(sight), *told]
+
+    def _silent(self) -> list[tuple[str, float]]:
+        heard = zip(self._view_state.peers, self._heard(), strict=False)
+        return [
+            (shortened(peer.peer_id), ago_s)
+            for peer, ago_s in heard
+            if ago_s is not None and ago_s > UNHEARD_S
+        ]
+
+
+def shortened(text: str) -> str:
+    """With peer ids cut to the part in which they differ."""
+    return _PEER_ID.sub(lambda found: f"…{found[0][-6:]}", text)
+
+
+_PEER_ID = re.compile(r"\b(?:12D3KooW[1-9A-HJ-NP-Za-km-z]{44}|Qm[1-9A-HJ-NP-Za-km-z]{44})\b")
+
+
+def _multiple_after(step: int, every: int) -> int:
+    return (step // every + 1) * every
+
+
+class _Warnings(logging.Handler):
+    """Warnings of the log, as events: they tell what was, not what is wrong. A repeated one
+    counts once."""
+
+    def __init__(self, events: Events) -> None:
+        super().__init__(logging.WARNING)
+        self._events = events
+        self._last: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = shortened(record.getMessage())
+        if text not in self._last:
+            self._events.add(Event(round(record.created, 3), "fault", text))
+        self._last[text] = record.created
+        while len(self._last) > EVENTS_LIMIT:
+            del self._last[next(iter(self._last))]

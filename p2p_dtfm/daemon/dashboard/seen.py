@@ -1,0 +1,44 @@
+"""What a home's daemons have seen of their run, one after another; it outlasts a pause."""
+
+from collections import deque
+
+from p2p_dtfm.daemon.dashboard.series import Series
+from p2p_dtfm.web.state import DashboardState, Event
+
+EVENTS_LIMIT = 200
+
+
+class Events:
+    """The latest, as one object until another comes."""
+
+    def __init__(self) -> None:
+        self._held: deque[Event] = deque(maxlen=EVENTS_LIMIT)
+        self._made: tuple[Event, ...] | None = ()
+
+    def add(self, event: Event) -> None:
+        self._held.append(event)
+        self._made = None
+
+    def newest_first(self) -> tuple[Event, ...]:
+        if self._made is None:
+            self._made = tuple(reversed(self._held))
+        return self._made
+
+
+class Seen:
+    """The daemon that follows on the same home goes on with it."""
+
+    def __init__(self) -> None:
+        self.series = Series()
+        self.events = Events()
+        self.committed_count = 0
+
+    @classmethod
+    def of(cls, shown: DashboardState) -> "Seen":
+        """What a process before this one has shown last."""
+        seen = cls()
+        for event in reversed(shown.events):
+            seen.events.add(event)
+        seen.series.take_up(shown.history)
+        seen.committed_count = shown.live.committed_here
+        return seen

@@ -1,0 +1,94 @@
+"""A view as the dashboard shows it: members on a map, pipelines, flows, and this peer's part."""
+
+import msgspec
+
+from p2p_dtfm.core.cost_model.guardians import guards_in
+from p2p_dtfm.core.planner.explain import explain_peer
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.dashboard.flows import flows
+from p2p_dtfm.daemon.dashboard.peer_map import Points, place_peers
+from p2p_dtfm.web.state import MyPart, PeerFacts, PipelineFacts, ViewState
+
+
+def view_state(
+    view: View, spec: RunSpec, me: str, from_step: int, before: Points | None = None
+) -> ViewState:
+    """Everything that stays the same while `view` is in force. Takes tens of milliseconds."""
+    snapshot, plan = view.snapshot, view.plan
+    records = snapshot.records
+    points = place_peers(records, before)
+    numbers = {record.peer_id: number for number, record in enumerate(records)}
+    planned = plan if isinstance(plan, Plan) else None
+    return ViewState(
+        number=view.id.number,
+        snapshot=view.id.snapshot,
+        plan=plan.digest(),
+        from_step=from_step,
+        predicted_step_ns=planned.predicted_step_ns if planned else 0,
+        no_plan=plan.reason if isinstance(plan, NoPlan) else "",
+        me=numbers.get(me),
+        peers=tuple(_peer(record, planned, points[record.peer_id]) for record in records),
+        pipelines=tuple(
+            PipelineFacts(
+                tuple(numbers[stage.peer_id] for stage in pipeline.stages),
+                pipeline.microbatch_count,
+            )
+            for pipeline in (planned.pipelines if planned else ())
+        ),
+        flows=tuple(flows(spec, snapshot, planned)) if planned else (),
+        part=_part(snapshot, planned, me) if planned and me in numbers else None,
+    )
+
+
+def points_of(state: ViewState) -> Points:
+    """The map, for the next view to resemble."""
+    return {peer.peer_id: (peer.x, peer.y) for peer in state.peers}
+
+
+def _peer(record: PeerRecord, plan: Plan | None, point: tuple[float, float]) -> PeerFacts:
+    device = record.device
+    facts = PeerFacts(
+        peer_id=record.peer_id,
+        device=f"{device.kind}, {device.name}",
+        memory_bytes=device.memory_bytes,
+        block_ns=device.block.forward_ns + device.block.backward_ns,
+        intent=record.intent.value,
+        reachability=record.reachability.value,
+        uplink_bytes_per_s=record.uplink_bytes_per_s,
+        downlink_bytes_per_s=record.downlink_bytes_per_s,
+        x=round(point[0], 4),
+        y=round(point[1], 4),
+    )
+    place = plan.place_of(record.peer_id) if plan else None
+    if plan is None or place is None:
+        return facts
+    stage = plan.pipelines[place[0]].stages[place[1]]
+    return msgspec.structs.replace(
+        facts,
+        pipeline=place[0],
+        position=place[1],
+        first_layer=stage.first_layer,
+        end_layer=stage.end_layer,
+        in_flight=stage.in_flight,
+    )
+
+
+def _part(snapshot: Snapshot, plan: Plan, me: str) -> MyPart:
+    explained = explain_peer(snapshot, plan, me)
+    workload = snapshot.workload
+    microbatches = sum(plan.pipelines[n].microbatch_count for n, _ in plan.places_of(me))
+    share = len(plan.layers_of(me)) * microbatches
+    share /= workload.layer_count * workload.microbatch_count
+    alternative = explained.alternative
+    guards = guards_in(snapshot, plan)
+    return MyPart(
+        role=explained.role,
+        share=round(share, 4),
+        step_ns=plan.predicted_step_ns,
+        other_step_ns=alternative.step_ns if alternative else None,
+        guards=tuple(layer for layer, guardian in guards.items() if guardian == me),
+    )

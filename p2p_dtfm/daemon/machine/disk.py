@@ -1,0 +1,108 @@
+"""Keeping what a daemon stores under its owner's limit: the oldest goes first.
+
+What may go: checkpoints but for the last two of each run, shards of runs that are not trained now,
+and the corpus that was prepared for founding. What may not: identity, manifests, tokenizers, and
+the shards of the run under way, which are fetched as they are needed.
+"""
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2p_dtfm.train.model.checkpoint import CheckpointFailed, list_checkpoints, remove_checkpoint
+
+CHECKPOINTS_KEPT = 2
+LOOK_EVERY_S = 0.5
+COUNT_EVERY_S = 60.0
+"""Counting looks at every file; between, only a new checkpoint is a reason to."""
+SHARD_LEAST_BYTES = 1 << 20
+"""Smaller blobs (manifests, tokenizers) make the models of a run usable, and stay."""
+
+log = logging.getLogger("p2p_dtfm")
+
+
+@dataclass(frozen=True)
+class _Removable:
+    changed_s: float
+    path: Path
+    remove: Callable[[Path], None]
+
+
+async def keep_under(home: Path, run_directory: Path, limit_bytes: int) -> None:
+    """Look now and then, until cancelled, and remove what must go."""
+    told = False
+    checkpoints = run_directory / "checkpoints"
+    while True:
+        seen_ns = changed_ns(checkpoints)
+        used_bytes = await asyncio.to_thread(trim, home, run_directory, limit_bytes)
+        if used_bytes > limit_bytes and not told:
+            log.warning(
+                "%s holds %d MiB, more than the limit of %d: nothing more may be removed",
+                home, used_bytes >> 20, limit_bytes >> 20,
+            )  # fmt: skip
+        told = used_bytes > limit_bytes
+        counted_s = time.monotonic()
+        while changed_ns(checkpoints) == seen_ns and time.monotonic() < counted_s + COUNT_EVERY_S:
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+def changed_ns(directory: Path) -> int:
+    """When an entry was last made or removed in it."""
+    try:
+        return directory.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def trim(home: Path, run_directory: Path, limit_bytes: int) -> int:
+    """Remove the oldest until `home` holds at most `limit_bytes`; how many bytes it then holds.
+
+    `run_directory`: of the run that is trained now.
+    """
+    used_bytes = size_of(home)
+    for item in sorted(_removable(home, run_directory), key=lambda item: item.changed_s):
+        if used_bytes <= limit_bytes:
+            break
+        log.info("removes %s: the disk limit is reached", item.path)
+        try:
+            item.remove(item.path)
+        except (OSError, CheckpointFailed) as error:
+            log.warning("%s stays: %s", item.path, error)
+        used_bytes = size_of(home)  # what has another name there frees nothing
+    return used_bytes
+
+
+def size_of(path: Path) -> int:
+    """Bytes in a file or in all files of a directory; a file with several names counts once."""
+    sizes: dict[tuple[int, int], int] = {}
+    for file in [path, *path.rglob("*")]:
+        try:
+            status = file.lstat()
+        except OSError:  # removed meanwhile
+            continue
+        if not file.is_dir():
+            sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())
+
+
+def _removable(home: Path, run_directory: Path) -> Iterator[_Removable]:
+    for checkpoints in home.glob("runs/*/checkpoints"):
+        for checkpoint in list_checkpoints(checkpoints)[CHECKPOINTS_KEPT:]:
+            yield _item(checkpoint.directory, remove_checkpoint)
+    for shard in home.glob("runs/*/blobs/*"):
+        foreign = shard.parents[1] != run_directory
+        if foreign and shard.is_file() and shard.stat().st_size >= SHARD_LEAST_BYTES:
+            yield _item(shard, Path.unlink)
+    for prepared in home.glob("prepared/*"):
+        yield _item(prepared, shutil.rmtree)
+
+
+def _item(path: Path, remove: Callable[[Path], None]) -> _Removable:
+    try:
+        return _Removable(path.stat().st_mtime, path, remove)
+    except OSError:  # removed meanwhile, by whoever else clears up
+        return _Removable(0.0, path, lambda gone: None)

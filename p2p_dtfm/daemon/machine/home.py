@@ -1,0 +1,121 @@
+"""Where a daemon keeps what outlives it: identity, runs, and the lock that keeps it alone."""
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.errors import UserError
+
+PRIVATE_UMASK = 0o077
+KEPT_FILES = (
+    "identity.key",
+    "life.json",
+    "daemon.lock",
+    "dashboard.token",
+    "dashboard.html",
+    "stdout",
+    "stderr",
+)
+KEPT_DIRECTORIES = ("runs", "prepared")
+_SOCKET_PATH_LIMIT = 100
+"""A unix socket's path may have 107 bytes; a little is kept in reserve."""
+
+
+def default_home() -> Path:
+    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(base) / "p2p-dtfm"
+
+
+class Home:
+    """A directory of one daemon."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser().absolute()
+        self._lock: IO[str] | None = None
+
+    @property
+    def identity(self) -> Path:
+        return self.root / "identity.key"
+
+    @property
+    def socket(self) -> Path:
+        """The local API. Next to the temporary files if the home's own path is too long."""
+        path = self.root / "daemon.sock"
+        if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
+            return path
+        name = digest_bytes(os.fsencode(self.root))[:16]
+        return Path(tempfile.gettempdir()) / f"p2p-dtfm-{os.getuid()}-{name}.sock"
+
+    def run_directory(self, run_digest: str) -> Path:
+        """Blobs, checkpoints and events of one run."""
+        path = self.root / "runs" / run_digest[:16]
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def checkpoints(self, run_digest: str) -> Path:
+        return self.run_directory(run_digest) / "checkpoints"
+
+    def acquire(self) -> None:
+        """Make the directory and take its lock. Raises `UserError`; exit code 3 if it is held."""
+        try:
+            os.umask(PRIVATE_UMASK)
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._close_to_others()
+            lock = (self.root / "daemon.lock").open("a+")
+        except OSError as error:
+            raise UserError(
+                f"cannot use {self.root}: {error.strerror}", "choose another --home"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip()
+            lock.close()
+            raise UserError(
+                f"a daemon is already running in {self.root} (process {holder or 'unknown'})",
+                ("look at it: p2p-dtfm status", "run a second one with another --home"),
+                exit_code=3,
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._lock = lock
+
+    def _close_to_others(self) -> None:
+        """What an earlier program left readable: the directory, and what daemons keep in it."""
+        if {path.name for path in self.root.iterdir()} <= {*KEPT_FILES, *KEPT_DIRECTORIES}:
+            self.root.chmod(0o700)  # else it is a directory of other things, too
+        kept = [self.root / name for name in KEPT_FILES]
+        for name in KEPT_DIRECTORIES:
+            kept += [self.root / name, *(self.root / name).rglob("*")]
+        for path in kept:
+            if path.is_symlink() or not path.exists():
+                continue
+            with contextlib.suppress(OSError):
+                path.chmod(0o700 if path.is_dir() else 0o600)
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self.socket.unlink(missing_ok=True)
+            self._lock.close()
+            self._lock = None
+
+    def next_life(self) -> int:
+        """A number that grows with each start, even if the file is lost and the clock is right."""
+        path = self.root / "life.json"
+        try:
+            last = int(json.loads(path.read_text())["life"])
+        except (OSError, ValueError, KeyError, TypeError):
+            last = 0
+        life = max(last + 1, int(time.time() * 1000))
+        temporary = path.with_suffix(".partial")
+        temporary.write_text(json.dumps({"life": life}))
+        temporary.replace(path)
+        return life

@@ -1,0 +1,92 @@
+"""Talking to the daemon of this machine over its unix socket."""
+
+import http.client
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.home import Home, default_home
+
+TIMEOUT_S = 10.0
+PATIENCE_S = 10.0
+LOOK_EVERY_S = 0.05
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+        self._timeout_s = timeout_s
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self._timeout_s)
+        self.sock.connect(str(self._path))
+
+
+def ask_daemon(home: Path, name: str) -> Any | None:
+    """Like `call_daemon`, but None where no daemon answers."""
+    try:
+        return call_daemon(home, name, patience_s=0.0)
+    except UserError:
+        return None
+
+
+def call_daemon(
+    home: Path | None,
+    name: str,
+    method: str = "GET",
+    timeout_s: float = TIMEOUT_S,
+    patience_s: float = PATIENCE_S,
+) -> Any:
+    """One request. Raises `UserError` with exit code 4 if no daemon runs in that home. One that
+    lives, but has no socket at this moment, is waited for: it starts, or begins or ends a pause."""
+    place = Home(home or default_home())
+    _await_socket(place, patience_s)
+    connection = _UnixConnection(place.socket, timeout_s)
+    try:
+        connection.request(method, f"/{name}")
+        response = connection.getresponse()
+        payload = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        none_runs = isinstance(error, FileNotFoundError | ConnectionRefusedError)
+        if none_runs and _lives(place):
+            raise UserError(
+                f"the daemon in {place.root} does not answer yet: it starts or ends just now",
+                "try again in a moment",
+                exit_code=4,
+            ) from error
+        why = "it was not started there, or has ended" if none_runs else error
+        raise UserError(
+            f"no daemon answers in {place.root} ({why})",
+            ("start one: p2p-dtfm", "name the home of the one you mean: --home DIR"),
+            exit_code=4,
+        ) from error
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise UserError(
+            f"the daemon answers {response.status} to {method} {name}",
+            "use the same version of p2p-dtfm for the daemon and this command",
+            exit_code=4,
+        )
+    return json.loads(payload)
+
+
+def _await_socket(place: Home, patience_s: float) -> None:
+    end_s = time.monotonic() + patience_s
+    while not place.socket.exists() and time.monotonic() < end_s and _lives(place):
+        time.sleep(LOOK_EVERY_S)
+
+
+def _lives(place: Home) -> bool:
+    """Whether the process that held this home last is still there."""
+    try:
+        os.kill(int((place.root / "daemon.lock").read_text()), 0)
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True

@@ -1,0 +1,209 @@
+"""What a daemon was told: defaults < configuration file < environment < flags."""
+
+import difflib
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.home import default_home
+from p2p_dtfm.daemon.machine.hours import HOURS_PATTERN
+from p2p_dtfm.daemon.machine.setting_errors import plain_cause
+
+PREFIX = "P2P_DTFM_"
+
+
+class Settings(BaseModel):
+    """Every setting of the daemon. The same names in a file, in upper case in the environment."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    home: Path = Field(default_factory=default_home, description="identity, data, checkpoints")
+    run: str = Field(
+        default="",
+        description="run spec to found a swarm with; without it and initial_peers, the home's last "
+        "run is taken up",
+    )
+    new: bool = Field(
+        default=False, description="found afresh, whatever this home or others have of the run"
+    )
+    nearby: bool = Field(
+        default=True, description="look for members that were met before on the local network"
+    )
+    initial_peers: tuple[str, ...] = Field(default=(), description="addresses of a swarm to join")
+    run_digest: str = Field(
+        default="", pattern="^[0-9a-f]{0,64}$", description="join only the run of this digest"
+    )
+    listen: tuple[str, ...] = Field(
+        default=("/ip4/0.0.0.0/tcp/0",), description="addresses to listen on"
+    )
+    announce: tuple[str, ...] = Field(default=(), description="addresses to tell others")
+    relay: bool = Field(
+        default=True, description="pass bytes on between peers behind routers, if others can call"
+    )
+    device: str = Field(default="auto", description='"auto", "cpu", "cuda" or "cuda:N"')
+    network: Literal["auto", "lan", "wan"] = Field(
+        default="auto",
+        description="how soon silence is a fault: for machines side by side, or around the world; "
+        "auto: wan, unless only loopback is listened on",
+    )
+    shape: Path | None = Field(
+        default=None, description="shaped links: the file that a scenario's launcher wrote"
+    )
+    threads: int = Field(default=0, ge=0, le=1024, description="CPU threads; 0: half of the cores")
+    memory_gib: float = Field(
+        default=0.0, ge=0, le=1e6, description="memory to use, in GiB; 0: four fifths of free"
+    )
+    resident_gib: float = Field(
+        default=0.0,
+        ge=0,
+        le=1e6,
+        description="most memory of the whole process and p2pd, on the processor; 0: no limit",
+    )
+    uplink_mbps: float = Field(
+        default=0.0, ge=0, le=1e6, description="most to send, in Mbit/s; 0: no limit"
+    )
+    downlink_mbps: float = Field(
+        default=0.0, ge=0, le=1e6, description="most to receive, in Mbit/s; 0: no limit"
+    )
+    disk_gib: float = Field(
+        default=0.0,
+        ge=0,
+        le=1e9,
+        description="most disk for checkpoints and data, in GiB; 0: no limit",
+    )
+    hours: str = Field(
+        default="",
+        pattern=HOURS_PATTERN,
+        description='local time from-until, such as "22-07" or "21:30-06:15"; empty: always',
+    )
+    expect_peers: int = Field(
+        default=1, ge=1, le=1024, description="a founder waits for this many before the first view"
+    )
+    expect_wait_s: float = Field(
+        default=60.0, ge=0, le=1e9, description="how long it waits for them, in seconds"
+    )
+    exit_when_done: bool = Field(default=False, description="end when the run is complete")
+    until_stdin_closes: bool = Field(
+        default=False, description="leave when standard input closes, as when a parent dies"
+    )
+    dashboard: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=65535)] = Field(
+        default="auto", description='port on loopback, "auto" for a free one, or "off"'
+    )
+    tensorboard: Path | None = Field(
+        default=None, description="directory for TensorBoard's event files; none without it"
+    )
+    log: Literal["auto", "human", "json"] = Field(default="auto", description="log format")
+
+    @property
+    def compute_threads(self) -> int:
+        """CPU threads to compute with: as set, or half of the cores that this process may use."""
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // 2)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether all other peers are on this machine or on one network with it."""
+        if self.network == "auto":
+            return all(address.startswith(LOOPBACK) for address in self.listen)
+        return self.network == "lan"
+
+    @property
+    def founds(self) -> bool:
+        """Whether to bring a run along; with initial peers it is founded in their directory."""
+        return bool(self.run)
+
+
+LOOPBACK = ("/ip4/127.", "/ip6/::1/")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Settings, and where each value came from."""
+
+    settings: Settings
+    origins: dict[str, str]
+
+    def describe(self) -> str:
+        """One line a setting, as `--show-config` prints it."""
+        values = self.settings.model_dump(mode="json")
+        width = max(len(name) for name in values)
+        return "\n".join(
+            f"{name:<{width}} = {value!r}{_meaning(name, value)}  ({self.origins[name]})"
+            for name, value in values.items()
+        )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _meaning(name: str, value: object) -> str:
+    """Of a 0 that stands for something else, as the setting's description has it."""
+    _, zero, meaning = (Settings.model_fields[name].description or "").partition("; 0: ")
+    return f", which is {meaning}" if zero and value == 0 and value is not False else ""
+
+
+def resolve(config: Path | None, flags: dict[str, Any]) -> Resolved:
+    """Merge all sources. Raises `UserError` naming the source, the key and the fix."""
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(Settings.model_fields, "default")
+    sources = [
+        *_from_file(config),
+        ("environment", _from_environment()),
+        ("flag", {name: value for name, value in flags.items() if value not in (None, ())}),
+    ]
+    for origin, source in sources:
+        _refuse_unknown(source, origin)
+        for name, value in source.items():
+            values[name] = value
+            origins[name] = f"{PREFIX}{name.upper()}" if origin == "environment" else origin
+    try:
+        return Resolved(Settings.model_validate(values), origins)
+    except ValidationError as error:
+        found = {str(item["loc"][0]): item for item in reversed(error.errors())}
+        name, *others = sorted(found)
+        more = "".join(
+            f"; {other} ({origins[other]}): {plain_cause(found[other])}, not "
+            f"{_shown(values[other])}"
+            for other in others
+        )
+        raise UserError(
+            f"{name} ({origins[name]}): {plain_cause(found[name])}, not {_shown(values[name])}"
+            + more,
+            tuple(f"{name}: {Settings.model_fields[name].description}" for name in sorted(found)),
+        ) from error
+
+
+def _from_file(config: Path | None) -> list[tuple[str, dict[str, Any]]]:
+    if config is None:
+        return []
+    try:
+        return [(str(config), tomllib.loads(config.read_text(encoding="utf-8")))]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {config}: {error}", "give the path of a TOML file") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{config} is not valid TOML: {error}", "mend that line") from error
+
+
+def _from_environment() -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, text in os.environ.items():
+        if name.startswith(PREFIX):
+            key = name.removeprefix(PREFIX).lower()
+            field = Settings.model_fields.get(key)
+            is_list = field is not None and field.annotation == tuple[str, ...]
+            values[key] = tuple(text.split()) if is_list else text
+    return values
+
+
+def _refuse_unknown(source: dict[str, Any], origin: str) -> None:
+    for name in source:
+        if name not in Settings.model_fields:
+            near = difflib.get_close_matches(name, Settings.model_fields, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "p2p-dtfm --show-config lists them all"
+            raise UserError(f"unknown setting {name!r} ({origin})", hint)

@@ -1,0 +1,53 @@
+"""The views that this peer was in, on its disk: by them it knows its swarm again."""
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+
+from p2p_dtfm.core.consensus.known_views import KnownView
+from p2p_dtfm.core.protocol.canonical import decode, encode
+from p2p_dtfm.core.protocol.errors import PeerFault
+
+log = logging.getLogger("p2p_dtfm")
+
+LIMIT_BYTES = 16 << 20
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    run_digest: str
+    views: tuple[KnownView, ...]
+
+
+class ViewHistory:
+    """One file in the home, of the run that the peer took part in last."""
+
+    def __init__(self, directory: Path, run_digest: str) -> None:
+        self._path = directory / "views.msgpack"
+        self._run_digest = run_digest
+        self._lock = threading.Lock()
+
+    def read(self) -> tuple[KnownView, ...]:
+        """Nothing where there is no file, or one of another run or version."""
+        try:
+            file = decode(self._path.read_bytes(), _File, LIMIT_BYTES)
+        except (OSError, PeerFault):
+            return ()
+        return file.views if file.run_digest == self._run_digest else ()
+
+    def write(self, views: tuple[KnownView, ...]) -> None:
+        """A history that cannot be kept costs nothing now, so training goes on."""
+        temporary = self._path.with_suffix(".partial")
+        with self._lock:
+            self._write(temporary, views)
+
+    def _write(self, temporary: Path, views: tuple[KnownView, ...]) -> None:
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(encode(_File(self._run_digest, views)))
+            temporary.replace(self._path)
+        except OSError as error:
+            log.warning("the views of this run cannot be written down: %s", error)

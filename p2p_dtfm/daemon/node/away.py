@@ -1,0 +1,71 @@
+"""What a process hands to the one that takes its place for the time of a pause.
+
+A process that has trained keeps what torch and libp2p have loaded for as long as it lives. So it
+makes room for a small one: the same process, by its number and for whoever started it, with another
+program in it, that keeps the home and answers until it is told to take part again.
+"""
+
+import os
+import sys
+import tempfile
+from typing import Any, NoReturn
+
+import msgspec
+
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.web.state import DashboardState
+
+MODULE = "p2p_dtfm.cli.commands.away"
+
+
+class Away(msgspec.Struct, frozen=True):
+    """All that outlives the exchange."""
+
+    settings: dict[str, Any]
+    """As the daemon was started."""
+    come_back: dict[str, Any]
+    """The settings to take part again with."""
+    reason: str
+    until_hours: bool
+    status: dict[str, Any]
+    """What the daemon told last."""
+    shown: DashboardState
+    port: int | None
+    """The dashboard's: open pages find it again."""
+
+
+class StepAside(Exception):
+    """A pause begins, and everything but this is closed."""
+
+    def __init__(self, away: Away) -> None:
+        self.away = away
+        super().__init__(away.reason)
+
+    def take_place(self) -> NoReturn:
+        """Go on as the small program. Raises `OSError` where that cannot be."""
+        with tempfile.TemporaryFile() as file:
+            file.write(msgspec.json.encode(self.away))
+            file.flush()
+            os.set_inheritable(file.fileno(), True)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.execv(sys.executable, _command(file.fileno(), str(self.away.settings["home"])))
+
+
+def _command(descriptor: int, home: str) -> list[str]:
+    """The home stands there for people who look for the process."""
+    from_here = sys.path[:1] in ([""], [os.getcwd()])
+    safe = [] if from_here else ["-P"]  # else a directory that happens to be here could be imported
+    return [sys.executable, *safe, "-m", MODULE, str(descriptor), "--home", home]
+
+
+def received(descriptor: int) -> Away:
+    """What the process before this one has left."""
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)
+        return msgspec.json.decode(file.read(), type=Away)
+
+
+def as_plain(settings: Settings) -> dict[str, Any]:
+    """To be validated again on the other side."""
+    return settings.model_dump(mode="json")

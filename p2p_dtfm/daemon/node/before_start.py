@@ -1,0 +1,36 @@
+"""What can be found wrong with a start before anything is started: addresses, run spec, data."""
+
+from pathlib import Path
+
+import psutil
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.net.contacts.addresses import check_listen_address, parse_address
+from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
+from p2p_dtfm.train.data import STANDARD_LIBRARY, open_prepared
+from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
+from p2p_dtfm.train.stage.measure import select_device
+from p2p_dtfm.train.stage.room_to_train import require_room
+
+
+def check_before_start(settings: Settings) -> None:
+    """Raises `UserError` for the first thing that cannot be right."""
+    for address in (*settings.listen, *settings.announce):
+        check_listen_address(address)
+    for address in settings.initial_peers:
+        parse_address(address)
+    if settings.run:
+        path = find_run_spec(settings.run)
+        spec = read_run_spec(path)
+        if spec.data.source != STANDARD_LIBRARY:
+            open_prepared(data_directory(spec, path))
+        device = select_device(settings.device)
+        if device.type == "cpu" and emulated_flops_per_s(settings.device) is None:
+            require_room(spec, psutil.virtual_memory().available)
+
+
+def data_directory(spec: RunSpec, path: Path) -> Path:
+    """Where a run spec's own data are; a relative path starts at the run spec."""
+    source = Path(spec.data.source).expanduser()
+    return source if source.is_absolute() else path.parent / source

@@ -1,0 +1,269 @@
+"""What stays on a machine between times of taking part: after a pause, and outside of set hours.
+
+A pause is a planned leave, after which the process stays, holds its home and answers `status` and
+`resume`. Neither the model nor torch and libp2p are in memory meanwhile: this module and what it
+imports know nothing of them, and a process that has trained makes room for one that has not
+(`daemon.node.away`). To come back is to join like a newcomer, at
+whom was met before; if they are gone, or there were none, as the daemon was started.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from p2p_dtfm import __version__
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.dashboard.seen import Seen
+from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.hours import Hours
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.node.away import Away, StepAside, as_plain
+from p2p_dtfm.daemon.telemetry.status import State, Status
+from p2p_dtfm.web.api import LocalApi, make_app
+from p2p_dtfm.web.state import DashboardState, Event, Live, Timeline, ViewState
+
+if TYPE_CHECKING:
+    from p2p_dtfm.daemon.node.daemon import Daemon
+
+LOOK_EVERY_S = 1.0
+UNREACHABLE = 6
+
+log = logging.getLogger("p2p_dtfm")
+
+
+def _local_time() -> datetime:
+    return datetime.now().astimezone()
+
+
+class Resident:
+    """Takes part, pauses, and takes part again, until it is told to leave or a run is done."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        now: Callable[[], datetime] = _local_time,
+        *,
+        steps_aside: bool = False,
+        away: Away | None = None,
+    ) -> None:
+        """`now`: the time of day here, for the hours. `steps_aside`: a pause raises `StepAside`
+        instead of staying in this process. `away`: what a process that did so has left."""
+        self._settings = settings
+        self._now = now
+        self._hours = Hours.parse(settings.hours)
+        self._dashboard = DashboardHost()
+        self._steps_aside = steps_aside
+        self._away = away
+        self._seen = Seen() if away is None else Seen.of(away.shown)
+        self._last: dict[str, Any] = {} if away is None else away.status
+        self._last_state: DashboardState | None = None if away is None else away.shown
+
+    def state(self) -> DashboardState:
+        """What the dashboard and the terminal show now."""
+        return self._dashboard.state()
+
+    async def run(self) -> int:
+        """Returns the exit code. Raises `UserError`, and `StepAside` if it may."""
+        try:
+            return await self._live()
+        finally:
+            await self._dashboard.close()
+
+    async def _live(self) -> int:
+        settings = self._settings
+        away = self._away
+        outside = away is None and self._hours is not None and not self._hours.contain(self._now())
+        if outside and not await self._stay_away(self._outside, until_hours=True):
+            return 0
+        if away is not None:
+            if not await self._stay_away(away.reason, until_hours=away.until_hours):
+                return 0
+            settings = Settings.model_validate(away.come_back)
+        from p2p_dtfm.daemon.node.daemon import Daemon  # only now: torch and libp2p come with it
+
+        while True:
+            daemon = Daemon(settings, self._dashboard, self._seen)
+            try:
+                code = await self._take_part_within_hours(daemon)
+            except UserError as error:
+                if settings is self._settings or error.exit_code != UNREACHABLE:
+                    raise
+                log.warning("those met before are gone: %s", error.cause)
+                settings = self._settings
+                continue
+            if daemon.pause_reason is None:
+                return code
+            reason, met, run_digest = daemon.pause_reason, daemon.acquaintances(), daemon.run_digest
+            del daemon
+            settings = _to_come_back(self._settings, met, run_digest)
+            self._step_aside_if_may(reason, settings)
+            if not await self._stay_away(reason, until_hours=reason == self._outside):
+                return 0
+
+    def _step_aside_if_may(self, reason: str, come_back: Settings) -> None:
+        """Raises `StepAside`."""
+        if self._steps_aside:
+            raise StepAside(
+                Away(
+                    settings=as_plain(self._settings),
+                    come_back=as_plain(come_back),
+                    reason=reason,
+                    until_hours=reason == self._outside,
+                    status=self._last,
+                    shown=self._shown_while_away(),
+                    port=self._dashboard.port,
+                )
+            )
+
+    @property
+    def _outside(self) -> str:
+        return f"takes part in the hours {self._hours} only"
+
+    async def _take_part_within_hours(self, daemon: "Daemon") -> int:
+        watching = asyncio.create_task(self._watch_hours(daemon))
+        try:
+            return await daemon.run()
+        finally:
+            watching.cancel()
+            self._last_state = daemon.observer.state()
+            if daemon.run_digest:
+                self._last = daemon.status_json()
+
+    async def _watch_hours(self, daemon: "Daemon") -> None:
+        """Pause when the hours end; who resumed outside of them takes part until they end next."""
+        if self._hours is None:
+            return
+        within = False
+        while not within or self._hours.contain(self._now()):
+            within = within or self._hours.contain(self._now())
+            await asyncio.sleep(LOOK_EVERY_S)
+        daemon.pause(self._outside)
+
+    async def _stay_away(self, reason: str, until_hours: bool) -> bool:
+        """Whether to take part again; else to end. Raises `UserError` if the home is taken."""
+        home, status = Home(self._settings.home), Status()
+        going_on: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def decide(go_on: bool) -> None:
+            if not going_on.done():
+                going_on.set_result(go_on)
+
+        async def resume() -> dict[str, Any]:
+            decide(True)
+            return {"state": "joining"}
+
+        async def leave() -> dict[str, Any]:
+            decide(False)
+            return {"state": "stopped"}
+
+        async def pause() -> dict[str, Any]:
+            return {"state": "paused"}
+
+        home.acquire()
+        status.say(State.PAUSED, reason)
+        self._seen.events.add(Event(round(time.time(), 3), "note", f"paused: {reason}"))
+        shown = self._shown_while_away()
+        self._dashboard.show(lambda: _away(shown, status), {"resume": resume, "leave": leave})
+        _release_memory()  # now that nothing shows the daemon any more
+        readers = {
+            "status": lambda: self._status_json(status),
+            "plan": lambda: {"view": None},
+            "peers": lambda: [],
+            "dashboard": self._dashboard.invitation,
+        }
+        actions = {"resume": resume, "leave": leave, "pause": pause}
+        api = LocalApi(make_app(readers, actions), home.socket)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, decide, False)
+        if self._settings.until_stdin_closes:
+            _when_stdin_closes(lambda: decide(False))
+        port = self._away.port if self._away is not None else None
+        try:
+            await self._dashboard.start(self._settings.dashboard, home.root, port)
+            await api.start()
+            while not going_on.done():
+                await asyncio.wait({going_on}, timeout=LOOK_EVERY_S)
+                if until_hours and self._hours is not None and self._hours.contain(self._now()):
+                    decide(True)
+            return going_on.result()
+        finally:
+            await api.close()
+            home.release()
+
+    def _shown_while_away(self) -> DashboardState:
+        """What was reached, without the view and the step that are no longer this peer's."""
+        last = self._last_state or self._dashboard.state()
+        return msgspec.structs.replace(
+            last, view=ViewState(), timeline=Timeline(), events=self._seen.events.newest_first()
+        )
+
+    def _status_json(self, status: Status) -> dict[str, Any]:
+        nothing: dict[str, Any] = dict.fromkeys(("view", "snapshot", "plan"))
+        nothing |= {"members": [], "addresses": [], "layers": [], "stage": [], "waits_for": []}
+        nothing |= dict.fromkeys(("tokens_per_s", "eta_s"))
+        nothing["problems"] = []
+        unknown = dict.fromkeys(("peer_id", "run", "run_digest", "data", "checkpoints"))
+        here = {"dashboard": self._dashboard.address, **status.as_json()}
+        return {"version": __version__, **unknown, **self._last, **nothing, **here}
+
+
+def _release_memory() -> None:
+    """Where torch was never loaded there is nothing to give back."""
+    if "torch" in sys.modules:
+        from p2p_dtfm.train.stage.measure import release_memory
+
+        release_memory()
+
+
+def _when_stdin_closes(act: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+
+    def watch() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while os.read(sys.stdin.fileno(), 4096):
+                pass
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            loop.call_soon_threadsafe(act)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _away(shown: DashboardState, status: Status) -> DashboardState:
+    """The same, with the present time and state. Figures that only training has are left out."""
+    before = shown.live
+    live = Live(
+        time_s=round(time.time(), 3),
+        version=before.version,
+        peer_id=before.peer_id,
+        state=status.state.value,
+        reason=status.reason,
+        since_s=round(status.since_s, 3),
+        step=before.step,
+        loss=before.loss,
+        held_out_loss=before.held_out_loss,
+        committed_here=before.committed_here,
+        next=("p2p-dtfm resume, or the dashboard's Resume, takes part again",),
+    )
+    return msgspec.structs.replace(shown, live=live)
+
+
+def _to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> Settings:
+    """As a newcomer to those who were met. Whoever founded the run, or took it up, finds them by
+    itself, and goes on alone if they are gone."""
+    if not settings.initial_peers or settings.run:
+        return settings.model_copy(update={"new": False, "run_digest": run_digest})
+    if not met or not run_digest:
+        return settings
+    known = tuple(dict.fromkeys((*met, *settings.initial_peers)))
+    return settings.model_copy(update={"initial_peers": known, "run_digest": run_digest})

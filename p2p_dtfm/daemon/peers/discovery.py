@@ -1,0 +1,145 @@
+"""Who trains a run: the initial peers are asked first, then those that the directory names.
+
+A bootstrap node trains nothing, but through it the directory can be read, and members of a run say
+there that they are present.
+"""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.peers.run_source import ask_welcome, ask_welcome_shortly
+from p2p_dtfm.daemon.peers.wire import Welcome
+from p2p_dtfm.net.directory.directory import Directory
+from p2p_dtfm.net.directory.values import Presence
+from p2p_dtfm.net.errors import Unreachable
+
+LOOK_FOR_S = 30.0
+"""A founder is present in the directory only once it has measured its device."""
+LOOK_AGAIN_S = 2.0
+ASKED_AT_ONCE_LIMIT = 16
+ASKED_LIMIT = 64
+ANSWER_DEADLINE_S = 4.0
+DIGEST_CHARACTERS = 64
+
+Found = tuple[str, Welcome]
+"""Who answered, and its answer."""
+
+
+async def find_run(
+    messenger: Messenger,
+    directory: Directory,
+    initial_peers: list[str],
+    own: tuple[str, ...],
+    run_digest: str,
+    say: Callable[[str], None],
+) -> Found:
+    """Find a member of the run (of any run, if `run_digest` is empty). Raises `UserError`."""
+    try:
+        return await ask_welcome(messenger, initial_peers, own, run_digest)
+    except UserError as error:
+        if len(run_digest) != DIGEST_CHARACTERS:
+            raise _with_hint(error) from error
+        refused = error
+    say(f"looks in the directory for members of run {run_digest[:16]}")
+    # who trains another run has told so: then most likely the digest is mistyped
+    patience_s = LOOK_FOR_S if refused.exit_code == 6 else 0.0
+    end_s = time.monotonic() + patience_s
+    while True:
+        found = await ask_present(messenger, directory, initial_peers, own, run_digest)
+        if found is not None:
+            return found
+        if time.monotonic() > end_s:
+            raise await _nobody(directory, run_digest, refused)
+        await asyncio.sleep(LOOK_AGAIN_S)
+
+
+async def ask_present(
+    messenger: Messenger,
+    directory: Directory,
+    initial_peers: list[str],
+    own: tuple[str, ...],
+    run_digest: str,
+) -> Found | None:
+    """Ask some of those whom the directory names; None if no one trains the run now.
+
+    First those who have brought their presence to an initial peer: whoever answers may invent the
+    others, by thousands.
+    """
+    asked: set[str] = {messenger.me}
+    for were_there in (True, False):
+        try:
+            if were_there:
+                present = await directory.present_at(initial_peers, run_digest)
+            else:
+                present = await directory.present_peers(run_digest)
+        except Unreachable:
+            continue
+        others = [peer for peer in present if peer.peer_id not in asked]
+        chosen = random.sample(others, min(len(others), ASKED_LIMIT))
+        asked |= {peer.peer_id for peer in chosen}
+        found = await _first_answer(messenger, chosen, were_there, own, run_digest)
+        if found is not None:
+            return found
+    return None
+
+
+async def _first_answer(
+    messenger: Messenger,
+    peers: list[Presence],
+    were_there: bool,
+    own: tuple[str, ...],
+    run_digest: str,
+) -> Found | None:
+    """Several are asked at once; the first good answer counts."""
+    turns = asyncio.Semaphore(ASKED_AT_ONCE_LIMIT)
+
+    async def ask(peer: Presence) -> Found | None:
+        async with turns:
+            with contextlib.suppress(Unreachable):
+                await messenger.look_up(peer.peer_id, peer.addresses, were_there)
+                return await ask_welcome_shortly(
+                    messenger, peer.peer_id, own, run_digest, ANSWER_DEADLINE_S
+                )
+        return None
+
+    asking = [asyncio.create_task(ask(peer)) for peer in peers]
+    try:
+        for answer in asyncio.as_completed(asking):
+            if (found := await answer) is not None:
+                return found
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    return None
+
+
+def _with_hint(error: UserError) -> UserError:
+    if error.exit_code != 6:
+        return error
+    hint = (
+        "if the address is of a bootstrap node, name the run with --run-digest and all "
+        f"{DIGEST_CHARACTERS} digits: its founder printed them"
+    )
+    return UserError(error.cause, (*error.fixes, hint), error.exit_code)
+
+
+async def _nobody(directory: Directory, run_digest: str, refused: UserError) -> UserError:
+    try:
+        is_known = await directory.fetch_run(run_digest) is not None
+    except Unreachable:
+        is_known = False
+    what = "is known there, but none of its members is" if is_known else "and its members are not"
+    return UserError(
+        f"{refused.cause}; run {run_digest[:16]} {what} in the directory",
+        (
+            "ask whoever invited you whether the run is still trained, and for its whole digest",
+            "join through the address of a member instead",
+        ),
+        exit_code=refused.exit_code,
+    )

@@ -1,0 +1,172 @@
+"""This daemon's gate: what each sender is to it now, asked before anything is served."""
+
+import collections
+import logging
+import time
+from collections.abc import Callable, Container
+
+from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.gate.admissions import Admissions
+from p2p_dtfm.core.gate.gate import Admitted, Gate, Reason, Refusal
+from p2p_dtfm.core.gate.gate_table import NEAR, Role
+from p2p_dtfm.core.messages.agreement_messages import Gather
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.peers.wire import Message
+from p2p_dtfm.net.door import BUSY, Leave
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.web.state import Refused
+
+FORMER_LIMIT = 4096
+REFUSED_SHOWN = 128
+TOLD_EVERY_S = 10.0
+_SOON = (Reason.RATE, Reason.TOGETHER, Reason.AT_ONCE)
+
+log = logging.getLogger("p2p_dtfm.gate")
+
+
+class GateKeeper:
+    """The door of a daemon's host (`net.door.Door`), and the gate before its messages and files."""
+
+    def __init__(self, vouched: Container[str] = ()) -> None:
+        """`vouched`: peers that this one has from its user, or from the member that it asked."""
+        self._vouched = vouched
+        self.admissions = Admissions()
+        self.is_open = False
+        """Whether the run gives its files to everybody."""
+        self._agreement: Agreement | None = None
+        self._gate = Gate(self.role_of, lambda: self.is_outside, lambda: self.is_open)
+        self._seen_views: tuple[View | None, View | None] = (None, None)
+        self._members: frozenset[str] = frozenset()
+        self._former: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._told_s = 0.0
+        self._untold = 0
+
+    @classmethod
+    def of(cls, host: Host) -> "GateKeeper":
+        """Guards a host from now on: whom it serves, and whom it calls."""
+        keeper = cls(host.calling.vouched)
+        host.door, host.calling.trusts = keeper, keeper.trusts
+        return keeper
+
+    def attach(self, agreement: Agreement, is_open: bool) -> None:
+        """The run is known."""
+        self._agreement = agreement
+        self.is_open = is_open
+        # who was a fellow before this daemon was started again has not become a stranger by that
+        self._former = collections.OrderedDict.fromkeys(
+            peer_id for known in agreement.history for peer_id in sorted(known.peer_ids)
+        )
+
+    @property
+    def refused(self) -> collections.Counter[tuple[str, str, str]]:
+        """How often, by (role, kind, reason)."""
+        return self._gate.refused
+
+    def refused_most(self) -> tuple[Refused, ...]:
+        """For status and metrics."""
+        most = self._gate.refused.most_common(REFUSED_SHOWN)
+        return tuple(Refused(*what, count) for what, count in sorted(most))
+
+    @property
+    def is_outside(self) -> bool:
+        """This peer is in no view: it cannot know by itself who is a member."""
+        return self._agreement is None or self._agreement.view is None
+
+    def role_of(self, peer_id: str) -> Role:
+        """What a peer is to this one now."""
+        agreement = self._agreement
+        if agreement is None:
+            return Role.MEMBER if peer_id in self._vouched else self._newcomer_or_stranger(peer_id)
+        self._look_at_views(agreement)
+        if peer_id in self._members or peer_id in agreement.agreed_contributors:
+            return Role.MEMBER
+        if agreement.view is None and peer_id in self._vouched:
+            return Role.MEMBER
+        if peer_id in agreement.awaited:
+            return Role.CONTRIBUTOR
+        if peer_id in self._former:
+            return Role.FORMER
+        return self._newcomer_or_stranger(peer_id)
+
+    def _newcomer_or_stranger(self, peer_id: str) -> Role:
+        admitted = self.admissions.holds(peer_id, time.monotonic_ns())
+        return Role.NEWCOMER if admitted else Role.STRANGER
+
+    def _look_at_views(self, agreement: Agreement) -> None:
+        views = (agreement.view, agreement.next_view)
+        if views[0] is self._seen_views[0] and views[1] is self._seen_views[1]:
+            return
+        self._seen_views = views
+        members = frozenset(p for view in views if view is not None for p in view.member_ids)
+        for peer_id in self._members - members:
+            self._former.pop(peer_id, None)
+            self._former[peer_id] = None
+        while len(self._former) > FORMER_LIMIT:
+            self._former.popitem(last=False)
+        self._members = members
+
+    def trusts(self, peer_id: str) -> bool:
+        """Whether this peer calls another wherever it is said to be: those whom members agreed on,
+        or whom its user or the member that it asked has named."""
+        if peer_id in self._vouched:
+            return True
+        return self.role_of(peer_id) in (Role.MEMBER, Role.FORMER)
+
+    # the door ---------------------------------------------------------------------------------
+
+    def enter(self, sender: str, kind: str, size_bytes: int) -> Leave | str:
+        """See `net.door.Door`."""
+        answer = self._gate.admit(sender, kind, size_bytes, time.monotonic_ns(), stays=True)
+        if isinstance(answer, Refusal):
+            return self._told(sender, kind, answer)
+        return _Leaving(self._gate, sender, answer, kind)
+
+    def require(self, sender: str, kind: str, size_bytes: int = 0) -> None:
+        """Raises `PeerFault` unless `sender` may say this now."""
+        answer = self._gate.admit(sender, kind, size_bytes, time.monotonic_ns())
+        if isinstance(answer, Refusal):
+            raise PeerFault(self._told(sender, kind, answer), sender)
+
+    def require_message(self, sender: str, message: Message, size_bytes: int) -> None:
+        """As `require`; a Gather of somebody unknown must carry what a member has signed."""
+        kind = type(message).__name__
+        if isinstance(message, Gather) and self.role_of(sender) is Role.STRANGER:
+            self._look_at_members()
+            if not self.is_outside and self._members & {s.peer_id for s in message.contributions}:
+                kind = "Gather of a stranger"
+        self.require(sender, kind, size_bytes)
+
+    def _look_at_members(self) -> None:
+        if self._agreement is not None:
+            self._look_at_views(self._agreement)
+
+    def blame(self, sender: str, message: Message) -> None:
+        """What a sender was let in with was wrong."""
+        self._gate.blame(sender, type(message).__name__, time.monotonic_ns())
+
+    def is_near(self, sender: str) -> bool:
+        """Whether tensors of a sender may come at all."""
+        return self.role_of(sender) in NEAR
+
+    def _told(self, sender: str, kind: str, refusal: Refusal) -> str:
+        """The refusal in words; logged now and then, or a flood would fill the log."""
+        text = f"{kind}: {refusal.reason.value} of a {refusal.role.value}"
+        now_s = time.monotonic()
+        self._untold += 1
+        if now_s - self._told_s > TOLD_EVERY_S:
+            log.warning("refuses %s (%s); %d refusals lately", sender, text, self._untold)
+            self._told_s, self._untold = now_s, 0
+        return BUSY if refusal.reason in _SOON else text
+
+
+class _Leaving:
+    """Says once that what was admitted is done."""
+
+    def __init__(self, gate: Gate, sender: str, admitted: Admitted, kind: str) -> None:
+        self._left: Callable[[], None] | None = lambda: gate.left(sender, admitted.role, kind)
+
+    def __call__(self) -> None:
+        left, self._left = self._left, None
+        if left is not None:
+            left()

@@ -1,0 +1,160 @@
+"""What a home remembers of a run: its spec, whom it met there, and where.
+
+One small file in the run's directory, written at each takeover and once a minute, whole or not at
+all. With it a daemon that comes back finds its swarm through any member that still lives.
+"""
+
+import contextlib
+import logging
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.net.directory.values import open_run
+
+FILE_NAME = "memory.json"
+ACQUAINTANCES_LIMIT = 48
+ADDRESSES_LIMIT = 8
+MEETING_POINTS_LIMIT = 8
+FILE_LIMIT_BYTES = 4 << 20
+RUNS_LIMIT = 256
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class Acquaintance(msgspec.Struct, frozen=True):
+    """A member that was met, and where; addresses end in its id."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    seen_s: int
+    """Unix time when it was last a member of the same view."""
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Of one run."""
+
+    signed_spec: Signed
+    used_s: int
+    """Unix time when this home last took part."""
+    machine: str
+    """Where that was, hashed."""
+    members: tuple[Acquaintance, ...] = ()
+    """Those seen last come first."""
+    meeting_points: tuple[str, ...] = ()
+    """Addresses that were given and answered; a bootstrap node may be among them."""
+
+    @property
+    def run_digest(self) -> str:
+        return digest_bytes(self.signed_spec.payload)
+
+    @property
+    def spec(self) -> RunSpec:
+        return RunSpec.from_canonical_bytes(self.signed_spec.payload)
+
+    def met(self, seen: Iterable[Acquaintance]) -> "Memory":
+        """With these seen more lately than all others."""
+        newest = {item.peer_id: item for item in seen if item.addresses}
+        older = (item for item in self.members if item.peer_id not in newest)
+        members = (*newest.values(), *older)[:ACQUAINTANCES_LIMIT]
+        return msgspec.structs.replace(self, members=members)
+
+    def addresses(self) -> tuple[str, ...]:
+        """Where to look: meeting points, then one address of each member, newest first."""
+        first = (address for item in self.members for address in item.addresses[:1])
+        return tuple(dict.fromkeys((*self.meeting_points, *first)))
+
+
+def acquaintance(peer_id: str, addresses: Sequence[str], seen_s: int) -> Acquaintance:
+    """With its addresses whole and bounded."""
+    suffix = f"/p2p/{peer_id}"
+    whole = (at if at.endswith(suffix) else at + suffix for at in addresses[:ADDRESSES_LIMIT])
+    return Acquaintance(peer_id, tuple(whole), seen_s)
+
+
+def read_memory(directory: Path) -> Memory | None:
+    """What is remembered in a run's directory. A damaged file is told of once, and set aside."""
+    path = directory / FILE_NAME
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_LIMIT_BYTES + 1)
+        return _checked(data, directory.name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.warning("cannot read %s: %s", path, error.strerror)
+        return None
+    except (msgspec.DecodeError, PeerFault, ValueError) as error:
+        aside = path.with_suffix(".damaged")
+        log.warning("what was remembered is damaged (%s): set aside as %s", error, aside)
+        with contextlib.suppress(OSError):
+            path.replace(aside)
+        return None
+
+
+def _checked(data: bytes, name: str) -> Memory:
+    if len(data) > FILE_LIMIT_BYTES:
+        raise ValueError(f"more than {FILE_LIMIT_BYTES} bytes")
+    memory = msgspec.json.decode(data, type=Memory)
+    digest = memory.run_digest
+    if digest[: len(name)] != name:
+        raise ValueError(f"it is of run {digest[:16]}")
+    open_run(memory.signed_spec, digest)
+    RunSpec.from_canonical_bytes(memory.signed_spec.payload)  # raises, if it is none
+    members = [item for item in memory.members[:ACQUAINTANCES_LIMIT] if _is_usable(item)]
+    points = tuple(filter(_is_address, memory.meeting_points[:MEETING_POINTS_LIMIT]))
+    return msgspec.structs.replace(memory, members=tuple(members), meeting_points=points)
+
+
+def _is_usable(item: Acquaintance) -> bool:
+    suffix = f"/p2p/{item.peer_id}"
+    return all(_is_address(address) and address.endswith(suffix) for address in item.addresses)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parse_address(text)
+    except UserError:
+        return False
+    return True
+
+
+def write_memory(directory: Path, memory: Memory) -> None:
+    """Whole or not at all, for this user's eyes only. Raises `OSError`."""
+    path = directory / FILE_NAME
+    partial = path.with_suffix(".partial")
+    data = msgspec.json.format(msgspec.json.encode(memory), indent=1)
+    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.fchmod(file, 0o600)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(file, view) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+    partial.replace(path)
+
+
+def remembered_runs(home: Path) -> list[Memory]:
+    """All runs that a home remembers, the one used last first."""
+    directories = sorted(home.glob("runs/*/"))[:RUNS_LIMIT]
+    found = [memory for path in directories if (memory := read_memory(path)) is not None]
+    return sorted(found, key=lambda memory: memory.used_s, reverse=True)
+
+
+def this_machine() -> str:
+    """A name for this machine that says nothing of it."""
+    try:
+        own = Path("/etc/machine-id").read_bytes()
+    except OSError:
+        own = platform.node().encode()
+    return digest_bytes(b"p2p-dtfm machine " + own.strip())[:16]

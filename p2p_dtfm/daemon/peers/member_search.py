@@ -1,0 +1,183 @@
+"""Looking for living members of one run: where they were met before, in the directory, and on the
+local network. All three at once, and not for long.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from p2p_dtfm.daemon.peers.discovery import ask_present
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.peers.run_source import ask_welcome_shortly
+from p2p_dtfm.daemon.peers.wire import Welcome
+from p2p_dtfm.net.contacts.nearby import Nearby, Neighbour
+from p2p_dtfm.net.directory.directory import Directory
+
+LOOK_LIMIT_S = 6.0
+ANSWER_DEADLINE_S = 3.0
+ASKED_AT_ONCE_LIMIT = 16
+ASKED_LIMIT = 32
+
+log = logging.getLogger("p2p_dtfm")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A living member of the run."""
+
+    peer_id: str
+    welcome: Welcome
+    where: str
+
+
+@dataclass(frozen=True)
+class Sought:
+    """Which run, and whom this peer has met in it, newest first: (peer id, addresses)."""
+
+    run_digest: str
+    met: tuple[tuple[str, tuple[str, ...]], ...]
+    initial: tuple[str, ...] = ()
+    """Peers through whom the directory is read first."""
+
+
+class Search:
+    """For any run; `own`: this peer's addresses, for those that answer."""
+
+    def __init__(
+        self,
+        messenger: Messenger,
+        directory: Directory,
+        nearby: Nearby | None,
+        own: Callable[[], Awaitable[tuple[str, ...]]],
+    ) -> None:
+        self._messenger = messenger
+        self._directory = directory
+        self._nearby = nearby
+        self._own = own
+
+    def places(self, sought: Sought) -> str:
+        """Where `look` looks, in words."""
+        count = min(len(sought.met), ASKED_LIMIT)
+        places = [f"{count} peer{'s' * (count != 1)} met before"] if count else []
+        places.append("the directory")
+        places += ["the local network"] if self._nearby is not None else []
+        return " and ".join([", ".join(places[:-1]), places[-1]] if places[1:] else places)
+
+    async def look(self, sought: Sought, limit_s: float = LOOK_LIMIT_S) -> Found | None:
+        """The first member that answers; None if nobody does within the limit."""
+        own = await self._own()
+        ways = [self._ask_met(sought, own), self._ask_directory(sought, own)]
+        if self._nearby is not None:
+            ways.append(self._ask_nearby(self._nearby, sought, own))
+        return await first_found(ways, limit_s)
+
+    async def _ask_met(self, sought: Sought, own: tuple[str, ...]) -> Found | None:
+        return await self._ask_each(sought, sought.met[:ASKED_LIMIT], own, "met before")
+
+    async def _ask_directory(self, sought: Sought, own: tuple[str, ...]) -> Found | None:
+        first = list(sought.initial)
+        found = await ask_present(self._messenger, self._directory, first, own, sought.run_digest)
+        return None if found is None else Found(*found, "in the directory")
+
+    async def _ask_nearby(
+        self, nearby: Nearby, sought: Sought, own: tuple[str, ...]
+    ) -> Found | None:
+        """Of those that answer, the ones that were met: by this peer, or by their own account."""
+        met = {peer_id for peer_id, _ in sought.met}
+        answers: asyncio.Queue[Neighbour | None] = asyncio.Queue()
+
+        async def ask() -> None:
+            await nearby.ask(sought.run_digest, answers.put_nowait)
+            answers.put_nowait(None)
+
+        async with _at_work(ask()):
+            while (neighbour := await answers.get()) is not None:
+                at = f"{neighbour.address}/p2p/{neighbour.peer_id}"
+                if not neighbour.knows_asker and neighbour.peer_id not in met:
+                    log.info("another swarm trains this run here: --initial-peers %s joins it", at)
+                    continue
+                found = await self._ask(
+                    sought, neighbour.peer_id, (at,), own, "on the local network"
+                )
+                if found is not None:
+                    return found
+        return None
+
+    async def _ask_each(
+        self,
+        sought: Sought,
+        peers: Sequence[tuple[str, tuple[str, ...]]],
+        own: tuple[str, ...],
+        where: str,
+    ) -> Found | None:
+        turns = asyncio.Semaphore(ASKED_AT_ONCE_LIMIT)
+
+        async def ask(peer_id: str, addresses: tuple[str, ...]) -> Found | None:
+            async with turns:
+                return await self._ask(sought, peer_id, addresses, own, where)
+
+        return await first_found([ask(*peer) for peer in peers], None)
+
+    async def _ask(
+        self,
+        sought: Sought,
+        peer_id: str,
+        addresses: tuple[str, ...],
+        own: tuple[str, ...],
+        where: str,
+    ) -> Found | None:
+        """Who does not answer is forgotten, so that nobody waits for it any more."""
+        if peer_id == self._messenger.me:
+            return None
+        self._messenger.learn(peer_id, addresses)
+        found = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_DEADLINE_S):
+                found = await ask_welcome_shortly(
+                    self._messenger, peer_id, own, sought.run_digest, ANSWER_DEADLINE_S
+                )
+        if found is None:
+            self._messenger.forget(peer_id)
+            return None
+        return Found(*found, where)
+
+
+async def first_found(
+    ways: Sequence[Coroutine[Any, Any, Found | None]], limit_s: float | None
+) -> Found | None:
+    """The first that is not None; the others are cancelled."""
+    tasks = {asyncio.create_task(way) for way in ways}
+    waiting = set(tasks)
+    loop = asyncio.get_running_loop()
+    end_s = None if limit_s is None else loop.time() + limit_s
+    try:
+        while waiting:
+            left_s = None if end_s is None else max(0.0, end_s - loop.time())
+            done, waiting = await asyncio.wait(
+                waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                return None
+            for task in done:
+                if (found := task.result()) is not None:
+                    return found
+        return None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _at_work(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """`work` goes on meanwhile, and ends with the block at the latest."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

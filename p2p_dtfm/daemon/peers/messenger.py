@@ -1,0 +1,269 @@
+"""Messages to other peers: one bounded queue for each, begun in order, tried again for a while.
+
+Several of a peer's messages are under way at once, or around the world each would wait for the
+answer to the one before: a Prepared behind a heartbeat came half a second late, and a Gather of
+eight peers took longer than its deadline. So what was told last may arrive first; every message
+says by itself what it is about.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from p2p_dtfm.core.messages.agreement_messages import Standing
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.daemon.peers.wire import Knock, Message, pack
+from p2p_dtfm.net.contacts.calling import NO_WAY
+from p2p_dtfm.net.door import BUSY
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.host import ADDRESSES_LIMIT, Host
+
+Value = TypeVar("Value")
+
+QUEUE_LIMIT = 512
+UNDER_WAY_LIMIT = 16
+"""Messages to one peer at a time; a peer answers more than that (`net.libp2p.control`)."""
+DEADLINE_S = 5.0
+ATTEMPTS = 4
+FIRST_PAUSE_S = 0.2
+CONNECT_DEADLINE_S = 5.0
+LOOK_DEADLINE_S = 2.5
+CLOSE_S = 3.0
+IDLE_S = 60.0
+KNOCK_AGAIN_S = 300.0
+PEERS_LIMIT = 4096
+"""Peers remembered; whoever was learnt longest ago is forgotten first."""
+
+log = logging.getLogger("p2p_dtfm.messenger")
+
+
+class Messenger:
+    """Knows where peers are and keeps a worker for each that was lately spoken to."""
+
+    def __init__(
+        self,
+        host: Host,
+        control: ControlPlane,
+        life: int,
+        on_heard: Callable[[str], None] = lambda peer_id: None,
+        on_failed: Callable[[str], None] = lambda peer_id: None,
+        straighten: Callable[[str, Sequence[str]], Awaitable[None]] | None = None,
+    ) -> None:
+        self._straighten = straighten
+        self._on_heard = on_heard
+        self._on_failed = on_failed
+        self._host = host
+        self._control = control
+        self._life = life
+        self._addresses: dict[str, tuple[str, ...]] = {}
+        self._queues: dict[str, asyncio.Queue[Message]] = {}
+        self._workers: dict[str, asyncio.Task[None]] = {}
+        self._connected: set[str] = set()
+        self._silent: set[str] = set()
+        self._refusals: dict[str, str] = {}
+        self.run_digest = ""
+        """Of the run to join, once it is known."""
+        self._knocked_s: dict[str, float] = {}
+        self.heard_s: dict[str, float] = {}
+        """When each peer last answered or spoke, on this process's monotonic clock."""
+
+    def learn(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Remember where a peer is: one that the user named, or that members agreed on."""
+        if addresses and peer_id != self._host.peer_id:
+            _remember(self._addresses, peer_id, tuple(addresses)[:ADDRESSES_LIMIT])
+            self._host.know(peer_id, addresses)
+            self._host.calling.vouch(peer_id)
+
+    def hear_of(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Somebody says where a peer is, perhaps to make this one knock there
+        (`net.contacts.calling`)."""
+        if peer_id in self._addresses:
+            self.learn(peer_id, addresses)
+        elif addresses and peer_id != self._host.peer_id:
+            self._host.know(peer_id, addresses)
+
+    async def look_up(self, peer_id: str, addresses: Sequence[str], was_there: bool) -> None:
+        """Connect to a peer that the directory names; `was_there`: as a node knows that this peer
+        believes. Raises `Unreachable`."""
+        own_suffix = f"/p2p/{peer_id}"
+        plain = [address.removesuffix(own_suffix) for address in addresses]
+        if await self._host.calling.is_linked(peer_id):
+            return
+        chosen = self._host.calling.look_up(peer_id, plain, was_there)
+        await self._host.connect(peer_id, chosen, LOOK_DEADLINE_S, is_chosen=True)
+        await self._host.calling.answered(peer_id)
+
+    async def knock(self, peer_id: str) -> None:
+        """Say that this peer is going to join, where it has not lately: before anything is asked
+        for that strangers do not get. Raises `Unreachable`."""
+        now_s = time.monotonic()
+        if now_s - self._knocked_s.get(peer_id, -KNOCK_AGAIN_S) < KNOCK_AGAIN_S:
+            return
+        with contextlib.suppress(Refused, PeerFault):
+            await self.ask(peer_id, Knock(self.run_digest))
+            _remember(self._knocked_s, peer_id, now_s)
+
+    def forget(self, peer_id: str) -> None:
+        """It is no member of the run: a bootstrap node, or one that has gone."""
+        self._addresses.pop(peer_id, None)
+
+    def where(self, peer_id: str) -> tuple[str, ...]:
+        """Its addresses, as far as they are known, each ending in its id."""
+        return tuple(
+            address if "/p2p/" in address else f"{address}/p2p/{peer_id}"
+            for address in self._addresses.get(peer_id, ())
+        )
+
+    def heard(self, peer_id: str) -> None:
+        self._silent.discard(peer_id)
+        _remember(self.heard_s, peer_id, time.monotonic())
+        self._on_heard(peer_id)
+
+    @property
+    def me(self) -> str:
+        return self._host.peer_id
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Peers whose addresses are known, sorted."""
+        return tuple(sorted(self._addresses))
+
+    def tell(self, peer_id: str, message: Message) -> None:
+        """Send without waiting. A peer that does not keep up loses the oldest messages."""
+        if peer_id == self._host.peer_id:
+            return
+        queue = self._queues.get(peer_id)
+        if queue is None:
+            queue = self._queues[peer_id] = asyncio.Queue(QUEUE_LIMIT)
+            worker = self._workers[peer_id] = asyncio.create_task(self._deliver(peer_id, queue))
+            worker.add_done_callback(lambda ended: self._worker_ended(peer_id, ended))
+        if queue.full():
+            queue.get_nowait()
+            queue.task_done()
+        queue.put_nowait(message)
+
+    async def ask(self, peer_id: str, message: Message, deadline_s: float = DEADLINE_S) -> bytes:
+        """Send and wait for the reply. Raises `Unreachable` or `Refused`."""
+        await self.connect(peer_id)
+        try:
+            reply = await self._control.call(peer_id, pack(self._life, message), deadline_s)
+        except Unreachable:
+            self._connected.discard(peer_id)
+            self._on_failed(peer_id)
+            raise
+        self.heard(peer_id)
+        return reply
+
+    async def connect(self, peer_id: str) -> None:
+        """Make sure that there is a connection, if it is known where to."""
+        if peer_id in self._connected or peer_id not in self._addresses:
+            return
+        await self._host.connect(peer_id, self._addresses[peer_id], CONNECT_DEADLINE_S)
+        self._connected.add(peer_id)
+        if self._straighten is not None:
+            await self._straighten(peer_id, self._addresses.get(peer_id, ()))
+
+    def forget_knocks(self) -> None:
+        """They did not help: whoever was knocked at may have let in others since."""
+        self._knocked_s.clear()
+
+    async def is_direct(self, peer_id: str) -> bool:
+        """Whether the connection to a peer, if there is one, does without a relay."""
+        if self._host.is_only_local:
+            return True
+        return await self._host.direct_address(peer_id) is not None
+
+    async def _deliver(self, peer_id: str, queue: asyncio.Queue[Message]) -> None:
+        turns = asyncio.Semaphore(UNDER_WAY_LIMIT)
+
+        async def deliver(message: Message) -> None:
+            try:
+                await self._try_to_deliver(peer_id, message)
+            finally:
+                turns.release()
+                queue.task_done()
+
+        async with asyncio.TaskGroup() as under_way:
+            while (message := await self._next(peer_id, queue)) is not None:
+                await turns.acquire()
+                delivery = under_way.create_task(deliver(message))
+                if peer_id not in self._connected:  # one dials, and finds out, for all
+                    await delivery
+
+    def _worker_ended(self, peer_id: str, worker: asyncio.Task[None]) -> None:
+        """A mistake of ours must not make a peer unheard of for good: the next message has a new
+        queue and worker."""
+        if worker.cancelled() or (error := worker.exception()) is None:
+            return
+        log.error("bug while messages to %s were under way", peer_id, exc_info=error)
+        if self._workers.get(peer_id) is worker:
+            del self._queues[peer_id], self._workers[peer_id]
+
+    async def _try_to_deliver(self, peer_id: str, message: Message) -> None:
+        pause_s = FIRST_PAUSE_S
+        for attempt in range(ATTEMPTS):
+            try:
+                await self.ask(peer_id, message)
+                return
+            except Refused as refusal:
+                if refusal.cause != BUSY:
+                    self._log_refusal(peer_id, message, refusal.cause)
+                    return
+            except Unreachable as error:
+                if error.cause == NO_WAY:
+                    return
+                if attempt == ATTEMPTS - 1:
+                    first = peer_id not in self._silent
+                    self._silent.add(peer_id)
+                    is_news = first and not isinstance(message, Standing)  # told to outsiders
+                    level = logging.WARNING if is_news else logging.DEBUG
+                    log.log(level, "%s cannot be delivered: %s", _name(message), error)
+            except PeerFault as fault:
+                log.warning("reply to a %s: %s", _name(message), fault)
+                return
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+
+    def _log_refusal(self, peer_id: str, message: Message, cause: str) -> None:
+        """Once for each cause in a row; a peer that has just started refuses much at first."""
+        first = self._refusals.get(peer_id) != cause
+        _remember(self._refusals, peer_id, cause)
+        level = logging.WARNING if first else logging.DEBUG
+        log.log(level, "%s refuses a %s: %s", peer_id, _name(message), cause)
+
+    async def _next(self, peer_id: str, queue: asyncio.Queue[Message]) -> Message | None:
+        """The next message; None, with the worker forgotten, when there is none for a while."""
+        while True:
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    return await queue.get()
+            except TimeoutError:
+                if queue.empty():
+                    del self._queues[peer_id], self._workers[peer_id]
+                    self._silent.discard(peer_id)
+                    return None
+
+    async def close(self) -> None:
+        """Give what is queued or under way a moment to arrive, then stop."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                for queue in list(self._queues.values()):
+                    await queue.join()
+        for worker in self._workers.values():
+            worker.cancel()
+        await asyncio.gather(*self._workers.values(), return_exceptions=True)
+
+
+def _remember(known: dict[str, Value], peer_id: str, value: Value) -> None:
+    known.pop(peer_id, None)
+    known[peer_id] = value
+    while len(known) > PEERS_LIMIT:
+        del known[next(iter(known))]
+
+
+def _name(message: Message) -> str:
+    return type(message).__name__

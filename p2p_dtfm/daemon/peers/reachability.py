@@ -1,0 +1,288 @@
+"""How others reach this peer: they call it, or a relay passes them on, or they cannot.
+
+It asks peers that it has called itself to call back. Where nobody can, it asks two of those peers
+to be its relays, so that one may die, and looks for others when one has. With a peer that it meets
+through a relay it tries for a direct connection. And it does all of that for others.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.records import Reachability
+from p2p_dtfm.net.contacts.addresses import (
+    host_and_port,
+    is_loopback,
+    is_public,
+    is_relayed,
+    parse_address,
+)
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.nat.dial_back import CallBacks, Seen
+from p2p_dtfm.net.nat.punching import Punching
+from p2p_dtfm.net.nat.relay import Relay, relayed_address, reserve
+
+RELAYS_WANTED = 2
+ASKED_LIMIT = 3
+LOOK_S = 3.0
+"""How often it looks whether its relays are still there."""
+ASK_AGAIN_S = 60.0
+PUNCH_AGAIN_S = 600.0
+PEERS_REMEMBERED = 1024
+
+log = logging.getLogger("p2p_dtfm")
+
+
+@dataclass(frozen=True)
+class ReachabilityFinding:
+    """What is known, and how."""
+
+    reachability: Reachability
+    reason: str
+    public_host: str = ""
+    """Where the world sees this peer, or its router."""
+    public_port: int = 0
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "reachability": self.reachability.value,
+            "reason": self.reason,
+            "public_host": self.public_host,
+        }
+
+
+@dataclass
+class _Reservation:
+    address: str
+    renew_s: float
+
+
+class ReachabilityService:
+    """Of one host. `await ready()`, then `find`, then `keep` runs until the end."""
+
+    def __init__(self, host: Host, relays: bool = True) -> None:
+        self._host = host
+        self.finding = ReachabilityFinding(Reachability.UNKNOWN, "nobody was asked yet")
+        self.changed = asyncio.Event()
+        """Set when this peer's addresses have become others; whoever tells others clears it."""
+        self._announced = False
+        self._reservations: dict[str, _Reservation] = {}
+        self._unwilling: dict[str, float] = {}
+        self._ports: tuple[int, ...] = ()
+        self._listen_port = 0
+        self._callbacks = CallBacks(host)
+        self.relay = Relay(host, lambda: relays and self._is_open)
+        self._punching = Punching(
+            host, self._endpoint, lambda: self._is_open, lambda: self._listen_port
+        )
+        self._punched_s: dict[str, float] = {}
+        self._asked_s = 0.0
+
+    async def ready(self) -> "ReachabilityService":
+        """Serve others."""
+        own = [host_and_port(address) for address in await self._host.addresses()]
+        self._listen_port = next((port for _, port in own), 0)
+        self._ports = tuple(dict.fromkeys(port for _, port in own))
+        await self._callbacks.ready()
+        await self._punching.ready()
+        await self.relay.ready()
+        return self
+
+    @property
+    def relays(self) -> tuple[str, ...]:
+        """Peers that pass others on to this one."""
+        return tuple(sorted(self._reservations))
+
+    @property
+    def is_behind_router(self) -> bool:
+        """Nobody can call this peer."""
+        return self.finding.reachability in (Reachability.RELAYED, Reachability.UNREACHABLE)
+
+    @property
+    def _is_open(self) -> bool:
+        return not self.is_behind_router and not self._host.is_only_local
+
+    def _endpoint(self) -> tuple[str, int] | None:
+        finding = self.finding
+        return (finding.public_host, finding.public_port) if finding.public_port else None
+
+    async def find(self, initial_peers: Sequence[str]) -> ReachabilityFinding:
+        """Ask some of the initial peers, which are connected; take relays if it must be so."""
+        asked = [peer_id for peer_id, _ in meeting_points(initial_peers)][:ASKED_LIMIT]
+        if self._host.is_only_local or not asked:
+            return self.finding
+        await self._ask(asked)
+        if self.is_behind_router:
+            await self._reserve()
+        return self.finding
+
+    async def _ask(self, peers: Sequence[str]) -> None:
+        """Sets `finding` to what these peers find; one that gets through is enough."""
+        self._asked_s = time.monotonic()
+        answers = await asyncio.gather(*map(self._see, peers))
+        seen = [answer for answer in answers if answer is not None]
+        if not seen:
+            return
+        best = max(seen, key=lambda answer: len(answer.open_ports))
+        if best.open_ports:
+            port, how = best.open_ports[0], Reachability.DIRECT
+            reason = f"a peer that was asked got through to {best.host}, TCP port {port}"
+        else:
+            port, how = best.port, Reachability.UNREACHABLE
+            reason = f"{len(seen)} asked, none got through to {best.host}"
+        if how is not self.finding.reachability and not self._reservations:
+            log.info("reachability: %s: %s", how.value, reason)
+        if how is Reachability.UNREACHABLE and self._reservations:
+            return
+        if how is Reachability.DIRECT and self._reservations:
+            self._reservations.clear()
+            self._tell_addresses()
+        self.finding = ReachabilityFinding(how, reason, best.host, port)
+
+    async def _see(self, peer_id: str) -> Seen | None:
+        try:
+            return await self._callbacks.ask(peer_id, self._ports)
+        except (Unreachable, Refused, PeerFault) as error:
+            log.debug("reachability: %s", error)
+            return None
+
+    # ---- relays
+
+    async def keep(self) -> None:
+        """Watch over the relays, and take others for those that are gone."""
+        while not self._host.is_only_local:
+            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(Unreachable):
+                await self._look_after()
+
+    async def _look_after(self) -> None:
+        now_s = time.monotonic()
+        ends = await self._host.remote_addresses()
+        uncertain = self.finding.reachability is not Reachability.DIRECT
+        if uncertain and now_s - self._asked_s > ASK_AGAIN_S:
+            strangers = [
+                peer
+                for peer, (address, *_) in sorted(ends.items())
+                if not is_relayed(address) and not is_loopback(address)
+            ]
+            await self._ask(strangers[:ASKED_LIMIT])
+        for relay in [relay for relay in self._reservations if relay not in ends]:
+            del self._reservations[relay]
+            log.warning("the relay %s is gone: those that it passed on must go another way", relay)
+            self._settle()
+        due = [relay for relay, held in self._reservations.items() if held.renew_s < now_s]
+        if self.is_behind_router and (due or len(self._reservations) < RELAYS_WANTED):
+            await self._reserve()
+
+    async def _reserve(self) -> None:
+        """Ask peers to which there is a direct connection, until enough have said yes."""
+        now_s = time.monotonic()
+        for relay, (address, *_) in sorted((await self._host.remote_addresses()).items()):
+            held = self._reservations.get(relay)
+            wanted = held is not None and held.renew_s < now_s
+            if held is None and len(self._reservations) < RELAYS_WANTED:
+                wanted = self._unwilling.get(relay, 0.0) < now_s
+            if not wanted or is_relayed(address) or is_loopback(address):
+                continue
+            try:
+                granted_s = await reserve(self._host, relay)
+            except (Unreachable, Refused) as error:
+                log.info("no relay: %s", error)
+                self._unwilling[relay] = now_s + ASK_AGAIN_S
+                self._reservations.pop(relay, None)
+                continue
+            full = relayed_address(address, relay, self._host.peer_id)
+            self._reservations[relay] = _Reservation(full, now_s + granted_s / 2)
+            if held is None:
+                log.info("others reach this peer through the relay %s", relay)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Say how this peer is reached with the relays that it has now."""
+        count, before = len(self._reservations), self.finding
+        if count:
+            how, reason = Reachability.RELAYED, f"behind a router, reached through {count} relay"
+            reason += "s" if count > 1 else ""
+        else:
+            how = Reachability.UNREACHABLE
+            reason = "behind a router, and no peer that it knows relays"
+        self.finding = ReachabilityFinding(how, reason, before.public_host, before.public_port)
+        if how is not before.reachability:
+            log.info("reachability: %s: %s", how.value, reason)
+        self._tell_addresses()
+
+    def _tell_addresses(self) -> None:
+        addresses = tuple(held.address for _, held in sorted(self._reservations.items()))
+        if addresses != self._host.relayed_addresses:
+            self._host.relayed_addresses = addresses
+            self.changed.set()
+
+    # ---- from relayed to direct
+
+    async def straighten(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Where the way to a peer leads through a relay, try for a direct one: once in a while."""
+        known = [address for address in addresses if is_relayed(address)]
+        if self._host.is_only_local or not known:
+            return
+        now_s = time.monotonic()
+        tried_s = max(
+            self._punched_s.get(peer_id, -PUNCH_AGAIN_S),
+            self._punching.asked_s.get(peer_id, -PUNCH_AGAIN_S),
+        )
+        if now_s - tried_s < PUNCH_AGAIN_S:
+            return
+        with contextlib.suppress(Unreachable):
+            if await self._host.direct_address(peer_id) is not None:
+                return
+        if len(self._punched_s) >= PEERS_REMEMBERED:
+            self._punched_s.clear()
+        self._punched_s[peer_id] = now_s
+        plain = tuple(address.removesuffix(f"/p2p/{peer_id}") for address in known)
+        if await self._punching.punch(peer_id, plain):
+            log.info("direct connection to %s, where a relay was between", peer_id)
+        else:
+            log.info("no direct connection to %s: it goes through a relay", peer_id)
+
+    async def close(self) -> None:
+        """Serve nobody any more."""
+        await self._punching.close()
+        await self._callbacks.close()
+
+
+def meeting_points(addresses: Sequence[str]) -> list[tuple[str, str]]:
+    """(peer id, address) of those that were called directly; of a relayed address, its relay."""
+    found = {}
+    for text in addresses:
+        peer_id, where = parse_address(text)
+        if is_relayed(where):
+            where, _, rest = where.partition("/p2p/")
+            peer_id = rest.split("/", 1)[0]
+        if not is_loopback(where):
+            found[peer_id] = where
+    return list(found.items())
+
+
+def relay_of(far_end: str) -> str:
+    """The peer id of the relay in the far end of a relayed connection."""
+    return far_end.split("/p2p/", 1)[1].split("/", 1)[0]
+
+
+def opening_fix(public_host: str, addresses: Sequence[str], listen: Sequence[str]) -> str:
+    """What opens the way in, with this machine's own addresses and port."""
+    own = [host for host, _ in map(host_and_port, addresses)]
+    port = next((port for _, port in map(host_and_port, listen) if port), 31330)
+    if public_host in own:
+        return (
+            f"open TCP port {port} of {public_host} in the firewall (sudo ufw allow {port}/tcp), "
+            f"and start with --listen /ip4/0.0.0.0/tcp/{port}"
+        )
+    inward = next((host for host in own if not is_public(host)), "this machine")
+    return (
+        f"on the router at {public_host}, forward TCP port {port} to {inward}, and start with "
+        f"--listen /ip4/0.0.0.0/tcp/{port}"
+    )

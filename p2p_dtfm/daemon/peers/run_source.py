@@ -1,0 +1,227 @@
+"""Where a run comes from: a file of the founder, or another peer."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2p_dtfm.core.protocol.canonical import decode, digest_bytes
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.daemon.peers.bootstrap_node import REFUSAL as BOOTSTRAP_REFUSAL
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.peers.wire import Hello, Welcome
+from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.net.directory.values import open_run, sign_run
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
+from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.train.data import (
+    STANDARD_LIBRARY,
+    BlobStore,
+    Manifest,
+    Progress,
+    Tokenizer,
+    open_prepared,
+    parse_manifest,
+    prepare_standard_library,
+    tokenizer_from_bytes,
+)
+
+MANIFEST_LIMIT_BYTES = 64 << 20
+WELCOME_DEADLINE_S = 10.0
+WELCOME_PATIENCE_S = 15.0
+WELCOME_RETRY_S = 0.5
+
+log = logging.getLogger("p2p_dtfm")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that this daemon takes part in."""
+
+    spec: RunSpec
+    signed_spec: Signed
+    manifest: Manifest
+    tokenizer: Tokenizer
+    blobs: BlobStore
+
+    @property
+    def digest(self) -> str:
+        return digest_bytes(self.signed_spec.payload)
+
+
+def prepare_run(path: Path, scratch: Path, progress: Progress) -> tuple[RunSpec, BlobStore]:
+    """Read the run spec and prepare its data; the spec then names the data by digest."""
+    spec = read_run_spec(path)
+    if spec.data.source == STANDARD_LIBRARY:
+        prepared_at = scratch / "python-standard-library"
+        prepare_standard_library(prepared_at, progress=progress)
+    else:
+        prepared_at = Path(spec.data.source)
+        if not prepared_at.is_absolute():
+            prepared_at = path.parent / prepared_at
+    prepared = open_prepared(prepared_at)
+    if spec.data.manifest not in ("", prepared.manifest.digest()):
+        raise UserError(
+            f"{prepared_at} holds data {prepared.manifest.digest()[:12]}, but {path} names "
+            f"{spec.data.manifest[:12]}",
+            "remove data.manifest from the run spec, or point data.source at those data",
+        )
+    data = spec.data.model_copy(
+        update={"manifest": prepared.manifest.digest(), "source": prepared.manifest.notes.name}
+    )
+    return spec.model_copy(update={"data": data}), prepared.store
+
+
+def sign_spec(spec: RunSpec, identity: Identity) -> Signed:
+    """As its founder states it."""
+    return sign_run(spec.canonical_bytes(), identity.peer_id, identity.sign)
+
+
+def is_here(memory: Signed, store: BlobStore) -> bool:
+    """Whether manifest and tokenizer of a run are in `store`, so that `open_local_run` can."""
+    path = store.path(RunSpec.from_canonical_bytes(memory.payload).data.manifest)
+    if path is None:
+        return False
+    manifest = parse_manifest(path.read_bytes(), path.name)
+    return store.has(manifest.tokenizer.digest)
+
+
+def open_local_run(signed: Signed, store: BlobStore) -> Run:
+    """A run whose manifest and tokenizer are in `store`."""
+    spec = RunSpec.from_canonical_bytes(signed.payload)
+    manifest_path = store.path(spec.data.manifest)
+    assert manifest_path is not None, "the founder's store holds the manifest"
+    manifest = parse_manifest(manifest_path.read_bytes(), spec.data.manifest)
+    tokenizer_path = store.path(manifest.tokenizer.digest)
+    assert tokenizer_path is not None, "the founder's store holds the tokenizer"
+    tokenizer = tokenizer_from_bytes(tokenizer_path.read_bytes())
+    return Run(spec, signed, manifest, tokenizer, store)
+
+
+async def ask_welcome(
+    messenger: Messenger, peer_ids: list[str], addresses: tuple[str, ...], expected_digest: str
+) -> tuple[str, Welcome]:
+    """Ask the initial peers which run they train. (who answered, its answer)
+
+    Raises `UserError`: exit code 5 for another run or protocol, 6 if nobody answers.
+    """
+    end_s = time.monotonic() + WELCOME_PATIENCE_S
+    while True:
+        try:
+            return await _ask_welcome_once(messenger, peer_ids, addresses, expected_digest)
+        except NobodyTrains as error:  # one that starts at this moment has no run yet
+            if error.for_good or time.monotonic() > end_s:
+                raise
+        await asyncio.sleep(WELCOME_RETRY_S)
+
+
+class NobodyTrains(UserError):
+    """None of those who were asked said which run it trains."""
+
+    def __init__(self, causes: list[str], for_good: bool) -> None:
+        self.for_good = for_good
+        """To ask the same peers again is of no use."""
+        super().__init__(
+            "no initial peer said which run it trains: " + "; ".join(causes),
+            ("see that the other daemon has a run and is of this version", "try again in a minute"),
+            exit_code=6,
+        )
+
+
+async def _ask_welcome_once(
+    messenger: Messenger,
+    peer_ids: list[str],
+    addresses: tuple[str, ...],
+    expected_digest: str,
+    deadline_s: float = WELCOME_DEADLINE_S,
+) -> tuple[str, Welcome]:
+    causes = []
+    for_good = True
+    for peer_id in peer_ids:
+        try:
+            hello = Hello(PROTOCOL_VERSION, addresses)
+            reply = await messenger.ask(peer_id, hello, deadline_s)
+            welcome = decode(reply, Welcome)
+            if welcome.protocol_version != PROTOCOL_VERSION:
+                raise _other_protocol(peer_id, welcome.protocol_version)
+            _check_run(peer_id, welcome, expected_digest)
+            return peer_id, welcome
+        except (Unreachable, Refused, PeerFault) as error:
+            causes.append(f"{peer_id}: {error.cause}")
+            for_good = for_good and BOOTSTRAP_REFUSAL in error.cause
+    raise NobodyTrains(causes, for_good)
+
+
+async def ask_welcome_shortly(
+    messenger: Messenger,
+    peer_id: str,
+    addresses: tuple[str, ...],
+    run_digest: str,
+    deadline_s: float,
+) -> tuple[str, Welcome] | None:
+    """The answer of a peer that may not be there at all, or trains something else."""
+    try:
+        return await _ask_welcome_once(messenger, [peer_id], addresses, run_digest, deadline_s)
+    except UserError:
+        return None
+
+
+def _check_run(peer_id: str, welcome: Welcome, expected_digest: str) -> None:
+    digest = digest_bytes(welcome.run_spec.payload)
+    open_run(welcome.run_spec, digest)
+    if expected_digest and not digest.startswith(expected_digest):
+        raise UserError(
+            f"the swarm of {peer_id} trains run {digest[:16]}, not {expected_digest[:16]}",
+            (
+                "ask whoever invited you for the address of the right swarm",
+                "leave out --run-digest to take part in this run",
+            ),
+            exit_code=5,
+        )
+
+
+def _other_protocol(peer_id: str, version: int) -> UserError:
+    older = "this program" if version > PROTOCOL_VERSION else "the other daemon"
+    return UserError(
+        f"{peer_id} speaks protocol {version}, this program {PROTOCOL_VERSION}",
+        f"update {older}",
+        exit_code=5,
+    )
+
+
+async def fetch_run(
+    welcome: Welcome, store: BlobStore, exchange: BlobExchange, peers: list[str]
+) -> Run:
+    """Get manifest and tokenizer from peers. Raises `UserError` if none of them has them."""
+    try:
+        spec = RunSpec.from_canonical_bytes(welcome.run_spec.payload)
+        manifest_path = await fetch_blob(
+            store, exchange, spec.data.manifest, peers, MANIFEST_LIMIT_BYTES
+        )
+        payload = await asyncio.to_thread(manifest_path.read_bytes)
+        manifest = parse_manifest(payload, spec.data.manifest)
+        size_bytes = manifest.blobs()[manifest.tokenizer.digest]
+        path = await fetch_blob(store, exchange, manifest.tokenizer.digest, peers, size_bytes)
+        tokenizer = tokenizer_from_bytes(await asyncio.to_thread(path.read_bytes))
+    except (BlobUnavailable, PeerFault) as error:
+        raise UserError(
+            f"the run cannot be learnt from {', '.join(peers)}: {error}",
+            ("try again in a minute", "join through another peer"),
+            exit_code=6,
+        ) from error
+    return Run(spec, welcome.run_spec, manifest, tokenizer, store)
+
+
+async def fetch_blob(
+    store: BlobStore, exchange: BlobExchange, digest: str, peers: list[str], max_bytes: int
+) -> Path:
+    """The path of a blob, fetched from peers if it is not here. Raises `BlobUnavailable`."""
+    path = store.path(digest)
+    if path is not None:
+        return path
+    return await exchange.fetch(digest, peers, store.root / digest, max_bytes)

@@ -1,0 +1,215 @@
+"""This peer's record: what was measured of its device and links, kept up to date."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan
+from p2p_dtfm.core.protocol.records import (
+    ADDRESS_LIMIT,
+    ADDRESSES_LIMIT,
+    PROTOCOL_VERSION,
+    Device,
+    Intent,
+    Link,
+    PeerRecord,
+    Reachability,
+    sign_record,
+)
+from p2p_dtfm.core.protocol.signed import Sign, Signed
+from p2p_dtfm.core.protocol.snapshot import Member, Snapshot
+from p2p_dtfm.core.schedule.tournament import partner_order
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.streams.probing import Probes
+
+PROBED_PEERS_LIMIT = 64
+PROBE_ROUNDS = 3
+PROBE_PAUSE_S = 0.3
+NOTABLE_CHANGE = 0.3
+"""What live traffic must differ by before the record says so."""
+REPLAN_RATIO = 4
+"""What a link must have changed by before it alone is worth a new plan: load makes rates waver."""
+
+NOTABLE_STEP_CHANGE = 0.05
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class SelfRecord:
+    """Makes signed versions of the record."""
+
+    def __init__(
+        self,
+        me: Member,
+        run_digest: str,
+        device: Device,
+        addresses: tuple[str, ...],
+        probes: Probes,
+    ) -> None:
+        self._me = me
+        self._run_digest = run_digest
+        self._device = device
+        self._addresses = addresses
+        self._probes = probes
+        self._links: dict[str, Link] = {}
+        self._given_up: set[str] = set()
+        self._intent = Intent.TRAIN
+        self._sequence = 0
+        self._uplink_bytes_per_s = 0
+        self._downlink_bytes_per_s = 0
+        self._reachability = Reachability.UNKNOWN
+        self._measured: tuple[MeasuredPlan, ...] = ()
+        self._straight: dict[str, bool] = {}
+        """Whether the link was direct when it was measured."""
+
+    def state_line(self, uplink_bytes_per_s: int, downlink_bytes_per_s: int) -> None:
+        """What all links of this peer share, as its owner would state it; 0: no limit."""
+        self._uplink_bytes_per_s = uplink_bytes_per_s
+        self._downlink_bytes_per_s = downlink_bytes_per_s
+
+    def state_steps(self, measured: tuple[MeasuredPlan, ...]) -> None:
+        """What steps took under the last plans."""
+        self._measured = measured
+
+    def differs_in_steps(self, measured: tuple[MeasuredPlan, ...]) -> bool:
+        """Whether the record tells of other plans than these, or of notably other times."""
+        told = {plan.shape: plan.step_ns for plan in self._measured}
+        now = {plan.shape: plan.step_ns for plan in measured}
+        return told.keys() != now.keys() or any(
+            abs(now[shape] - told[shape]) > NOTABLE_STEP_CHANGE * told[shape] for shape in now
+        )
+
+    def state_device(self, device: Device) -> None:
+        """As it is seen to work, beside whatever else its machine does."""
+        self._device = device
+
+    @property
+    def device(self) -> Device:
+        return self._device
+
+    def state_way_in(self, addresses: tuple[str, ...], reachability: Reachability) -> None:
+        """Where others reach this peer, and how."""
+        self._addresses, self._reachability = addresses, reachability
+
+    def forget_where_changed(self, straight: Mapping[str, bool]) -> bool:
+        """Links that lead another way than when they were measured are to be measured anew."""
+        changed = [
+            peer
+            for peer, now in straight.items()
+            if peer in self._links and self._straight.get(peer, now) is not now
+        ]
+        for peer_id in changed:
+            log.info("link to %s leads another way now: it is measured anew", peer_id)
+            self._given_up.discard(peer_id)
+            del self._links[peer_id], self._straight[peer_id]
+        return bool(changed)
+
+    async def probe_all(
+        self, peers: Sequence[str], messenger: Messenger, progress: Callable[[int, int], None]
+    ) -> None:
+        """Measure the links to `peers`, one at a time; a busy one is tried again after the rest.
+
+        `progress(done, total)` hears how many are done.
+        """
+        waiting = partner_order(self._me.peer_id, sorted({*peers, self._me.peer_id}))
+        waiting = [peer for peer in waiting if peer is not None][:PROBED_PEERS_LIMIT]
+        total = len(waiting)
+        for _ in range(PROBE_ROUNDS):
+            busy = []
+            for peer_id in waiting:
+                progress(len(self._links), total)
+                if not await self._probe(peer_id, messenger):
+                    busy.append(peer_id)
+            waiting = busy
+        for peer_id in waiting:
+            log.info("link to %s not measured: it will be learnt from traffic", peer_id)
+
+    async def _probe(self, peer_id: str, messenger: Messenger) -> bool:
+        try:
+            await messenger.connect(peer_id)
+            await messenger.knock(peer_id)
+            self._straight[peer_id] = await messenger.is_direct(peer_id)
+            round_trip_ns = await self._probes.probe_round_trip(peer_id)
+            bytes_per_s = await self._probes.probe_bandwidth(peer_id)
+        except (Unreachable, Refused) as error:
+            log.debug("probe of %s: %s", peer_id, error)
+            return False
+        self._links[peer_id] = Link(round_trip_ns, bytes_per_s)
+        return True
+
+    def unmeasured(self, peers: Sequence[str]) -> list[str]:
+        """Those of `peers` whose link is not measured and is worth another try, in turn order."""
+        if len(self._links) >= PROBED_PEERS_LIMIT:
+            return []
+        order = partner_order(self._me.peer_id, sorted({*peers, self._me.peer_id}))
+        known = self._links.keys() | self._given_up
+        return [peer for peer in order if peer is not None and peer not in known]
+
+    async def probe_one(self, peer_id: str, messenger: Messenger) -> bool:
+        """Measure a link of a peer that turned up later; whether that worked."""
+        for _ in range(PROBE_ROUNDS):
+            if await self._probe(peer_id, messenger):
+                return True
+            await asyncio.sleep(PROBE_PAUSE_S)
+        self._given_up.add(peer_id)
+        return False
+
+    def learn_from_traffic(self, estimate: Callable[[str], int | None]) -> bool:
+        """Take over what live traffic shows; whether that differs notably from the record."""
+        changed = False
+        for peer_id, link in list(self._links.items()):
+            seen = estimate(peer_id)
+            if seen is None:
+                continue
+            if abs(seen - link.bytes_per_s) > NOTABLE_CHANGE * link.bytes_per_s:
+                self._links[peer_id] = Link(link.round_trip_ns, seen)
+                changed = True
+        return changed
+
+    def is_news_to(self, snapshot: Snapshot) -> bool:
+        """Whether a link among the members is known that neither end had measured, or by far
+        another than this peer had."""
+        records = {record.peer_id: record for record in snapshot.records}
+        mine = records[self._me.peer_id]
+        for peer_id, link in self._links.items():
+            other = records.get(peer_id)
+            before = mine.links.get(peer_id)
+            if other is None:
+                continue
+            if before is None:
+                guess = other.links.get(self._me.peer_id)
+                if guess is None:
+                    return True
+                before = guess  # the other direction stood for this one
+            slower, faster = sorted((link.bytes_per_s, before.bytes_per_s))
+            if faster > REPLAN_RATIO * slower:
+                return True
+        return False
+
+    def begin_life(self, me: Member) -> None:
+        """The same peer comes back as a newcomer."""
+        self._me = me
+
+    def make(self, signer: Sign, intent: Intent | None = None) -> tuple[PeerRecord, Signed]:
+        """A new version of the record."""
+        self._sequence += 1
+        self._intent = intent or self._intent
+        record = PeerRecord(
+            peer_id=self._me.peer_id,
+            life=self._me.life,
+            sequence=self._sequence,
+            protocol_version=PROTOCOL_VERSION,
+            run_digest=self._run_digest,
+            device=self._device,
+            uplink_bytes_per_s=self._uplink_bytes_per_s,
+            downlink_bytes_per_s=self._downlink_bytes_per_s,
+            links=dict(self._links),
+            addresses=tuple(it for it in self._addresses if len(it) <= ADDRESS_LIMIT)[
+                :ADDRESSES_LIMIT
+            ],
+            reachability=self._reachability,
+            intent=self._intent,
+            measured=self._measured,
+        )
+        return record, sign_record(record, signer)

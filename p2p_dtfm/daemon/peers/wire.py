@@ -1,0 +1,230 @@
+"""What daemons say to one another in control calls, and how it is read."""
+
+import msgspec
+
+from p2p_dtfm.core.messages.agreement_messages import (
+    Active,
+    Gather,
+    Heartbeat,
+    JoinRequest,
+    Ready,
+    Standing,
+    Synced,
+)
+from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared
+from p2p_dtfm.core.protocol.canonical import decode, encode_for_wire
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.web.state import Span
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
+    """Who is there, and what is trained here? Sent by a newcomer to any peer."""
+
+    protocol_version: int
+    addresses: tuple[str, ...]
+
+
+class Knock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="knock"):
+    """The sender wants to take part in the run, and is going to ask for what it needs to join."""
+
+    run_digest: str
+
+
+class PeerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    peer_id: str
+    addresses: tuple[str, ...]
+
+
+class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to Hello: the run as its founder signed it, and whom to talk to."""
+
+    protocol_version: int
+    run_spec: Signed
+    peers: tuple[PeerAddress, ...]
+    step: int
+    members: int = 0
+    tokens_per_s: int = 0
+    """What they do together now, as measured; 0: not known. Only for the newcomer's user."""
+
+
+class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to a newcomer's request: whom it will meet and should measure the way to."""
+
+    peers: tuple[PeerAddress, ...]
+    """Members."""
+    waiting: tuple["WaitingPeer", ...] = ()
+    """Other newcomers, that ask to join as well."""
+
+
+class WaitingPeer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a newcomer says of itself, and where its connection to the sender comes from."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    seen_host: str
+
+
+class FollowLayers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="follow"):
+    """The sender wants these layers, for its place in an agreed view or as a guardian: state, then
+    every gradient. `layers` gives the version that it has of each, -1 for none; `number` grows with
+    each request, and names it in the answers. `from_takeover`: the state in which the view starts
+    or goes on, not that of the view before it."""
+
+    view: ViewId
+    number: int
+    layers: dict[int, int]
+    from_takeover: bool
+
+
+class LayerOffered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="layer_offered"):
+    """The state of a layer at a version, to be fetched as a blob; "" if the follower has it."""
+
+    view: ViewId
+    number: int
+    layer: int
+    version: int
+    blob: str
+    size_bytes: int
+
+
+class ConfirmLayers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="confirm"):
+    """The sender gets these layers from somebody else: what are their states at the receiver, in
+    the steps that begin next?"""
+
+    view: ViewId
+    number: int
+    layers: tuple[int, ...]
+
+
+class StateDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="state_digest"):
+    """The answer to ConfirmLayers, of one layer at one version."""
+
+    view: ViewId
+    number: int
+    layer: int
+    version: int
+    digest: bytes
+
+
+class LayersCommitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="committed"):
+    """A step is committed whose gradients were sent to followers."""
+
+    view: ViewId
+    number: int
+    step: int
+    gradient_norm: float
+
+
+class LayerReceipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="receipt"):
+    """A guardian has the state of these layers at `step` and the reduced gradients of `step`."""
+
+    view: ViewId
+    step: int
+    layers: tuple[int, ...]
+
+
+class CutBegun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cut_begun"):
+    """Copies of layers as of `step` are on their way; the lineage is that of their states."""
+
+    view: ViewId
+    step: int
+    lineage: str
+
+
+class CutReceipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cut_receipt"):
+    """A guardian that lags has a copy of a layer as of `step`, with this digest."""
+
+    view: ViewId
+    step: int
+    layer: int
+    digest: str
+
+
+class FollowEnded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="follow_ended"):
+    """The sender can no longer feed this follower, which must ask again."""
+
+    view: ViewId
+    number: int
+    reason: str
+
+
+class FollowDone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="follow_done"):
+    """The follower has what it wanted with its request `number`."""
+
+    view: ViewId
+    number: int
+
+
+class CheckpointFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="checkpoint"):
+    """Layer files of a checkpoint that the sender has on disk and serves as blobs."""
+
+    step: int
+    lineage: str
+    files: dict[int, tuple[str, int]]
+    """By layer: digest and size."""
+
+
+class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="trace"):
+    """What did the receiver do in these steps? Without a first one: in the newest `count`."""
+
+    first_step: int | None
+    count: int
+
+
+class TracedStep(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Spans by the sender's wall clock, in nanoseconds since 1970."""
+
+    step: int
+    spans: tuple[Span, ...]
+
+
+class TraceReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to TraceRequest: the steps that the sender still remembers."""
+
+    steps: tuple[TracedStep, ...]
+
+
+Message = (
+    Hello
+    | Knock
+    | Gather
+    | Ready
+    | Synced
+    | Active
+    | Standing
+    | Heartbeat
+    | JoinRequest
+    | SignedPrepared
+    | PreparedSteps
+    | FollowLayers
+    | LayerOffered
+    | ConfirmLayers
+    | StateDigest
+    | LayersCommitted
+    | LayerReceipt
+    | CutBegun
+    | CutReceipt
+    | FollowEnded
+    | FollowDone
+    | CheckpointFiles
+    | TraceRequest
+)
+
+AGREEMENT = (Gather, Ready, Synced, Active, Standing, Heartbeat, JoinRequest)
+
+
+class _Body(msgspec.Struct, frozen=True, array_like=True):
+    life: int
+    message: Message
+
+
+def pack(life: int, message: Message) -> bytes:
+    """A message as spoken by this peer in one of its lives."""
+    return encode_for_wire(_Body(life, message))
+
+
+def unpack(body: bytes) -> tuple[int, Message]:
+    """(life of the sender, message). Raises `PeerFault`."""
+    opened = decode(body, _Body)
+    return opened.life, opened.message

@@ -1,0 +1,298 @@
+"""Checkpoints of a swarm: each peer saves the layers it holds and fetches the others' files.
+
+So that every peer ends with a whole model, files are announced by their digest and fetched as
+blobs in the background. A checkpoint that cannot be written is a warning; training goes on.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from p2p_dtfm.core.messages.agreement_messages import SavedState
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.machine.disk import changed_ns
+from p2p_dtfm.daemon.peers.wire import CheckpointFiles
+from p2p_dtfm.daemon.telemetry.troubles import Troubles
+from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
+from p2p_dtfm.train.data import is_digest
+from p2p_dtfm.train.model.checkpoint import (
+    CheckpointFailed,
+    add_layer_file,
+    checkpoint_directory,
+    layer_path,
+    list_checkpoints,
+    load_layer,
+    prune,
+    read_manifest,
+    save_layers,
+)
+from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.layer_state import LayerState, state_bytes_limit
+
+log = logging.getLogger("p2p_dtfm.checkpoints")
+STEPS_REMEMBERED = 4
+STEPS_AHEAD = 8
+"""By so many another member may have come further when it announces what it has saved."""
+SET_ASIDE = "set-aside"
+SET_ASIDE_KEPT = 2
+SAVED_TOLD = 4
+"""So many of the newest checkpoints others are told of, should all have to go back to one."""
+
+
+class Checkpoints:
+    """`announce(files)` tells the other members what is on disk here.
+
+    `saves_itself()` says whether this peer has a stage, and so makes checkpoints of its own.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        spec: RunSpec,
+        blobs: BlobExchange,
+        compute: Compute,
+        announce: Callable[[CheckpointFiles], None],
+        saves_itself: Callable[[], bool],
+        troubles: Troubles | None = None,
+    ) -> None:
+        self._root = root
+        self._spec = spec
+        self._blobs = blobs
+        self._compute = compute
+        self._announce = announce
+        self._saves_itself = saves_itself
+        self._troubles = troubles or Troubles()
+        self._remote: dict[int, dict[str, CheckpointFiles]] = {}
+        self._paths: dict[str, Path] = {}
+        self._agreed: dict[int, Mapping[int, bytes]] = {}
+        self._committed_step = -1
+        self._busy = asyncio.Lock()
+        self._completing: asyncio.Task[None] | None = None
+        self._has_news = False
+        self._changes = 0
+        self._seen: tuple[int, int] | None = None
+        self._saved: tuple[SavedState, ...] = ()
+        self.whole_step: int | None = None
+        """The newest step of which every layer's file is here."""
+        self._remember_files()
+
+    def path_of(self, blob: str) -> Path | None:
+        """A checkpoint's layer file by its digest, for the blob exchange."""
+        path = self._paths.get(blob)
+        return path if path is not None and path.is_file() else None
+
+    async def load(self, layer: int, step: int) -> LayerState:
+        """A layer as it was saved after `step` steps. Raises `UserError`."""
+        return await self._compute.run(load_layer, checkpoint_directory(self._root, step), layer)
+
+    @property
+    def saved(self) -> tuple[SavedState, ...]:
+        """What can be loaded from this disk, newest first; read anew when that has changed."""
+        seen = (self._changes, changed_ns(self._root))
+        if seen != self._seen:
+            found = list_checkpoints(self._root)[:SAVED_TOLD]
+            self._seen, self._saved = (
+                seen,
+                tuple(SavedState(it.manifest.step, it.manifest.lineage, it.layers) for it in found),
+            )
+        return self._saved
+
+    async def save(self, step: int, states: dict[int, LayerState], lineage: str = "") -> None:
+        """Write these layers as they are after `step` committed steps."""
+        snapshots = await self._compute.run(lambda: [state.snapshot() for state in states.values()])
+        tokens = step * self._spec.tokens_per_step
+        async with self._busy:
+            try:
+                await asyncio.to_thread(
+                    save_layers, self._root, self._spec, step, tokens, snapshots, lineage
+                )
+            except CheckpointFailed as error:
+                log.warning("%s", error)
+                self._troubles.tell(
+                    "checkpoint",
+                    f"checkpoints cannot be written: {error.cause}",
+                    f"free space on the disk of {self._root}",
+                )
+                return
+        self._troubles.over("checkpoint")
+        self._files_changed(step)
+        if states:
+            self._complete_later()
+
+    async def set_aside(
+        self, states: dict[int, LayerState], step: int, lineage: str
+    ) -> Path | None:
+        """Keep what a side of a split swarm had come to, where training never looks for it.
+
+        Only the layers that are here and as new as `step`; None if there are none, or no room.
+        """
+        kept = [state for state in states.values() if state.version == step > 0]
+        if not kept:
+            return None
+        root, tokens = self._root.parent / SET_ASIDE, step * self._spec.tokens_per_step
+        snapshots = await self._compute.run(lambda: [state.snapshot() for state in kept])
+        try:
+            path = await asyncio.to_thread(
+                save_layers, root, self._spec, step, tokens, snapshots, lineage
+            )
+            await asyncio.to_thread(prune, root, SET_ASIDE_KEPT)
+        except CheckpointFailed as error:
+            log.warning("%s", error)
+            return None
+        return path
+
+    def remote_files(self, sender: str, message: CheckpointFiles) -> None:
+        """Another member has these files. Raises `PeerFault` for impossible ones."""
+        if not 0 <= message.step <= self._spec.total_steps:
+            raise PeerFault(f"a checkpoint of step {message.step}", sender)
+        for layer, (digest, size_bytes) in message.files.items():
+            if not 0 <= layer < layer_count(self._spec):
+                raise PeerFault(f"a checkpoint file of layer {layer}", sender)
+            if not 0 < size_bytes <= state_bytes_limit(self._spec, layer):
+                raise PeerFault(f"a checkpoint file of {size_bytes} bytes", sender)
+            if not is_digest(digest):
+                raise PeerFault("a checkpoint file under a name that is no digest", sender)
+        if message.step > self._committed_step + STEPS_AHEAD >= STEPS_AHEAD:
+            raise PeerFault(f"a checkpoint of step {message.step}, which is far ahead", sender)
+        self._remote.setdefault(message.step, {})[sender] = message
+        for step in sorted(self._remote)[:-STEPS_REMEMBERED]:
+            del self._remote[step]
+        self._complete_later()
+
+    def committed(self, step: int, agreed: Mapping[int, bytes]) -> None:
+        """A step is committed, in whose Prepared all holders say these digests of the states from
+        which it starts, by layer; or none."""
+        self._committed_step = step
+        if agreed:
+            self._agreed[step] = agreed
+            for oldest in sorted(self._agreed)[:-STEPS_REMEMBERED]:
+                del self._agreed[oldest]
+            if self._remote:
+                self._complete_later()
+
+    def _is_that(self, step: int, layer: int, blob: str) -> bool:
+        """Whether a file is what the layer's holders have said that they have; said by nobody, it
+        may be."""
+        said = self._agreed.get(step, {}).get(layer)
+        return said is None or bytes.fromhex(blob)[: len(said)] == said
+
+    def whole_at(self, step: int, members: set[str]) -> bool:
+        """Whether this peer and all `members` have every layer of that step."""
+        count = layer_count(self._spec)
+        theirs = self._remote.get(step, {})
+        return self.whole_step == step and all(
+            member in theirs and len(theirs[member].files) == count for member in members
+        )
+
+    def _complete_later(self) -> None:
+        self._has_news = True
+        if self._completing is None or self._completing.done():
+            self._completing = asyncio.create_task(self._complete())
+            self._completing.add_done_callback(_report_bug)
+
+    async def _complete(self) -> None:
+        while self._has_news:
+            self._has_news = False
+            await self._complete_steps()
+
+    async def _complete_steps(self) -> None:
+        for step, remote in sorted(self._remote.items(), reverse=True):
+            directory = checkpoint_directory(self._root, step)
+            is_last = step == self._spec.total_steps
+            if is_last and not self._saves_itself() and not directory.is_dir():
+                # a spare, too, wants the model in the end
+                lineages = Counter(item.lineage for item in remote.values())
+                await self.save(step, {}, lineages.most_common(1)[0][0])
+            if step > self._committed_step >= 0:
+                continue  # its digests are told with the next step
+            if (self.whole_step is not None and step <= self.whole_step) or not directory.is_dir():
+                continue
+            try:
+                fetched = False
+                async with self._busy:
+                    while await self._fetch_one_missing(remote, directory):
+                        fetched = True
+                if fetched:  # else all would answer one another's announcements for ever
+                    self._files_changed(step)
+            except (UserError, BlobUnavailable, OSError) as error:
+                log.warning("checkpoint of step %d stays incomplete: %s", step, error)
+
+    async def _fetch_one_missing(self, remote: dict[str, CheckpointFiles], directory: Path) -> bool:
+        """`remote` outlives newer steps: where they come fast, what was begun is ended too."""
+        manifest = read_manifest(directory)
+        present = {int(layer) for layer in manifest.layers}
+        for layer in range(layer_count(self._spec)):
+            if layer in present:
+                continue
+            offers = {
+                peer: item.files[layer]
+                for peer, item in remote.items()
+                if layer in item.files
+                and item.lineage == manifest.lineage
+                and self._is_that(manifest.step, layer, item.files[layer][0])
+            }
+            if offers:
+                await self._fetch_layer(directory, layer, offers)
+                return True
+        return False
+
+    async def _fetch_layer(
+        self, directory: Path, layer: int, offers: dict[str, tuple[str, int]]
+    ) -> None:
+        """What most peers offer first. Raises what went wrong with the last of the offers."""
+        ranked = Counter(offers.values()).most_common()
+        for number, ((blob, size_bytes), _) in enumerate(ranked, 1):
+            donors = [peer for peer, offer in offers.items() if offer == (blob, size_bytes)]
+            target = directory / f"fetched-{layer}.partial"
+            try:
+                await self._blobs.fetch(blob, donors, target, size_bytes)
+                await asyncio.to_thread(add_layer_file, directory, layer, target)
+                return
+            except (UserError, BlobUnavailable) as error:
+                if number == len(ranked):
+                    raise
+                log.warning("layer %d of a checkpoint, from %s: %s", layer, donors, error)
+            finally:
+                target.unlink(missing_ok=True)
+
+    def _files_changed(self, step: int) -> None:
+        self._remember_files()
+        directory = checkpoint_directory(self._root, step)
+        try:
+            manifest = read_manifest(directory)
+        except UserError:
+            return
+        files = {int(n): (file.digest, file.bytes) for n, file in manifest.layers.items()}
+        self._announce(CheckpointFiles(step, manifest.lineage, files))
+        if len(files) == layer_count(self._spec):
+            self.whole_step = max(step, self.whole_step or 0)
+            self._prune()
+        self._changes += 1
+
+    def _prune(self) -> None:
+        try:
+            prune(self._root, self._spec.checkpoint.keep)
+        except CheckpointFailed as error:
+            log.warning("old checkpoints stay: %s", error)
+
+    def _remember_files(self) -> None:
+        self._paths = {
+            file.digest: layer_path(checkpoint.directory, int(layer))
+            for checkpoint in list_checkpoints(self._root)
+            for layer, file in checkpoint.manifest.layers.items()
+        }
+
+    async def close(self) -> None:
+        if self._completing is not None:
+            self._completing.cancel()
+            await asyncio.gather(self._completing, return_exceptions=True)
+
+
+def _report_bug(task: asyncio.Task[None]) -> None:
+    """Training goes on without a whole checkpoint, but not without a word."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("bug while fetching a checkpoint", exc_info=error)

@@ -1,0 +1,62 @@
+"""Copies of layers' states as of earlier steps, in main memory: this peer's part of cuts."""
+
+from collections.abc import Callable, Iterable
+
+from p2p_dtfm.core.cost_model.cuts import cuts_that_stay
+from p2p_dtfm.core.messages.agreement_messages import SavedState
+from p2p_dtfm.train.model.layer_state import LayerSnapshot
+
+CutKey = tuple[int, str]
+"""Step and lineage."""
+
+
+class CutStore:
+    """`on_change` hears of what is here whenever that is something else."""
+
+    def __init__(self, on_change: Callable[[tuple[SavedState, ...]], None]) -> None:
+        self._on_change = on_change
+        self._cuts: dict[CutKey, dict[int, LayerSnapshot]] = {}
+        self._safe = 0
+        """Step of the newest whole cut; older ones are dropped."""
+        self._told: tuple[SavedState, ...] = ()
+
+    def put(self, lineage: str, copies: Iterable[LayerSnapshot]) -> None:
+        for copy in copies:
+            self._cuts.setdefault((copy.version, lineage), {})[copy.layer] = copy
+        self._keep(self._cuts)
+        self._tell()
+
+    def find(self, layer: int, step: int, lineage: str) -> LayerSnapshot | None:
+        return self._cuts.get((step, lineage), {}).get(layer)
+
+    def layers(self, step: int, lineage: str) -> frozenset[int]:
+        return frozenset(self._cuts.get((step, lineage), {}))
+
+    @property
+    def size_bytes(self) -> int:
+        copies = (copy for cut in self._cuts.values() for copy in cut.values())
+        return sum(part.nbytes for copy in copies for part in copy.parts)
+
+    def keep_from(self, safe: int, is_on_lineage: Callable[[int, str], bool]) -> None:
+        """Drop what is older than the newest whole cut, or of another lineage."""
+        self._safe = safe
+        self._keep(key for key in self._cuts if is_on_lineage(*key))
+        self._tell()
+
+    def _keep(self, keys: Iterable[CutKey]) -> None:
+        held = set(keys)
+        stay = cuts_that_stay({step for step, _ in held}, self._safe)
+        self._cuts = {k: cut for k, cut in self._cuts.items() if k in held and k[0] in stay}
+
+    def clear(self) -> None:
+        self._cuts, self._safe = {}, 0
+        self._tell()
+
+    def _tell(self) -> None:
+        found = tuple(
+            SavedState(step, lineage, tuple(sorted(cut)))
+            for (step, lineage), cut in sorted(self._cuts.items())
+        )
+        if found != self._told:
+            self._told = found
+            self._on_change(found)

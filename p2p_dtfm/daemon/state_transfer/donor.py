@@ -1,0 +1,302 @@
+"""State of layers on its way out, while training goes on.
+
+A follower asks for layers. At the next step boundary the donor offers each layer's state as a blob,
+and from then on sends the reduced gradient of every step and says when the step is committed. The
+follower fetches the state once and replays the optimizer, so it catches up without anyone waiting
+for it.
+
+    asked    until the step boundary of its view at which the state is offered
+    fed      gradients and commits, in order, as fast as the follower takes them
+    closed   another view has taken over: what is queued is still sent, nothing is added
+    gone     the follower has what it wants, cannot be reached, or has been quiet for too long
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from p2p_dtfm.core.cost_model.guardians import queued_bytes_limit
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.planner.wire_plan import CHUNK_ELEMENTS
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.peers.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
+from p2p_dtfm.daemon.state_transfer.offers import Offers
+from p2p_dtfm.daemon.state_transfer.witnesses import WitnessDesk
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, Payload
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.gradient_parts import tensor_to_bytes
+
+QUEUED_MESSAGES_LIMIT = 4096
+SUBSCRIPTIONS_LIMIT = 4
+"""Of one follower: for its place in the next view, as a guardian, and those being closed."""
+CLOSED_LIMIT_S = 60.0
+"""How long a follower may take to say that it has what it wants, after its view took over."""
+
+log = logging.getLogger("p2p_dtfm.donor")
+Tensor = Any
+
+
+class StateTransport(Protocol):
+    """What a donor needs of `net.streams.bulk.BulkPlane`."""
+
+    async def send(
+        self, peer_id: str, lane: str, header: FrameHeader, payload: Payload
+    ) -> None: ...
+
+
+_Key = tuple[str, ViewId, bool]
+"""A follower, the view for which it follows, and whether from the takeover of that view on."""
+
+
+@dataclass
+class _Subscription:
+    request: FollowLayers
+    offered: set[int] = field(default_factory=set)
+    fed: dict[int, int] = field(default_factory=dict)
+    """The last step of each layer whose gradient is queued."""
+    blobs: set[str] = field(default_factory=set)
+    queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+    queued_bytes: int = 0
+    step_bytes: int = 0
+    """Of a step's gradients of what is offered."""
+    closed: bool = False
+
+    @property
+    def pending(self) -> set[int]:
+        """Layers whose state has not been offered yet."""
+        return set(self.request.layers) - self.offered
+
+
+class Donor:
+    """`offers` keeps layers' bytes where the blob exchange finds them, until they are followed."""
+
+    def __init__(
+        self, messenger: Messenger, transport: StateTransport, compute: Compute, offers: Offers
+    ) -> None:
+        self._messenger = messenger
+        self._transport = transport
+        self._compute = compute
+        self._offers = offers
+        self._view: ViewId | None = None
+        self._subscriptions: dict[_Key, _Subscription] = {}
+        self._workers: dict[_Key, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self.desk = WitnessDesk(messenger, compute)
+
+    # what followers say
+
+    def subscribe(self, follower: str, request: FollowLayers) -> None:
+        """A follower of an agreed view asks for layers; a new request replaces the old one."""
+        key = (follower, request.view, request.from_takeover)
+        self._drop(key)
+        mine = [other for other in self._subscriptions if other[0] == follower]
+        for oldest in mine[: len(mine) + 1 - SUBSCRIPTIONS_LIMIT]:
+            self._drop(oldest)
+        subscription = self._subscriptions[key] = _Subscription(request)
+        self._workers[key] = asyncio.create_task(self._feed(key, subscription))
+
+    def unsubscribe(self, follower: str, view: ViewId, number: int) -> None:
+        """The follower has what it wanted with its request `number`."""
+        for key, subscription in list(self._subscriptions.items()):
+            if key[:2] == (follower, view) and subscription.request.number <= number:
+                self._drop(key)
+
+    def arrived(self, follower: str, view: ViewId) -> None:
+        """The guardian has the states that it was offered; it goes on with gradients."""
+        subscription = self._subscriptions.get((follower, view, True))
+        if subscription is not None and subscription.blobs:
+            blobs, subscription.blobs = subscription.blobs, set()
+            self._remove_unless_wanted(blobs)
+
+    # what the trainer says
+
+    def take_over(self, view: ViewId) -> None:
+        """From now on steps happen in `view`: what was for earlier ones is sent to its end."""
+        self._view = view
+        for key, subscription in list(self._subscriptions.items()):
+            follower_view, from_takeover = key[1:]
+            stays = follower_view == view and from_takeover
+            if not stays and follower_view.number <= view.number:
+                self._close(subscription)
+
+    def _close(self, subscription: _Subscription) -> None:
+        if not subscription.closed:
+            subscription.closed = True
+            subscription.queue.put_nowait(None)
+
+    @property
+    def has_new_followers(self) -> bool:
+        return any(s.pending and self._is_due(s) for s in self._subscriptions.values())
+
+    def _is_due(self, subscription: _Subscription) -> bool:
+        """Before its takeover an unplanned view may yet change the states that are here."""
+        request = subscription.request
+        return not subscription.closed and (not request.from_takeover or request.view == self._view)
+
+    async def offer(
+        self, states: dict[int, LayerState], version: int, coming: Collection[int] = ()
+    ) -> None:
+        """At a step boundary: offer states at `version` to those who have not got them; those that
+        are still `coming` here later."""
+        await self.desk.tell(states, version)
+        for key, subscription in list(self._subscriptions.items()):
+            for layer in sorted(subscription.pending) if self._is_due(subscription) else ():
+                state = states.get(layer)
+                if state is None and layer in coming:
+                    continue
+                if state is None:
+                    self._end(key, subscription, f"layer {layer} is not held here")
+                    break
+                if state.version == version and not await self._offer(key, subscription, state):
+                    break
+
+    async def _offer(self, key: _Key, subscription: _Subscription, state: LayerState) -> bool:
+        """Whether the subscription is still there."""
+        layer, version, blob, size_bytes = state.layer, state.version, "", 0
+        if subscription.request.layers[layer] != version:
+            payload = await self._compute.run(state.to_bytes)
+            try:
+                blob = await asyncio.to_thread(self._offers.put, payload)
+            except OSError as error:
+                self._end(key, subscription, f"its state cannot be kept for it: {error}")
+                return False
+            size_bytes = len(payload)
+            subscription.blobs.add(blob)
+        if self._subscriptions.get(key) is not subscription:
+            self._remove_unless_wanted(subscription.blobs)
+            return False
+        if layer not in subscription.offered:
+            subscription.offered.add(layer)
+            subscription.step_bytes += state.gradient_vector().nbytes
+        request = subscription.request
+        offered = LayerOffered(request.view, request.number, layer, version, blob, size_bytes)
+        self._put(key, subscription, offered)
+        return True
+
+    def reduced(self, step: int, reduced: dict[int, Tensor], stays: bool = False) -> None:
+        """Reduced gradients of `step`, by layer; all of them once the step is computed, and any
+        before that. Unless it `stays` as it is, a copy is made for whoever has not got it."""
+        due = {
+            key: {n for n in s.offered & set(reduced) if s.fed.get(n) != step}
+            for key, s in self._subscriptions.items()
+            if not s.closed
+        }
+        wanted = {layer for layers in due.values() for layer in layers}
+        held = {n: reduced[n] if stays else reduced[n].clone() for n in sorted(wanted)}
+        for key, layers in due.items():
+            subscription = self._subscriptions[key]
+            subscription.fed |= dict.fromkeys(layers, step)
+            gradients = {layer: held[layer] for layer in sorted(layers)}
+            if gradients:
+                self._put(key, subscription, (step, gradients), _size_bytes(gradients))
+
+    def committed(self, outcome: StepOutcome) -> None:
+        """Call it after `reduced` of the same step, and before the takeover that follows."""
+        for key, subscription in list(self._subscriptions.items()):
+            if subscription.offered and not subscription.closed:
+                view, number = subscription.request.view, subscription.request.number
+                message = LayersCommitted(view, number, outcome.step, outcome.gradient_norm)
+                self._put(key, subscription, message)
+
+    async def drain(self, deadline_s: float = CLOSED_LIMIT_S) -> None:
+        """Wait until all followers have said that they have what they want, for a bounded time.
+
+        Guardians too: what one of them guards may be its own place once this peer has left.
+        """
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self._subscriptions:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            late = sorted({follower for follower, _, _ in self._subscriptions})
+            log.warning("left before %s had all they asked for", ", ".join(late))
+
+    def close(self) -> None:
+        for key in list(self._subscriptions):
+            self._drop(key)
+
+    def undelivered(self, follower: str) -> None:
+        """A stream to a follower broke with gradients on their way."""
+        for key, subscription in list(self._subscriptions.items()):
+            if key[0] == follower and subscription.offered:
+                self._end(key, subscription, "gradients on their way to it are lost")
+
+    # the queue of each follower
+
+    def _put(self, key: _Key, subscription: _Subscription, item: Any, size_bytes: int = 0) -> None:
+        subscription.queued_bytes += size_bytes
+        is_full = subscription.queue.qsize() >= QUEUED_MESSAGES_LIMIT
+        limit_bytes = queued_bytes_limit(subscription.step_bytes)
+        if is_full or subscription.queued_bytes > limit_bytes:
+            behind = f"{subscription.queue.qsize()} messages, {subscription.queued_bytes} bytes"
+            self._end(key, subscription, f"it is {behind} behind")
+            return
+        subscription.queue.put_nowait(item)
+
+    def _end(self, key: _Key, subscription: _Subscription, reason: str) -> None:
+        if self._subscriptions.get(key) is not subscription:
+            return  # it has asked anew
+        log.warning("stops feeding %s: %s", key[0], reason)
+        request = subscription.request
+        self._messenger.tell(key[0], FollowEnded(request.view, request.number, reason))
+        self._drop(key)
+
+    def _drop(self, key: _Key) -> None:
+        subscription = self._subscriptions.pop(key, None)
+        worker = self._workers.pop(key, None)
+        if worker is not None:
+            worker.cancel()
+        if subscription is not None:
+            self._remove_unless_wanted(subscription.blobs)
+        self._changed.set()
+
+    def _remove_unless_wanted(self, blobs: set[str]) -> None:
+        """Remove the states that were offered to this follower and to nobody else."""
+        wanted = {blob for other in self._subscriptions.values() for blob in other.blobs}
+        for blob in blobs - wanted:
+            self._offers.remove(blob)
+
+    async def _feed(self, key: _Key, subscription: _Subscription) -> None:
+        follower = key[0]
+        while (item := await subscription.queue.get()) is not None:
+            if isinstance(item, LayerOffered | LayersCommitted):
+                self._messenger.tell(follower, item)
+                continue
+            step, gradients = item
+            try:
+                for layer, gradient in gradients.items():
+                    await self._send_gradient(follower, key[1], step, layer, gradient)
+            except (Unreachable, Refused) as error:
+                self._end(key, subscription, f"gradients do not reach it: {error}")
+                return
+            subscription.queued_bytes -= _size_bytes(gradients)
+        await asyncio.sleep(CLOSED_LIMIT_S)
+        self._drop(key)
+
+    async def _send_gradient(
+        self, follower: str, view: ViewId, step: int, layer: int, gradient: Tensor
+    ) -> None:
+        for index, start in enumerate(range(0, len(gradient), CHUNK_ELEMENTS)):
+            chunk = gradient[start : start + CHUNK_ELEMENTS]
+            header = FrameHeader(
+                view_number=view.number,
+                view_digest=view.snapshot,
+                step=step,
+                kind=FrameKind.LAYER_GRADIENT,
+                index=index,
+                layer=layer,
+                codec="fp32",
+                dtype="float32",
+                shape=tuple(chunk.shape),
+            )
+            await self._transport.send(follower, "state", header, tensor_to_bytes(chunk))
+
+
+def _size_bytes(gradients: dict[int, Tensor]) -> int:
+    return sum(gradient.nbytes for gradient in gradients.values())

@@ -1,0 +1,429 @@
+"""State of layers on its way in, while training goes on; `daemon.state_transfer.donor` is the other
+end.
+
+A follower asks a donor for each layer, fetches the state once, and replays the optimizer with the
+gradients that follow. A donor that fails is followed by the next one.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from p2p_dtfm.core.planner.wire_plan import CHUNK_ELEMENTS
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.machine.byte_semaphore import ByteSemaphore
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.peers.wire import (
+    FollowDone,
+    FollowEnded,
+    FollowLayers,
+    LayerOffered,
+    LayersCommitted,
+    StateDigest,
+)
+from p2p_dtfm.daemon.state_transfer.witnesses import WITNESSES_LIMIT, StateVotes, finite_state
+from p2p_dtfm.daemon.telemetry.estimate import Estimate
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
+from p2p_dtfm.net.streams.frames import FrameHeader
+from p2p_dtfm.train.data import is_digest
+from p2p_dtfm.train.model.layer_state import LayerState, state_bytes_limit
+from p2p_dtfm.train.model.optimizer import replay_outcome
+from p2p_dtfm.train.stage.finite import is_finite
+from p2p_dtfm.train.stage.gradient_parts import tensor_from_bytes
+
+COMMITTED_LIMIT = 4096
+GRADIENTS_LIMIT_BYTES = 512 << 20
+"""Of steps that are not replayed yet; beyond it the follower begins again from a newer state."""
+FETCHED_AT_ONCE = 4
+FETCHED_LIMIT_BYTES = 256 << 20
+"""Of states on their way: one layer's from each of several donors, so that their uplinks add up."""
+REASON_LIMIT = 200
+RETRY_S = 1.0
+STALL_S = 5.0
+"""Later steps arrive but the next one does not: part of it was lost, so ask anew."""
+
+log = logging.getLogger("p2p_dtfm.follower")
+Tensor = Any
+OnGradient = Callable[[str, int, int, Tensor], None]
+
+
+def donors_of(view: View, layer: int, me: str, taken_over: bool = False) -> list[str]:
+    """Who has a layer's state from which `view` goes on, best first.
+
+    For a planned view these are the holders of the view before it, first those that stay; once it
+    has taken over, its own holders have the state as well. Whoever goes with an unplanned view has
+    nothing that its members have not.
+    """
+    snapshot, plan = view.snapshot, view.plan
+    if snapshot.planned and snapshot.present is not None:
+        present, own = snapshot.present.holders(layer), holders_in(plan, layer)
+        staying = [peer for peer in present if peer in own]
+        holders = dict.fromkeys((*staying, *present, *(own if taken_over else ())))
+        return [peer for peer in holders if peer != me]
+    versions = {item.peer_id: item.version for item in snapshot.held if item.layer == layer}
+    newest = max(versions.values(), default=-1)
+    newest_holders = [peer for peer, version in versions.items() if version == newest]
+    return sorted(peer for peer in newest_holders if peer in view.member_ids and peer != me)
+
+
+def holders_in(plan: Plan | NoPlan, layer: int) -> tuple[str, ...]:
+    """Who holds a layer by a plan, if there is one."""
+    return plan.holders(layer) if isinstance(plan, Plan) else ()
+
+
+def guarded_from(view: View, layer: int, me: str) -> list[str]:
+    """Whom the guardian of a layer follows: those who hold it in the view itself."""
+    assert isinstance(view.plan, Plan)
+    return [peer for peer in view.plan.holders(layer) if peer != me]
+
+
+@dataclass(frozen=True)
+class FollowerTools:
+    """What a follower works with."""
+
+    me: str
+    spec: RunSpec
+    states: dict[int, LayerState]
+    """Gets each layer as it arrives."""
+    messenger: Messenger
+    blobs: BlobExchange
+    compute: Compute
+    numbers: Iterator[int]
+    """Names for requests, none used twice in this life."""
+
+
+@dataclass
+class _Gradient:
+    """A layer's reduced gradient of one step on its way here."""
+
+    whole: Tensor
+    """Flat fp32; of any values where chunks are missing."""
+    missing: set[int]
+    """Where the chunks that have not come begin."""
+
+    def take(self, start: int, chunk: Tensor) -> None:
+        """The first that comes counts: whoever was told of the whole may be using it."""
+        if start in self.missing:
+            self.whole[start : start + len(chunk)] = chunk
+            self.missing.discard(start)
+
+
+class Follower:
+    """Brings the states of some layers for one agreed view. Run `run`; it ends when cancelled.
+
+    `on_progress` is called whenever more is there. `on_gradient(donor, layer, step, gradient)`
+    hears of each whole reduced gradient that rolls a state here forward: a guardian has it.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        layers: set[int],
+        tools: FollowerTools,
+        on_progress: Callable[[], None],
+        on_gradient: OnGradient | None = None,
+    ) -> None:
+        self.view = view
+        self.layers = frozenset(layers)
+        self.missing = set(layers)
+        self.taken_over = False
+        """Whether steps happen in the view already; said by the trainer."""
+        self._estimate = Estimate()
+        self._tools = tools
+        self._workload = workload_of(tools.spec)
+        self._on_progress = on_progress
+        self._on_gradient = on_gradient
+        self._from_takeover = on_gradient is not None or not view.snapshot.planned
+        self._noted: set[tuple[int, int]] = set()
+        self._donor_of: dict[int, str] = {}
+        self._number_of: dict[str, int] = {}
+        self._to_ask: dict[str, None] = {}
+        self._asks = asyncio.Event()
+        self._offers: asyncio.Queue[tuple[str, LayerOffered]] = asyncio.Queue()
+        self._fetches: dict[int, asyncio.Task[None]] = {}
+        """The latest of each layer."""
+        self._room = ByteSemaphore(FETCHED_AT_ONCE, FETCHED_LIMIT_BYTES)
+        self._committed: dict[tuple[str, int], float] = {}
+        self._gradients: dict[tuple[int, int], _Gradient] = {}
+        self._gradients_bytes = 0
+        self._votes = StateVotes()
+        self._wake = asyncio.Event()
+        self._has_stopped = False
+
+    async def run(self) -> None:
+        """Ask, fetch, replay; forever."""
+        for layer in sorted(self.layers):
+            donors = self._donors(layer)
+            assert donors, f"nobody holds layer {layer}"
+            is_mine = self._tools.me in holders_in(self.view.plan, layer)
+            self._donor_of[layer] = donors[layer % len(donors) if is_mine else 0]
+            self._ask_soon(self._donor_of[layer])
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._ask_donors())
+            group.create_task(self._fetch_offers())
+            group.create_task(self._replay())
+
+    # asking
+
+    def _donors(self, layer: int) -> list[str]:
+        if self._on_gradient is not None:
+            return guarded_from(self.view, layer, self._tools.me)
+        return donors_of(self.view, layer, self._tools.me, self.taken_over)
+
+    def _ask_soon(self, donor: str) -> None:
+        self._to_ask[donor] = None
+        self._asks.set()
+
+    async def _ask_donors(self) -> None:
+        while True:
+            await self._asks.wait()
+            self._asks.clear()
+            donors, self._to_ask = self._to_ask, {}
+            self._ask_witnesses()
+            for donor in donors:
+                await self._ask(donor)
+            await asyncio.sleep(RETRY_S)  # between one round of requests and the next
+
+    async def _ask(self, donor: str) -> None:
+        held = self._tools.states
+        wanted = sorted(layer for layer, peer in self._donor_of.items() if peer == donor)
+        if not wanted:
+            return
+        layers = {n: held[n].version if n in held else -1 for n in wanted}
+        number = self._number_of[donor] = next(self._tools.numbers)
+        request = FollowLayers(self.view.id, number, layers, self._from_takeover)
+        try:
+            await self._tools.messenger.ask(donor, request)
+        except (Unreachable, Refused) as error:
+            log.info("asks for state: %s", error)
+            self._turn_from(donor)
+
+    def _witnesses(self, donor: str, layer: int) -> list[str]:
+        """Others that have the layer when the donor gives it."""
+        others = [peer for peer in self._donors(layer) if peer not in (donor, self._tools.me)]
+        return others[:WITNESSES_LIMIT]
+
+    def _ask_witnesses(self) -> None:
+        of: dict[str, list[int]] = {}
+        for layer in sorted(self.missing):
+            for peer in self._witnesses(self._donor_of[layer], layer):
+                of.setdefault(peer, []).append(layer)
+        for peer, asked in of.items():
+            number = next(self._tools.numbers)
+            self._tools.messenger.tell(peer, self._votes.ask(peer, self.view.id, number, asked))
+
+    def confirmed(self, sender: str, message: StateDigest) -> None:
+        """A holder says what it has of a layer. Raises `PeerFault`."""
+        self._votes.said(sender, message)
+
+    def _turn_from(self, donor: str) -> None:
+        """Ask the next donor of each layer that this one was to give."""
+        self._number_of.pop(donor, None)
+        for layer, peer in list(self._donor_of.items()):
+            if peer == donor:
+                donors = self._donors(layer)
+                after = donors.index(donor) + 1 if donor in donors else 0
+                self._donor_of[layer] = donors[after % len(donors)]
+                self._ask_soon(self._donor_of[layer])
+
+    def has_asked(self, sender: str, number: int) -> bool:
+        """Whether a message answers this follower's latest request to its sender."""
+        return self._number_of.get(sender) == number
+
+    # what arrives
+
+    def offered(self, sender: str, message: LayerOffered) -> None:
+        """Raises `PeerFault` for an offer that cannot be of the layer asked for."""
+        if self._donor_of.get(message.layer) != sender:
+            raise PeerFault(f"offers layer {message.layer}, for which it was not asked", sender)
+        has_blob = message.blob != ""  # else the state is here already
+        size_bytes = message.size_bytes
+        if has_blob and not 0 < size_bytes <= state_bytes_limit(self._tools.spec, message.layer):
+            raise PeerFault(f"offers a layer of {size_bytes} bytes", sender)
+        if has_blob and not is_digest(message.blob):
+            raise PeerFault("offers a layer under a name that is no digest", sender)
+        if self._offers.qsize() > 4 * len(self.layers):
+            raise PeerFault("offers layers faster than they can be taken", sender)
+        self._offers.put_nowait((sender, message))
+
+    def committed(self, sender: str, message: LayersCommitted) -> None:
+        """Raises `PeerFault` for a gradient norm that is none."""
+        if not 0 <= message.gradient_norm < math.inf:
+            raise PeerFault(f"a gradient norm of {message.gradient_norm}", sender)
+        self._committed[sender, message.step] = message.gradient_norm
+        while len(self._committed) > COMMITTED_LIMIT:  # what came first was replayed long ago
+            del self._committed[next(iter(self._committed))]
+        self._wake.set()
+
+    def ended(self, sender: str, message: FollowEnded) -> None:
+        """The donor gave up on this follower: start again from a newer state."""
+        log.warning("%s stopped feeding: %s", sender, message.reason[:REASON_LIMIT])
+        self._turn_from(sender)
+
+    def gradient(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+        """A chunk of a layer's reduced gradient. Raises `PeerFault` if it cannot be one."""
+        length = self._workload.cost(header.layer).parameter_count
+        start = header.index * CHUNK_ELEMENTS
+        if start >= length or header.shape != (min(CHUNK_ELEMENTS, length - start),):
+            raise PeerFault(f"gradient chunk {header.index} of shape {header.shape}", sender)
+        if (header.codec, header.dtype) != ("fp32", "float32"):
+            raise PeerFault(f"a gradient of {header.dtype} in {header.codec}", sender)
+        if self._donor_of.get(header.layer) != sender:
+            return  # it was the donor until lately, or is that of a request that ended
+        chunk, key = tensor_from_bytes(payload, header.shape), (header.layer, header.step)
+        if not is_finite(chunk):
+            raise PeerFault(f"a gradient of layer {header.layer} that is not finite", sender)
+        if key not in self._gradients:
+            self._gradients[key] = _Gradient(
+                chunk.new_empty(length), set(range(0, length, CHUNK_ELEMENTS))
+            )
+            self._gradients_bytes += self._gradients[key].whole.nbytes
+        self._gradients[key].take(start, chunk)
+        if self._gradients_bytes > GRADIENTS_LIMIT_BYTES:
+            self._begin_again("more steps wait than there is room for")
+        self._wake.set()
+
+    def stream_lost(self, donor: str) -> None:
+        """A stream with a donor broke: what was on its way is gone."""
+        if donor in self._donor_of.values():
+            self._number_of.pop(donor, None)
+            self._ask_soon(donor)
+
+    def _begin_again(self, reason: str) -> None:
+        log.warning("asks for newer states: %s", reason)
+        self._gradients, self._gradients_bytes = {}, 0
+        for donor in dict.fromkeys(self._donor_of.values()):
+            self._number_of.pop(donor, None)
+            self._ask_soon(donor)
+
+    # work
+
+    async def _fetch_offers(self) -> None:
+        """Fetch what is offered, several layers at once; a later offer of a layer replaces it."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                donor, offer = await self._offers.get()
+                before = self._fetches.pop(offer.layer, None)
+                if before is not None:
+                    before.cancel()
+                if offer.blob:
+                    fetch = self._fetch(donor, offer)
+                    self._fetches[offer.layer] = group.create_task(fetch)
+                elif self._has(offer.layer, offer.version):
+                    self._arrived(offer.layer)
+                else:
+                    self._ask_soon(donor)
+
+    def _has(self, layer: int, version: int) -> bool:
+        state = self._tools.states.get(layer)
+        return state is not None and state.version == version
+
+    async def _fetch(self, donor: str, offer: LayerOffered) -> None:
+        tools = self._tools
+        donors = list(dict.fromkeys([donor, *self._donors(offer.layer)]))
+        async with self._room.taken(offer.size_bytes):
+            try:
+                payload = await tools.blobs.fetch_bytes(offer.blob, donors, offer.size_bytes)
+                state = await tools.compute.run(finite_state, tools.spec, offer.layer, payload)
+            except (BlobUnavailable, PeerFault) as error:
+                log.warning("state of layer %d: %s", offer.layer, error)
+                self._ask_soon(donor)
+                return
+        witnesses = self._witnesses(donor, offer.layer)
+        of = (offer.layer, offer.version, donor, offer.blob)
+        if state.version != offer.version or not await self._votes.count(witnesses, *of):
+            log.warning("refuses the state of layer %d that %s gives", offer.layer, donor)
+            self._turn_from(donor)
+            return
+        if not self._has_stopped:
+            tools.states[offer.layer] = state
+        self._arrived(offer.layer)
+
+    def _arrived(self, layer: int) -> None:
+        if self._has_stopped:
+            return
+        self.missing.discard(layer)
+        self._wake.set()
+        self._on_progress()
+
+    async def _replay(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(STALL_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._check_stall()
+            self._wake.clear()
+            if self._has_stopped:
+                return
+            for layer in sorted(self.layers - self.missing):
+                self._note_gradient(layer)
+                while await self._replay_step(layer) and not self._has_stopped:
+                    self._on_progress()
+                    self._note_gradient(layer)
+
+    def _check_stall(self) -> None:
+        """Nothing has arrived for a while: is anything here that cannot be used?
+
+        A guardian tells again what it has, in case its receipt was lost.
+        """
+        self._noted = set()
+        held = self._tools.states
+        for layer in self.layers - self.missing:
+            version, donor = held[layer].version, self._donor_of[layer]
+            later = any(n == layer and step > version for n, step in self._gradients)
+            if later or any(peer == donor and step > version for peer, step in self._committed):
+                self._begin_again(f"step {version} of layer {layer} is lost")
+                self._committed = {}
+                return
+
+    def _note_gradient(self, layer: int) -> None:
+        """Tell, once, that the next step's gradient of a layer is here whole."""
+        if self._on_gradient is None:
+            return
+        state = self._tools.states[layer]
+        key = (layer, state.version)
+        gradient = self._gradients.get(key)
+        if key in self._noted or gradient is None or gradient.missing:
+            return
+        self._noted = {noted for noted in self._noted if noted[0] != layer} | {key}
+        self._on_gradient(self._donor_of[layer], layer, state.version, gradient.whole)
+
+    async def _replay_step(self, layer: int) -> bool:
+        tools, state = self._tools, self._tools.states[layer]
+        step = state.version
+        norm = self._committed.get((self._donor_of[layer], step))
+        gradient = self._gradients.get((layer, step))
+        if norm is None or gradient is None or gradient.missing:
+            return False
+        await tools.compute.run(replay_outcome, tools.spec, state, gradient.whole, step, norm)
+        for old in [key for key in self._gradients if key[0] == layer and key[1] <= step]:
+            self._gradients_bytes -= self._gradients.pop(old).whole.nbytes
+        return True
+
+    def stop(self) -> None:
+        """Tell the donors that no more is needed; from now on nothing changes here.
+
+        `run`, which is cancelled as well, may get a turn before it hears of that.
+        """
+        self._has_stopped = True
+        for donor, number in sorted(self._number_of.items()):
+            self._tools.messenger.tell(donor, FollowDone(self.view.id, number))
+
+    @property
+    def behind(self) -> str:
+        """What is still missing, in words."""
+        if self.missing:
+            total, missing = len(self.layers), len(self.missing)
+            left = self._estimate.words(total - missing, total)
+            return f"{missing} of {total} layers to fetch{left}"
+        return "replaying the latest steps"

@@ -1,0 +1,146 @@
+"""Whether a layer's state that a donor gives is the one that the other holders have.
+
+Whoever asks one holder for a layer asks the others for digests of theirs, in the steps in which the
+donor may give it. What a donor gives counts if more than half of those that speak of that version,
+the donor among them, say the same; where nobody else has the layer its word has to do.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from p2p_dtfm.core.commit.judgement import DIGEST_BYTES
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.peers.wire import ConfirmLayers, StateDigest
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.finite import is_finite
+
+VERSIONS_TOLD = 3
+"""Of so many steps, one after the other: a donor begins its own a moment earlier or later."""
+REQUESTS_LIMIT = 64
+WITNESSES_LIMIT = 4
+"""So many others are asked; more would only cost them time."""
+LIMIT_S = 5.0
+"""How long what has come waits for the other holders' word; then who has spoken decides."""
+SAID_LIMIT = 16
+"""Digests of one layer that are remembered."""
+
+log = logging.getLogger("p2p_dtfm.witnesses")
+
+
+def finite_state(spec: RunSpec, layer: int, payload: bytes) -> LayerState:
+    """A layer's state that a peer gives. Raises `PeerFault`."""
+    state = LayerState.from_bytes(spec, layer, payload)
+    if not all(map(is_finite, (state.parameters, state.first_moments, state.second_moments))):
+        raise PeerFault(f"a state of layer {layer} that is not finite")
+    return state
+
+
+@dataclass
+class _Request:
+    message: ConfirmLayers
+    versions: set[int] = field(default_factory=set)
+    """That were told."""
+
+
+class WitnessDesk:
+    """The side of a holder: at step boundaries it tells those who ask what it has."""
+
+    def __init__(self, messenger: Messenger, compute: Compute) -> None:
+        self._messenger = messenger
+        self._compute = compute
+        self._requests: dict[str, _Request] = {}
+
+    def asked(self, sender: str, message: ConfirmLayers) -> None:
+        """A new request replaces the sender's old one; of too many the oldest goes."""
+        self._requests.pop(sender, None)
+        while len(self._requests) >= REQUESTS_LIMIT:
+            del self._requests[next(iter(self._requests))]
+        self._requests[sender] = _Request(message)
+
+    def is_due(self, version: int) -> bool:
+        """Whether somebody waits for what is here at `version`."""
+        return any(version not in request.versions for request in self._requests.values())
+
+    async def tell(self, states: Mapping[int, LayerState], version: int) -> None:
+        """At a step boundary. Every layer is hashed once, however many ask."""
+        due = {n: r for n, r in self._requests.items() if version not in r.versions}
+        wanted = {layer for request in due.values() for layer in request.message.layers}
+        held = {n: states[n] for n in sorted(wanted) if n in states}
+        digests = {
+            layer: await self._compute.run(state.file_digest)
+            for layer, state in held.items()
+            if state.version == version
+        }
+        for sender, request in due.items():
+            request.versions.add(version)
+            if len(request.versions) >= VERSIONS_TOLD and self._requests.get(sender) is request:
+                del self._requests[sender]
+            of = request.message
+            for layer in of.layers:
+                if layer in digests:
+                    said = StateDigest(of.view, of.number, layer, version, digests[layer])
+                    self._messenger.tell(sender, said)
+
+
+class StateVotes:
+    """The side of who fetches: what holders say of the layers' states."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, ConfirmLayers] = {}
+        """The latest request to each witness."""
+        self._said: dict[int, dict[tuple[str, int], bytes]] = {}
+        self._heard = asyncio.Event()
+
+    def ask(
+        self, witness: str, view: ViewId, number: int, layers: Collection[int]
+    ) -> ConfirmLayers:
+        """What to send to a witness; it replaces what it was asked before."""
+        self._asked[witness] = ConfirmLayers(view, number, tuple(sorted(layers)))
+        return self._asked[witness]
+
+    def said(self, sender: str, message: StateDigest) -> None:
+        """From one that was asked; or else of an earlier request. Raises `PeerFault`."""
+        asked = self._asked.get(sender)
+        if asked is None or (asked.view, asked.number) != (message.view, message.number):
+            return
+        if message.layer not in asked.layers or len(message.digest) != DIGEST_BYTES:
+            raise PeerFault(f"a digest of layer {message.layer}, which was not asked for", sender)
+        said = self._said.setdefault(message.layer, {})
+        said[sender, message.version] = message.digest
+        while len(said) > SAID_LIMIT:
+            del said[next(iter(said))]
+        self._heard.set()
+
+    async def count(
+        self, witnesses: Collection[str], layer: int, version: int, donor: str, blob: str
+    ) -> bool:
+        """Whether what the donor gives counts, once those that were asked have spoken, or the time
+        for it is over."""
+        awaited = set(witnesses) & set(self._asked)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LIMIT_S):
+                while not awaited <= set(self._of(layer, version)):
+                    self._heard.clear()
+                    await self._heard.wait()
+        return self._judge(layer, version, donor, blob)
+
+    def _of(self, layer: int, version: int) -> dict[str, bytes]:
+        said = self._said.get(layer, {}).items()
+        return {sender: digest for (sender, of), digest in said if of == version}
+
+    def _judge(self, layer: int, version: int, donor: str, blob: str) -> bool:
+        voices = self._of(layer, version) | {donor: bytes.fromhex(blob)[:DIGEST_BYTES]}
+        most, count = Counter(voices.values()).most_common(1)[0]
+        odd = sorted(peer for peer, digest in voices.items() if digest != most)
+        if odd:
+            text = "layer %d at version %d: the state of %s is another than that of the rest"
+            log.warning(text, layer, version, ", ".join(odd))
+        return voices[donor] == most and 2 * count > len(voices)

@@ -1,0 +1,4 @@
+"""One peer's part of one step: microbatches through its stage, and the reduction.
+
+Beside `state_transfer`; imports `telemetry` and below. Begin with `step_engine`.
+"""

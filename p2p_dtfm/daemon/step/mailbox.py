@@ -1,0 +1,208 @@
+"""Frames of one view, from their arrival until the step engine takes them.
+
+Every frame that a correct peer sends is known from the plan: who sends it, to which step, with
+which shape. Whatever else arrives is the sender's fault, and so nothing here can grow without
+bound: each due frame is held at most once.
+"""
+
+import asyncio
+from collections.abc import Container
+from typing import NamedTuple
+
+from p2p_dtfm.core.planner.wire_plan import WirePlan, wire_plan
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan, Segment
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.partial_replay import StageReplay
+from p2p_dtfm.daemon.step.neighbours import neighbours_of
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
+
+STEPS_AHEAD_LIMIT = 2
+
+
+class FrameKey(NamedTuple):
+    step: int
+    kind: FrameKind
+    layer: int
+    index: int
+    sender: str
+
+
+class Mailbox:
+    """Can be made before the peer has the state of its layers: peers may take over at once."""
+
+    def __init__(
+        self, view: ViewId, plan: Plan, me: str, spec: RunSpec, wire: WirePlan | None = None
+    ) -> None:
+        self.view = view
+        self.wire = wire or wire_plan(spec, plan, None)
+        self._me = me
+        self._reduction_codec = spec.codecs.reduction
+        self._holders = {s.first_layer: s.holders for s in segments_of(plan, me).values()}
+        self._held: dict[FrameKey, bytearray] = {}
+        self._seen: set[FrameKey] = set()
+        self._waiting: dict[FrameKey, asyncio.Future[bytearray]] = {}
+        self.awaited: FrameKey | None = None
+        """What whoever waits for any arrival can do nothing without."""
+        self._arrived = asyncio.Event()
+        self._arrivals: list[FrameKey] = []
+        self._step: int | None = None
+        self._neighbours = neighbours_of(plan, me, spec)
+        self._microbatches = [
+            plan.pipelines[pipeline].microbatches for pipeline, _ in plan.places_of(me)
+        ]
+        self._replay: tuple[int, StageReplay, frozenset[int], frozenset[int]] | None = None
+        self._layers = plan.layers_of(me)
+        self._boundary = (spec.batch.microbatch, spec.model.context, spec.model.width)
+
+    def replay(self, step: int, replay: StageReplay) -> None:
+        """Only what is missing here comes for `step`, of microbatches that may be others'."""
+        numbers, forwards, backwards = replay.microbatches, replay.forwards, replay.backwards
+        self._replay = step, replay, frozenset(numbers[forwards:]), frozenset(numbers[backwards:])
+
+    # arrivals ---------------------------------------------------------------------------------
+
+    def put(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+        """Take a frame of this view. Raises `PeerFault` for one that is not due."""
+        key = FrameKey(header.step, header.kind, header.layer, header.index, sender)
+        self._check(key, header)
+        if key in self._seen:
+            raise PeerFault(f"{key.kind} {key.index} of step {key.step} twice", key.sender)
+        if self._step is not None and header.step < self._step:
+            return  # of a step that is over
+        self._seen.add(key)
+        future = self._waiting.pop(key, None)
+        if future is not None and not future.done():
+            future.set_result(payload)
+            return
+        self._held[key] = payload
+        if key.kind in (FrameKind.ACTIVATION, FrameKind.ACTIVATION_GRADIENT):
+            self._arrivals.append(key)
+            self._arrived.set()
+
+    def check(self, sender: str, header: FrameHeader) -> None:
+        """Raises `PeerFault` for what is not due, as far as its header tells."""
+        key = FrameKey(header.step, header.kind, header.layer, header.index, sender)
+        if self._step is None or header.step >= self._step:
+            self._check(key, header)
+
+    def _check(self, key: FrameKey, header: FrameHeader) -> None:
+        if header.dtype != "float32":
+            raise PeerFault(f"a {header.dtype} tensor where float32 is due", key.sender)
+        if self._step is not None and key.step >= self._step + STEPS_AHEAD_LIMIT:
+            raise PeerFault(f"a tensor of step {key.step} in step {self._step}", key.sender)
+        shape = self._due_shape(key)
+        if shape is None:
+            raise PeerFault(f"{key.kind} {key.index} of layer {key.layer}: not due", key.sender)
+        if header.shape != shape:
+            raise PeerFault(f"{key.kind} of shape {header.shape}, due is {shape}", key.sender)
+        if header.codec != (codec := self.codec_of(key.kind, key.sender)):
+            raise PeerFault(f"{key.kind} in {header.codec[:32]}, due is {codec}", key.sender)
+        self._check_step(key)
+
+    def _check_step(self, key: FrameKey) -> None:
+        if self._step is not None:
+            too_far = key.step >= self._step + STEPS_AHEAD_LIMIT
+        else:  # which step comes first is not known here yet, but it is one
+            steps = {seen.step for seen in self._seen if seen.sender == key.sender} | {key.step}
+            too_far = len(steps) > STEPS_AHEAD_LIMIT
+        if too_far:
+            now = "before the first one" if self._step is None else f"in step {self._step}"
+            raise PeerFault(f"a tensor of step {key.step} {now}", key.sender)
+
+    def codec_of(self, kind: FrameKind, sender: str) -> str:
+        """The codec in which this kind of frame comes here from a peer that may send it."""
+        if kind is FrameKind.ACTIVATION:
+            return self.wire.boundaries[sender, self._me].activation
+        if kind is FrameKind.ACTIVATION_GRADIENT:
+            return self.wire.boundaries[self._me, sender].gradient
+        return self._reduction_codec
+
+    def _due_shape(self, key: FrameKey) -> tuple[int, ...] | None:
+        if key.kind in (FrameKind.ACTIVATION, FrameKind.ACTIVATION_GRADIENT):
+            return self._boundary if self._is_due_boundary(key) else None
+        chunks = self.wire.chunks.get(key.layer)
+        if chunks is None or key.sender not in self._holders.get(key.layer, ()):
+            return None
+        if not 0 <= key.index < len(chunks.bounds):
+            return None
+        owner = chunks.owners[key.index]
+        start, end = chunks.bounds[key.index]
+        is_part = key.kind is FrameKind.GRADIENT_PART and owner == self._me
+        is_sum = key.kind is FrameKind.GRADIENT_SUM and owner == key.sender
+        return (end - start,) if is_part or is_sum else None
+
+    def _is_due_boundary(self, key: FrameKey) -> bool:
+        is_activation = key.kind is FrameKind.ACTIVATION
+        if key.layer != (self._layers.start if is_activation else self._layers.stop):
+            return False
+        for place, beside in enumerate(self._neighbours):
+            stage = beside.before if is_activation else beside.after
+            if stage is not None and stage.peer_id == key.sender:
+                held_out = is_activation and key.index in beside.held_out
+                if held_out or self._is_missing(place, key.step, key.index, is_activation):
+                    return True
+        return False
+
+    def _is_missing(self, place: int, step: int, number: int, is_activation: bool) -> bool:
+        """Whether a microbatch goes through this place, and is not done here."""
+        if self._replay is None or step != self._replay[0]:
+            return number in self._microbatches[place]
+        _, replay, activations, gradients = self._replay
+        missing = activations if is_activation else gradients
+        return number in missing and replay.place(number) == place
+
+    # taking -----------------------------------------------------------------------------------
+
+    def begin_step(self, step: int) -> None:
+        """Forget what belongs to steps before `step`."""
+        self._step = step
+        self._held = {key: payload for key, payload in self._held.items() if key.step >= step}
+        self._seen = {key for key in self._seen if key.step >= step}
+        self._arrivals = [key for key in self._arrivals if key.step >= step]
+        self._arrived.set()
+
+    async def take(self, key: FrameKey) -> bytearray:
+        """Wait for a frame."""
+        payload = self._held.pop(key, None)
+        if payload is not None:
+            self._arrivals = [arrival for arrival in self._arrivals if arrival != key]
+            return payload
+        assert key not in self._waiting, f"two wait for {key}"
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[key] = future
+        try:
+            return await future
+        finally:
+            self._waiting.pop(key, None)
+
+    def take_arrivals(self, step: int, indices: Container[int]) -> list[tuple[FrameKey, bytearray]]:
+        """Activations and gradients of these microbatches that have come, in order of arrival."""
+        taken, left = [], []
+        for key in self._arrivals:
+            if key.step == step and key.index in indices:
+                taken.append((key, self._held.pop(key)))
+            else:
+                left.append(key)
+        self._arrivals = left
+        return taken
+
+    async def wait_for_arrival(self, awaited: FrameKey | None = None) -> None:
+        """Wait until anything new has come since the last call; `awaited` is what is needed."""
+        self.awaited = awaited
+        try:
+            await self._arrived.wait()
+        finally:
+            self.awaited = None
+        self._arrived.clear()
+
+    def lacks(self) -> tuple[FrameKey, ...]:
+        """The frames that are waited for and have not come."""
+        awaited = {key for key in (self.awaited,) if key is not None and key not in self._seen}
+        return tuple(sorted(awaited | self._waiting.keys()))
+
+
+def segments_of(plan: Plan, me: str) -> dict[int, Segment]:
+    """The segments that a peer holds, by their number in the plan."""
+    return {n: segment for n, segment in enumerate(plan.segments()) if me in segment.holders}

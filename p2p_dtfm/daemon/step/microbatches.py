@@ -1,0 +1,445 @@
+"""The microbatches of a step on their way through one stage."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from p2p_dtfm.core.messages.stage_progress import StageProgress
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan, Stage
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.recovery.partial_replay import StageReplay, whole_step
+from p2p_dtfm.core.schedule.pipeline_order import StageOrder, Tasklet, TaskletKind
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.step.mailbox import FrameKey, Mailbox
+from p2p_dtfm.daemon.step.neighbours import neighbours_of
+from p2p_dtfm.daemon.step.open_step_work import OpenStepWork, Outgoing, Unfinished
+from p2p_dtfm.daemon.step.step_frames import StepFrames
+from p2p_dtfm.daemon.telemetry.step_recorder import StepRecorder
+from p2p_dtfm.net.streams.frames import FrameKind
+from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.stage.finite import NotFinite, is_finite
+
+Tensor = Any
+Result = TypeVar("Result")
+Batch = tuple[Tensor, Tensor]
+"""int64 inputs and targets, each [sequences, tokens]."""
+BatchOf = Callable[[int, int], Batch]
+"""`batch(step, index)`: the tokens of a microbatch; called in the compute thread."""
+OnProgress = Callable[[int, StageProgress | None], None]
+
+_BOUNDARY_OF = {
+    TaskletKind.FORWARD: FrameKind.ACTIVATION,
+    TaskletKind.BACKWARD: FrameKind.ACTIVATION_GRADIENT,
+}
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """Tensors for tasklets that have not begun, by the microbatch's place in the order."""
+
+    inputs: dict[int, Tensor] = field(default_factory=dict)
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+
+
+class _Begun(NamedTuple):
+    """A tasklet that the compute thread runs, or will."""
+
+    tasklet: Tasklet
+    running: "asyncio.Task[Outgoing | None]"
+
+
+class Microbatches:
+    """Takes boundary tensors from the mailbox, computes, and sends what the neighbours wait for.
+
+    `on_progress(step, progress)` is told of all that `work` keeps, before another forward or
+    backward is begun.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        plan: Plan,
+        me: str,
+        spec: RunSpec,
+        work: OpenStepWork,
+        batch: BatchOf,
+        frames: StepFrames,
+        compute: Compute,
+        recorder: StepRecorder,
+        on_progress: OnProgress,
+    ) -> None:
+        stage = plan.stage_of(me)
+        assert stage is not None, "a spare has no microbatches"
+        self._mailbox = mailbox
+        self._me = me
+        self._spec = spec
+        self._work = work
+        self._runner = work.runner
+        self._batch = batch
+        self._frames = frames
+        self._compute = compute
+        self._recorder = recorder
+        self._on_progress = on_progress
+        self._stage = stage
+        self._neighbours = neighbours_of(plan, me, spec)
+        self._replay = whole_step(plan, me)
+
+    async def train(
+        self,
+        step: int,
+        replay: StageReplay,
+        on_final: Callable[[int], None] = lambda layer: None,
+    ) -> None:
+        """Forward and backward of each that `work` has not done yet.
+
+        `on_final(layer)` is called for each layer, the last one first, when all gradients of these
+        microbatches are in its buffer.
+        """
+        self._replay = replay
+        work, places = self._work, {number: n for n, number in enumerate(replay.microbatches)}
+        if work.unfinished is not None:
+            await self._compute.run(self._finish_backward)
+        order = StageOrder(
+            range(len(places)),
+            self._stage.in_flight,
+            makes_inputs=self._runner.has_embedding,
+            makes_losses=self._runner.has_head,
+            splits=self._runner.splits,
+            forwards_done=len(work.forwarded),
+            backwards_done=work.backwards,
+            weights_done=work.weights,
+            done_next={places[number] for number in replay.next_has},
+        )
+        not_final = dict.fromkeys(reversed(self._runner.layer_states))
+
+        def is_final(layer: int) -> None:
+            del not_final[layer]
+            on_final(layer)
+
+        self._on_progress(step, work.progress)
+        await self._send_kept(step, replay)
+        work.drop_if_too_large()
+        tensors = _Arrived()
+        ahead: _Begun | None = None
+        try:
+            while not order.done:
+                for key, payload in self._mailbox.take_arrivals(step, places):
+                    try:
+                        await self._arrived(key, payload, places[key.index], order, tensors)
+                    except PeerFault as fault:
+                        self._frames.on_poison(key.sender, fault.cause)
+                if ahead is None and order.only_weights_are_left:
+                    owed = [replay.microbatches[place] for place in order.take_weights()]
+                    await self._weights_by_layer(owed, is_final)
+                    break
+                begun, ahead = ahead, None
+                if begun is None:
+                    tasklet = order.next()
+                    if tasklet is None:
+                        with self._recorder.span("wait"):
+                            await self._mailbox.wait_for_arrival(self._awaited(step, order))
+                        continue
+                    if not order.splits and order.only_weights_are_left:
+                        await self._end_backwards(step, tasklet, tensors, is_final)
+                        continue
+                    begun = self._begin(step, tasklet, tensors)
+                ahead = self._look_ahead(step, begun.tasklet, order, tensors)
+                sent = await self._unless_poisoned(begun.running)
+                if begun.tasklet.kind is not TaskletKind.WEIGHT:
+                    self._say(step)
+                    self._send_if_missing(step, begun.tasklet, sent)
+        finally:
+            if ahead is not None:
+                ahead.running.cancel()
+        for layer in list(not_final):  # where all was done before
+            is_final(layer)
+
+    def _awaited(self, step: int, order: StageOrder) -> FrameKey:
+        """The frame without which nothing can be computed."""
+        kind, place = order.lacks
+        number = self._replay.microbatches[place]
+        if kind is TaskletKind.FORWARD:
+            return self._activation(step, number)
+        after = self._neighbour(FrameKind.ACTIVATION, number).peer_id
+        gradient = FrameKind.ACTIVATION_GRADIENT
+        return FrameKey(step, gradient, self._stage.end_layer, number, after)
+
+    async def _unless_poisoned(self, work: Awaitable[Result]) -> Result:
+        """Of what no correct neighbour sends nothing is made, and the step does not go on."""
+        try:
+            return await work
+        except PeerFault as fault:
+            assert fault.peer_id, "it is a neighbour"
+            await self._frames.refuse(fault.peer_id, fault)
+
+    def _begin(self, step: int, tasklet: Tasklet, tensors: "_Arrived") -> "_Begun":
+        """Give a tasklet to the compute thread, behind what it has to do already."""
+        place, number = tasklet.microbatch, self._replay.microbatches[tasklet.microbatch]
+        run = self._compute.run
+        if tasklet.kind is TaskletKind.FORWARD:
+            work = run(self._forward, step, number, tensors.inputs.pop(place, None))
+        elif tasklet.kind is TaskletKind.BACKWARD:
+            work = run(self._backward, number, tensors.gradients.pop(place, None))
+        else:
+            work = run(self._weight, number)
+        return _Begun(tasklet, asyncio.create_task(work))
+
+    def _look_ahead(
+        self, step: int, under_way: Tasklet, order: StageOrder, tensors: "_Arrived"
+    ) -> "_Begun | None":
+        """Begin what surely comes after `under_way`: then the compute thread goes on at once, and
+        does not wait for the event loop. But what is told of as progress is begun one by one,
+        after all before it was told of."""
+        if not order.splits:
+            return None
+        after = order.next_for_sure(only_weight=under_way.kind is not TaskletKind.WEIGHT)
+        return None if after is None else self._begin(step, after, tensors)
+
+    async def _end_backwards(
+        self,
+        step: int,
+        tasklet: Tasklet,
+        tensors: "_Arrived",
+        is_final: Callable[[int], None],
+    ) -> None:
+        """The last backward of a stage that does not split."""
+        number = self._replay.microbatches[tasklet.microbatch]
+        gradient = tensors.gradients.pop(tasklet.microbatch, None)
+        sent = await self._last_backward(number, gradient, is_final)
+        self._say(step)
+        self._send_if_missing(step, tasklet, sent)
+
+    def _send_if_missing(self, step: int, tasklet: Tasklet, sent: Outgoing | None) -> None:
+        """To the neighbour, unless it has kept what came of it."""
+        number = self._replay.microbatches[tasklet.microbatch]
+        is_forward = tasklet.kind is TaskletKind.FORWARD
+        kept = self._replay.next_has if is_forward else self._replay.previous_has
+        if sent is not None and number not in kept:
+            self._send(step, _BOUNDARY_OF[tasklet.kind], number, sent)
+
+    def _say(self, step: int) -> None:
+        self._on_progress(step, self._work.progress)
+        self._work.drop_if_too_large()
+
+    async def _arrived(
+        self,
+        key: FrameKey,
+        payload: bytearray,
+        place: int,
+        order: StageOrder,
+        tensors: "_Arrived",
+    ) -> None:
+        """Raises `PeerFault`.
+
+        What others could not know to be done here comes once more, and is not needed.
+        """
+        is_input = key.kind is FrameKind.ACTIVATION
+        if place < (len(self._work.forwarded) if is_input else self._work.backwards):
+            return
+        tensor = await self._boundary(key, payload)
+        if is_input:
+            order.input_arrived(place)
+            tensors.inputs[place] = tensor
+        else:
+            order.gradient_arrived(place)
+            tensors.gradients[place] = tensor
+
+    def _forward(self, step: int, number: int, entry: Tensor | None) -> Outgoing | None:
+        """Compute thread."""
+        forward = self._recorder.timed("forward", number, self._runner.forward)
+        result = forward(number, *self._entry(step, number, entry))
+        if self._runner.has_head:
+            loss = float(result)
+            if not math.isfinite(loss):
+                raise NotFinite(f"the loss of microbatch {number} is not finite")
+            self._work.forward_done(number, None, loss)
+            return None
+        sent = self._outgoing(FrameKind.ACTIVATION, number, result)
+        self._work.forward_done(number, sent, None)
+        return sent
+
+    def _backward(self, number: int, gradient: Tensor | None) -> Outgoing | None:
+        """Compute thread."""
+        self._require_finite(FrameKind.ACTIVATION_GRADIENT, number, gradient)
+        runner = self._runner
+        part = runner.input_backward if runner.splits else runner.backward
+        result = self._recorder.timed("backward", number, part)(number, gradient)
+        return self._backward_done(number, result)
+
+    def _weight(self, number: int) -> None:
+        """Compute thread."""
+        self._recorder.timed("backward", number, self._runner.weight_backward)(number)
+
+    def _backward_done(self, number: int, gradient: Tensor | None) -> Outgoing | None:
+        kind = FrameKind.ACTIVATION_GRADIENT
+        sent = None if gradient is None else self._outgoing(kind, number, gradient)
+        self._work.backward_done(number, sent)
+        return sent
+
+    async def _send_kept(self, step: int, replay: StageReplay) -> None:
+        """What neighbours have lost, or never got, of that which is done here."""
+        work = self._work
+        due: list[tuple[FrameKind, int]] = []
+        if not self._runner.has_head:
+            due += [(FrameKind.ACTIVATION, n) for n in work.forwarded if n not in replay.next_has]
+        if not self._runner.has_embedding:
+            done = (n for n in work.forwarded[: work.backwards] if n not in replay.previous_has)
+            due += [(FrameKind.ACTIVATION_GRADIENT, n) for n in done]
+        for kind, number in due:
+            sent = work.kept(kind, number)
+            if sent.codec != self._codec(kind, number):
+                sent = await self._compute.run(self._again, kind, number, sent)
+            self._send(step, kind, number, sent)
+
+    async def _last_backward(
+        self, number: int, gradient: Tensor | None, is_final: Callable[[int], None]
+    ) -> Outgoing | None:
+        """Layer by layer, so that other work of this peer's thread gets in between."""
+        sent: Outgoing | None = None
+        for layer in reversed(self._runner.layer_states):
+            work = self._compute.run(self._backward_layer, number, layer, gradient)
+            sent = await self._unless_poisoned(work)
+            gradient = None
+            is_final(layer)
+            await asyncio.sleep(0)  # what is now to be done with it goes first
+        return sent
+
+    def _backward_layer(self, number: int, layer: int, gradient: Tensor | None) -> Outgoing | None:
+        """Takes the gradient that the layer above has left, or the first one. Compute thread."""
+        self._require_finite(FrameKind.ACTIVATION_GRADIENT, number, gradient)
+        backward = self._recorder.timed("backward", number, self._runner.backward_layer)
+        unfinished = self._work.unfinished
+        result = backward(number, layer, gradient if unfinished is None else unfinished.gradient)
+        if layer > min(self._runner.layer_states):
+            assert result is not None, "only the embedding has no input gradient"
+            self._work.unfinished = Unfinished(number, layer, result)
+            return None
+        self._work.unfinished = None
+        return self._backward_done(number, result)
+
+    def _finish_backward(self) -> None:
+        """One that was stopped between two layers. Compute thread."""
+        while (unfinished := self._work.unfinished) is not None:
+            self._backward_layer(unfinished.microbatch, unfinished.layer - 1, None)
+
+    async def _weights_by_layer(self, owed: Sequence[int], is_final: Callable[[int], None]) -> None:
+        """What splitting has left at the end: for each layer of all microbatches, in order."""
+        for layer in reversed(self._runner.layer_states):
+            for number in owed:
+                part = self._runner.weight_backward_layer
+                weights = self._recorder.timed("backward", number, part)
+                await self._compute.run(weights, number, layer)
+            is_final(layer)
+            await asyncio.sleep(0)
+
+    async def evaluate(self, step: int) -> float:
+        """The held-out microbatches of this peer's places, in the order that all follow; returns
+        the summed loss where the head is, else 0."""
+        loss_sum = 0.0
+        for number in self.held_out:
+            entry = None
+            if not self._runner.has_embedding:
+                key = self._activation(step, number)
+                with self._recorder.span("wait"):
+                    payload = await self._mailbox.take(key)
+                try:
+                    entry = await self._boundary(key, payload)
+                except PeerFault as fault:
+                    await self._frames.refuse(key.sender, fault)
+            evaluate = self._recorder.timed("evaluate", number, self._runner.evaluate)
+            work = self._compute.run(
+                lambda evaluate=evaluate, number=number, entry=entry: evaluate(
+                    *self._entry(step, number, entry)
+                )
+            )
+            result = await self._unless_poisoned(work)
+            if self._runner.has_head:
+                loss_sum += float(result)
+            else:
+                sent = await self._compute.run(self._outgoing, FrameKind.ACTIVATION, number, result)
+                self._send(step, FrameKind.ACTIVATION, number, sent)
+        return loss_sum
+
+    def _entry(self, step: int, number: int, activation: Tensor | None) -> tuple[Tensor, ...]:
+        """The arguments of a forward: input, and targets where the head is. Compute thread."""
+        needs_batch = self._runner.has_embedding or self._runner.has_head
+        tokens, targets = self._batch(step, number) if needs_batch else (None, None)
+        self._require_finite(FrameKind.ACTIVATION, number, activation)
+        entry = tokens if activation is None else activation
+        return (entry, targets) if self._runner.has_head else (entry,)
+
+    async def _boundary(self, key: FrameKey, payload: bytearray) -> Tensor:
+        """Raises `PeerFault`."""
+        codec = codec_of(self._mailbox.codec_of(key.kind, key.sender), self._spec.codecs)
+        if codec.lossless:
+            return codec.decode(payload, self._shape)
+        return await self._compute.run(codec.decode, payload, self._shape)
+
+    def _require_finite(self, kind: FrameKind, number: int, values: Tensor | None) -> None:
+        """What a neighbour has sent; raises `PeerFault`. Compute thread."""
+        if values is not None and not is_finite(values):
+            beside = self._neighbours[self._place(number)]
+            sender = beside.before if kind is FrameKind.ACTIVATION else beside.after
+            assert sender is not None, "an end of a pipeline gets nothing from outside"
+            cause = f"{kind} of microbatch {number} with a value that is not finite"
+            raise PeerFault(cause, sender.peer_id)
+
+    def _activation(self, step: int, number: int) -> FrameKey:
+        before, layer = self._neighbours[self._place(number)].before, self._stage.first_layer
+        assert before is not None, "the embedding has its inputs"
+        return FrameKey(step, FrameKind.ACTIVATION, layer, number, before.peer_id)
+
+    @property
+    def held_out(self) -> list[int]:
+        """The held-out microbatches that go through this stage."""
+        return sorted(number for beside in self._neighbours for number in beside.held_out)
+
+    def _place(self, number: int) -> int:
+        """Which of this peer's places a microbatch goes through."""
+        for place, beside in enumerate(self._neighbours):
+            if number in beside.held_out:
+                return place
+        return self._replay.place(number)
+
+    def _neighbour(self, kind: FrameKind, number: int) -> Stage:
+        """Where this microbatch's boundary tensor of this kind goes."""
+        beside = self._neighbours[self._place(number)]
+        found = beside.after if kind is FrameKind.ACTIVATION else beside.before
+        assert found is not None, "an end of a pipeline sends nothing outward"
+        return found
+
+    def _codec(self, kind: FrameKind, number: int) -> str:
+        """In which it goes there."""
+        boundaries, neighbour = self._mailbox.wire.boundaries, self._neighbour(kind, number).peer_id
+        if kind is FrameKind.ACTIVATION:
+            return boundaries[self._me, neighbour].activation
+        return boundaries[neighbour, self._me].gradient
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return self._spec.batch.microbatch, self._spec.model.context, self._spec.model.width
+
+    def _outgoing(self, kind: FrameKind, number: int, tensor: Tensor) -> Outgoing:
+        """Compute thread."""
+        name = self._codec(kind, number)
+        codec = codec_of(name, self._spec.codecs)
+        if codec.lossless:  # the others encode on the device, and their bytes are few
+            tensor = self._runner.copies.to_host(tensor).wait()
+        if not is_finite(tensor):
+            raise NotFinite(f"{kind} of microbatch {number} is not finite")
+        return Outgoing(name, codec.encode(tensor))
+
+    def _again(self, kind: FrameKind, number: int, sent: Outgoing) -> Outgoing:
+        """In the codec of the present view. Compute thread."""
+        codec = codec_of(sent.codec, self._spec.codecs)
+        return self._outgoing(kind, number, codec.decode(sent.payload, self._shape))
+
+    def _send(self, step: int, kind: FrameKind, number: int, sent: Outgoing) -> None:
+        neighbour, is_forward = self._neighbour(kind, number), kind is FrameKind.ACTIVATION
+        layer = (neighbour if is_forward else self._stage).first_layer
+        header = self._frames.header(step, kind, layer, number, self._shape, sent.codec)
+        lane = "forward" if is_forward else "backward"
+        self._frames.send_later(neighbour.peer_id, lane, header, sent.payload)

@@ -1,0 +1,149 @@
+"""What this peer has computed of the open step: kept until the step commits, whatever fails.
+
+It belongs to the peer's stage, not to a view: where a later view lets the stage go on, nothing is
+computed twice, and what a replaced neighbour lost is sent again from here.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from p2p_dtfm.core.messages.stage_progress import StageProgress, as_runs
+from p2p_dtfm.net.streams.frames import FrameKind, Payload
+from p2p_dtfm.train.stage.stage_runner import StageRunner
+
+Tensor = Any
+KEPT_LIMIT_BYTES = 1 << 30
+"""Of boundary tensors in main memory; a step that sends more is not kept if it fails."""
+
+
+class Outgoing(NamedTuple):
+    """A boundary tensor as it is sent."""
+
+    codec: str
+    payload: Payload
+
+
+class Unfinished(NamedTuple):
+    """A backward that has gone through the layers from the last one to `layer`."""
+
+    microbatch: int
+    layer: int
+    gradient: Tensor
+    """Of the input of `layer`."""
+
+
+class OpenStepWork:
+    """One step's work at one stage. Changed in the compute thread only, so that a tasklet that ends
+    after its step was stopped is still counted."""
+
+    def __init__(self, runner: StageRunner, limit_bytes: int = KEPT_LIMIT_BYTES) -> None:
+        self.runner = runner
+        self.step: int | None = None
+        self.forwarded: list[int] = []
+        self.backwards = 0
+        """So many of the first of them have had their backward."""
+        self.unfinished: Unfinished | None = None
+        """The next backward, if it is in the middle."""
+        self.losses: dict[int, float] = {}
+        """Summed over tokens, where the head is."""
+        self._limit_bytes = limit_bytes
+        self._sent: dict[tuple[FrameKind, int], Outgoing] = {}
+        self._sent_bytes = 0
+        self._keeps = True
+
+    def use_recompute(self, recompute: bool) -> None:
+        """What the view asks of the stage's memory. A stage that recomputes does not split its
+        backwards, so nothing may be owed then."""
+        if recompute != self.runner.recompute:
+            for number in self.forwarded[: self.backwards]:
+                self.runner.weight_backward(number)
+            self.runner.recompute = recompute
+
+    def begin(self, step: int) -> None:
+        """Nothing of the step is done: forget all, and start with zero gradients."""
+        self.step = step
+        self.runner.discard()
+        self.runner.zero_gradients()
+        self._forget()
+        self._keeps = True
+
+    def begin_group(self) -> None:
+        """With local steps: what was done before is used up; only its losses count."""
+        self.forwarded, self.backwards, self.unfinished = [], 0, None
+        self._sent, self._sent_bytes = {}, 0
+
+    def _forget(self) -> None:
+        self.begin_group()
+        self.losses = {}
+
+    def go_on(self, step: int, microbatches: Sequence[int], forwards: int, backwards: int) -> None:
+        """Go on with other microbatches after the first `forwards`, which are kept here."""
+        same = 0
+        while same < min(len(self.forwarded), len(microbatches)):
+            if self.forwarded[same] != microbatches[same]:
+                break
+            same += 1
+        assert self.step == step, (self.step, step)
+        touched = self.backwards + (self.unfinished is not None)
+        assert backwards <= self.backwards and max(forwards, touched) <= same, (
+            f"{self.forwarded} with {self.backwards} backwards cannot go on as {microbatches} "
+            f"with {forwards} and {backwards} kept"
+        )
+        for number in self.forwarded[same:]:
+            self.runner.forget(number)
+            self.losses.pop(number, None)
+            self._sent.pop((FrameKind.ACTIVATION, number), None)
+        del self.forwarded[same:]
+
+    def end(self) -> None:
+        """The step has committed: its tensors are not needed any more."""
+        self.step = None
+        self._forget()
+
+    # tasklets -----------------------------------------------------------------------------------
+
+    def forward_done(self, microbatch: int, sent: Outgoing | None, loss: float | None) -> None:
+        self.forwarded.append(microbatch)
+        if loss is not None:
+            self.losses[microbatch] = loss
+        self._keep(FrameKind.ACTIVATION, microbatch, sent)
+
+    def backward_done(self, microbatch: int, sent: Outgoing | None) -> None:
+        assert self.forwarded[self.backwards] == microbatch, (self.forwarded, self.backwards)
+        self.backwards += 1
+        self.unfinished = None
+        self._keep(FrameKind.ACTIVATION_GRADIENT, microbatch, sent)
+
+    def _keep(self, kind: FrameKind, microbatch: int, sent: Outgoing | None) -> None:
+        if sent is None or not self._keeps:
+            return
+        self._sent[kind, microbatch] = sent
+        self._sent_bytes += memoryview(sent.payload).nbytes
+        if self._sent_bytes > self._limit_bytes:
+            self._keeps = False
+
+    def drop_if_too_large(self) -> None:
+        """Call it once `progress` is said: until then others may count on what was said before."""
+        if not self._keeps:
+            self._sent, self._sent_bytes = {}, 0
+
+    @property
+    def weights(self) -> int:
+        """So many of the first of them owe no gradients of matrices (see `StageRunner.splits`)."""
+        count = 0
+        while count < self.backwards and not self.runner.owes(self.forwarded[count]):
+            count += 1
+        return count
+
+    def kept(self, kind: FrameKind, microbatch: int) -> Outgoing:
+        """What was sent for a microbatch."""
+        return self._sent[kind, microbatch]
+
+    @property
+    def progress(self) -> StageProgress | None:
+        """What the next view may count on; None: nothing is done, or too much to be kept."""
+        if not self.forwarded or not self._keeps:
+            return None
+        layers = sorted(self.runner.layer_states)
+        runs = as_runs(self.forwarded)
+        return StageProgress(layers[0], layers[-1] + 1, runs, self.backwards)

@@ -1,0 +1,208 @@
+"""One step's reduction of all segments that a peer holds, beside the rest of its backward."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NoReturn
+
+from p2p_dtfm.core.planner.wire_plan import Chunks
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Segment
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.step.mailbox import FrameKey, Mailbox
+from p2p_dtfm.daemon.step.segment_exchange import exchange
+from p2p_dtfm.daemon.step.step_frames import StepFrames
+from p2p_dtfm.daemon.telemetry.step_recorder import StepRecorder
+from p2p_dtfm.net.streams.frames import FrameKind, Payload
+from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.finite import NotFinite, is_finite
+from p2p_dtfm.train.stage.host_copies import host_room
+from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
+from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
+
+Tensor = Any
+OnAlone = Callable[[int, int, Tensor], None]
+"""Step, layer and its reduced gradient, which stays as it is."""
+
+
+class StepReduction:
+    """`layer_is_final` for each layer, in any order; `finish` when all are; `cancel` in any case.
+
+    The layers' gradient buffers keep this peer's own sums.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        segments: Mapping[int, Segment],
+        states: Mapping[int, LayerState],
+        me: str,
+        spec: RunSpec,
+        mailbox: Mailbox,
+        frames: StepFrames,
+        compute: Compute,
+        memory: ReplicaMemory,
+        recorder: StepRecorder,
+        rooms: dict[tuple[int, int], Tensor],
+        on_alone: OnAlone | None = None,
+    ) -> None:
+        """`rooms` belongs to the view: the reduced gradients of one step stay until the next one
+        commits, so two rooms for each segment take turns. `on_alone` is told of each layer that
+        nobody else holds."""
+        self._on_alone = on_alone
+        self._rooms = rooms
+        self._step = step
+        self._states = states
+        self._me = me
+        self._mailbox = mailbox
+        self._frames = frames
+        self._compute = compute
+        self._memory = memory
+        self._recorder = recorder
+        self._spec = spec
+        self._codec = codec_of(spec.codecs.reduction, spec.codecs)
+        self._final = {layer: asyncio.Event() for layer in states}
+        self._of_layer: dict[int, SegmentReduction] = {}
+        self._reduced: dict[int, Tensor] = {}
+        self.sums: dict[int, tuple[bytes, ...]] = {}
+        """By the first layer of a segment with other holders: digests of each holder's sums."""
+        self._filling: set[asyncio.Task[None]] = set()
+        self._segments = [asyncio.create_task(self._begin(s)) for s in segments.values()]
+
+    def layer_is_final(self, layer: int) -> None:
+        """All microbatches' gradients are in the layer's buffer. What is now to be done with it
+        comes before what the caller computes after its next turn of the event loop."""
+        reduction = self._of_layer.get(layer)
+        if reduction is None:
+            self._final[layer].set()
+        else:
+            self._filling.add(asyncio.create_task(self._fill(layer, reduction)))
+
+    async def finish(self) -> dict[int, Tensor]:
+        """The reduced gradient of each layer, flat fp32. Of a layer without other holders that is
+        the gradient buffer itself, if nothing is owed and nobody is told of it."""
+        await asyncio.gather(*self._filling, *self._segments)
+        return self._reduced
+
+    def cancel(self) -> None:
+        """Do no more; harmless after `finish`."""
+        for task in (*self._filling, *self._segments):
+            task.cancel()
+
+    async def _fill(self, layer: int, reduction: SegmentReduction) -> None:
+        gradient = self._states[layer].gradient_vector()
+        await self._compute.run(reduction.fill, layer, gradient)
+        self._final[layer].set()
+
+    async def _wait_for(self, layer: int) -> None:
+        await self._final[layer].wait()
+
+    def _begin(self, segment: Segment) -> Coroutine[Any, Any, None]:
+        """Ready for its layers at once, whichever is final first."""
+        states = [self._states[layer] for layer in segment.layers]
+        owed = self._memory.owed_of(states)
+        if len(segment.holders) == 1:
+            return self._keep(segment, states, owed)
+        chunks = self._mailbox.wire.chunks[segment.first_layer]
+        place = (segment.first_layer, self._step % 2)
+        if place not in self._rooms:
+            elements = sum(state.parameter_count for state in states)
+            self._rooms[place] = host_room(elements, states[0].device)
+        reduction = SegmentReduction(
+            self._spec,
+            self._codec,
+            self._step,
+            segment.first_layer,
+            chunks.bounds,
+            [state.parameter_count for state in states],
+            owed,
+            self._rooms[place],
+        )
+        self._of_layer |= dict.fromkeys(segment.layers, reduction)
+        return self._reduce(segment, states, chunks, reduction)
+
+    async def _reduce(
+        self,
+        segment: Segment,
+        states: list[LayerState],
+        chunks: Chunks,
+        reduction: SegmentReduction,
+    ) -> None:
+        """Give every holder of a segment the same sum of all holders' gradients."""
+        courses = _Courses(
+            self._mailbox, self._frames, self._step, segment.first_layer, self._codec.name
+        )
+        await self._any_final(segment)
+        with self._recorder.span("reduce", segment.first_layer):
+            self.sums[segment.first_layer] = await exchange(
+                reduction,
+                self._me,
+                segment.holders,
+                chunks.owners,
+                courses,
+                self._compute,
+                self._wait_for,
+            )
+        self._reduced |= reduction.reduced_layers()
+        if reduction.owed is not None:
+            self._memory.propose_owed(self._step, states, reduction.owed)
+
+    async def _any_final(self, segment: Segment) -> None:
+        """A backward ends its last layer first."""
+        waits = [asyncio.create_task(self._wait_for(layer)) for layer in segment.layers]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _keep(self, segment: Segment, states: list[LayerState], owed: Tensor | None) -> None:
+        """Nobody else holds these layers: what was owed to others once is used here."""
+        counts = [state.parameter_count for state in states]
+        parts = [None] * len(states) if owed is None else owed.split(counts)
+        await asyncio.gather(*map(self._keep_layer, states, parts))
+        if owed is not None:
+            self._memory.propose_owed(self._step, states, owed * 0.0)
+
+    async def _keep_layer(self, state: LayerState, owed: Tensor | None) -> None:
+        """The copy for others is made at once, so that it can be on its way while the rest of the
+        backward goes on."""
+        await self._wait_for(state.layer)
+        gradient = state.gradient_vector()
+        if not await self._compute.run(is_finite, gradient):
+            raise NotFinite(f"the gradient of layer {state.layer} is not finite")
+        if owed is not None:
+            gradient = await self._compute.run(lambda: gradient + owed.to(gradient.device))
+        elif self._on_alone is not None:
+            gradient = await self._compute.run(gradient.clone)
+        self._reduced[state.layer] = gradient
+        if self._on_alone is not None:
+            self._on_alone(self._step, state.layer, gradient)
+
+
+class _Courses:
+    """The frames of one segment's reduction in one step: `segment_exchange.Courses`."""
+
+    def __init__(
+        self, mailbox: Mailbox, frames: StepFrames, step: int, layer: int, codec: str
+    ) -> None:
+        self._mailbox = mailbox
+        self._frames = frames
+        self._step = step
+        self._layer = layer
+        self._codec = codec
+
+    async def send(
+        self, peer_id: str, kind: FrameKind, chunk: int, elements: int, payload: Payload
+    ) -> None:
+        header = self._frames.header(self._step, kind, self._layer, chunk, (elements,), self._codec)
+        self._frames.send_later(peer_id, "reduce", header, payload)
+
+    async def take(self, peer_id: str, kind: FrameKind, chunk: int) -> bytearray:
+        key = FrameKey(self._step, kind, self._layer, chunk, peer_id)
+        return await self._mailbox.take(key)
+
+    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
+        """What came was not changed on its way, so it is not the link."""
+        await self._frames.refuse(peer_id, fault)

@@ -1,0 +1,38 @@
+"""The run's history at this peer: one JSON object a line."""
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.daemon.telemetry.troubles import Troubles
+
+LIMIT_BYTES = 64 << 20
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class EventLog:
+    """Appends to a file; past `LIMIT_BYTES` the older half of the history moves to `*.old`."""
+
+    def __init__(self, path: Path, troubles: Troubles | None = None) -> None:
+        self._path = path
+        self._troubles = troubles or Troubles()
+
+    def write(self, event: str, **facts: Any) -> None:
+        """A full disk costs the line, not the daemon."""
+        line = json.dumps({"time_s": round(time.time(), 3), "event": event, **facts})
+        try:
+            if self._path.exists() and self._path.stat().st_size > LIMIT_BYTES:
+                self._path.replace(self._path.with_suffix(".old"))
+            with self._path.open("a") as file:
+                file.write(line + "\n")
+            self._troubles.over("history")
+        except OSError as error:
+            log.warning("event not recorded: %s", error)
+            self._troubles.tell(
+                "history",
+                f"the history of this run cannot be written: {error.strerror}",
+                f"free space on the disk of {self._path.parent}",
+            )

@@ -1,0 +1,88 @@
+"""What is wrong now, judged from what a daemon sees: nothing while nothing is, one action each."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from p2p_dtfm.daemon.telemetry.estimate import in_words
+from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.web.state import Problem
+
+LATE_STEPS = 5
+LATE_S = 10.0
+"""A step is late after this time and this many times what steps took of late."""
+SILENT_S = 10.0
+UNHEARD_S = 3.0
+"""Whoever was not heard for so long while no step commits may be what it waits for."""
+JOINING_LIMIT_S = 90.0
+WAITS_FOR_NOBODY = (State.SPARE, State.DONE, State.LEAVING, State.STOPPED, State.PAUSED)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a daemon sees at one moment. Peers are named as its user reads them."""
+
+    state: State
+    reason: str
+    in_state_s: float
+    uncommitted_s: float
+    """Since the last commit, or since the view began."""
+    step_s: float | None
+    """What a step took of late."""
+    no_plan: str = ""
+    is_failing: bool = False
+    """A failure ended the view; the members agree on how to go on."""
+    lost: Sequence[str] = ()
+    """Whom this peer holds for lost."""
+    waits_for: Sequence[str] = ()
+    silent: Sequence[tuple[str, float]] = ()
+    """Members that were not heard of for so many seconds."""
+
+
+def problems_in(sight: Sight) -> Iterator[Problem]:
+    """The first is what matters most."""
+    if sight.state in WAITS_FOR_NOBODY:
+        return
+    if sight.no_plan:
+        yield Problem(
+            f"no steps happen: {sight.no_plan}",
+            "start p2p-dtfm on another computer with --initial-peers and this peer's address",
+        )
+    elif sight.is_failing and sight.lost:  # else a step is repeated, by itself and at once
+        yield _failing(sight)
+    elif sight.state in (State.TRAINING, State.WAITING) and _is_late(sight):
+        yield _late(sight)
+    elif sight.state is State.JOINING and sight.in_state_s > JOINING_LIMIT_S:
+        yield Problem(
+            f"for {in_words(sight.in_state_s)} nobody has let this peer in: {sight.reason}",
+            "look at the way to a member: p2p-dtfm doctor --initial-peers ADDRESS",
+        )
+
+
+def _failing(sight: Sight) -> Problem:
+    return Problem(
+        f"{', '.join(sight.lost)} fell silent: the step is stopped until the members agree on how "
+        "to go on",
+        "nothing, if that computer was switched off: the others go on without it",
+    )
+
+
+def _is_late(sight: Sight) -> bool:
+    if sight.state is State.WAITING and sight.step_s is None:
+        return False  # for the first view; the reason says what for
+    late_s = UNHEARD_S if sight.silent else LATE_S
+    return sight.uncommitted_s > max(late_s, LATE_STEPS * (sight.step_s or 0))
+
+
+def _late(sight: Sight) -> Problem:
+    late = f"no step was committed for {in_words(sight.uncommitted_s)}"
+    if sight.silent:
+        name, silent_s = max(sight.silent, key=lambda item: item[1])
+        return Problem(
+            f"{late}: {name} was not heard of for {in_words(silent_s)}",
+            "see whether that computer runs and is connected",
+        )
+    whom = ", ".join(sight.waits_for) or "tensors of its neighbours"
+    return Problem(
+        f"{late}: this peer waits for {whom}",
+        "see whether those computers are busy with other programs, or their connections slow",
+    )

@@ -1,0 +1,69 @@
+"""What is known of the run's committed steps: losses, rate, and how long the rest will take."""
+
+from collections import deque
+from collections.abc import Callable
+
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.telemetry.status import State, Status
+from p2p_dtfm.daemon.telemetry.step_rate import Pace
+
+LOSSES_KEPT = 4096
+
+
+class RunHistory:
+    """`on_record` is called for every committed step, once in each lineage."""
+
+    def __init__(self, spec: RunSpec, status: Status) -> None:
+        self.losses: deque[tuple[int, float]] = deque(maxlen=LOSSES_KEPT)
+        self.held_out: deque[tuple[int, float]] = deque(maxlen=LOSSES_KEPT)
+        self.on_record: Callable[[StepOutcome], None] | None = None
+        self.pace = Pace(status.clock_s)
+        self._spec = spec
+        self._status = status
+        self._recorded_step = -1
+        self._from_step = 0
+        """The present view's first."""
+        status.facts["total_steps"] = spec.total_steps
+        status.measured = self._measured
+
+    def goes_on_from(self, step: int) -> None:
+        """A view starts here: steps that it repeats are recorded again."""
+        self._recorded_step = min(self._recorded_step, step - 1)
+        self._status.facts["step"] = min(step, self._spec.total_steps)
+        self._from_step = step
+        self.pace.begins()
+
+    def record(self, outcome: StepOutcome) -> None:
+        """A step is committed; it counts once."""
+        if outcome.step <= self._recorded_step:
+            return
+        self._recorded_step = outcome.step
+        if outcome.loss is not None:
+            self.losses.append((outcome.step, outcome.loss))
+            if outcome.step >= self._from_step:  # else it is the last one of the view before
+                self.pace.committed()
+        if outcome.held_out_loss is not None:
+            self.held_out.append((outcome.step, outcome.held_out_loss))
+        self._status.facts |= {
+            "step": min(outcome.step + 1, self._spec.total_steps),
+            "loss": self.losses[-1][1] if self.losses else None,
+            "held_out_loss": self.held_out[-1][1] if self.held_out else None,
+        }
+        if self._status.state is State.TRAINING:
+            self._status.say(State.TRAINING, self._of_all(outcome.step + 1))
+        if self.on_record is not None:
+            self.on_record(outcome)
+
+    def _of_all(self, step: int) -> str:
+        total = self._spec.total_steps
+        return f"step {min(step, total)} of {total}"
+
+    def _measured(self) -> dict[str, object]:
+        """Rate and time left, as they are at this moment."""
+        left = self._spec.total_steps - int(self._status.facts.get("step") or 0)
+        rate = self.pace.steps_per_s() if left > 0 else None
+        return {
+            "tokens_per_s": round(rate * self._spec.tokens_per_step, 1) if rate else None,
+            "eta_s": round(left / rate, 1) if rate else None,
+        }

@@ -1,0 +1,127 @@
+"""What this daemon is doing: always one state, why, and for how long yet."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from p2p_dtfm.daemon.telemetry.estimate import Estimate, in_words
+from p2p_dtfm.daemon.telemetry.troubles import Troubles
+
+FETCHES = "fetches"
+TOLD_EVERY_S = 10.0
+"""How often the log hears of something long."""
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    JOINING = "joining"
+    MEASURING = "measuring"
+    SYNCING = "syncing"
+    WAITING = "waiting"
+    SPARE = "spare"
+    TRAINING = "training"
+    DONE = "done"
+    LEAVING = "leaving"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+
+
+LAST_STATES = (State.LEAVING, State.STOPPED)
+
+
+@dataclass(frozen=True)
+class Work:
+    """How far something long is."""
+
+    what: str
+    share: float
+    """0 to 1."""
+    left_s: float | None
+    """None while nothing can be said."""
+
+    def __str__(self) -> str:
+        left = "" if self.left_s is None else f", about {in_words(self.left_s)} left"
+        return f"{self.what}: {self.share:.0%}{left}"
+
+
+@dataclass
+class Status:
+    """`say` changes the state, `advance` says how far it is; the rest are facts that the parts of
+    the daemon keep up to date.
+
+    A peer that leaves goes on training until others hold its layers, but "leaving" is what its
+    user waits for: after that state only the end is told.
+    """
+
+    state: State = State.STARTING
+    reason: str = "loads the program"
+    since_s: float = field(default_factory=time.time)
+    facts: dict[str, Any] = field(default_factory=dict)
+    work: Work | None = None
+    """Of something long in this state."""
+    clock_s: Callable[[], float] = time.monotonic
+    troubles: Troubles = field(default_factory=Troubles)
+    measured: Callable[[], dict[str, Any]] = dict
+    """Facts that change while nothing happens, such as the rate of a step that does not end."""
+    _estimate: Estimate | None = None
+    _told_s: float = 0.0
+
+    def say(self, state: State, reason: str) -> None:
+        fetching = self.work is not None and self.work.what.startswith(FETCHES)
+        if state is not self.state or not fetching:
+            self.work = self._estimate = None
+        self._enter(state, reason)
+
+    def advance(self, state: State, what: str, done: float, total: float) -> None:
+        """Something long has come so far, in any unit. It began when this was first said of it."""
+        self._enter(state, str(self._measure(what, done, total)))
+
+    def _measure(self, what: str, done: float, total: float) -> Work:
+        if self._estimate is None or self.work is None or self.work.what != what:
+            self._estimate, self._told_s = Estimate(self.clock_s), self.clock_s()
+        self.work = Work(what, min(1.0, done / max(total, 1)), self._estimate.left_s(done, total))
+        if self.clock_s() - self._told_s >= TOLD_EVERY_S:
+            self._told_s = self.clock_s()
+            log.info("%s", self.work)
+        return self.work
+
+    def receives(self, name: str, done_bytes: int, total_bytes: int) -> None:
+        """A file is being fetched; state and reason stay. While training goes on, nobody waits for
+        it. Nothing in all: it is over."""
+        if self.state in (State.TRAINING, *LAST_STATES):
+            return
+        what = f"{FETCHES} {name}"
+        if not total_bytes:
+            if self.work is not None and self.work.what == what:
+                self.work = self._estimate = None
+            return
+        self._measure(what, done_bytes, total_bytes)
+
+    def _enter(self, state: State, reason: str) -> None:
+        if (state, reason) == (self.state, self.reason):
+            return
+        if self.state in LAST_STATES and state not in LAST_STATES:
+            return
+        changed = state is not self.state
+        self.state, self.reason = state, reason
+        if changed:
+            self.since_s = time.time()
+        log.log(logging.INFO if changed else logging.DEBUG, "%s: %s", state.value, reason)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "state": self.state.value,
+            "reason": self.reason,
+            "since_s": round(self.since_s, 3),
+            "work": None if self.work is None else asdict(self.work),
+            **self.figures(),
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """The facts, and what is measured now."""
+        return {**self.facts, **self.measured()}

@@ -1,0 +1,319 @@
+"""This peer's part of cuts: copies of its layers, sent to guardians that lag, and theirs kept here.
+
+A stage-holder copies its layers beside the first microbatches after the cut's step, before they
+are updated. The copies of layers that it alone holds go to their guardians, one after another, in
+small pieces that take no more than a tenth of the line. `core.cost_model.cuts` says when.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from p2p_dtfm.core.cost_model.cuts import LINE_SHARE, CutClock
+from p2p_dtfm.core.cost_model.guardians import guarded_pairs
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.peers.wire import CutBegun, CutReceipt
+from p2p_dtfm.daemon.state_transfer.cut_store import CutStore
+from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
+from p2p_dtfm.train.model.layer_copy import PartialCopy, pieces_of
+from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState
+from p2p_dtfm.train.stage.gradient_parts import tensor_from_bytes, tensor_to_bytes
+
+RECEIPT_LIMIT_S = 10.0
+"""How long after its last piece a guardian's receipt may take, before a layer is sent anew."""
+RETRY_S = 1.0
+LANE = "state"
+MOST_STEPS_AHEAD = 64
+"""A guardian without a stage may be a few steps behind its holder."""
+LINEAGE_POLL_S = 0.05
+
+BURST_BYTES = 2 << 20
+"""What goes at once: enough for a connection over a long way to get up to speed."""
+
+log = logging.getLogger("p2p_dtfm.cuts")
+
+
+def pause_s(took_s: float, sent_bytes: int, bytes_per_s: int) -> float:
+    """After a burst that took so long, so that cuts take no more than a tenth of the line: of its
+    time, or of its bytes as far as the rate is known. Probes of long lines often find too little.
+    """
+    by_time_s = (LINE_SHARE - 1) * took_s
+    tenth_s = LINE_SHARE * sent_bytes / max(1, bytes_per_s)
+    is_as_known = took_s <= tenth_s / 2  # else others share it now, or it carries less
+    return min(by_time_s, tenth_s - took_s) if is_as_known else by_time_s
+
+
+class Cuts:
+    """`begin` and `copied` are called around a step's computing, `committed` after each commit."""
+
+    def __init__(self, tools: Tools, outlet: Outlet, state: TrainerState) -> None:
+        self.safe_step: int | None = None
+        """Step of the newest whole cut; None where there is none, or guardians do not lag."""
+        self._tools = tools
+        self._outlet = outlet
+        self._state = state
+        self._workload = workload_of(tools.spec)
+        self._store = CutStore(outlet.has_cuts)
+        self._view: View | None = None
+        self._first_step = 0
+        self._clock: CutClock | None = None
+        self._copying: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
+        self._coming: dict[int, PartialCopy] = {}
+        self._begun: dict[str, CutBegun] = {}
+        """The newest of each holder."""
+        self._digests: dict[int, str] = {}
+        """Of the copies that are sent."""
+        self._checking: set[asyncio.Task[None]] = set()
+        self._received = asyncio.Event()
+
+    def _watched(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """If it breaks, the steps must not go on as if cuts were taken."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._state.fail(error)
+
+    # views --------------------------------------------------------------------------------------
+
+    def take_over(self, view: View, step: int) -> None:
+        """From `step` on steps happen in `view`; copies that do not lie on its lineage are gone."""
+        before, clock, pace = self._view, self._clock, view.cut_pace
+        goes_on = before is not None and view.goes_on_with_cuts_of(before)
+        if goes_on and clock is not None and pace is not None:
+            self._go_on(view, clock, pace.every_steps)
+            return
+        self.stop()
+        self._view, self._first_step = view, step
+        guarded = view.guardians_of(self._tools.me)
+        self._clock = None if pace is None else CutClock(step, pace.every_steps, guarded)
+        if self.safe_step is not None:
+            self.safe_step = min(self.safe_step, step)
+        self._store.keep_from(self.safe_step or 0, self._is_on_lineage)
+
+    def _go_on(self, view: View, clock: CutClock, every_steps: int) -> None:
+        """The cut under way is not begun anew; what is on its way as of the view before is lost."""
+        self._view, clock.every_steps = view, every_steps
+        if self._sending is not None:
+            self._sending.cancel()
+        if clock.travels:
+            step = clock.newest
+            self._sending = self._watched(
+                self._send(view, clock, step, self._outlet.lineage_at(step))
+            )
+
+    def stop(self) -> None:
+        """Nothing more of the view's cuts is sent or taken; what is here stays."""
+        for task in (self._copying, self._sending, *self._checking):
+            if task is not None:
+                task.cancel()
+        self._view = self._clock = self._copying = self._sending = None
+        self._coming, self._digests, self._begun = {}, {}, {}
+
+    def clear(self) -> None:
+        """None of the copies here lies on the lineage that counts."""
+        self._store.clear()
+        self.safe_step = None
+
+    def find(self, layer: int, step: int) -> LayerSnapshot | None:
+        """A layer's copy as of a step of the present lineage."""
+        return self._store.find(layer, step, self._outlet.lineage_at(step))
+
+    @property
+    def kept(self) -> int:
+        """What this peer's Prepared says of cuts."""
+        return self._clock.kept if self._clock is not None else -1
+
+    def committed(self, view: View, outcome: StepOutcome) -> None:
+        """Call it before the takeover that may follow."""
+        clock = self._clock
+        if self._view is not view:
+            return
+        if clock is None:
+            self._store.clear()  # whoever guards here has every step
+            self.safe_step = None
+        elif clock.committed(outcome.step, outcome.kept):
+            self.safe_step = clock.safe
+            assert isinstance(view.plan, Plan)
+            if view.plan.stage_holders() == (self._tools.me,):
+                self._store.clear()  # if this peer is lost, its copies are
+            else:
+                self._store.keep_from(clock.safe, self._is_on_lineage)
+
+    def _is_on_lineage(self, step: int, lineage: str) -> bool:
+        """Of steps so long ago that their lineage is forgotten nothing is known."""
+        present = self._view is not None and step <= self._state.step
+        return present and self._outlet.lineage_at(step) in (lineage, "")
+
+    # a stage-holder's part ----------------------------------------------------------------------
+
+    def begin(self, step: int, states: dict[int, LayerState]) -> None:
+        """A step begins: where it is time, copy the states from which it starts."""
+        clock = self._clock
+        if clock is not None and self._copying is None and clock.is_due(step):
+            self._copying = asyncio.create_task(self._copy(clock, step, list(states.values())))
+
+    async def copied(self) -> None:
+        """The states are about to change: wait until the copies of them are made."""
+        copying = self._copying
+        if copying is not None:
+            await asyncio.wait({copying})
+            if not copying.cancelled():
+                copying.result()
+            self._copying = None
+
+    async def _copy(self, clock: CutClock, step: int, states: list[LayerState]) -> None:
+        lineage = self._outlet.lineage_at(step)
+        here = self._store.layers(step, lineage)
+        missing = [state for state in states if state.layer not in here]
+        copies = await asyncio.to_thread(lambda: [state.snapshot() for state in missing])
+        if self._clock is clock and self._view is not None:
+            self._store.put(lineage, copies)
+            clock.taken()
+            if clock.missing:
+                self._sending = self._watched(self._send(self._view, clock, step, lineage))
+
+    async def _send(self, view: View, clock: CutClock, step: int, lineage: str) -> None:
+        """To one guardian after another, until all have said that they have it."""
+        assert isinstance(view.plan, Plan)
+        pairs = guarded_pairs(view.snapshot, view.plan, view.guards)
+        mine = [pair for pair in pairs if pair.holder == self._tools.me]
+        self._digests = {}
+        while clock.missing and clock.newest == step and self._view is view:
+            for pair in mine:
+                self._tools.messenger.tell(pair.guardian, CutBegun(view.id, step, lineage))
+                for layer in sorted(set(pair.layers) & clock.missing):
+                    copy = self._store.find(layer, step, lineage)
+                    assert copy is not None
+                    self._digests[layer] = await asyncio.to_thread(copy.digest)
+                    await self._send_layer(view, pair.guardian, pair.bytes_per_s, copy)
+            self._received.clear()
+            try:
+                async with asyncio.timeout(RECEIPT_LIMIT_S):
+                    while clock.missing:
+                        await self._received.wait()
+                        self._received.clear()
+            except TimeoutError:
+                log.info("sends layers of step %d anew: %s", step, sorted(clock.missing))
+
+    async def _send_layer(
+        self, view: View, guardian: str, bytes_per_s: int, copy: LayerSnapshot
+    ) -> None:
+        bulk, began_s, sent_bytes = self._tools.bulk, time.monotonic(), 0
+        pieces = list(pieces_of(copy))
+        last_index = len(pieces) - 1
+        for index, piece in enumerate(pieces):
+            header = FrameHeader(
+                view_number=view.id.number,
+                view_digest=view.id.snapshot,
+                step=copy.version,
+                kind=FrameKind.LAYER_STATE,
+                index=index,
+                layer=copy.layer,
+                codec="fp32",
+                dtype="float32",
+                shape=tuple(piece.shape),
+            )
+            try:
+                await bulk.send(guardian, LANE, header, tensor_to_bytes(piece))
+                sent_bytes += piece.nbytes
+                if sent_bytes < BURST_BYTES and index < last_index:
+                    continue
+                await bulk.flush(guardian, LANE)
+            except (Unreachable, Refused) as error:
+                log.debug("a copy of layer %d: %s", copy.layer, error)
+                await asyncio.sleep(RETRY_S)
+                return
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(pause_s(took_s, sent_bytes, bytes_per_s))
+            began_s, sent_bytes = time.monotonic(), 0
+
+    def receipt(self, sender: str, message: CutReceipt) -> None:
+        """A guardian has a layer's copy; of other bytes than were sent it gets them anew."""
+        clock, view = self._clock, self._view
+        if clock is None or view is None or message.view != view.id:
+            return
+        if self._digests.get(message.layer) == message.digest:
+            clock.receipt(sender, message.step, (message.layer,))
+            self._received.set()
+
+    def undelivered(self, receiver: str) -> None:
+        """Pieces on their way to a guardian are lost: sent anew when its receipt is late."""
+        log.debug("pieces of a cut to %s are lost", receiver)
+
+    # a guardian's part --------------------------------------------------------------------------
+
+    def frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+        """A piece of a copy of a layer that this peer guards. Raises `PeerFault`."""
+        view, clock = self._view, self._clock
+        if view is None or clock is None or header.view_digest != view.id.snapshot:
+            return  # of a view that has not taken over here, or is over: it comes anew if need be
+        if view.guardians_of(sender).get(header.layer) != self._tools.me:
+            raise PeerFault(f"a copy of layer {header.layer}, which it does not guard", sender)
+        layer, step = header.layer, header.step
+        coming = self._coming.get(layer)
+        form = header.codec, header.dtype
+        if step < max(clock.safe, self._first_step, coming.step if coming else 0):
+            return
+        if step > self._state.step + max(1, clock.every_steps) + MOST_STEPS_AHEAD:
+            raise PeerFault(f"a copy of step {step}, far from now", sender)
+        if coming is None or coming.step != step:
+            count = self._workload.cost(layer).parameter_count
+            coming = self._coming[layer] = PartialCopy(layer, step, count)
+        if form != ("fp32", "float32") or header.shape != (coming.length(header.index),):
+            raise PeerFault(
+                f"piece {header.index} of layer {layer} in a form it cannot have", sender
+            )
+        is_news = coming.take(header.index, tensor_from_bytes(payload, header.shape))
+        if coming.is_whole and (is_news or header.index == coming.last_index):
+            task = self._watched(self._keep(sender, view, coming))
+            self._checking.add(task)
+            task.add_done_callback(self._checking.discard)
+
+    async def _keep(self, holder: str, view: View, coming: PartialCopy) -> None:
+        """All of a layer is here: keep it once its lineage is known, and say so."""
+        copy = coming.snapshot(self._tools.spec)
+        digest = await asyncio.to_thread(copy.digest)
+        end_s = time.monotonic() + RECEIPT_LIMIT_S
+        while self._lineage_of(holder, coming.step) is None and time.monotonic() < end_s:
+            await asyncio.sleep(LINEAGE_POLL_S)  # this peer is a step or so behind
+        lineage = self._lineage_of(holder, coming.step)
+        is_wanted = self._view is view and self._coming.get(coming.layer) is coming
+        if is_wanted and lineage is not None:
+            self._store.put(lineage, [copy])
+            receipt = CutReceipt(view.id, coming.step, coming.layer, digest)
+            self._tools.messenger.tell(holder, receipt)
+
+    def begun(self, sender: str, message: CutBegun) -> None:
+        """Which lineage the copies lie on that `sender` sends. Raises `PeerFault`."""
+        view = self._view
+        if view is not None and self._clock is not None and message.view == view.id:
+            if not view.layers_of(sender):
+                raise PeerFault("begins a cut without a stage", sender)
+            self._begun[sender] = message
+
+    def _lineage_of(self, holder: str, step: int) -> str | None:
+        """As this peer knows it, or, of a step that it has not seen, as the holder says."""
+        told = self._begun.get(holder)
+        if self._state.step < step or step == 0:
+            return None if step else ""
+        known = self._outlet.lineage_at(step)
+        return known or (told.lineage if told is not None and told.step == step else None)
+
+    def outlives(self, state: LayerState) -> None:
+        """A state that is not wanted here any more may be this view's first cut."""
+        clock, view = self._clock, self._view
+        if clock is None or view is None or clock.safe >= 0 or state.version != self._first_step:
+            return
+        self._store.put(self._outlet.lineage_at(state.version), [state.seen_from_cpu()])

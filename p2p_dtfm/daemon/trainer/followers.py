@@ -1,0 +1,272 @@
+"""The states that come here while others train on them: for this peer's place, or to be guarded."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable
+
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.receipts import Receipts
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.peers.wire import (
+    ConfirmLayers,
+    FollowDone,
+    FollowEnded,
+    FollowLayers,
+    LayerOffered,
+    LayerReceipt,
+    LayersCommitted,
+    StateDigest,
+)
+from p2p_dtfm.daemon.state_transfer.follower import Follower, FollowerTools, OnGradient
+from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tensor, Tools, TrainerState
+from p2p_dtfm.net.streams.frames import FrameHeader
+
+Following = (
+    FollowLayers
+    | ConfirmLayers
+    | StateDigest
+    | LayerOffered
+    | LayersCommitted
+    | LayerReceipt
+    | FollowEnded
+    | FollowDone
+)
+
+
+CATCH_UP_S = 3.0
+"""How long, or one step if that is longer, a layer that is to be guarded may take to come to the
+view's first step by what its old donors still send, before its holder is asked for its state."""
+
+
+class Followers:
+    """At most one follower for the place that comes, and one guardian of others' layers."""
+
+    def __init__(self, tools: Tools, outlet: Outlet, state: TrainerState) -> None:
+        self.follower: Follower | None = None
+        self.guardian: Follower | None = None
+        self.receipts: Receipts | None = None
+        """Of the guardians of layers that this peer holds alone."""
+        self.guarded: frozenset[int] = frozenset()
+        """Layers that this peer guards, or is about to."""
+        self._tools = tools
+        self._outlet = outlet
+        self._state = state
+        self._tasks: dict[Follower, asyncio.Task[None]] = {}
+        self._ending: list[Follower] = []
+        """Those of before, until what is guarded next has caught up."""
+        self._beginning: asyncio.Task[None] | None = None
+        self._progressed = asyncio.Event()
+        self._request_numbers = itertools.count(1)
+
+    # following ----------------------------------------------------------------------------------
+
+    def follow(self, view: View, layers: set[int]) -> None:
+        """Bring these layers for this peer's place in `view`."""
+        self.stop_following()
+        self.follower = self._new(view, layers, self._progress)
+
+    def brought_for(self, view: View) -> frozenset[int]:
+        """Layers that are on their way for this peer's place in `view`."""
+        follower = self.follower
+        return follower.layers if follower and follower.view.id == view.id else frozenset()
+
+    def stop_following(self) -> None:
+        self._stop(self.follower)
+        self.follower = None
+
+    def _progress(self) -> None:
+        follower = self.follower
+        self._changed()
+        if follower is None:
+            return  # it is ending
+        if not follower.missing:
+            self._outlet.synced(follower.view.id)
+        elif self._state.view is None:
+            self._tools.status.say(State.SYNCING, follower.behind)
+
+    def _changed(self) -> None:
+        self._outlet.states_changed()
+        self._progressed.set()
+        self._state.wake.set()
+
+    def _new(
+        self,
+        view: View,
+        layers: set[int],
+        on_progress: Callable[[], None],
+        on_gradient: OnGradient | None = None,
+    ) -> Follower:
+        tools = self._tools
+        follower_tools = FollowerTools(
+            me=tools.me,
+            spec=tools.spec,
+            states=self._state.states,
+            messenger=tools.messenger,
+            blobs=tools.blobs,
+            compute=tools.compute,
+            numbers=self._request_numbers,
+        )
+        follower = Follower(view, layers, follower_tools, on_progress, on_gradient)
+        self._tasks[follower] = self._watched(asyncio.create_task(follower.run()))
+        return follower
+
+    def _stop(self, follower: Follower | None) -> None:
+        if follower is not None:
+            self._tasks.pop(follower).cancel()
+            follower.stop()
+
+    def _watched(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """It ends by being cancelled; anything else must not leave this peer waiting for ever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._state.fail(error)
+
+    # guarding -----------------------------------------------------------------------------------
+
+    def guard(self, view: View) -> set[int]:
+        """Follow the layers of `view` that one other member holds alone and this one guards.
+
+        Returns those layers; none where guardians lag, who follow nothing
+        (`daemon.trainer.cut_transfers`). What brought states until now goes on for a moment, where
+        a layer is to be guarded of which the last gradient is still on its way.
+        """
+        me, lags = self._tools.me, view.cut_pace is not None
+        mine = view.guarded_by(me)
+        alone = {} if lags else view.guardians_of(me)
+        self.receipts = Receipts(view.id, alone, view.guarded_at_once)
+        self.guarded = frozenset(mine)
+        self._cancel_beginning()
+        if self.guardian is not None:
+            self._ending.append(self.guardian)
+            self.guardian = None
+        if self.follower is not None and self.follower.view.id == view.id:
+            self._ending.append(self.follower)
+            self.follower = None
+        if mine and ((self._state.step == 0 and not lags) or self._are_coming(mine)):
+            self._beginning = self._watched(asyncio.create_task(self._begin_soon(view, mine)))
+        else:
+            self._begin(view, mine)
+        return set() if lags else mine
+
+    @property
+    def catching_up(self) -> frozenset[int]:
+        """Layers of which the last gradient of the view before is still waited for."""
+        return self.guarded if self._beginning is not None else frozenset()
+
+    def _are_coming(self, layers: set[int]) -> bool:
+        """Whether some are late, and all of those on their way."""
+        late = self._state.late(layers)
+        here = {layer for item in self._ending for layer in item.layers - item.missing}
+        return bool(late) and late <= here
+
+    async def _begin_soon(self, view: View, mine: set[int]) -> None:
+        """Where training begins anybody can make the states; else wait for the last gradient."""
+        state = self._state
+        for layer in sorted(mine):
+            if state.step == 0 and view.cut_pace is None and layer not in state.states:
+                made = await self._tools.initial.state(layer)
+                state.states.setdefault(layer, made)
+        step_s = view.plan.predicted_step_ns / 1e9 if isinstance(view.plan, Plan) else 0.0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(CATCH_UP_S, step_s)):
+                while self._are_coming(mine):
+                    self._progressed.clear()
+                    await self._progressed.wait()
+        self._beginning = None
+        if state.view is view:
+            self._begin(view, mine)
+
+    def _begin(self, view: View, mine: set[int]) -> None:
+        self._end_ending()
+        if mine and view.cut_pace is None:
+            self.guardian = self._new(view, mine, self._changed, self._guarded)
+        self._outlet.states_changed()
+
+    def _cancel_beginning(self) -> None:
+        if self._beginning is not None:
+            self._beginning.cancel()
+        self._beginning = None
+
+    def _end_ending(self) -> None:
+        for follower in self._ending:
+            self._stop(follower)
+        self._ending = []
+
+    def stop_guarding(self) -> None:
+        self._cancel_beginning()
+        self._end_ending()
+        self._stop(self.guardian)
+        self.guardian, self.guarded = None, frozenset()
+
+    def _guarded(self, holder: str, layer: int, step: int, gradient: Tensor) -> None:
+        """A step's gradient of a guarded layer is here: keep it, and give a receipt."""
+        guardian = self.guardian
+        if guardian is None or self._state.stopped:
+            return
+        view = guardian.view.id
+        self._state.reduced.setdefault((view, step), {})[layer] = gradient
+        self._outlet.reduced(step, {layer})
+        self._tools.messenger.tell(holder, LayerReceipt(view, step, (layer,)))
+
+    # what arrives -------------------------------------------------------------------------------
+
+    def gradient(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+        """A reduced gradient of a layer that is followed or guarded. Raises `PeerFault`."""
+        view = ViewId(header.view_number, header.view_digest)
+        for follower in self._all():
+            if header.layer in follower.layers and follower.view.id == view:
+                follower.gradient(sender, header, payload)
+
+    def receive(self, sender: str, message: Following) -> None:
+        """Raises `PeerFault`."""
+        donor = self._tools.donor
+        if isinstance(message, FollowLayers):
+            donor.subscribe(sender, message)
+            if self.receipts is not None and message.from_takeover:
+                self.receipts.begins_again(sender)
+            self._state.wake.set()
+        elif isinstance(message, ConfirmLayers):
+            donor.desk.asked(sender, message)
+            self._state.wake.set()
+        elif isinstance(message, StateDigest):
+            for follower in self._all():
+                follower.confirmed(sender, message)
+        elif isinstance(message, FollowDone):
+            donor.unsubscribe(sender, message.view, message.number)
+        elif isinstance(message, LayerReceipt):
+            self._receive_receipt(sender, message)
+        elif (follower := self._that_asked(sender, message.number)) is None:
+            return  # the answer to an earlier request
+        elif isinstance(message, LayerOffered):
+            follower.offered(sender, message)
+        elif isinstance(message, LayersCommitted):
+            follower.committed(sender, message)
+        else:
+            follower.ended(sender, message)
+
+    def stream_lost(self, sender: str) -> None:
+        """What `sender` had sent of layers' states may not all arrive."""
+        for follower in self._all():
+            follower.stream_lost(sender)
+
+    def _receive_receipt(self, sender: str, message: LayerReceipt) -> None:
+        if self.receipts is not None:
+            self.receipts.receipt(sender, message.view, message.step, message.layers)
+            if self.receipts.received_all_of(sender):
+                self._tools.donor.arrived(sender, message.view)
+            self._state.wake.set()
+
+    def _that_asked(self, sender: str, number: int) -> Follower | None:
+        for follower in self._all():
+            if follower.has_asked(sender, number):
+                return follower
+        return None
+
+    def _all(self) -> list[Follower]:
+        return [item for item in (self.follower, self.guardian, *self._ending) if item is not None]

@@ -1,0 +1,131 @@
+"""The place of this peer in the present view and the next: the layers it needs, and gets."""
+
+import time
+
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
+from p2p_dtfm.daemon.trainer.followers import Followers
+from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
+
+GUARDIAN_GRACE_S = 3.0
+"""How long a layer that is guarded here may take to catch up before it is asked for anew."""
+
+
+class Place:
+    """An unplanned view takes over first, and its layers come while its first step waits; those of
+    a planned one come while steps go on, and then this peer says synced."""
+
+    def __init__(
+        self, tools: Tools, outlet: Outlet, state: TrainerState, followers: Followers, cuts: Cuts
+    ) -> None:
+        self._tools = tools
+        self._outlet = outlet
+        self._state = state
+        self._followers = followers
+        self._cuts = cuts
+        self._has_settled = True
+        """All states that the present view wants here are here."""
+        self._next_view: View | None = None
+        self._wanted: set[int] = set()
+        self._wanted_next: set[int] = set()
+
+    def agreed(self, view: View, discard: bool) -> None:
+        """Bring the layers that the next view wants here; then say synced."""
+        if self._has_settled or not view.snapshot.planned:
+            self._followers.stop_following()
+        if discard:
+            self._state.states.clear()
+            self._cuts.clear()
+            self._state.memory.keep_only(())
+        self._state.wake.set()
+        self._next_view = view if view.snapshot.planned else None
+        if self._has_settled:
+            self._prepare_next_view()
+
+    def take_over(self, view: View) -> None:
+        self._wanted_next = set()
+        self._has_settled = isinstance(view.plan, NoPlan) or not view.layers_of(self._tools.me)
+        follower = self._followers.follower
+        if follower is not None:
+            follower.taken_over = follower.view.id == view.id
+
+    def _prepare_next_view(self) -> None:
+        """Follow what the next planned view wants here; not before the present one has started."""
+        view, self._next_view = self._next_view, None
+        if view is None:
+            return
+        me = self._tools.me
+        guarded = view.guarded_by(me) & view.guarded_at_once
+        self._wanted_next = guarded | set(view.layers_of(me))
+        missing = self._wanted_next - self._kept_up()
+        if missing:
+            self._followers.follow(view, missing)
+        else:
+            self._outlet.synced(view.id)
+
+    def _kept_up(self) -> set[int]:
+        """Layers here whose states every commit moves on: of this peer's stage, or guarded.
+
+        A layer that was handed over stays for a step, but is no longer what its holder has.
+        """
+        view, guardian = self._state.view, self._followers.guardian
+        kept = set(view.layers_of(self._tools.me)) if view is not None else set()
+        if guardian is not None:
+            kept |= guardian.layers - guardian.missing
+        return kept & set(self._state.states)
+
+    def guard(self, view: View) -> None:
+        """The states for this place are here: guard what others hold alone."""
+        mine = self._followers.guard(view)
+        self._wanted = set(view.layers_of(self._tools.me)) | mine
+        self._outlet.states_changed()
+
+    def drop_unwanted(self) -> None:
+        """A step has committed in this view, so everyone has what it needed from this peer."""
+        unwanted = set(self._state.states) - self._wanted - self._wanted_next
+        for layer in unwanted - self._followers.catching_up:
+            self._cuts.outlives(self._state.states.pop(layer))
+
+    def drop_guarded(self) -> None:
+        """This peer is in no view any more: nobody moves on what it guards."""
+        for layer in self._followers.guarded:
+            self._state.states.pop(layer, None)
+
+    async def have_states(self, view: View, plan: Plan) -> None:
+        """Wait until every layer of this peer's stage is at the step that comes."""
+        state, followers = self._state, self._followers
+        mine = plan.layers_of(self._tools.me)
+        for layer in mine:
+            if state.step == 0 and layer not in state.states:
+                state.states[layer] = await self._tools.initial.state(layer)
+        grace_end_s = time.monotonic() + GUARDIAN_GRACE_S
+        while late := state.late(mine):
+            guardian = followers.guardian
+            guarded = guardian.layers if guardian is not None else frozenset()
+            rest = late - followers.brought_for(view)
+            grace_s = grace_end_s - time.monotonic() if rest and rest <= guarded else 0.0
+            if rest and grace_s <= 0:
+                followers.stop_guarding()
+                state.memory.forget(late)
+                followers.follow(view, late)
+            text = f"{len(late)} layers are not at step {state.step} yet"
+            self._tools.status.say(State.SYNCING, text)
+            await self.offer_states()
+            await state.wait(grace_s if grace_s > 0 else None)
+            if state.is_over(view):
+                raise Stopped
+        self.guard(view)
+        followers.stop_following()  # for a view that was never taken over
+        self._has_settled = True
+        self._prepare_next_view()
+
+    async def offer_states(self) -> None:
+        """To new followers; after a failure only what the next view has put right."""
+        state, donor = self._state, self._tools.donor
+        version = min(state.step, self._tools.spec.total_steps)
+        is_asked = donor.has_new_followers or donor.desk.is_due(version)
+        if is_asked and not state.stopped and state.restart is None:
+            coming = state.view.layers_of(self._tools.me) if state.view is not None else ()
+            await donor.offer(state.states, version, coming)

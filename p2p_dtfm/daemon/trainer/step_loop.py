@@ -1,0 +1,330 @@
+"""The steps of a stage-holder in one view: compute, keep, prepare, commit, apply."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, NoReturn
+
+from p2p_dtfm.core.commit.step_terms import terms_of
+from p2p_dtfm.core.messages.prepared import Prepared, Statement, StepOutcome, sign_prepared
+from p2p_dtfm.core.planner.recomputation import must_recompute
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.recovery.partial_replay import StageReplay
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.step.mailbox import Mailbox
+from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
+from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
+from p2p_dtfm.daemon.telemetry.run_history import RunHistory
+from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
+from p2p_dtfm.daemon.trainer.followers import Followers
+from p2p_dtfm.daemon.trainer.place import Place
+from p2p_dtfm.daemon.trainer.step_shards import have_shards
+from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tensor, Tools, TrainerState
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.optimizer import apply_outcome
+from p2p_dtfm.train.stage.finite import NotFinite
+
+GUARDIAN_LIMIT_S = 10.0
+"""How long a step waits for a guardian that has not got the states; at least two steps."""
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class StepLoop:
+    """`run` raises `Stopped` where a failure ends the view."""
+
+    def __init__(
+        self,
+        tools: Tools,
+        outlet: Outlet,
+        state: TrainerState,
+        place: Place,
+        followers: Followers,
+        cuts: Cuts,
+        history: RunHistory,
+    ) -> None:
+        self.is_applying = False
+        """A step is committed, and its update under way."""
+        self._tools = tools
+        self._spec = tools.spec
+        self._outlet = outlet
+        self._state = state
+        self._place = place
+        self._followers = followers
+        self._cuts = cuts
+        self._history = history
+        self._computing: asyncio.Task[LocalResult] | None = None
+        self._work: OpenStepWork | None = None
+        self.engine: StepEngine | None = None
+        """Of the view in which steps are taken."""
+        self._terms = terms_of(tools.spec)
+        self._diverged_at = -1
+
+    async def run(self, view: View, plan: Plan, mailbox: Mailbox) -> None:
+        """Train as long as this peer is in `view`, whose states are here.
+
+        What is computed of the open step outlives the view, if the stage stays the same.
+        """
+        tools, state = self._tools, self._state
+        states = {layer: state.states[layer] for layer in plan.layers_of(tools.me)}
+        state.memory.keep_only(states)
+        engine = StepEngine(
+            mailbox,
+            plan,
+            tools.me,
+            self._spec,
+            states,
+            tools.batches,
+            tools.bulk,
+            tools.compute,
+            self._outlet.trouble,
+            state.memory,
+            tools.recorder,
+            must_recompute(view.snapshot, plan, tools.me),
+            self._work_of(states),
+            self._outlet.computed,
+            partial(self._reduced_alone, view),
+            self._outlet.poison,
+        )
+        self._work, self.engine = engine.work, engine
+        while state.view is view and state.step <= self._spec.total_steps:
+            await self._one_step(view, plan, engine)
+
+    def _work_of(self, states: dict[int, LayerState]) -> OpenStepWork | None:
+        """That of the view before, if it was done on these very states."""
+        work = self._work
+        if work is None or work.runner.layer_states.keys() != states.keys():
+            return None
+        held = work.runner.layer_states
+        return work if all(held[layer] is states[layer] for layer in states) else None
+
+    @property
+    def computes(self) -> bool:
+        """The engine's part of a step is not at its end."""
+        return self._computing is not None
+
+    def forget_work(self) -> None:
+        """This peer has no stage any more."""
+        self._work = None
+
+    def stop(self) -> None:
+        """Compute nothing more of the step under way."""
+        if self._computing is not None:
+            self._computing.cancel()
+
+    async def _one_step(self, view: View, plan: Plan, engine: StepEngine) -> None:
+        step, spec, recorder = self._state.step, self._spec, self._tools.recorder
+        train = step < spec.total_steps
+        evaluate = not train or step % spec.evaluation.every_steps == 0
+        await self._place.offer_states()
+        if train:
+            self._cuts.begin(step, engine.states)
+        replay = self._replay(plan, step) or engine.whole
+        microbatches = replay.microbatches if train else ()
+        await have_shards(
+            self._tools, self._outlet, self._state, view, plan, step, microbatches, evaluate
+        )
+        self._tools.status.say(State.TRAINING, f"step {step} of {spec.total_steps}")
+        digests = asyncio.create_task(self._state_digests(engine, step))
+        try:
+            local = await self._compute(
+                view, engine.run(step, train=train, evaluate=evaluate, replay=replay)
+            )
+            states = await digests
+        except NotFinite as found:
+            await self._not_finite(view, engine, step, str(found))
+        finally:
+            digests.cancel()
+        if train:
+            self._keep_reduced(view, step, engine.reduced)
+            self._tools.donor.reduced(step, engine.reduced)
+            with recorder.span("guard"):
+                await self._guarded(view, plan, step, engine.reduced)
+        self._say_prepared(view, step, local, states)
+        with recorder.span("commit"):
+            outcome = await self._outcome(view, step, engine.reduced if train else {})
+        await self._apply(view, engine, outcome, train=train)
+        recorder.end()
+
+    async def _state_digests(self, engine: StepEngine, step: int) -> dict[int, bytes]:
+        """Of the states that the step starts from, in the steps in which all tell them."""
+        if not self._terms.tells_states(step):
+            return {}
+        digests = {}
+        for layer, state in engine.states.items():
+            digests[layer] = await self._tools.compute.run_beside(state.file_digest)
+        return digests
+
+    async def _not_finite(self, view: View, engine: StepEngine, step: int, cause: str) -> NoReturn:
+        """Finite numbers came here, and others would have to be sent on.
+
+        Once somebody else may be the reason, and all is computed anew. Twice the run diverges: it
+        stands still, and says so, until somebody has a new view or ends it.
+        """
+        state = self._state
+        engine.work.end()
+        self._work = None
+        self._outlet.computed(step, None)
+        text = f"step {step} comes to numbers that are not finite: {cause}"
+        if self._diverged_at == step:
+            log.error("the run has diverged: %s", text)
+            self._tools.status.say(
+                State.WAITING,
+                f"the run has diverged: {text}; start it anew from a checkpoint, with a lower "
+                "learning rate",
+            )
+        else:
+            self._diverged_at = step
+            self._outlet.contradiction(text)
+        while not state.is_over(view):
+            await state.wait()
+        raise Stopped
+
+    def _replay(self, plan: Plan, step: int) -> StageReplay | None:
+        """What is left of this stage's part in the step, if it has failed before."""
+        replay, me = self._state.replay, self._tools.me
+        return replay.stage(plan, me) if replay is not None and replay.step == step else None
+
+    async def _compute(self, view: View, running: Coroutine[Any, Any, LocalResult]) -> LocalResult:
+        """The engine's part, while state is offered to those who wait for it to do theirs.
+
+        A failure may have come while the step before was still applied, and the next view since:
+        whoever would then wait for what this view owes would wait for ever.
+        """
+        state = self._state
+        if state.is_over(view):
+            running.close()
+            raise Stopped
+        self._computing = asyncio.create_task(running)
+        try:
+            while not self._computing.done() and not state.is_over(view):
+                waking = asyncio.create_task(state.wake.wait())
+                await asyncio.wait({self._computing, waking}, return_when=asyncio.FIRST_COMPLETED)
+                waking.cancel()
+                state.wake.clear()
+                if not self._computing.done():
+                    await self._place.offer_states()
+            if state.is_over(view) or self._computing.cancelled():
+                raise Stopped
+            return self._computing.result()
+        finally:
+            self._computing.cancel()
+            self._computing = None
+            state.wake.set()
+
+    def _reduced_alone(self, view: View, step: int, layer: int, gradient: Tensor) -> None:
+        """Its guardian gets it while the rest of the step is computed."""
+        if not self._state.is_over(view):
+            self._keep_reduced(view, step, {layer: gradient})
+            self._tools.donor.reduced(step, {layer: gradient}, stays=True)
+
+    def _keep_reduced(self, view: View, step: int, reduced: dict[int, Tensor]) -> None:
+        """Until a later step commits, the next view may have to roll this one forward."""
+        self._state.reduced.setdefault((view.id, step), {}).update(reduced)
+        self._outlet.reduced(step, set(reduced))
+
+    async def _guarded(self, view: View, plan: Plan, step: int, reduced: dict[int, Tensor]) -> None:
+        """Wait until the guardians of layers held here alone have the step's gradients.
+
+        Those that begin again meanwhile get the state, and the gradients once more.
+        """
+        state, receipts, donor = self._state, self._followers.receipts, self._tools.donor
+        patience_s = max(GUARDIAN_LIMIT_S, 2 * plan.predicted_step_ns / 1e9)
+        give_up_s = time.monotonic() + patience_s
+        while not state.is_over(view) and receipts is not None and receipts.waits_for(step):
+            await self._place.offer_states()
+            donor.reduced(step, reduced)
+            await state.wait(max(0.0, give_up_s - time.monotonic()))
+            if time.monotonic() >= give_up_s:
+                give_up_s = time.monotonic() + patience_s
+                for guardian in receipts.give_up(step):
+                    log.warning("%s has not got the states that it guards: goes on", guardian)
+        if state.is_over(view):
+            raise Stopped
+
+    def _say_prepared(
+        self, view: View, step: int, local: LocalResult, states: dict[int, bytes]
+    ) -> None:
+        prepared = Prepared(
+            view=view.id,
+            step=step,
+            peer_id=self._tools.me,
+            squared_norms=local.squared_norms,
+            loss_sum=local.loss_sum,
+            token_count=local.token_count,
+            held_out_loss_sum=local.held_out_loss_sum,
+            held_out_token_count=local.held_out_token_count,
+            ready_for=self._outlet.ready_for(),
+            kept=self._cuts.kept,
+            base=self._outlet.lineage_at(step),
+            sums=local.sums,
+            states=states,
+        )
+        if self._state.ledger is None or self._state.is_over(view):
+            raise Stopped
+        signed = sign_prepared(prepared, self._tools.sign)
+        try:
+            self._state.ledger.record(Statement(prepared, signed))
+        except PeerFault as fault:
+            self._outlet.contradiction(f"this peer computes what cannot be: {fault.cause}")
+            raise Stopped from fault
+        self._outlet.say_prepared(signed, view)
+
+    async def _outcome(self, view: View, step: int, reduced: dict[int, Tensor]) -> StepOutcome:
+        """Wait for everyone's Prepared.
+
+        After a failure that may be somebody's who needs states from here, and asks only now.
+        """
+        state, status = self._state, self._tools.status
+        ledger, is_told = state.ledger, False
+        while ledger is not None and not state.is_over(view):
+            outcome = ledger.next_outcome()
+            if outcome is not None:
+                status.facts["waits_for"] = []
+                state.step, self.is_applying = outcome.step + 1, True
+                self._tools.donor.committed(outcome)
+                self._cuts.committed(view, outcome)
+                self._outlet.committed(outcome)
+                return outcome
+            if ledger.conflict.reason and not is_told:
+                is_told = True
+                self._outlet.contradiction(ledger.conflict.reason)
+            status.facts["waits_for"] = list(ledger.missing)
+            await self._place.offer_states()
+            self._tools.donor.reduced(step, reduced)
+            await state.wait()
+        raise Stopped
+
+    async def _apply(
+        self, view: View, engine: StepEngine, outcome: StepOutcome, *, train: bool
+    ) -> None:
+        """The step is committed: update the states, and save them where it is time."""
+        step, spec, state, recorder = outcome.step, self._spec, self._state, self._tools.recorder
+        state.forget_reduced(step)
+        lineage = self._outlet.lineage_at(step + 1)
+        if train:
+            await self._cuts.copied()
+            apply = recorder.timed("apply", 0, _apply_all)
+            await self._tools.compute.run(apply, spec, engine, outcome)
+            state.memory.commit(step)
+        self.is_applying = False
+        if state.view is view:
+            self._place.drop_unwanted()
+        self._outlet.states_changed()
+        self._history.record(outcome)
+        is_due = (step + 1) % spec.checkpoint.every_steps == 0 or step + 1 == spec.total_steps
+        if train and is_due:
+            with recorder.span("save"):
+                await self._tools.checkpoints.save(step + 1, engine.states, lineage)
+
+
+def _apply_all(spec: RunSpec, engine: StepEngine, outcome: StepOutcome) -> None:
+    engine.work.end()
+    with engine.work.runner.beside_passes():
+        for layer, state in engine.states.items():
+            apply_outcome(spec, state, engine.reduced[layer], outcome.step, outcome.gradient_norm)

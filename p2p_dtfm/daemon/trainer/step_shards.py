@@ -1,0 +1,87 @@
+"""The data shards that a stage reads in a step."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.step.neighbours import neighbours_of
+from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
+from p2p_dtfm.net.errors import in_plain_words
+from p2p_dtfm.net.streams.blobs import BlobUnavailable
+from p2p_dtfm.train.data import ShardDamaged, ShardMissing
+
+log = logging.getLogger("p2p_dtfm")
+
+SHARD_RETRY_S = 1.0
+
+
+async def have_shards(
+    tools: Tools,
+    outlet: Outlet,
+    state: TrainerState,
+    view: View,
+    plan: Plan,
+    step: int,
+    microbatches: Sequence[int],
+    evaluate: bool,
+) -> None:
+    """Bring what this stage reads for these microbatches and, if it is time, held-out ones; or
+    until the view is over."""
+    place = plan.place_of(tools.me)
+    assert place is not None
+    pipeline = plan.pipelines[place[0]]
+    if 0 < place[1] < len(pipeline.stages) - 1:
+        return
+    beside = neighbours_of(plan, tools.me, tools.spec)
+    held_out = evaluate and any(each.held_out for each in beside)
+    needed = tools.batches.shards(step, microbatches, held_out=held_out)
+    try:
+        await _fetch(tools, outlet, state, view, needed)
+    finally:
+        state.fetches = False
+
+
+async def _fetch(
+    tools: Tools, outlet: Outlet, state: TrainerState, view: View, needed: set[str]
+) -> None:
+    while not state.is_over(view):
+        try:
+            state.fetches = True
+            await outlet.fetch_shards(needed)
+            state.fetches = False
+            await tools.compute.run(tools.batches.open_shards, needed)
+            tools.status.troubles.over("data")
+            return
+        except ShardDamaged as error:
+            log.warning("%s", error.cause)
+            outlet.damaged_shard(error.digest)
+        except ShardMissing as error:
+            log.warning("%s", error)
+        except BlobUnavailable as error:
+            _say_missing(tools, error)
+            await asyncio.sleep(SHARD_RETRY_S)
+        except OSError as error:
+            what = f"a data shard cannot be written ({error})"
+            tools.status.say(State.WAITING, f"{what}; free space on that disk")
+            tools.status.troubles.tell("data", what, "free space on that disk")
+            await asyncio.sleep(SHARD_RETRY_S)
+
+
+def _say_missing(tools: Tools, error: BlobUnavailable) -> None:
+    """Waiting, until a peer turns up that has it or somebody puts the file back."""
+    causes = "; ".join(f"{peer}: {in_plain_words(cause)}" for peer, cause in error.causes.items())
+    tools.status.troubles.tell(
+        "data",
+        f"data shard {error.digest[:16]} is missing here, and no peer gives it",
+        "start a peer that has it; if these data are your own, make them anew and start again",
+    )
+    tools.status.say(
+        State.WAITING,
+        f"data shard {error.digest[:16]} is missing here, and no peer gives it "
+        f"({causes or 'there is no other peer'}); it is taken as soon as a peer has it. "
+        "If these data are your own: end this daemon, make them anew with the same command and "
+        "--overwrite, and start again",
+    )

@@ -1,0 +1,96 @@
+"""Where this peer stands in its step: what it lacks of whom, and what it has given to whom."""
+
+from p2p_dtfm.core.messages.work import LACKS_LIMIT, Kind, Lack, Work
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.daemon.step.mailbox import FrameKey
+from p2p_dtfm.daemon.step.step_engine import StepEngine
+from p2p_dtfm.daemon.trainer.followers import Followers
+from p2p_dtfm.daemon.trainer.step_loop import StepLoop
+from p2p_dtfm.daemon.trainer.trainer_state import Tools, TrainerState
+from p2p_dtfm.net.streams.frames import FrameKind
+
+KINDS = {
+    FrameKind.ACTIVATION: Kind.ACTIVATION,
+    FrameKind.ACTIVATION_GRADIENT: Kind.GRADIENT,
+    FrameKind.GRADIENT_PART: Kind.PART,
+    FrameKind.GRADIENT_SUM: Kind.SUM,
+}
+STEP_LANES = ("forward", "backward", "reduce")
+FRAME_KINDS = {kind: frame_kind for frame_kind, kind in KINDS.items()}
+
+
+class StepWaits:
+    """Reads what the trainer's parts know; changes nothing."""
+
+    def __init__(
+        self, tools: Tools, state: TrainerState, steps: StepLoop, followers: Followers
+    ) -> None:
+        self._tools = tools
+        self._state = state
+        self._steps = steps
+        self._followers = followers
+
+    def work(self, not_active: tuple[str, ...]) -> Work | None:
+        """None while no steps are taken. `not_active`: members that have not taken over."""
+        state, view = self._state, self._state.view
+        if view is None or state.stopped:
+            return None
+        if not isinstance(view.plan, Plan) or state.step > self._tools.spec.total_steps:
+            return None
+        return Work(
+            view=view.id,
+            step=state.step,
+            computes=not self._tools.compute.is_idle,
+            lacks=self._lacks(not_active)[:LACKS_LIMIT],
+            sends_to=tuple(peer for peer in view.member_ids if self._is_on_its_way(peer)),
+            fetches=state.fetches or state.restart is not None,
+        )
+
+    def has_given(self, peer_id: str, lack: Lack) -> bool:
+        """What `peer_id` says it lacks of this peer has been sent, and it has accepted all that."""
+        state, engine = self._state, self._engine()
+        if self._is_on_its_way(peer_id):
+            return False
+        if lack.kind is Kind.ACTIVE:
+            return True
+        if lack.kind is Kind.PREPARED:
+            ledger = state.ledger
+            return ledger is not None and self._tools.me not in ledger.missing
+        kind = FRAME_KINDS.get(lack.kind)
+        if kind is None or engine is None:
+            return False
+        return engine.frames.has_given(peer_id, state.step, kind, lack.layer, lack.index)
+
+    def _lacks(self, not_active: tuple[str, ...]) -> tuple[Lack, ...]:
+        state, engine, me = self._state, self._engine(), self._tools.me
+        if engine is not None and (keys := engine.mailbox.lacks()):
+            first = {(key.sender, key.kind): key for key in reversed(keys)}
+            return tuple(sorted(map(_lack_of, first.values())))
+        ledger = state.ledger
+        if ledger is None or state.view is None:
+            return ()
+        if state.view.layers_of(me) and me in ledger.missing:
+            receipts = self._followers.receipts
+            owed = receipts.owed(state.step) if receipts and not self._steps.computes else ()
+            return tuple(Lack(guardian, Kind.RECEIPT) for guardian in owed)
+        if ledger.missing:
+            return tuple(Lack(peer, Kind.PREPARED) for peer in ledger.missing)
+        others = (peer for peer in not_active if peer != me)
+        return tuple(Lack(peer, Kind.ACTIVE) for peer in others)
+
+    def _engine(self) -> StepEngine | None:
+        """If it is that of the view in force."""
+        engine, view = self._steps.engine, self._state.view
+        of_this_view = engine is not None and view is not None and engine.view == view.id
+        return engine if of_this_view else None
+
+    def _is_on_its_way(self, peer_id: str) -> bool:
+        engine = self._engine()
+        if engine is not None and engine.frames.is_writing_to(peer_id):
+            return True
+        bulk = self._tools.bulk
+        return any(bulk.unacknowledged_bytes(peer_id, lane) for lane in STEP_LANES)
+
+
+def _lack_of(key: FrameKey) -> Lack:
+    return Lack(key.sender, KINDS[key.kind], key.layer, key.index)

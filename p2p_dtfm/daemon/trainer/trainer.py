@@ -1,0 +1,355 @@
+"""The steps of this peer: it takes its place in each view, computes, and commits with the others.
+
+The trainer owns the layers' states. The daemon tells it of agreed views and takeovers, Prepared
+messages and tensors; it tells the daemon what it has to say through `Outlet`. Its parts:
+
+trainer_state   where this peer stands, which all parts share
+view_mail       what arrives for a view, be it early
+place           the layers of this peer's place in the present view and the next
+followers       states that come here while others train on them
+cuts            copies of states as of one step, for guardians that lag
+step_loop       the steps of a stage-holder
+run_history     what has been committed
+"""
+
+import asyncio
+import contextlib
+
+from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT, Ledger
+from p2p_dtfm.core.cost_model.unmeasured import held_back
+from p2p_dtfm.core.messages.prepared import Statement
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import NoPlan
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.partial_replay import PartialReplay
+from p2p_dtfm.core.recovery.recovery_evidence import Restart
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.peers.wire import CutBegun, CutReceipt
+from p2p_dtfm.daemon.telemetry.run_history import RunHistory
+from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
+from p2p_dtfm.daemon.trainer.followers import Followers, Following
+from p2p_dtfm.daemon.trainer.place import Place
+from p2p_dtfm.daemon.trainer.step_loop import StepLoop
+from p2p_dtfm.daemon.trainer.step_waits import StepWaits
+from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
+from p2p_dtfm.daemon.trainer.view_mail import ViewMail
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.optimizer import replay_outcome
+
+SETTLE_LIMIT_S = 30.0
+SETTLE_POLL_S = 0.02
+GUARDIAN_POLL_S = 0.2
+TURNS_LIMIT = 64
+"""Of the event loop, for a step to commit; then whoever has no stage may skip it."""
+
+
+class Trainer:
+    """`run` trains until the run is done or it is cancelled."""
+
+    def __init__(self, tools: Tools, outlet: Outlet) -> None:
+        self.done = asyncio.Event()
+        self.history = RunHistory(tools.spec, tools.status)
+        self._tools = tools
+        self._outlet = outlet
+        self._spec = tools.spec
+        self._state = TrainerState()
+        self._mail = ViewMail(tools.me, tools.spec, self._state)
+        self._followers = Followers(tools, outlet, self._state)
+        self.cuts = Cuts(tools, outlet, self._state)
+        self._place = Place(tools, outlet, self._state, self._followers, self.cuts)
+        self._steps = StepLoop(
+            tools, outlet, self._state, self._place, self._followers, self.cuts, self.history
+        )
+        self.waits = StepWaits(tools, self._state, self._steps, self._followers)
+        self._behind: Ledger | None = None
+        """Of the view before, whose last step this peer has not seen commit yet."""
+
+    @property
+    def states(self) -> dict[int, LayerState]:
+        """The layers here."""
+        return self._state.states
+
+    @property
+    def held(self) -> dict[int, int] | None:
+        """The version of each layer here; None while a restart is due that will change them."""
+        if self._state.restart is not None:
+            return None
+        return {layer: state.version for layer, state in self._state.states.items()}
+
+    @property
+    def safe_step(self) -> int | None:
+        """How many steps outlive a crash of any one peer: all that are committed, or those of the
+        newest whole cut where guardians lag, or of a checkpoint where a layer has one copy only."""
+        state, view = self._state, self._state.view
+        if view is not None and view.cut_pace is not None:
+            return self.cuts.safe_step
+        is_alone = view is None or len(view.members) < 2 or bool(view.unguarded)
+        return self._tools.checkpoints.whole_step if is_alone else state.step
+
+    # what the daemon tells ---------------------------------------------------------------------
+
+    def adopt(self, states: dict[int, LayerState], step: int) -> None:
+        """Start from a checkpoint."""
+        self._state.states.update(states)
+        self._state.step = step
+
+    def view_agreed(self, view: View, discard: bool) -> None:
+        """Bring the layers that the next view wants here; then say synced."""
+        self._mail.agreed(view)
+        self._place.agreed(view, discard)
+
+    def stop_step(self) -> None:
+        """A failure: the step under way is decided by the next view. Keep all, compute nothing."""
+        self._state.stopped = True
+        self._followers.stop_guarding()
+        self.cuts.stop()
+        self._steps.stop()
+        self._state.wake.set()
+
+    def leave_views(self) -> None:
+        """This peer is in no view any more; a step that has just committed is still applied."""
+        self._followers.stop_following()
+        self._place.drop_guarded()
+        self._followers.stop_guarding()
+        self.cuts.stop()
+        self._steps.forget_work()
+        self._state.view = self._state.ledger = None
+        self._state.wake.set()
+
+    async def settled(self) -> None:
+        """Wait, for a bounded time, until the last committed step is applied to all states."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_LIMIT_S):
+                while self._steps.is_applying and not self._state.stopped:
+                    await asyncio.sleep(SETTLE_POLL_S)
+
+    def take_over(
+        self,
+        view: View,
+        step: int,
+        ledger: Ledger | None,
+        restart: Restart | None,
+        replay: PartialReplay | None = None,
+    ) -> None:
+        """From `step` on, steps happen in this view and commit in `ledger`. `replay` says what is
+        kept of `step`, if it has failed before."""
+        state = self._state
+        before = state.ledger
+        self._behind = before if before is not None and restart is None else None
+        self.history.goes_on_from(step)
+        state.view, state.step = view, step
+        self._catch_up()
+        state.ledger, state.restart = ledger, restart or state.restart
+        state.replay, state.stopped = replay, False
+        self.cuts.take_over(view, step)
+        for statement in self._mail.take_over(view, replay):
+            with contextlib.suppress(PeerFault):
+                self.prepared(statement)
+        self._place.take_over(view)
+        if not view.layers_of(self._tools.me):
+            self._steps.forget_work()
+        self._tools.donor.take_over(view.id)
+        state.wake.set()
+
+    def _catch_up(self) -> None:
+        """A peer without a stage may take over before it has seen the last step of the old view."""
+        ledger = self._behind
+        while ledger is not None and ledger.step < self._state.step:
+            if (outcome := ledger.next_outcome()) is None:
+                return
+            self.history.record(outcome)
+        self._behind = None
+
+    def prepared(self, statement: Statement) -> None:
+        """Raises `PeerFault`."""
+        prepared = statement.prepared
+        state, ledger = self._state, self._state.ledger
+        if self._behind is not None and prepared.view == self._behind.view:
+            self._behind.record(statement)
+            self._catch_up()
+        elif ledger is not None and prepared.view == ledger.view:
+            is_ahead = prepared.step >= ledger.step + STEPS_AHEAD_LIMIT
+            if is_ahead and state.view is not None and not state.view.layers_of(self._tools.me):
+                self._skip(ledger, statement)
+            if not is_ahead:
+                self._record(ledger, statement)
+            elif prepared.step < ledger.step + STEPS_AHEAD_LIMIT:
+                ledger.record(statement)
+            state.wake.set()
+        elif ledger is None or prepared.view.number > ledger.view.number:
+            self._mail.keep_early(statement)
+
+    async def counted(self) -> None:
+        """Let the step that all have prepared commit, before more is said of the next ones."""
+        ledger = self._state.ledger
+        for _ in range(TURNS_LIMIT):
+            if ledger is None or ledger.frozen or not ledger.may_commit or ledger.missing:
+                return
+            await asyncio.sleep(0)
+
+    def _skip(self, ledger: Ledger, statement: Statement) -> None:
+        """Raises `PeerFault`."""
+        found = ledger.says_ahead(statement)
+        if found is not None:
+            self._outlet.skip_to(*found)
+            self._state.step = ledger.step
+
+    def _record(self, ledger: Ledger, statement: Statement) -> None:
+        """Raises `PeerFault`, and has the step repeated without whom its own words convict."""
+        try:
+            ledger.record(statement)
+        except PeerFault as fault:
+            if ledger.has_refused(statement.signed):
+                reason = f"{statement.prepared.peer_id}: {fault.cause}"
+                asyncio.get_running_loop().call_soon(self._outlet.contradiction, reason)
+            raise
+
+    def require_possible(self, sender: str, header: FrameHeader) -> None:
+        """Raises `PeerFault` for a tensor that cannot be due, as far as is known yet."""
+        view = ViewId(header.view_number, header.view_digest)
+        self._mail.require_possible(view, sender)
+        mailbox = self._mail.mailbox(view)
+        is_of_a_step = header.kind not in (FrameKind.LAYER_GRADIENT, FrameKind.LAYER_STATE)
+        if is_of_a_step and mailbox is not None:
+            self._mail.check(view, mailbox, sender, header)
+
+    async def frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+        """Raises `PeerFault` for what is not due.
+
+        A peer that took over earlier may send before this one knows the view: its lane waits.
+        """
+        view = ViewId(header.view_number, header.view_digest)
+        await self._mail.until_known(view, sender)
+        if header.kind is FrameKind.LAYER_STATE:
+            self.cuts.frame(sender, header, payload)
+        elif header.kind is FrameKind.LAYER_GRADIENT:
+            self._followers.gradient(sender, header, payload)
+        elif (mailbox := self._mail.mailbox(view)) is not None:
+            mailbox.put(sender, header, payload)
+
+    def following(self, sender: str, message: Following | CutBegun | CutReceipt) -> None:
+        """Raises `PeerFault`."""
+        if isinstance(message, CutReceipt):
+            self.cuts.receipt(sender, message)
+        elif isinstance(message, CutBegun):
+            self.cuts.begun(sender, message)
+        else:
+            self._followers.receive(sender, message)
+
+    def stream_lost(self, sender: str) -> None:
+        """What `sender` had sent of layers' states may not all arrive."""
+        self._followers.stream_lost(sender)
+
+    def undelivered(self, receiver: str) -> None:
+        """Gradients on their way to a follower are lost."""
+        self._tools.donor.undelivered(receiver)
+        self.cuts.undelivered(receiver)
+
+    async def hand_over(self) -> None:
+        """Wait, for a bounded time, until those who take over layers from here have them."""
+        await self._tools.donor.drain()
+
+    async def close(self) -> None:
+        self._followers.stop_following()
+        self._followers.stop_guarding()
+        self.cuts.stop()
+        self._tools.donor.close()
+
+    # the loop ---------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take part in views; `done` is set when the last step is committed. Never ends."""
+        state = self._state
+        while True:
+            view = state.view
+            if state.step > self._spec.total_steps and not self.done.is_set():
+                self._tools.status.say(
+                    State.DONE, f"all {self._spec.total_steps} steps are committed"
+                )
+                self.done.set()
+            if state.restart is not None:
+                await self._do_restart(state.restart)
+            elif (
+                self.done.is_set() or state.stopped or view is None or isinstance(view.plan, NoPlan)
+            ):
+                await self._idle()
+            elif view.plan.stage_of(self._tools.me) is None:
+                why = "the plan is faster without this peer"
+                if self._tools.me in held_back(view.snapshot):
+                    why = "its links to those who train are not measured yet"
+                self._tools.status.say(State.SPARE, why)
+                await self._watch(view)
+            else:
+                with contextlib.suppress(Stopped):
+                    state.fetches = True
+                    try:
+                        await self._place.have_states(view, view.plan)
+                    finally:
+                        state.fetches = False
+                    if state.view is view:
+                        mailbox = self._mail.mailbox(view.id)
+                        assert mailbox is not None
+                        await self._steps.run(view, view.plan, mailbox)
+
+    async def _do_restart(self, restart: Restart) -> None:
+        """Bring the states to where an unplanned view starts; see
+        `core.recovery.recovery_evidence.Restart`."""
+        state, step, compute = self._state, self._state.step, self._tools.compute
+        state.memory.forget((*restart.discard, *restart.load))
+        for layer in restart.discard:
+            state.states.pop(layer, None)
+        for layer in restart.load:
+            if (copy := self.cuts.find(layer, step)) is not None:
+                state.states[layer] = await compute.run(
+                    LayerState.from_bytes, self._spec, layer, copy.to_bytes()
+                )
+            elif step == 0:
+                state.states[layer] = await self._tools.initial.state(layer)
+            else:
+                state.states[layer] = await self._tools.checkpoints.load(layer, step)
+        if restart.rolled_view is not None and restart.outcome is not None:
+            kept = state.reduced.get((restart.rolled_view, step - 1), {})
+            norm = restart.outcome.gradient_norm
+            for layer in restart.roll_forward:
+                held = state.states[layer]
+                await compute.run(replay_outcome, self._spec, held, kept[layer], step - 1, norm)
+            state.memory.commit(step - 1)
+            self.history.record(restart.outcome)
+        if state.restart is restart:
+            state.restart = None
+        self._outlet.states_changed()
+
+    async def _idle(self) -> None:
+        """No steps happen: give state to whoever asks, until something changes.
+
+        A guardian without a plan lets its donors go once it has the last step of the view before.
+        """
+        state = self._state
+        await self._place.offer_states()
+        guardian = self._followers.guardian
+        if guardian is None or state.stopped:
+            await state.wait()
+            return
+        if not guardian.missing and not state.late(guardian.layers):
+            self._followers.stop_guarding()
+        await state.wait(GUARDIAN_POLL_S)
+
+    async def _watch(self, view: View) -> None:
+        """As a spare: learn the outcomes, and guard what one member holds alone."""
+        state = self._state
+        self._place.guard(view)
+        while not state.is_over(view) and state.step <= self._spec.total_steps:
+            outcome = state.ledger.next_outcome() if state.ledger else None
+            if outcome is None:
+                await self._place.offer_states()
+                await state.wait()
+                continue
+            self.history.record(outcome)
+            self._place.drop_unwanted()
+            self._outlet.states_changed()
+            state.step = outcome.step + 1
+            self.cuts.committed(view, outcome)
+            self._outlet.committed(outcome)
+            state.forget_reduced(outcome.step)

@@ -1,0 +1,154 @@
+"""What the parts of the trainer share: what they work with, and where this peer stands."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.messages.agreement_messages import SavedState
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.messages.stage_progress import StageProgress
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.signed import Sign, Signed
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.partial_replay import PartialReplay
+from p2p_dtfm.core.recovery.recovery_evidence import Restart
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
+from p2p_dtfm.daemon.state_transfer.donor import Donor
+from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
+from p2p_dtfm.daemon.telemetry.status import Status
+from p2p_dtfm.daemon.telemetry.step_recorder import StepRecorder
+from p2p_dtfm.net.streams.blobs import BlobExchange
+from p2p_dtfm.net.streams.bulk import BulkPlane
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.batches import Batches
+from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
+
+Tensor = Any
+
+
+class Outlet(Protocol):
+    """What the trainer asks of the daemon."""
+
+    def say_prepared(self, signed: Signed, view: View) -> None:
+        """Send to all other members of the view."""
+
+    def committed(self, outcome: StepOutcome) -> None:
+        """The ledger gave an outcome, which is not applied yet."""
+
+    def states_changed(self) -> None:
+        """What is held, or its version, is another."""
+
+    def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
+        """What is here of cuts is something else."""
+
+    def reduced(self, step: int, layers: set[int]) -> None:
+        """The reduced gradients of these layers are here, and are kept."""
+
+    def computed(self, step: int, progress: StageProgress | None) -> None:
+        """So far this peer has come with the microbatches of `step`, and keeps all of it."""
+
+    def skip_to(self, step: int, lineage: str) -> None:
+        """Without a stage: most prepare `step`, from this lineage; all before it is committed."""
+
+    def trouble(self, peer_id: str, cause: str) -> None:
+        """What a peer needs for the step under way, or what it sent for it, is lost."""
+
+    def poison(self, peer_id: str, cause: str) -> None:
+        """What a peer sent for the step under way no correct peer sends."""
+
+    def contradiction(self, reason: str) -> None:
+        """The step under way cannot commit: what its stage-holders say of it cannot all be true."""
+
+    def lineage_at(self, step: int) -> str:
+        """The digest of the lineage of states after `step` committed steps."""
+
+    def ready_for(self) -> ViewId | None:
+        """The next view, if all its members are synced."""
+
+    def synced(self, view: ViewId) -> None:
+        """This peer has what its place in the next view needs."""
+
+    async def fetch_shards(self, digests: set[str]) -> None:
+        """Bring data shards. Raises `BlobUnavailable`."""
+
+    def damaged_shard(self, digest: str) -> None:
+        """A shard on this disk is not what it was: put it aside."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the trainer works with."""
+
+    me: str
+    spec: RunSpec
+    batches: Batches
+    messenger: Messenger
+    bulk: BulkPlane
+    blobs: BlobExchange
+    compute: Compute
+    checkpoints: Checkpoints
+    donor: Donor
+    initial: InitialStates
+    status: Status
+    sign: Sign
+    recorder: StepRecorder = field(default_factory=StepRecorder)
+
+
+class Stopped(Exception):
+    """The step under way will not be ended in this view."""
+
+
+class TrainerState:
+    """Where this peer stands; whoever changes it so that somebody may go on calls `wake.set`."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, LayerState] = {}
+        self.view: View | None = None
+        self.step = 0
+        self.ledger: Ledger | None = None
+        self.restart: Restart | None = None
+        """What an unplanned view makes of the states, until it is done."""
+        self.replay: PartialReplay | None = None
+        """What the present view keeps of the step with which it began."""
+        self.stopped = False
+        """A failure has frozen the step under way."""
+        self.fetches = False
+        """States or data without which the step cannot begin are on their way here."""
+        self.memory = ReplicaMemory()
+        self.reduced: dict[tuple[ViewId, int], dict[int, Tensor]] = {}
+        """Reduced gradients by view, step and layer: the next view may roll them forward."""
+        self.wake = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    def is_over(self, view: View) -> bool:
+        """Whether no step will be ended in this view any more."""
+        return self.stopped or self.view is not view
+
+    def late(self, layers: Iterable[int]) -> set[int]:
+        """Those that are not here at the step that comes."""
+        held = self.states
+        return {n for n in layers if n not in held or held[n].version != self.step}
+
+    def fail(self, error: BaseException) -> None:
+        """Whoever waits raises it: a part that ended must not leave the others waiting."""
+        self._failure = error
+        self.wake.set()
+
+    async def wait(self, limit_s: float | None = None) -> None:
+        """Until anything changes, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self.wake.wait()
+        self.wake.clear()
+        if self._failure is not None:
+            raise self._failure
+
+    def forget_reduced(self, committed_step: int) -> None:
+        """Gradients before the last committed step are not needed for any recovery."""
+        self.reduced = {k: held for k, held in self.reduced.items() if k[1] >= committed_step}

@@ -1,0 +1,101 @@
+"""Tensors and Prepared of views that this peer has agreed on, be they taken over here or not."""
+
+import asyncio
+import time
+from collections import deque
+
+from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT
+from p2p_dtfm.core.messages.prepared import Statement
+from p2p_dtfm.core.planner.wire_plan import wire_plan
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.partial_replay import PartialReplay
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.step.mailbox import Mailbox
+from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
+from p2p_dtfm.net.streams.frames import FrameHeader
+
+EARLY_SENDERS_LIMIT = 1024
+EARLY_PREPARED_LIMIT = 2 * STEPS_AHEAD_LIMIT
+"""Of each sender, from views that have not taken over here."""
+VIEWS_REMEMBERED = 64
+"""A tensor of one of these comes late; one of any other view was never due."""
+VIEWS_AHEAD_LIMIT = 1024
+"""A tensor of a view further ahead than this is not waited for."""
+UNKNOWN_VIEW_WAIT_S = 5.0
+UNKNOWN_VIEW_POLL_S = 0.02
+
+
+class ViewMail:
+    """A peer that took over earlier may send before this one does, or even knows the view."""
+
+    def __init__(self, me: str, spec: RunSpec, state: TrainerState) -> None:
+        self._me = me
+        self._spec = spec
+        self._state = state
+        self._mailboxes: dict[ViewId, Mailbox] = {}
+        self._views: deque[ViewId] = deque(maxlen=VIEWS_REMEMBERED)
+        self._early: dict[str, deque[Statement]] = {}
+
+    def agreed(self, view: View) -> None:
+        """Tensors of a planned view are due from now on: who took it over earlier begins to send.
+
+        What is due in an unplanned one depends on what is kept of the step that failed, which is
+        known at the takeover.
+        """
+        if view.snapshot.planned:
+            self._views.append(view.id)
+        plan = view.plan
+        if isinstance(plan, Plan) and plan.stage_of(self._me) is not None:
+            wire = wire_plan(self._spec, plan, view.snapshot)
+            self._mailboxes[view.id] = Mailbox(view.id, plan, self._me, self._spec, wire)
+
+    def take_over(self, view: View, replay: PartialReplay | None) -> list[Statement]:
+        """Forget the views before; returns the Prepared that came early."""
+        self._mailboxes = {k: v for k, v in self._mailboxes.items() if k >= view.id}
+        mailbox, plan = self._mailboxes.get(view.id), view.plan
+        if replay is not None and mailbox is not None and isinstance(plan, Plan):
+            mine = replay.stage(plan, self._me)
+            assert mine is not None
+            mailbox.replay(replay.step, mine)
+        if view.id not in self._views:
+            self._views.append(view.id)
+        early, self._early = self._early, {}
+        return [statement for statements in early.values() for statement in statements]
+
+    def keep_early(self, statement: Statement) -> None:
+        """One of a view that has not taken over here. Raises `PeerFault`."""
+        sender = statement.prepared.peer_id
+        if sender not in self._early and len(self._early) >= EARLY_SENDERS_LIMIT:
+            raise PeerFault("says Prepared in a view that this peer does not know", sender)
+        self._early.setdefault(sender, deque(maxlen=EARLY_PREPARED_LIMIT)).append(statement)
+
+    def require_possible(self, view: ViewId, sender: str) -> None:
+        """A view that was, is, or may come soon. Raises `PeerFault`."""
+        present = self._state.view
+        if view in self._views or present is None:
+            return
+        if not present.id.number < view.number <= present.id.number + VIEWS_AHEAD_LIMIT:
+            raise PeerFault(f"a tensor of view {view}, which cannot be", sender)
+
+    def check(self, view: ViewId, mailbox: Mailbox, sender: str, header: FrameHeader) -> None:
+        """Raises `PeerFault` for a tensor that is not due in a view whose takeover is known."""
+        if view in self._views:
+            mailbox.check(sender, header)
+
+    async def until_known(self, view: ViewId, sender: str) -> None:
+        """Wait for a view that comes next; meanwhile the lane of its sender waits. Raises
+        `PeerFault`."""
+        end_s = time.monotonic() + UNKNOWN_VIEW_WAIT_S
+        while view not in self._views:
+            present = self._state.view
+            is_next = present is None or view.number > present.id.number
+            if not is_next or time.monotonic() > end_s:
+                raise PeerFault(f"a tensor of view {view}, which this peer does not know", sender)
+            await asyncio.sleep(UNKNOWN_VIEW_POLL_S)
+
+    def mailbox(self, view: ViewId) -> Mailbox | None:
+        """None where this peer has no stage in the view, or a later one has taken over."""
+        return self._mailboxes.get(view)

@@ -1,0 +1,221 @@
+"""Addresses as people paste them: /ip4/203.0.113.7/tcp/4001/p2p/12D3Koo..."""
+
+import ipaddress
+from collections.abc import Iterable
+
+import base58
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.net.contacts.identity import is_peer_id
+from p2p_dtfm.net.hivemind_parts import Multiaddr
+
+EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
+LISTEN_EXAMPLE = "/ip4/0.0.0.0/tcp/31330"
+_ADDRESS_LIMIT_CHARACTERS = 512
+_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
+_FLAGS = ("quic", "quic-v1", "ws", "wss", "p2p-circuit")
+_P2P_CODE = bytes((0xA5, 0x03))  # multicodec 421 as a varint
+
+
+class _Malformed(Exception):
+    """What is wrong with an address, and what to do about that very thing, if there is more to say
+    than what the right form is."""
+
+    def __init__(self, cause: str, fix: str = "") -> None:
+        self.cause = cause
+        self.fix = fix
+        super().__init__(cause)
+
+
+def parse_address(text: str) -> tuple[str, str]:
+    """(peer id, the address without its last /p2p/ID). Raises `UserError` saying what is wrong."""
+    try:
+        return _peer_and_rest(text.strip())
+    except _Malformed as error:
+        fixes = [error.fix] if error.fix else []
+        if not (host_and_port := _host_and_port_of(text)):
+            fixes.append(f"the right form is {EXAMPLE}")
+        else:
+            fixes.append(f"write it as {host_and_port}/p2p/12D3KooW...")
+        fixes.append("on the other machine, p2p-dtfm status shows the whole address")
+        raise _refusal(text, error.cause, fixes) from error
+
+
+def _refusal(text: str, cause: str, fixes: list[str]) -> UserError:
+    shown = text if len(text) <= _ADDRESS_LIMIT_CHARACTERS else text[:60] + "…"
+    return UserError(f"malformed address {shown!r}: {cause}", tuple(fixes))
+
+
+def _peer_and_rest(address: str) -> tuple[str, str]:
+    parts = _parts(address)
+    if len(parts) < 2 or parts[-2] != "p2p":
+        raise _Malformed("it does not end in /p2p/ and the id of the other peer")
+    peer_id = parts[-1]
+    if not is_peer_id(peer_id):
+        raise _Malformed(
+            f"{peer_id!r} is no peer id: that is 52 characters that begin with 12D3Koo",
+            "copy the address whole: its end seems to be cut off or changed",
+        )
+    rest = parts[:-2]
+    if not rest:
+        raise _Malformed("it names a peer but no host and port")
+    _check_transport(rest)
+    return peer_id, "/" + "/".join(rest)
+
+
+def check_listen_address(text: str) -> str:
+    """An address to listen on, such as /ip4/0.0.0.0/tcp/4001. Raises `UserError`."""
+    try:
+        parts = _parts(text.strip())
+        if "p2p" in parts:
+            raise _Malformed(
+                "an address to listen on has no /p2p/ part", "leave out /p2p/ and what follows"
+            )
+        _check_transport(parts)
+    except _Malformed as error:
+        right = _host_and_port_of(text) or LISTEN_EXAMPLE
+        fixes = [error.fix] if error.fix else []
+        fixes.append(f"an address to listen on looks like {right}; port 0 takes any free one")
+        raise _refusal(text, error.cause, fixes) from error
+    return "/" + "/".join(parts)
+
+
+def _parts(text: str) -> list[str]:
+    if not text:
+        raise _Malformed("it is empty")
+    if len(text) > _ADDRESS_LIMIT_CHARACTERS:
+        raise _Malformed(f"it has {len(text)} characters")
+    if not text.startswith("/"):
+        raise _Malformed("it does not begin with /")
+    return text.strip("/").split("/")
+
+
+def _host_and_port_of(text: str) -> str:
+    """The multiaddress that somebody may have meant by HOST:PORT; empty if it is none."""
+    host, _, port = text.strip().rpartition(":")
+    if not host or "/" in host or not (port.isascii() and port.isdigit()):
+        return ""
+    try:
+        kind = f"ip{ipaddress.ip_address(host.strip('[]')).version}"
+    except ValueError:
+        kind = "dns"
+    return f"/{kind}/{host.strip('[]')}/tcp/{port}"
+
+
+def _check_transport(parts: list[str]) -> None:
+    position = 0
+    names: list[str] = []
+    while position < len(parts):
+        name = parts[position]
+        names.append(name)
+        if name in _FLAGS:
+            position += 1
+            continue
+        if position + 1 == len(parts):
+            known = name in (*_HOSTS, "tcp", "udp", "p2p")
+            cause = f"nothing follows /{name}" if known else f"{name!r} is unknown"
+            raise _Malformed(cause)
+        _check_part(name, parts[position + 1])
+        position += 2
+    if not names or names[0] not in _HOSTS or len(names) < 2 or names[1] not in ("tcp", "udp"):
+        raise _Malformed("a host must be followed by /tcp/ and a port")
+
+
+def _check_part(name: str, value: str) -> None:
+    if name in ("tcp", "udp"):
+        if not (value.isascii() and value.isdigit() and int(value[:6]) <= 65535):
+            raise _Malformed(f"{value!r} is no port: that is a number up to 65535")
+    elif name in ("ip4", "ip6"):
+        try:
+            valid = ipaddress.ip_address(value).version == int(name[2])
+        except ValueError:
+            valid = False
+        if not valid:
+            raise _Malformed(f"{value!r} is no IPv{name[2]} address")
+    elif name == "p2p":
+        if not is_peer_id(value):
+            raise _Malformed(f"{value!r} is no peer id")
+    elif name in _HOSTS:
+        if not value:
+            raise _Malformed(f"nothing follows /{name}")
+    else:
+        raise _Malformed(f"{name!r} is unknown")
+
+
+def is_loopback(address: str) -> bool:
+    """Whether the host of a valid multiaddr is this machine's loopback."""
+    parts = address.strip("/").split("/")
+    try:
+        return ipaddress.ip_address(parts[1]).is_loopback
+    except (ValueError, IndexError):
+        return False
+
+
+def is_relayed(address: str) -> bool:
+    """Whether an address leads through a relay."""
+    return "/p2p-circuit" in address
+
+
+class WireAddress:
+    """A multiaddr as p2pd wants its bytes.
+
+    hivemind's codec writes the base58 text of a /p2p/ part where its raw bytes belong, so those
+    parts are written here.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def to_bytes(self) -> bytes:
+        encoded, rest = b"", []
+        parts = iter(self._address.strip("/").split("/"))
+        for part in parts:
+            if part == "p2p":
+                encoded += _plain_bytes(rest) + _peer_bytes(next(parts))
+                rest = []
+            else:
+                rest.append(part)
+        return encoded + _plain_bytes(rest)
+
+
+def _plain_bytes(parts: list[str]) -> bytes:
+    return Multiaddr("/" + "/".join(parts)).to_bytes() if parts else b""
+
+
+def _peer_bytes(peer_id: str) -> bytes:
+    raw = base58.b58decode(peer_id)
+    return _P2P_CODE + bytes((len(raw),)) + raw
+
+
+def usable_addresses(addresses: Iterable[str]) -> list[WireAddress]:
+    """Of the addresses that a peer claims for itself, those that are well formed."""
+    usable = []
+    for address in addresses:
+        try:
+            _check_transport(_parts(address))
+        except _Malformed:
+            continue
+        usable.append(WireAddress(address))
+    return usable
+
+
+def check_way(address: str) -> None:
+    """Raises `UserError` for what is no address at which a peer could be called."""
+    try:
+        _check_transport(_parts(address))
+    except _Malformed as error:
+        raise UserError(f"malformed address {address!r}: {error}") from error
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The host (a number or a name) and the port of a valid multiaddr."""
+    parts = address.strip("/").split("/")
+    return parts[1], int(parts[3])
+
+
+def is_public(host: str) -> bool:
+    """Whether a host is a number that is valid everywhere; a name counts as public."""
+    try:
+        return ipaddress.ip_address(host).is_global
+    except ValueError:
+        return True

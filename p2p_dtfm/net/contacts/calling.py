@@ -1,0 +1,135 @@
+"""Which peers this one calls by itself: those that it trusts, and few others, slowly.
+
+A peer that is unknown has made a connection of its own, or it is not spoken to. What it claims of
+its addresses is believed where its connection comes from there; else `core.gate.dialling` rations
+it.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from p2p_dtfm.core.gate.dialling import ADDRESSES_OF_ONE, Dialling, Door
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.net.contacts.addresses import check_way, host_and_port, is_relayed
+from p2p_dtfm.net.errors import Unreachable
+
+Value = TypeVar("Value")
+Ends = Callable[[], Awaitable[dict[str, tuple[str, ...]]]]
+FRESH_S = 0.5
+PEERS_REMEMBERED = 4096
+NO_WAY = "it has no connection to this peer, and its addresses are only its own word"
+
+
+class Calling:
+    """`ends()` gives the far ends of the connections that there are."""
+
+    def __init__(self, ends: Ends) -> None:
+        self.trusts: Callable[[str], bool] = lambda peer_id: True
+        """Whom this peer calls wherever it is said to be; set by whoever knows the members."""
+        self.dialling = Dialling()
+        self._ends = ends
+        self._linked: dict[str, tuple[str, ...]] = {}
+        self._looked_s = -FRESH_S
+        self._looking = asyncio.Lock()
+        self._seen: dict[str, str] = {}
+        self.vouched: dict[str, None] = {}
+        """Peers that the user has named, or members; whoever was named longest ago is forgotten."""
+
+    def vouch(self, peer_id: str) -> None:
+        """This peer knows of it from its user, or from those whom it believes."""
+        _put(self.vouched, peer_id, None)
+
+    def seen_by_another(self, peer_id: str, host: str) -> None:
+        """Somebody who is believed says where a peer's connection comes from."""
+        if host and peer_id not in self._seen:
+            _put(self._seen, peer_id, host)
+
+    async def is_linked(self, peer_id: str) -> bool:
+        """Whether there is a connection to a peer, as of at most half a second ago."""
+        asked_s = time.monotonic()
+        if peer_id in self._linked and asked_s - self._looked_s < FRESH_S:
+            return True
+        async with self._looking:
+            if self._looked_s < asked_s:
+                looked_s = time.monotonic()
+                self._linked = await self._ends()
+                self._looked_s = looked_s
+        ends = self._linked.get(peer_id)
+        if ends and (end := _far_end(ends[0])) is not None:
+            _put(self._seen, peer_id, end[0])
+        return ends is not None
+
+    async def seen_host(self, peer_id: str) -> str | None:
+        """Where a peer's own connection comes from, or came from when it was last looked at."""
+        await self.is_linked(peer_id)
+        return self._seen.get(peer_id)
+
+    async def may_look_for(self, peer_id: str) -> bool:
+        """Whether p2pd may look for an unknown node of the directory now, at addresses that others
+        told it."""
+        if self.trusts(peer_id) or await self.is_linked(peer_id):
+            return True
+        return self.dialling.may_look(time.monotonic_ns())
+
+    def choose(self, peer_id: str, addresses: Sequence[str]) -> tuple[str, ...]:
+        """Those of its addresses at which an unknown peer is called now. Raises `Unreachable`."""
+        ways = [address for address in addresses if self._leads_through_friend(address)]
+        if ways:
+            return tuple(ways[:ADDRESSES_OF_ONE])
+        doors = {address: door for address in addresses if (door := door_of(address))}
+        now_ns = time.monotonic_ns()
+        chosen = self.dialling.choose(list(doors.values()), self._seen.get(peer_id), now_ns)
+        if not chosen:
+            raise Unreachable(peer_id, NO_WAY)
+        return tuple(address for address, door in doors.items() if door in chosen)[: len(chosen)]
+
+    def look_up(self, peer_id: str, addresses: Sequence[str], was_there: bool) -> tuple[str, ...]:
+        """Where a peer that the directory names is looked for now. Raises `Unreachable`."""
+        doors = {address: door for address in addresses if (door := door_of(address))}
+        chosen = self.dialling.look_up(list(doors.values()), was_there, time.monotonic_ns())
+        if not chosen:
+            raise Unreachable(peer_id, "others were looked for there, and in vain")
+        return tuple(address for address, door in doors.items() if door in chosen)[: len(chosen)]
+
+    def _leads_through_friend(self, address: str) -> bool:
+        """Whether nobody's door is knocked at but a relay's that this peer trusts."""
+        if not is_relayed(address) or door_of(address) is None:
+            return False
+        relay = address.partition("/p2p/")[2].split("/", 1)[0]
+        return self.trusts(relay) or relay in self._linked
+
+    async def answered(self, peer_id: str) -> None:
+        """A call has reached the peer itself: nobody's door was knocked at in vain."""
+        self._looked_s = -FRESH_S
+        is_linked = await self.is_linked(peer_id)
+        if is_linked and (end := _far_end(self._linked[peer_id][0])) is not None:
+            self.dialling.answered(end)
+
+
+def _put(kept: dict[str, Value], key: str, value: Value) -> None:
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > PEERS_REMEMBERED:
+        del kept[next(iter(kept))]
+
+
+def _far_end(address: str) -> Door | None:
+    """Of a direct connection that p2pd has; None if it is relayed, or of a form without host and
+    port at the usual place, as with the zone of a link-local number."""
+    if is_relayed(address):
+        return None
+    try:
+        return host_and_port(address)
+    except (ValueError, IndexError):
+        return None
+
+
+def door_of(address: str) -> Door | None:
+    """Host and port of an address, None if it is malformed."""
+    try:
+        check_way(address)
+    except UserError:
+        return None
+    return host_and_port(address)

@@ -1,0 +1,104 @@
+"""The first connections of a peer: to those that it was told of, or those that it remembers."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.net.errors import Unreachable, in_plain_words
+
+FIRST_CONNECT_DEADLINE_S = 10.0
+GRACE_S = 0.3
+"""For further ones, when the first is reached."""
+
+log = logging.getLogger(__name__)
+
+
+class Connects(Protocol):
+    """What of a `Host` is needed here."""
+
+    peer_id: str
+
+    async def connect(
+        self, peer_id: str, addresses: Sequence[str], deadline_s: float, is_chosen: bool = False
+    ) -> None: ...
+
+
+async def reach_first_peers(
+    host: Connects, addresses: Sequence[str], deadline_s: float = FIRST_CONNECT_DEADLINE_S
+) -> tuple[str, ...]:
+    """Connect to all of them at once; those that were reached.
+
+    Raises `UserError`, with exit code 6 when there is none.
+    """
+    peers = [parse_address(address) for address in addresses]
+    others = [(peer_id, address) for peer_id, address in peers if peer_id != host.peer_id]
+    if not others:
+        raise UserError(
+            "every initial peer given is this peer itself",
+            "give the address of another daemon, or leave out --initial-peers to start a swarm",
+        )
+    results = await asyncio.gather(
+        *(host.connect(peer, [at], deadline_s, is_chosen=True) for peer, at in others),
+        return_exceptions=True,
+    )
+    causes, reached = [], []
+    for (peer_id, address), result in zip(others, results, strict=True):
+        if isinstance(result, Unreachable):
+            causes.append(f"{address}/p2p/{peer_id} ({in_plain_words(result.cause)})")
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            reached.append(f"{address}/p2p/{peer_id}")
+    for cause in causes:
+        log.warning("initial peer not reached: %s", cause)
+    if not reached:
+        raise UserError(
+            "no initial peer could be reached: " + "; ".join(causes),
+            (
+                "see that the other daemon is running, and prints this very address",
+                "see that its port is open: no firewall or router in between may drop it",
+                "copy the address whole, up to its last character",
+            ),
+            exit_code=6,
+        )
+    return tuple(reached)
+
+
+async def reach_any(host: Connects, addresses: Sequence[str], deadline_s: float) -> tuple[str, ...]:
+    """Connect to all of them at once, and wait for no others when some are reached."""
+    reached: list[str] = []
+
+    async def reach(address: str) -> None:
+        try:
+            peer_id, where = parse_address(address)
+        except UserError as error:  # what a peer said of itself, not what the user typed
+            log.debug("not called: %s", error.cause)
+            return
+        if peer_id == host.peer_id:
+            return
+        try:
+            await host.connect(peer_id, [where], deadline_s, is_chosen=True)
+            reached.append(address)
+        except Unreachable as error:
+            log.debug("not there any more: %s", error)
+
+    tasks = {asyncio.create_task(reach(address)) for address in addresses}
+    waiting = set(tasks)
+    try:
+        while waiting:
+            patience_s = GRACE_S if reached else deadline_s + GRACE_S
+            done, waiting = await asyncio.wait(
+                waiting, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                break
+            for task in done:
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return tuple(reached)

@@ -1,0 +1,138 @@
+"""Who a peer is: an Ed25519 key whose public half is the peer id.
+
+A peer id of this kind holds its public key (libp2p specs, peer-ids: the "identity" multihash of a
+serialised key of at most 42 bytes), so a signature can be checked from the id alone.
+"""
+
+import functools
+import os
+import tempfile
+from pathlib import Path
+
+import base58
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from p2p_dtfm.core.protocol.errors import UserError
+
+# protobuf of libp2p's crypto.PrivateKey: field 1 key type 1 (Ed25519), field 2 of 64 bytes, which
+# are the raw private key followed by the raw public key
+_PRIVATE_PREFIX = bytes((0x08, 0x01, 0x12, 0x40))
+# identity multihash (code 0, 36 bytes) over crypto.PublicKey: type 1, field 2 of 32 bytes
+_PEER_ID_PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
+_KEY_BYTES = 32
+_PEER_ID_TEXT_LIMIT = 64
+
+
+class Identity:
+    """This peer's key pair."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        self.peer_id = peer_id_of(key.public_key().public_bytes_raw())
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> "Identity":
+        """The key in `path`; a new one, written with mode 0600, where there is no file.
+
+        Raises `UserError` when the file cannot be read or holds anything but an Ed25519 key.
+        """
+        try:
+            stored = path.read_bytes()
+        except FileNotFoundError:
+            identity = cls(Ed25519PrivateKey.generate())
+            _write_privately(path, identity.to_bytes())
+            return identity
+        except OSError as error:
+            raise UserError(
+                f"cannot read the identity {path}: {error.strerror}",
+                f"make it a file that you may read, or remove it: mv {path} {path}.old",
+            ) from error
+        return cls(_parse(stored, path))
+
+    def to_bytes(self) -> bytes:
+        """The private key as p2pd reads it."""
+        public = self._key.public_key().public_bytes_raw()
+        return _PRIVATE_PREFIX + self._key.private_bytes_raw() + public
+
+    def sign(self, payload: bytes) -> bytes:
+        """64 bytes."""
+        return self._key.sign(payload)
+
+
+def _parse(stored: bytes, path: Path) -> Ed25519PrivateKey:
+    private = stored[len(_PRIVATE_PREFIX) :][:_KEY_BYTES]
+    public = stored[len(_PRIVATE_PREFIX) + _KEY_BYTES :]
+    if stored.startswith(_PRIVATE_PREFIX) and len(private) == len(public) == _KEY_BYTES:
+        key = Ed25519PrivateKey.from_private_bytes(private)
+        if key.public_key().public_bytes_raw() == public:
+            return key
+    raise UserError(
+        f"the identity {path} is damaged: it does not hold an Ed25519 key",
+        (
+            f"restore {path} from a backup, to keep this peer's id",
+            f"or let a new peer id be made: mv {path} {path}.damaged",
+        ),
+    )
+
+
+def _write_privately(path: Path, content: bytes) -> None:
+    """Whole or not at all, and never readable by others."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:  # mkstemp made it with mode 0600
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise UserError(
+            f"cannot write the identity {path}: {error.strerror}",
+            f"make {path.parent} a directory that you may write to",
+        ) from error
+
+
+def peer_id_of(public_key: bytes) -> str:
+    """Base58 peer id of a raw Ed25519 public key."""
+    return base58.b58encode(_PEER_ID_PREFIX + public_key).decode()
+
+
+def is_peer_id(text: str) -> bool:
+    """Whether `text` is the canonical base58 id of an Ed25519 peer."""
+    return _public_key(text) is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def _public_key(peer_id: str) -> Ed25519PublicKey | None:
+    if not isinstance(peer_id, str) or len(peer_id) > _PEER_ID_TEXT_LIMIT:
+        return None
+    try:
+        decoded = base58.b58decode(peer_id.encode("ascii"))
+    except ValueError:
+        return None
+    raw = decoded[len(_PEER_ID_PREFIX) :]
+    if not decoded.startswith(_PEER_ID_PREFIX) or len(raw) != _KEY_BYTES:
+        return None
+    if peer_id_of(raw) != peer_id:  # one text for each peer, or one peer could be two
+        return None
+    try:
+        return Ed25519PublicKey.from_public_bytes(raw)
+    except ValueError:
+        return None
+
+
+def verify(peer_id: str, payload: bytes, signature: bytes) -> bool:
+    """Whether `peer_id` signed `payload`. Never raises, whatever a stranger put in."""
+    key = _public_key(peer_id)
+    if key is None:
+        return False
+    try:
+        key.verify(signature, payload)
+    except (InvalidSignature, ValueError):
+        return False
+    return True

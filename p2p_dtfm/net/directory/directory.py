@@ -1,0 +1,332 @@
+"""The directory: how peers of a run meet, in a DHT that everybody may write to.
+
+Keys are named by their content, so that a validator needs to know no run beforehand:
+
+    p2p-dtfm/1/presence/RUN/SHARD   dictionary: 38-byte peer id -> Signed presence
+    p2p-dtfm/1/run/RUN              Signed run spec whose payload has the digest RUN
+
+A peer's shard follows from its id. What is read here is a hint: two readers may see different
+peers at one instant, and a plan is never computed from it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
+
+import base58
+import msgspec
+
+from p2p_dtfm.core.protocol.canonical import decode, encode
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.net.directory.validator import DirectoryValidator
+from p2p_dtfm.net.directory.values import (
+    SHARDS,
+    VALUE_LIMIT_BYTES,
+    Presence,
+    key_bytes,
+    open_presence,
+    open_run,
+    presence_key,
+    run_key,
+    shard_of,
+    sign_presence,
+    sign_run,
+)
+from p2p_dtfm.net.errors import Unreachable, one_line
+from p2p_dtfm.net.hivemind_parts import (
+    DHTID,
+    DHTNode,
+    DHTRefusal,
+    DictionaryDHTValue,
+    MSGPackSerializer,
+    PeerID,
+    get_dht_time,
+)
+from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Host
+
+Result = TypeVar("Result")
+
+PRESENCE_TTL_S = 90.0
+RUN_TTL_S = 600.0
+OPERATION_DEADLINE_S = 20.0
+ASK_FOR_RUNS_S = 1.0
+"""Between two searches for a run that somebody claims to take part in."""
+
+__all__ = ["Directory", "DirectoryValidator", "Presence", "open_run", "sign_run"]
+
+log = logging.getLogger(__name__)
+
+
+class Directory:
+    """This peer's node of the DHT, beside its host's p2pd. Made by `start`."""
+
+    def __init__(
+        self,
+        host: Host,
+        node: DHTNode,
+        initial_peers: Sequence[str],
+        validator: DirectoryValidator,
+    ) -> None:
+        self._validator = validator
+        validator.forget_run = self._drop
+        validator.on_unknown_run = self._ask_for_run
+        self._asking: set[asyncio.Task[None]] = set()
+        self._asked_s = 0.0
+        self._host = host
+        self._node = node
+        self._acquaintances = dict(parse_address(address) for address in initial_peers)
+        self._presence: Presence | None = None
+        self._presence_ttl_s = PRESENCE_TTL_S
+        self._runs: dict[str, Signed] = {}
+
+    @classmethod
+    async def start(
+        cls, host: Host, initial_peers: Sequence[str] = (), serves: bool = True
+    ) -> "Directory":
+        """Join the DHT through peers to which the host is connected.
+
+        One that others cannot call asks and does not serve: `serves` is False.
+        Raises `UserError` with exit code 6 when none of them answers as a DHT node.
+        """
+        others = [at for at in initial_peers if parse_address(at)[0] != host.peer_id]
+        try:
+            validator = DirectoryValidator()
+            node = await asyncio.wait_for(
+                DHTNode.create(
+                    p2p=host.p2p,
+                    initial_peers=others,
+                    record_validator=validator,
+                    client_mode=not serves,
+                    # a cache would answer with members that are gone
+                    cache_locally=False,
+                    cache_nearest=0,
+                    cache_on_store=False,
+                    cache_refresh_before_expiry=0,
+                ),
+                OPERATION_DEADLINE_S,
+            )
+        except (TimeoutError, DHTRefusal, *CONNECTION_ERRORS) as error:
+            raise _not_joined(others, error) from error
+        assert isinstance(node.protocol, node.DHTProtocol)
+        node.protocol.host = host
+        return cls(host, node, others, validator)
+
+    async def publish_presence(
+        self, presence: Presence, expires_in_s: float = PRESENCE_TTL_S
+    ) -> bool:
+        """Say that this peer is there; kept alive by `refresh`. False (and logged) if refused."""
+        assert presence.peer_id == self._host.peer_id, "a presence is published by its own peer"
+        self._presence, self._presence_ttl_s = presence, expires_in_s
+        expires_ms = int((get_dht_time() + expires_in_s) * 1000)
+        dated = msgspec.structs.replace(presence, expires_ms=expires_ms)
+        signed = sign_presence(dated, self._host.identity.sign)
+        key = presence_key(presence.run_digest, shard_of(presence.peer_id))
+        subkey = base58.b58decode(presence.peer_id)
+        return await self._store(key, signed, expires_ms / 1000, subkey)
+
+    async def withdraw_presence(self) -> None:
+        """Stop refreshing the presence: it expires by itself."""
+        self._presence = None
+
+    async def present_peers(self, run_digest: str) -> list[Presence]:
+        """Who says that it takes part in a run, sorted by peer id: a hint, and a recent one."""
+        self._validator.own(run_digest)
+        keys = [presence_key(run_digest, shard) for shard in range(SHARDS)]
+        present = self._opened(await self._get(keys), run_digest)
+        for presence in present.values():
+            self._remember(presence)
+        return [present[peer_id] for peer_id in sorted(present)]
+
+    async def present_at(self, peer_ids: Sequence[str], run_digest: str) -> list[Presence]:
+        """Those whose presences these nodes hold: they brought them there themselves, while others
+        found in the directory may be inventions of whoever answered. Sorted by peer id."""
+        self._validator.own(run_digest)
+        keys = [presence_key(run_digest, shard) for shard in range(SHARDS)]
+        ids = {key: DHTID.generate(source=key) for key in keys}
+        asked = [
+            self._node.protocol.call_find(PeerID.from_base58(peer_id), list(ids.values()))
+            for peer_id in peer_ids
+            if peer_id != self._host.peer_id
+        ]
+        answers = await self._bounded(asyncio.gather(*asked, return_exceptions=True))
+        values = [
+            item[0].value
+            for answer in answers
+            if isinstance(answer, dict)
+            for item in answer.values()
+            if item[0] is not None
+        ]
+        present = self._opened(values, run_digest)
+        return [present[peer_id] for peer_id in sorted(present)]
+
+    def _opened(self, values: Iterable[object], run_digest: str) -> dict[str, Presence]:
+        present = {}
+        for value in values:
+            for entry in entries_of(value):
+                presence = _try_open_presence(entry)
+                if presence is not None and presence.run_digest == run_digest:
+                    present[presence.peer_id] = presence
+        return present
+
+    def _drop(self, key: bytes) -> None:
+        """A run spec that gives way."""
+        key_id = DHTID.from_bytes(key)
+        if key_id in self._node.protocol.storage:
+            del self._node.protocol.storage[key_id]
+
+    def _ask_for_run(self, run_digest: str) -> None:
+        """A presence was refused because its run is not known here: if it exists, the next one is
+        not."""
+        now_s = time.monotonic()
+        if now_s - self._asked_s < ASK_FOR_RUNS_S or self._asking:
+            return
+        self._asked_s = now_s
+        task = asyncio.create_task(self._look_for_run(run_digest))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _look_for_run(self, run_digest: str) -> None:
+        with contextlib.suppress(Unreachable):
+            if await self.fetch_run(run_digest) is not None:
+                self._validator.learn(run_digest)
+
+    async def publish_run(self, run_digest: str, signed: Signed) -> bool:
+        """Publish a run spec; kept alive by `refresh`. False (and logged) if refused."""
+        open_run(signed, run_digest)
+        self._runs[run_digest] = signed
+        self._validator.own(run_digest)
+        if await self._store(run_key(run_digest), signed, get_dht_time() + RUN_TTL_S, None):
+            return True
+        # a copy that lives longer is as good: its name is the digest of its content
+        return await self.fetch_run(run_digest) is not None
+
+    async def fetch_run(self, run_digest: str) -> Signed | None:
+        """The run spec of that name, or None."""
+        for value in await self._get([run_key(run_digest)]):
+            if isinstance(value, bytes):
+                try:
+                    signed = decode(value, Signed, VALUE_LIMIT_BYTES)
+                    open_run(signed, run_digest)
+                except PeerFault as fault:
+                    log.warning("run spec in the directory: %s", fault)
+                    continue
+                return signed
+        return None
+
+    async def meet(self, peer_ids: Sequence[str]) -> None:
+        """Learn of peers to which the host is connected as nodes of the directory, all at once."""
+        pings = (self._node.protocol.call_ping(PeerID.from_base58(peer)) for peer in peer_ids)
+        await asyncio.gather(*map(self._bounded, pings), return_exceptions=True)
+
+    async def refresh(self) -> bool:
+        """Publish again what this peer published: to be called each third of the TTL.
+
+        When all other DHT nodes were lost, known peers are tried first. False if refused.
+        """
+        if not self._node.protocol.routing_table.uid_to_peer_id:
+            await self._meet_again()
+        accepted = True
+        if self._presence is not None:
+            accepted = await self.publish_presence(self._presence, self._presence_ttl_s)
+        for run_digest, signed in list(self._runs.items()):
+            accepted = await self.publish_run(run_digest, signed) and accepted
+        return accepted
+
+    async def close(self) -> None:
+        """Stop answering as a DHT node. The host lives on."""
+        for task in self._asking:
+            task.cancel()
+        if self._node.cache_refresh_task is not None:
+            self._node.cache_refresh_task.cancel()
+        if self._host.lost.is_set():
+            self._node.is_alive = False  # p2pd, which would be told, is gone
+            return
+        try:
+            await asyncio.wait_for(self._node.shutdown(), OPERATION_DEADLINE_S)
+        except TimeoutError:
+            log.warning("the directory did not close in time")
+
+    async def _store(
+        self, key: str, signed: Signed, expires_s: float, subkey: bytes | None
+    ) -> bool:
+        value = encode(signed)
+        reason = DirectoryValidator.refusal(key_bytes(key), subkey, value, expires_s)
+        if reason is None:
+            stored = await self._bounded(self._node.store(key, value, expires_s, subkey=subkey))
+            if stored:
+                return True
+            reason = "other nodes hold a later one, or did not accept it"
+        log.warning("the directory refused to publish a %s: %s", signed.kind, reason)
+        return False
+
+    async def _get(self, keys: list[str]) -> list[object]:
+        # only the latest: a plain get answers from whatever is nearest, which is stale
+        latest = float("inf")
+        found = await self._bounded(self._node.get_many(keys, sufficient_expiration_time=latest))
+        return [item.value for item in (found or {}).values() if item is not None]
+
+    async def _bounded(self, operation: Coroutine[Any, Any, Result]) -> Result:
+        if self._host.lost.is_set():
+            operation.close()
+            raise Unreachable(self._host.peer_id, "the libp2p daemon of this peer has ended")
+        try:
+            return await asyncio.wait_for(operation, OPERATION_DEADLINE_S)
+        except TimeoutError as error:
+            raise Unreachable(self._host.peer_id, "the DHT did not answer") from error
+
+    def _remember(self, presence: Presence) -> None:
+        if len(self._acquaintances) < 64 and presence.peer_id != self._host.peer_id:
+            for address in presence.addresses[:1]:
+                self._acquaintances[presence.peer_id] = address.removesuffix(
+                    f"/p2p/{presence.peer_id}"
+                )
+
+    async def _meet_again(self) -> None:
+        for peer_id, address in list(self._acquaintances.items()):
+            try:
+                await self._host.connect(peer_id, [address], 5.0)
+            except Unreachable:
+                continue
+            if await self._bounded(self._node.protocol.call_ping(PeerID.from_base58(peer_id))):
+                return
+
+
+def _not_joined(initial_peers: list[str], error: Exception) -> UserError:
+    cause = one_line(str(error) or "it took too long")
+    fixes = [
+        "see that these addresses belong to p2p-dtfm daemons of this version",
+        "see that the other daemon can connect back to this one",
+    ]
+    if "local time" in cause:
+        fixes = ["set this machine's clock, for example: timedatectl set-ntp true"]
+    return UserError(
+        f"could not join the directory through {', '.join(initial_peers)}: {cause}",
+        tuple(fixes),
+        exit_code=6,
+    )
+
+
+def entries_of(value: object) -> list[object]:
+    """Of a dictionary, be it decoded or as a node holds it."""
+    if isinstance(value, dict):
+        return [entry.value for entry in value.values()]
+    if not isinstance(value, DictionaryDHTValue):
+        return []
+    with contextlib.suppress(Exception):  # whatever msgpack makes of a stranger's bytes
+        return [MSGPackSerializer.loads(entry.value) for _, entry in value.items()]
+    return []
+
+
+def _try_open_presence(value: object) -> Presence | None:
+    if not isinstance(value, bytes):
+        return None
+    try:
+        return open_presence(decode(value, Signed, VALUE_LIMIT_BYTES))
+    except PeerFault as fault:
+        log.debug("presence in the directory: %s", fault)
+        return None

@@ -1,0 +1,201 @@
+"""What a node of ours stores for others: only values whose key, owner and size are right.
+
+A presence is stored only for a run that is known here, and only when its own peer brings it: then a
+thousand invented peers need a thousand connections. A run spec must be one. All is bounded.
+"""
+
+import collections
+import logging
+from collections.abc import Callable
+
+import base58
+
+from p2p_dtfm.core.protocol.canonical import decode, digest_bytes
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.net.contacts.identity import is_peer_id
+from p2p_dtfm.net.directory.values import (
+    PRESENCE_KIND,
+    RUN_KIND,
+    VALUE_LIMIT_BYTES,
+    key_bytes,
+    open_presence,
+    open_signed_bytes,
+    presence_key,
+    run_key,
+    shard_of,
+)
+from p2p_dtfm.net.errors import one_line
+from p2p_dtfm.net.hivemind_parts import (
+    DHTRecord,
+    MSGPackSerializer,
+    RecordValidatorBase,
+    get_dht_time,
+)
+
+PRESENCE_TTL_LIMIT_S = 300.0
+RUN_TTL_LIMIT_S = 900.0
+PEERS_PER_SHARD_LIMIT = 900
+"""With values of 4 KiB a full shard stays below 4 MiB, above which a DHT reply is lost."""
+RUNS_LIMIT = 128
+STORED_LIMIT_BYTES = 16 << 20
+"""Of runs that are not this node's own."""
+# clocks may differ by as much as the DHT itself tolerates
+_SKEW_S = 3.0
+
+log = logging.getLogger(__name__)
+
+
+class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
+    """Asked for each value that is to be stored here, and for each that is found elsewhere."""
+
+    def __init__(self) -> None:
+        self.sender: str | None = None
+        """Who brings what is validated now; None: this node has found it itself."""
+        self.forget_run: Callable[[bytes], None] = lambda key: None
+        """Told the key of a run spec that gives way to a newer one."""
+        self.on_unknown_run: Callable[[str], None] = lambda run_digest: None
+        self._own: set[str] = set()
+        self._runs: collections.OrderedDict[str, float] = collections.OrderedDict()
+        self._members: dict[bytes, dict[bytes, tuple[float, int]]] = {}
+        self._stored_bytes = 0
+
+    def own(self, run_digest: str) -> None:
+        """A run that this node takes part in, or looks for: it does not give way to others."""
+        self._own.add(run_digest)
+
+    def learn(self, run_digest: str) -> None:
+        """A run of others that this node has seen the spec of."""
+        now = get_dht_time()
+        self._remember_run(run_digest, now + RUN_TTL_LIMIT_S)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of others' presences in runs that are not this node's own."""
+        return self._stored_bytes
+
+    @property
+    def runs(self) -> int:
+        """Runs of others that are known here."""
+        return len(self._runs)
+
+    def validate(self, record: DHTRecord) -> bool:
+        reason = self._refusal_of_record(record)
+        if reason is not None:
+            log.debug("refused a value for the directory: %s", reason)
+        return reason is None
+
+    def _refusal_of_record(self, record: DHTRecord) -> str | None:
+        if len(record.value) > VALUE_LIMIT_BYTES + 8 or len(record.subkey or b"") > 64:
+            return f"a value of {len(record.value)} bytes"
+        try:
+            value = MSGPackSerializer.loads(record.value)
+            subkey = MSGPackSerializer.loads(record.subkey) if record.subkey else None
+        except Exception as error:  # whatever msgpack makes of a stranger's bytes
+            log.debug("undecodable value", exc_info=True)
+            return f"undecodable bytes: {error!r}"
+        if not isinstance(value, bytes) or not isinstance(subkey, bytes | None):
+            return "a value that is not bytes"
+        if self.sender is not None and subkey not in (None, base58.b58decode(self.sender)):
+            return "a presence that somebody else brings"
+        reason = self.refusal(record.key, subkey, value, record.expiration_time)
+        if reason is None and self.sender is not None:
+            reason = self._refusal_of_room(record, subkey, value)
+        return reason
+
+    @staticmethod
+    def refusal(key: bytes, subkey: bytes | None, value: bytes, expires_s: float) -> str | None:
+        """Why a value is refused, or None."""
+        try:
+            signed = decode(value, Signed, VALUE_LIMIT_BYTES)
+            if signed.kind == PRESENCE_KIND:
+                return _refusal_of_presence(key, subkey, signed, expires_s)
+            if signed.kind == RUN_KIND:
+                return _refusal_of_run(key, subkey, signed, expires_s)
+        except PeerFault as fault:
+            return fault.cause
+        return f"unknown kind {one_line(signed.kind, 32)!r}"
+
+    def _refusal_of_room(self, record: DHTRecord, subkey: bytes | None, value: bytes) -> str | None:
+        now = get_dht_time()
+        signed = decode(value, Signed, VALUE_LIMIT_BYTES)
+        if subkey is None:
+            self._remember_run(digest_bytes(signed.payload), record.expiration_time)
+            return None
+        run_digest = open_presence(signed).run_digest
+        is_own = run_digest in self._own
+        if not is_own and self._runs.get(run_digest, 0.0) < now:
+            self.on_unknown_run(run_digest)
+            return "a presence in a run that is not known here"
+        return self._refusal_of_member(record, subkey, len(value), is_own, now)
+
+    def _remember_run(self, run_digest: str, expires: float) -> None:
+        self._runs[run_digest] = max(expires, self._runs.pop(run_digest, 0.0))
+        if len(self._runs) > RUNS_LIMIT:
+            others = (digest for digest in self._runs if digest not in self._own)
+            oldest = next(others, run_digest)
+            del self._runs[oldest]
+            self.forget_run(key_bytes(run_key(oldest)))
+
+    def _refusal_of_member(
+        self, record: DHTRecord, subkey: bytes, size: int, is_own: bool, now: float
+    ) -> str | None:
+        """Bounds the members of a shard, or one writer could make it unreadable for all."""
+        members = self._members.setdefault(record.key, {})
+        full = len(members) >= PEERS_PER_SHARD_LIMIT
+        crowded = not is_own and self._stored_bytes + size > STORED_LIMIT_BYTES
+        if subkey not in members and (full or crowded):
+            self._forget_expired(now)
+            members = self._members.setdefault(record.key, {})
+            if len(members) >= PEERS_PER_SHARD_LIMIT:
+                return "its shard is full"
+            if not is_own and self._stored_bytes + size > STORED_LIMIT_BYTES:
+                return "there is no room for further presences"
+        before = members.get(subkey, (0.0, 0))
+        charged = 0 if is_own else size
+        members[subkey] = max(record.expiration_time, before[0]), charged
+        self._stored_bytes += charged - before[1]
+        return None
+
+    def _forget_expired(self, now: float) -> None:
+        kept = {
+            key: {member: held for member, held in members.items() if held[0] > now}
+            for key, members in self._members.items()
+        }
+        self._members = {key: members for key, members in kept.items() if members}
+        sizes = (size for members in self._members.values() for _, size in members.values())
+        self._stored_bytes = sum(sizes)
+
+
+def _refusal_of_time(expires_s: float, longest_s: float) -> str | None:
+    left_s = expires_s - get_dht_time()
+    if not -_SKEW_S < left_s < longest_s + _SKEW_S:
+        return f"expires in {left_s:.0f} s, at most {longest_s:.0f}"
+    return None
+
+
+def _refusal_of_presence(
+    key: bytes, subkey: bytes | None, signed: Signed, expires_s: float
+) -> str | None:
+    if not is_peer_id(signed.peer_id) or subkey != base58.b58decode(signed.peer_id):
+        return "a presence under the name of another peer"
+    presence = open_presence(signed)
+    if key != key_bytes(presence_key(presence.run_digest, shard_of(presence.peer_id))):
+        return "a presence under a key that is not its own"
+    if expires_s != presence.expires_ms / 1000:
+        return "a presence that expires at another time than its peer signed"
+    return _refusal_of_time(expires_s, PRESENCE_TTL_LIMIT_S)
+
+
+def _refusal_of_run(
+    key: bytes, subkey: bytes | None, signed: Signed, expires_s: float
+) -> str | None:
+    if subkey is not None:
+        return "a run spec is not part of a dictionary"
+    if key != key_bytes(run_key(digest_bytes(signed.payload))):
+        return "a run spec under a name that is not its digest"
+    spec = RunSpec.from_canonical_bytes(open_signed_bytes(signed, RUN_KIND))
+    if spec.canonical_bytes() != signed.payload:
+        return "a run spec that is not in its canonical form"
+    return _refusal_of_time(expires_s, RUN_TTL_LIMIT_S)

@@ -1,0 +1,142 @@
+"""Control calls: one question, one answer, a deadline, and nobody's bug takes the daemon down."""
+
+import asyncio
+import collections
+import logging
+from collections.abc import Awaitable, Callable
+
+from google.protobuf.message import DecodeError
+from google.protobuf.wrappers_pb2 import BytesValue
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.door import BUSY, Leave
+from p2p_dtfm.net.errors import Refused, Unreachable, one_line
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.shaping import Shaper
+
+Handler = Callable[[str, bytes], Awaitable[bytes]]
+
+BODY_LIMIT_BYTES = 1 << 20
+CONCURRENT_LIMIT = 256
+CONCURRENT_LIMIT_PER_PEER = 64
+_ANSWERED, _REFUSED = b"\x00", b"\x01"
+
+log = logging.getLogger(__name__)
+
+
+class ControlPlane:
+    """Unary calls under one protocol name. `await ready()` before others may call.
+
+    `handler(sender, body)` answers; a `PeerFault` that it raises reaches the caller as `Refused`.
+    When the caller gives up, its handler here is left to finish.
+    """
+
+    def __init__(self, host: Host, handler: Handler, name: str = "control") -> None:
+        self._host = host
+        self._handler = handler
+        self._kind = name
+        self._name = f"/p2p-dtfm/1/{name}"
+        self._serving: collections.Counter[str] = collections.Counter()
+        self._tasks: set[asyncio.Task[bytes]] = set()
+
+    async def ready(self) -> "ControlPlane":
+        """Start to answer."""
+        await self._host.serve_calls(self._name, self._serve)
+        return self
+
+    async def call(self, peer_id: str, body: bytes, deadline_s: float) -> bytes:
+        """Ask a peer. Raises `Unreachable` on silence, `Refused` when it says no."""
+        assert len(body) <= BODY_LIMIT_BYTES, f"a call of {len(body)} bytes"
+        request = BytesValue(value=body).SerializeToString()
+        if self._host.shaper is None:
+            reply = await self._host.call(peer_id, self._name, request, deadline_s)
+        else:
+            reply = await self._shaped_call(self._host.shaper, peer_id, request, deadline_s)
+        return _open_reply(peer_id, reply)
+
+    async def _shaped_call(
+        self, shaper: Shaper, peer_id: str, request: bytes, deadline_s: float
+    ) -> bytes:
+        try:
+            async with asyncio.timeout(deadline_s):
+                request = await shaper.depart(peer_id, request)
+                reply = await self._host.call(peer_id, self._name, request, deadline_s)
+                return await shaper.arrive(peer_id, reply)
+        except TimeoutError as error:
+            raise Unreachable(peer_id, f"no answer within {deadline_s:g} s") from error
+
+    async def _serve(self, sender: str, request: bytes) -> bytes:
+        full = self._serving.total() >= CONCURRENT_LIMIT
+        if full or self._serving[sender] >= CONCURRENT_LIMIT_PER_PEER:
+            return _reply(_REFUSED, BUSY.encode())
+        leave = self._host.door.enter(sender, self._kind, len(request))
+        if isinstance(leave, str):
+            return _reply(_REFUSED, leave.encode())
+        self._serving[sender] += 1
+        task = asyncio.create_task(self._answer(sender, request))
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._finished(sender, done, leave))
+        # p2pd cancels us when the caller gives up; what the handler began, it finishes
+        return await asyncio.shield(task)
+
+    def _finished(self, sender: str, task: asyncio.Task[bytes], leave: Leave) -> None:
+        leave()
+        self._tasks.discard(task)
+        self._serving[sender] -= 1
+        if self._serving[sender] == 0:
+            del self._serving[sender]
+
+    async def _answer(self, sender: str, request: bytes) -> bytes:
+        shaper = self._host.shaper
+        if shaper is None:
+            return await self._handle(sender, request)
+        request = await shaper.arrive(sender, request)
+        return await shaper.depart(sender, await self._handle(sender, request))
+
+    async def _handle(self, sender: str, request: bytes) -> bytes:
+        try:
+            answer = await self._handler(sender, _body_of(request))
+            assert len(answer) <= BODY_LIMIT_BYTES, f"an answer of {len(answer)} bytes"
+            return _reply(_ANSWERED, answer)
+        except PeerFault as fault:
+            return _reply(_REFUSED, one_line(fault.cause).encode())
+        except Unreachable as unreachable:
+            return _reply(_REFUSED, one_line(str(unreachable)).encode())
+        except Exception:
+            # one bad answer must not end a daemon that trains; the log has the story
+            log.exception("bug while answering %s on %s", sender, self._name)
+            return _reply(_REFUSED, b"internal error")
+
+    async def close(self) -> None:
+        """Stop the handlers that still run."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _body_of(request: bytes) -> bytes:
+    if len(request) > BODY_LIMIT_BYTES + 16:
+        raise PeerFault(f"a call of {len(request)} bytes, more than {BODY_LIMIT_BYTES}")
+    try:
+        return BytesValue.FromString(request).value
+    except DecodeError as error:
+        raise PeerFault("a call that is not in the agreed form") from error
+
+
+def _reply(status: bytes, body: bytes) -> bytes:
+    return BytesValue(value=status + body).SerializeToString()
+
+
+def _open_reply(peer_id: str, reply: bytes) -> bytes:
+    if len(reply) > BODY_LIMIT_BYTES + 16:
+        raise Refused(f"an answer of {len(reply)} bytes, more than {BODY_LIMIT_BYTES}", peer_id)
+    try:
+        content = BytesValue.FromString(reply).value
+    except DecodeError as error:
+        raise Refused("an answer that is not in the agreed form", peer_id) from error
+    status, body = content[:1], content[1:]
+    if status == _ANSWERED:
+        return body
+    if status == _REFUSED:
+        raise Refused(one_line(body.decode(errors="replace")), peer_id)
+    raise Refused("an answer without a status", peer_id)

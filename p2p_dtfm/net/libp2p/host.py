@@ -1,0 +1,407 @@
+"""This peer's libp2p daemon (p2pd): its start, its addresses, its connections and its end."""
+
+import asyncio
+import collections
+import contextlib
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.net.contacts.addresses import (
+    check_listen_address,
+    is_loopback,
+    is_relayed,
+    parse_address,
+    usable_addresses,
+)
+from p2p_dtfm.net.contacts.calling import NO_WAY, Calling
+from p2p_dtfm.net.contacts.first_contacts import reach_first_peers
+from p2p_dtfm.net.contacts.identity import Identity, is_peer_id
+from p2p_dtfm.net.contacts.ports import refuse_taken_ports
+from p2p_dtfm.net.door import Door, OpenDoor
+from p2p_dtfm.net.errors import Unreachable, one_line
+from p2p_dtfm.net.hivemind_parts import (
+    P2P,
+    Multiaddr,
+    P2PDaemonError,
+    P2PHandlerError,
+    PeerID,
+    p2pd_pb2,
+)
+from p2p_dtfm.net.libp2p.broken_streams import expect_broken_streams
+from p2p_dtfm.net.libp2p.p2pd import P2pd, P2pdFailed, flags_of
+from p2p_dtfm.net.libp2p.pending_calls import PendingCalls
+from p2p_dtfm.net.libp2p.stale_sockets import remove_stale_sockets
+from p2p_dtfm.net.shaping import ShapedWriter, Shaper
+
+Result = TypeVar("Result")
+Writer = asyncio.StreamWriter | ShapedWriter
+StreamHandler = Callable[[str, asyncio.StreamReader, Writer], Awaitable[None]]
+UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]
+
+STARTUP_TIMEOUT_S = 60.0
+CLOSE_DEADLINE_S = 5.0
+ADDRESSES_LIMIT = 16
+MESSAGE_LIMIT_BYTES = 4 << 20
+PEERS_REMEMBERED = 4096
+_NEVER_SENT = (
+    "routing: not found",
+    "failed to dial",
+    "no addresses",
+    "failed to find any peer",
+    NO_WAY,
+)
+STREAMS_LIMIT = 4096
+STREAMS_LIMIT_PER_PEER = 96
+
+# what hivemind and asyncio raise when p2pd or the connection is gone; uvloop adds RuntimeError
+CONNECTION_ERRORS = (
+    P2PDaemonError,
+    P2PHandlerError,
+    OSError,
+    EOFError,
+    RuntimeError,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Host:
+    """One p2pd, in this process's event loop. Made by `start`."""
+
+    def __init__(self, p2pd: P2pd, p2p: P2P, identity: Identity, listens_on_loopback: bool) -> None:
+        self.p2p = p2p
+        """hivemind's client of p2pd, for the directory."""
+        self.identity = identity
+        self.peer_id: str = identity.peer_id
+        self.lost = asyncio.Event()
+        """Set when p2pd has died by itself: nothing works any more, start a new Host."""
+        self.shaper: Shaper | None = None
+        """Set before streams are opened or served, to live through a scenario's links."""
+        self.door: Door = OpenDoor()
+        """Asked before anybody is served."""
+        self.calling = Calling(self.remote_addresses)
+        """Asked before anybody is called."""
+        self.relayed_addresses: tuple[str, ...] = ()
+        """Where relays pass others on to this peer, full multiaddrs; told to others first."""
+        self._p2pd = p2pd
+        self._listens_on_loopback = listens_on_loopback
+        self._closing = False
+        self._address_book: dict[str, tuple[str, ...]] = {}
+        self._streams: collections.Counter[str] = collections.Counter()
+        control = p2p._client.control
+        control._pending_calls = PendingCalls(control._pending_calls)
+        self._peer_ids: dict[str, PeerID] = {}
+        self._watcher = asyncio.create_task(self._watch(), name="p2pd watcher")
+
+    @classmethod
+    async def start(
+        cls,
+        identity_path: Path,
+        listen_addresses: Sequence[str],
+        announce_addresses: Sequence[str] = (),
+        initial_peers: Sequence[str] = (),
+        trusted_relays: Sequence[str] = (),
+    ) -> "Host":
+        """Start p2pd and connect to at least one of `initial_peers`, if there are any.
+
+        Raises `UserError`: a malformed address, a damaged identity or a port that is taken, or p2pd
+        that does not start (exit code 2), or no initial peer that answers within 10 s (6).
+        """
+        peers = [parse_address(address) for address in initial_peers]
+        listen = [check_listen_address(address) for address in listen_addresses]
+        announce = [check_listen_address(address) for address in announce_addresses]
+        relays = [parse_address(address) and address.strip() for address in trusted_relays]
+        identity = Identity.load_or_create(identity_path)
+        remove_stale_sockets()
+        expect_broken_streams(asyncio.get_running_loop())
+        flags = flags_of(identity_path, listen, announce, relays, MESSAGE_LIMIT_BYTES)
+        await refuse_taken_ports(listen)
+        p2pd, p2p = await _start_p2pd(flags, listen)
+        on_loopback = any(is_loopback(address) for address in (*listen, *announce))
+        host = cls(p2pd, p2p, identity, on_loopback)
+        try:
+            assert p2p.peer_id.to_base58() == identity.peer_id, "p2pd read another key"
+            if peers:
+                await reach_first_peers(host, initial_peers)
+        except BaseException:
+            await host.close()
+            raise
+        return host
+
+    @property
+    def p2pd_pid(self) -> int:
+        return self._p2pd.process.pid
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs at which others reach this peer, to be pasted as they are.
+
+        Loopback is left out unless this peer was told to listen there, or has nothing else.
+        """
+        visible = await self._ask(self.p2p.get_visible_maddrs(latest=True), CLOSE_DEADLINE_S)
+        texts = [str(address) for address in visible]
+        if not self._listens_on_loopback:
+            texts = [text for text in texts if not is_loopback(text)] or texts
+        return (*self.relayed_addresses, *texts)[:ADDRESSES_LIMIT]
+
+    @property
+    def is_only_local(self) -> bool:
+        """Told to listen on loopback: no router is between this peer and those that it meets."""
+        return self._listens_on_loopback
+
+    async def connect(
+        self, peer_id: str, addresses: Sequence[str], deadline_s: float, is_chosen: bool = False
+    ) -> None:
+        """Connect to a peer at any of its addresses, as `calling` allows, unless it has chosen
+        them already. Raises `Unreachable`."""
+        own_suffix = f"/p2p/{peer_id}"
+        addresses = [address.removesuffix(own_suffix) for address in addresses]
+        is_trusted = is_chosen or self.calling.trusts(peer_id)
+        if not is_trusted:
+            if await self.calling.is_linked(peer_id):
+                return
+            addresses = self.calling.choose(peer_id, addresses)
+        usable = usable_addresses(addresses)
+        if addresses and not usable:
+            raise Unreachable(peer_id, "none of its addresses is well formed")
+        await self._reach(
+            peer_id, self.p2p._client.connect(self._peer(peer_id), usable), deadline_s
+        )
+        if not is_trusted:
+            await self.calling.answered(peer_id)
+
+    def know(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Remember where a peer says that it is, for when libp2p's own routing does not know."""
+        self._address_book.pop(peer_id, None)
+        self._address_book[peer_id] = tuple(addresses)[:ADDRESSES_LIMIT]
+        while len(self._address_book) > PEERS_REMEMBERED:
+            del self._address_book[next(iter(self._address_book))]
+
+    async def disconnect(self, peer_id: str) -> None:
+        """Close the connections to a peer, if there are any."""
+        with contextlib.suppress(Unreachable):
+            request = self.p2p._client.disconnect(self._peer(peer_id))
+            await self._reach(peer_id, request, CLOSE_DEADLINE_S)
+
+    async def connected_peers(self) -> tuple[str, ...]:
+        """Ids of the peers to which p2pd has a connection."""
+        return tuple(sorted(await self.remote_addresses()))
+
+    async def remote_addresses(self) -> dict[str, tuple[str, ...]]:
+        """Of each connected peer, the far ends of its connections, direct ones first."""
+        found: dict[str, list[str]] = {}
+        for info in await self._ask(self.p2p.list_peers(), CLOSE_DEADLINE_S):
+            ends = found.setdefault(info.peer_id.to_base58(), [])
+            ends.extend(str(address) for address in info.addrs)
+        return {peer: tuple(sorted(ends, key=is_relayed)) for peer, ends in found.items()}
+
+    async def direct_address(self, peer_id: str) -> str | None:
+        """The far end of a direct connection to a peer; None: it is relayed, or there is none."""
+        ends = (await self.remote_addresses()).get(peer_id, ())
+        return ends[0] if ends and not is_relayed(ends[0]) else None
+
+    async def open_stream(
+        self, peer_id: str, name: str, deadline_s: float
+    ) -> tuple[asyncio.StreamReader, Writer]:
+        """A new stream to the handler `name` of a peer. Raises `Unreachable`."""
+
+        async def open_once() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            opening = self.p2p.call_binary_stream_handler(self._peer(peer_id), name)
+            _, reader, writer = await self._reach(peer_id, opening, deadline_s)
+            return reader, writer
+
+        reader, writer = await self._with_address_book(peer_id, open_once, deadline_s)
+        return (
+            (reader, writer) if self.shaper is None else self.shaper.wrap(peer_id, reader, writer)
+        )
+
+    async def _with_address_book(
+        self, peer_id: str, attempt: Callable[[], Awaitable[Result]], deadline_s: float
+    ) -> Result:
+        """Once more over the known addresses, where nothing can have reached the peer yet."""
+        try:
+            if not self.calling.trusts(peer_id) and not await self.calling.is_linked(peer_id):
+                raise Unreachable(peer_id, NO_WAY)  # p2pd would call wherever it was told
+            return await attempt()
+        except Unreachable as unreachable:
+            addresses = self._address_book.get(peer_id)
+            never_sent = any(sign in unreachable.cause for sign in _NEVER_SENT)
+            if not addresses or not never_sent:
+                raise
+        await self.connect(peer_id, addresses, deadline_s)
+        return await attempt()
+
+    async def serve_streams(self, name: str, handler: StreamHandler, kind: str = "") -> None:
+        """Call `handler(sender, reader, writer)` for each stream that others open to `name`, and
+        that the door lets in as of `kind`."""
+
+        async def serve(
+            info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            sender = info.peer_id.to_base58()
+            full = self._streams.total() >= STREAMS_LIMIT
+            leave = self.door.enter(sender, kind or name, 0)
+            if isinstance(leave, str) or full or self._streams[sender] >= STREAMS_LIMIT_PER_PEER:
+                if not isinstance(leave, str):
+                    leave()
+                writer.close()
+                return
+            self._streams[sender] += 1
+            shaped: Writer = writer
+            if self.shaper is not None:
+                reader, shaped = self.shaper.wrap(sender, reader, writer)
+            try:
+                await handler(sender, reader, shaped)
+            except Exception:
+                log.exception("bug in the stream handler %s", name)
+            finally:
+                leave()
+                self._streams[sender] -= 1
+                if not self._streams[sender]:
+                    del self._streams[sender]
+                shaped.close()
+
+        await self._ask(self.p2p.add_binary_stream_handler(name, serve), CLOSE_DEADLINE_S)
+
+    async def serve_calls(self, name: str, handler: UnaryHandler) -> None:
+        """Answer unary calls to `name` with `handler(sender, body)`."""
+
+        async def serve(request: bytes, sender: PeerID) -> bytes:
+            try:
+                return await handler(sender.to_base58(), request)
+            except asyncio.CancelledError:
+                self._forget_cancelled_handler()
+                raise
+
+        await self._ask(self.p2p._client.add_unary_handler(name, serve), CLOSE_DEADLINE_S)
+
+    def _forget_cancelled_handler(self) -> None:
+        """hivemind keeps the task of each call whose caller gave up: a leak for us to stop."""
+        tasks = self.p2p._client.control._handler_tasks
+        current = asyncio.current_task()
+        for call_id in [call_id for call_id, task in tasks.items() if task is current]:
+            del tasks[call_id]
+
+    async def call(self, peer_id: str, name: str, body: bytes, deadline_s: float) -> bytes:
+        """One unary call. Raises `Unreachable`."""
+
+        async def call_once() -> bytes:
+            return await self._call_once(peer_id, name, body, deadline_s)
+
+        return await self._with_address_book(peer_id, call_once, deadline_s)
+
+    async def _call_once(self, peer_id: str, name: str, body: bytes, deadline_s: float) -> bytes:
+        """A call, exactly once.
+
+        hivemind's own `call_unary_handler` cancels its future at a timeout; a reply that arrives
+        in the same turn of the loop then ends hivemind's reader, and with it every later call.
+        So the call is made here, with a future that is only ever forgotten.
+        """
+        self._require_alive(peer_id)
+        control = self.p2p._client.control
+        call_id = uuid.uuid4()
+        message = p2pd_pb2.CallUnaryRequest(
+            peer=self._peer(peer_id).to_bytes(), proto=name, data=body
+        )
+        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        control._pending_calls[call_id] = reply
+        try:
+            control._pending_messages.put_nowait(
+                p2pd_pb2.PersistentConnectionRequest(callId=call_id.bytes, callUnary=message)
+            )
+            await asyncio.wait({reply}, timeout=deadline_s)
+        finally:
+            control._pending_calls.pop(call_id, None)
+            if not reply.done():
+                cancel = p2pd_pb2.PersistentConnectionRequest(
+                    callId=call_id.bytes, cancel=p2pd_pb2.Cancel()
+                )
+                control._pending_messages.put_nowait(cancel)
+        if not reply.done():
+            raise Unreachable(peer_id, f"no answer within {deadline_s:g} s")
+        try:
+            return reply.result()
+        except (P2PDaemonError, P2PHandlerError) as error:
+            raise Unreachable(peer_id, one_line(str(error))) from error
+
+    async def close(self) -> None:
+        """End p2pd and wait until it is gone. May be called twice."""
+        self._closing = True
+        self._watcher.cancel()
+        self._fail_pending("this host was closed")
+        await self.p2p.shutdown()
+        await self._p2pd.stop()
+
+    async def _watch(self) -> None:
+        """p2pd's death, or the death of hivemind's reader of its replies, is the host's."""
+        child = asyncio.create_task(self._p2pd.process.wait())
+        reader = self.p2p._client.control._read_task
+        try:
+            await asyncio.wait({child, reader}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            child.cancel()
+        if self._closing:
+            return
+        log.error("the libp2p daemon of this peer has ended unexpectedly")
+        self.lost.set()
+        self._fail_pending("the libp2p daemon of this peer has ended")
+
+    def _fail_pending(self, cause: str) -> None:
+        for future in list(self.p2p._client.control._pending_calls.values()):
+            if not future.done():
+                future.set_exception(P2PDaemonError(cause))
+
+    def _peer(self, peer_id: str) -> PeerID:
+        known = self._peer_ids.get(peer_id)
+        if known is None:
+            if not is_peer_id(peer_id):
+                raise Unreachable(one_line(peer_id), "this is no peer id")
+            if len(self._peer_ids) >= PEERS_REMEMBERED:
+                self._peer_ids.clear()
+            known = self._peer_ids[peer_id] = PeerID.from_base58(peer_id)
+        return known
+
+    def _require_alive(self, peer_id: str) -> None:
+        if self.lost.is_set() or self._closing:
+            raise Unreachable(peer_id, "the libp2p daemon of this peer has ended")
+
+    async def _reach(self, peer_id: str, request: Awaitable[Result], deadline_s: float) -> Result:
+        try:
+            self._require_alive(peer_id)
+        except Unreachable:
+            if asyncio.iscoroutine(request):
+                request.close()
+            raise
+        try:
+            return await asyncio.wait_for(request, deadline_s)
+        except TimeoutError as error:
+            raise Unreachable(peer_id, f"no connection within {deadline_s:g} s") from error
+        except CONNECTION_ERRORS as error:
+            raise Unreachable(peer_id, one_line(str(error) or repr(error))) from error
+
+    async def _ask(self, request: Awaitable[Result], deadline_s: float) -> Result:
+        """A request to our own p2pd."""
+        return await self._reach(self.peer_id, request, deadline_s)
+
+
+async def _start_p2pd(flags: list[str], listen: list[str]) -> tuple[P2pd, P2P]:
+    try:
+        p2pd = await P2pd.start(flags, STARTUP_TIMEOUT_S)
+    except P2pdFailed as error:
+        where = ", ".join(listen) or "no address"
+        raise UserError(
+            f"the libp2p daemon could not start, listening on {where}: {error}",
+            (
+                "see whether another program uses the port: choose another one, or 0 for any",
+                "see whether the address is this machine's: /ip4/0.0.0.0/tcp/PORT always is",
+            ),
+        ) from error
+    try:
+        control = Multiaddr(f"/unix{p2pd.socket_path}")
+        return p2pd, await asyncio.wait_for(P2P.replicate(control), STARTUP_TIMEOUT_S)
+    except BaseException:
+        await p2pd.stop()
+        raise

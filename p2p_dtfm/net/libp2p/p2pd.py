@@ -1,0 +1,145 @@
+"""Starting the libp2p daemon ourselves: hivemind's own start lacks flags, and shares Ctrl-C.
+
+p2pd gets a session of its own, so that a Ctrl-C in the terminal, which is this program's sign to
+finish its step and leave in order, does not cut it off from the swarm at once. It ends by itself
+when the process that it serves is gone.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import os
+import secrets
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from p2p_dtfm.net.contacts.addresses import is_loopback
+from p2p_dtfm.net.errors import one_line
+
+READY_LINE = b"Peer ID:"
+CLOSE_DEADLINE_S = 5.0
+_SOCKET_FOLDER = Path("/tmp")
+_READ_BYTES = 1 << 16
+
+log = logging.getLogger(__name__)
+
+
+class P2pdFailed(Exception):
+    """p2pd did not start; the text is the last thing it said."""
+
+
+class P2pd:
+    """A running p2pd. Made by `start`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, socket_path: Path) -> None:
+        self.process = process
+        self.socket_path = socket_path
+        self._draining: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, flags: Sequence[str], startup_timeout_s: float) -> "P2pd":
+        """Start p2pd and wait until it answers. Raises `P2pdFailed`."""
+        path = _SOCKET_FOLDER / f"hivemind-p2pd-{secrets.token_urlsafe(8)}.sock"
+        try:
+            process = await asyncio.create_subprocess_exec(
+                str(_binary()),
+                f"-listen=/unix{path}",
+                *flags,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=_environment(),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise P2pdFailed(f"hivemind's p2pd cannot be run here: {error}") from error
+        daemon = cls(process, path)
+        try:
+            async with asyncio.timeout(startup_timeout_s):
+                await daemon._wait_until_ready()
+        except TimeoutError as error:
+            await daemon.stop()
+            raise P2pdFailed(f"it was not ready within {startup_timeout_s:g} s") from error
+        except BaseException:
+            await daemon.stop()
+            raise
+        daemon._draining = asyncio.create_task(daemon._drain(), name="p2pd output")
+        return daemon
+
+    async def stop(self) -> None:
+        """End p2pd, by force where asking does not help, and wait until it is gone."""
+        self._signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self.process.wait(), CLOSE_DEADLINE_S)
+        except TimeoutError:
+            self._signal(signal.SIGKILL)
+            await self.process.wait()
+        if self._draining is not None:
+            self._draining.cancel()
+        self.socket_path.unlink(missing_ok=True)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Without `Popen.send_signal`, which would reap the child before asyncio's watcher can."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
+
+    async def _wait_until_ready(self) -> None:
+        assert self.process.stdout is not None
+        last = b""
+        while line := await self.process.stdout.readline():
+            last = line
+            if line.startswith(READY_LINE):
+                return
+        raise P2pdFailed(one_line(last.decode(errors="replace").strip() or "it ended at once"))
+
+    async def _drain(self) -> None:
+        """Its output must be taken, or p2pd would one day wait for us to read it."""
+        assert self.process.stdout is not None
+        while data := await self.process.stdout.read(_READ_BYTES):
+            for line in data.splitlines()[:16]:
+                log.debug("p2pd: %s", one_line(line.decode(errors="replace")))
+
+
+def _binary() -> Path:
+    spec = importlib.util.find_spec("hivemind")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "hivemind_cli" / "p2pd"
+
+
+def _environment() -> Mapping[str, str]:
+    # warnings of Go's libp2p tell of every unreachable stranger
+    return {"GOLOG_LOG_LEVEL": "error", **os.environ, "GOLOG_LOG_FMT": "json"}
+
+
+def flags_of(
+    identity_path: Path,
+    listen: list[str],
+    announce: list[str],
+    relays: list[str],
+    message_limit_bytes: int,
+) -> list[str]:
+    """What p2pd is started with."""
+    # a swarm on loopback has no router to talk to
+    beyond = int(not listen or not all(is_loopback(address) for address in listen))
+    flags = [
+        f"-id={identity_path}",
+        "-dhtServer=1",  # p2pd's own DHT, by which it finds the addresses of a peer id
+        "-connManager=1",
+        "-relay=1",
+        "-relayService=0",  # it would push `net.nat.relay` aside once p2pd believes itself public
+        f"-autonat={beyond}",
+        f"-natPortMap={beyond}",
+        f"-autoRelay={int(bool(relays))}",
+        # both kinds of encryption authenticate the peer id; TLS takes a quarter less CPU
+        "-tls=1",
+        "-noise=0",
+        "-idleTimeout=30s",
+        f"-persistentConnMaxMsgSize={message_limit_bytes}",
+    ]
+    flags += [f"-hostAddrs={','.join(listen)}"] if listen else ["-noListenAddrs=1"]
+    flags += [f"-announceAddrs={','.join(announce)}"] if announce else []
+    flags += [f"-trustedRelays={','.join(relays)}"] if relays else []
+    return flags

@@ -1,0 +1,109 @@
+"""Whether others can call this peer: one that it called itself tries to call back.
+
+The connection that asked is no proof: a router lets answers in, and nothing else. So the asked peer
+opens a connection anew, from another port, to where the question came from, and nowhere else:
+nobody can make it knock at a stranger's door.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+
+import msgspec
+
+from p2p_dtfm.core.protocol.canonical import decode, encode
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.contacts.addresses import host_and_port
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.host import Host
+
+PORTS_LIMIT = 4
+DIAL_DEADLINE_S = 3.0
+ASK_DEADLINE_S = 10.0
+DIALS_LIMIT = 16
+_REQUEST_LIMIT_BYTES = 256
+_GREETING = b"\x13/multistream/1.0.0\n"
+"""What every libp2p listener says first."""
+
+log = logging.getLogger(__name__)
+
+
+class CallBack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Ports at which the asking peer believes to be reached."""
+
+    ports: tuple[int, ...]
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a question came from, and which ports answered there."""
+
+    host: str
+    port: int
+    open_ports: tuple[int, ...]
+
+
+class CallBacks:
+    """Calls back whoever asks. `await ready()` before others may ask."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._control = ControlPlane(host, self._answer, name="reachability")
+        self._dialling: set[str] = set()
+
+    async def ready(self) -> "CallBacks":
+        """Start to answer."""
+        await self._control.ready()
+        return self
+
+    async def ask(self, peer_id: str, ports: tuple[int, ...]) -> Seen:
+        """How a connected peer sees this one. Raises `Unreachable`, `Refused` or `PeerFault`."""
+        request = encode(CallBack(ports[:PORTS_LIMIT]))
+        reply = await self._control.call(peer_id, request, ASK_DEADLINE_S)
+        return decode(reply, Seen, _REQUEST_LIMIT_BYTES)
+
+    async def _answer(self, sender: str, body: bytes) -> bytes:
+        request = decode(body, CallBack, _REQUEST_LIMIT_BYTES)
+        ports = request.ports
+        if len(ports) > PORTS_LIMIT or any(not 0 < port < 1 << 16 for port in ports):
+            raise PeerFault("asks for calls to ports that there are not", sender)
+        address = await self._host.direct_address(sender)
+        if address is None:
+            raise PeerFault("asks over a relay, so nobody sees where it is", sender)
+        if sender in self._dialling or len(self._dialling) >= DIALS_LIMIT:
+            raise PeerFault("busy", sender)
+        name, port = host_and_port(address)
+        called = self._doors(name, ports)
+        self._dialling.add(sender)
+        try:
+            answers = await asyncio.gather(*(_is_libp2p(name, port) for port in called))
+        finally:
+            self._dialling.discard(sender)
+        answering = tuple(port for port, answered in zip(called, answers, strict=True) if answered)
+        for port in answering:
+            self._host.calling.dialling.answered((name, port))
+        return encode(Seen(name, port, answering))
+
+    def _doors(self, name: str, ports: tuple[int, ...]) -> list[int]:
+        """Those of the ports at which nobody was called in vain lately. Raises `PeerFault`."""
+        doors = [(name, port) for port in dict.fromkeys(ports)]
+        chosen = self._host.calling.dialling.call_back(doors, time.monotonic_ns())
+        if ports and not chosen:
+            raise PeerFault("was called there already, and in vain")
+        return [port for _, port in chosen]
+
+    async def close(self) -> None:
+        """Stop the calls that are under way."""
+        await self._control.close()
+
+
+async def _is_libp2p(host: str, port: int) -> bool:
+    """Whether a libp2p peer answers there: a router's own page is none."""
+    with contextlib.suppress(OSError, EOFError, TimeoutError):
+        async with asyncio.timeout(DIAL_DEADLINE_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                return await reader.readexactly(len(_GREETING)) == _GREETING
+            finally:
+                writer.close()
+    return False

@@ -1,0 +1,307 @@
+"""Files by the digest of their content, from whichever peers have them."""
+
+import asyncio
+import collections
+import contextlib
+import hashlib
+import io
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from p2p_dtfm.core.protocol.canonical import decode, encode
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.door import BUSY
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.host import Host
+
+OpenBlob = Callable[[str], Path | bytes | None]
+"""Finds a blob, on disk or in memory, by its digest."""
+MayHave = Callable[[str, str], None]
+"""Raises `PeerFault` for a sender that does not get the blob with this digest."""
+OnFault = Callable[[str, PeerFault], None]
+OnProgress = Callable[[str, int, int], None]
+"""Digest, bytes that are here, bytes in all. The end, good or not, is told as (digest, 0, 0)."""
+
+CHUNK_LIMIT_BYTES = 512 << 10
+CALLS_IN_FLIGHT = 4
+CHUNK_DEADLINE_S = 30.0
+BUSY_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
+BEGUN_LIMIT_BYTES = 256 << 20
+"""In memory, of downloads that broke off: whoever has the rest may be found later."""
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+log = logging.getLogger(__name__)
+
+
+class BlobUnavailable(Exception):
+    """No peer that was asked has given the blob."""
+
+    def __init__(self, digest: str, causes: dict[str, str]) -> None:
+        self.digest = digest
+        self.causes = causes
+        tried = "; ".join(f"{peer_id}: {cause}" for peer_id, cause in causes.items())
+        super().__init__(f"blob {digest} could not be fetched ({tried or 'no peer to ask'})")
+
+
+class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    digest: str
+    offset: int
+    length: int
+
+
+class _Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    total_bytes: int
+    content: bytes
+
+
+class _Download:
+    """How far a blob has come, and from whom."""
+
+    def __init__(self, file: BinaryIO, digest: str, max_bytes: int) -> None:
+        self.digest = digest
+        self.max_bytes = max_bytes
+        self.causes: dict[str, str] = {}
+        """What went wrong with whom."""
+        self.offset = 0
+        self.total: int | None = None
+        self.donors: list[str] = []
+        self._file = file
+
+    @property
+    def has_begun(self) -> bool:
+        return self.offset > 0
+
+    async def keep(self, chunk: _Chunk) -> None:
+        if isinstance(self._file, io.BytesIO):  # may be gone on with after a call was cancelled
+            self._file.write(chunk.content)
+        else:
+            await asyncio.to_thread(self._file.write, chunk.content)
+        self.offset += len(chunk.content)
+
+    def restart(self) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        self.offset, self.total, self.donors = 0, None, []
+
+    async def is_right(self) -> bool:
+        """Whether what has come has the digest."""
+        self._file.seek(0)
+        return await asyncio.to_thread(_digest_of, self._file) == self.digest
+
+
+class BlobExchange:
+    """Serves what `open_blob(digest)` finds, and fetches from others. `await ready()` to serve."""
+
+    def __init__(
+        self,
+        host: Host,
+        open_blob: OpenBlob,
+        on_fault: OnFault | None = None,
+        on_progress: OnProgress = lambda digest, done_bytes, total_bytes: None,
+        may_have: MayHave = lambda sender, digest: None,
+    ) -> None:
+        self._open_blob = open_blob
+        self._may_have = may_have
+        self._on_fault = on_fault
+        self._on_progress = on_progress
+        self.received_bytes = 0
+        """In all, of chunks that were asked for."""
+        self._begun: dict[str, tuple[_Download, io.BytesIO]] = {}
+        self._plane = ControlPlane(host, self._serve, name="blob")
+
+    async def ready(self) -> "BlobExchange":
+        """Start to serve."""
+        await self._plane.ready()
+        return self
+
+    async def fetch(self, digest: str, peers: Sequence[str], target: Path, max_bytes: int) -> Path:
+        """Fetch the blob into `target`, which appears whole and verified or not at all.
+
+        Peers are asked in turn; one that fails is followed by the next at the same offset. A
+        donor of wrong bytes is reported to `on_fault`. Raises `BlobUnavailable`, and `OSError` for
+        a disk that does not take it.
+        """
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with open(descriptor, "w+b") as file:
+                await self._complete(_Download(file, digest, max_bytes), peers)
+                await asyncio.to_thread(_settle, file)
+            os.replace(temporary, target)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        return target
+
+    async def fetch_bytes(self, digest: str, peers: Sequence[str], max_bytes: int) -> bytes:
+        """As `fetch`, for what is not to lie on disk. What has come of a blob when nobody can give
+        the rest, or the call is cancelled, is not asked for again next time."""
+        file = io.BytesIO()
+        download = _Download(file, digest, max_bytes)
+        if digest in self._begun:
+            download, file = self._begun.pop(digest)
+            download.max_bytes, download.causes = max_bytes, {}
+        try:
+            await self._complete(download, peers)
+        except BaseException:
+            self._set_aside(download, file)
+            raise
+        return file.getvalue()
+
+    def _set_aside(self, download: _Download, file: io.BytesIO) -> None:
+        if download.has_begun:
+            self._begun[download.digest] = (download, file)
+        while sum(item.offset for item, _ in self._begun.values()) > BEGUN_LIMIT_BYTES:
+            del self._begun[next(iter(self._begun))]
+
+    async def _complete(self, download: _Download, peers: Sequence[str]) -> None:
+        """Raises `BlobUnavailable`."""
+        assert _DIGEST.fullmatch(download.digest), download.digest
+        try:
+            if not await self._download_right(download, peers):
+                raise BlobUnavailable(download.digest, download.causes)
+        finally:
+            self._on_progress(download.digest, 0, 0)
+
+    async def _download_right(self, download: _Download, peers: Sequence[str]) -> bool:
+        """First all donors together; if that has the wrong digest, each of them on its own."""
+        if not await self._download(download, peers):
+            return False
+        if await download.is_right():
+            return True
+        donors = list(dict.fromkeys(download.donors))
+        if len(donors) == 1:
+            self._report(donors[0], download)
+        suspects = donors if len(donors) > 1 else []
+        rest = [peer for peer in peers if peer not in donors and peer not in download.causes]
+        for peer in [*suspects, *rest]:
+            download.restart()
+            if not await self._download(download, [peer]):
+                continue
+            if await download.is_right():
+                return True
+            self._report(peer, download)
+        download.restart()
+        return False
+
+    def _report(self, peer_id: str, download: _Download) -> None:
+        download.causes[peer_id] = "sent bytes that do not have this digest"
+        fault = PeerFault(f"sent wrong bytes for blob {download.digest[:12]}", peer_id)
+        log.warning("%s", fault)
+        if self._on_fault is not None:
+            self._on_fault(peer_id, fault)
+
+    async def _download(self, download: _Download, peers: Sequence[str]) -> bool:
+        """From where it stands on; whether it came to its end."""
+        for peer in peers:
+            try:
+                await self._continue(download, peer)
+            except (Unreachable, PeerFault) as error:
+                download.causes[peer] = error.cause
+                if not isinstance(error, Refused | Unreachable) and self._on_fault is not None:
+                    self._on_fault(peer, PeerFault(error.cause, peer))
+            else:
+                return True
+        return False
+
+    async def _continue(self, download: _Download, peer: str) -> None:
+        """Fetch from one peer what is missing, several chunks at once, and keep what came."""
+        first = await self._chunk(peer, download, None)
+        if download.total not in (None, first.total_bytes):
+            download.restart()  # the two donors speak of different files: trust neither's half
+            first = await self._chunk(peer, download, None)
+        download.total = first.total_bytes
+        download.donors.append(peer)
+        await download.keep(first)
+        self._on_progress(download.digest, download.offset, first.total_bytes)
+        calls: collections.deque[asyncio.Task[_Chunk]] = collections.deque()
+        asked = download.offset
+        try:
+            while download.offset < first.total_bytes:
+                while len(calls) < CALLS_IN_FLIGHT and asked < first.total_bytes:
+                    calls.append(asyncio.create_task(self._chunk(peer, download, asked)))
+                    asked += CHUNK_LIMIT_BYTES
+                await download.keep(await calls[0])
+                calls.popleft()
+                self._on_progress(download.digest, download.offset, first.total_bytes)
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _chunk(self, peer: str, download: _Download, offset: int | None) -> _Chunk:
+        """The chunk at `offset`; None: where the download stands, whatever the total."""
+        at = download.offset if offset is None else offset
+        request = encode(_Request(download.digest, at, CHUNK_LIMIT_BYTES))
+        reply = await self._ask(peer, request)
+        chunk = decode(reply, _Chunk, CHUNK_LIMIT_BYTES + 64)
+        if not 0 <= chunk.total_bytes <= download.max_bytes:
+            raise PeerFault(
+                f"a blob of {chunk.total_bytes} bytes, at most {download.max_bytes}", peer
+            )
+        if offset is not None and chunk.total_bytes != download.total:
+            raise PeerFault(f"a blob of {chunk.total_bytes} bytes that had {download.total}", peer)
+        if len(chunk.content) != max(0, min(CHUNK_LIMIT_BYTES, chunk.total_bytes - at)):
+            raise PeerFault(f"a chunk of {len(chunk.content)} bytes", peer)
+        self.received_bytes += len(chunk.content)
+        return chunk
+
+    async def _ask(self, peer: str, request: bytes) -> bytes:
+        """Once more, a few times, where the peer is busy: over a fast line chunks are asked for
+        faster than it lets newcomers have them."""
+        for pause_s in BUSY_PAUSES_S:
+            try:
+                return await self._plane.call(peer, request, CHUNK_DEADLINE_S)
+            except Refused as refusal:
+                if refusal.cause != BUSY:
+                    raise
+            await asyncio.sleep(pause_s)
+        return await self._plane.call(peer, request, CHUNK_DEADLINE_S)
+
+    async def _serve(self, sender: str, body: bytes) -> bytes:
+        request = decode(body, _Request, 256)
+        sane = 0 <= request.offset < 1 << 60 and 0 < request.length <= CHUNK_LIMIT_BYTES
+        if not _DIGEST.fullmatch(request.digest) or not sane:
+            raise PeerFault("a request for no possible blob")
+        self._may_have(sender, request.digest)
+        found = self._open_blob(request.digest)
+        if found is None:
+            raise PeerFault(f"blob {request.digest[:12]} is not here")
+        if isinstance(found, bytes):
+            end = request.offset + request.length
+            return encode(_Chunk(len(found), found[request.offset : end]))
+        try:
+            return encode(await asyncio.to_thread(_read_chunk, found, request))
+        except FileNotFoundError as error:
+            raise PeerFault(f"blob {request.digest[:12]} is no longer here") from error
+        except OSError as error:
+            log.warning("blob %s cannot be read: %s", request.digest[:12], error)
+            raise PeerFault(f"blob {request.digest[:12]} cannot be read here") from error
+
+
+def _read_chunk(path: Path, request: _Request) -> _Chunk:
+    with path.open("rb") as file:
+        total = os.fstat(file.fileno()).st_size
+        file.seek(request.offset)
+        return _Chunk(total, file.read(request.length))
+
+
+def _settle(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _digest_of(file: BinaryIO) -> str:
+    """Hexadecimal BLAKE2b-256 of the rest of a file's content."""
+    hasher = hashlib.blake2b(digest_size=32)
+    while piece := file.read(1 << 20):
+        hasher.update(piece)
+    return hasher.hexdigest()

@@ -1,0 +1,45 @@
+"""Room for what others have announced: who exceeds its part waits."""
+
+import asyncio
+import contextlib
+
+from p2p_dtfm.core.gate.byte_budget import ByteBudget
+
+LOOK_S = 1.0
+
+
+class ByteRoom:
+    """A `ByteBudget` that can be waited for."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._freed = asyncio.Event()
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes in flight now."""
+        return self._budget.total
+
+    def try_to_take(self, sender: str, size_bytes: int) -> bool:
+        """Whether there is room; if so it is taken."""
+        return self._budget.take(sender, size_bytes)
+
+    async def freed(self) -> None:
+        """Wait until anything is given back, or for a moment: who waits may have been closed."""
+        self._freed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self._freed.wait()
+
+    async def take(self, sender: str, size_bytes: int, deadline_s: float) -> None:
+        """Wait for room, and take it. Raises `TimeoutError`."""
+        if self._budget.take(sender, size_bytes):
+            return
+        async with asyncio.timeout(deadline_s):
+            while not self._budget.take(sender, size_bytes):
+                await self.freed()
+
+    def give_back(self, sender: str, size_bytes: int) -> None:
+        """What was taken is consumed, or dropped."""
+        self._budget.give_back(sender, size_bytes)
+        self._freed.set()

@@ -1,0 +1,55 @@
+"""Which lane goes first where several have something to send.
+
+Activations and their gradients hold up computing, parameter gradients the end of a step, and state
+nobody. Lanes to one peer share its link; lanes to all peers share this host's uplink, where it is
+known to be limited. A lane gives way before each piece that it writes, and not for ever: so a slow
+link holds up others for a moment only, and nothing starves.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+
+RANKS = {"forward": 0, "backward": 0, "reduce": 1, "state": 2}
+"""By lane; the lower goes first."""
+GIVE_WAY_S = 0.2
+"""For each piece, at most."""
+
+
+class LanePriority:
+    """One for all lanes of a host. `shares_uplink` may change at any time."""
+
+    def __init__(self) -> None:
+        self.shares_uplink = False
+        self._writing: dict[tuple[str, int], int] = {}
+        self._changed = asyncio.Event()
+
+    @contextlib.contextmanager
+    def taken(self, peer_id: str, lane: str) -> Iterator[None]:
+        """While this lane has something to write."""
+        key = (peer_id, RANKS[lane])
+        self._writing[key] = self._writing.get(key, 0) + 1
+        try:
+            yield
+        finally:
+            self._writing[key] -= 1
+            if not self._writing[key]:
+                del self._writing[key]
+            self._changed.set()
+
+    async def give(self, peer_id: str, lane: str) -> None:
+        """Wait while a lane that goes first has something to write."""
+        rank = RANKS[lane]
+        end_s = time.monotonic() + GIVE_WAY_S
+        while self._must_wait(peer_id, rank) and (left_s := end_s - time.monotonic()) > 0:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+
+    def _must_wait(self, peer_id: str, rank: int) -> bool:
+        return any(
+            other < rank and (self.shares_uplink or peer == peer_id)
+            for peer, other in self._writing
+        )

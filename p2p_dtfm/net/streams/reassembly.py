@@ -1,0 +1,97 @@
+"""Frames out of parts that come over several streams, within a bound."""
+
+import asyncio
+
+import msgspec
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.streams.byte_room import ByteRoom
+from p2p_dtfm.net.streams.frames import PART_BYTES, WHOLE, FrameHeader
+
+OPEN_FRAMES_LIMIT = 64
+
+
+class _Partial:
+    def __init__(self, header: FrameHeader) -> None:
+        self.header = _of_frame(header)
+        self.payload = bytearray(header.payload_bytes)
+        self.missing = set(range(-(-header.payload_bytes // PART_BYTES)))
+
+
+class Reassembly:
+    """The unfinished frames of one lane of one sender.
+
+    A sender puts the parts of one frame on its streams before those of the next. So a frame that
+    has to wait for room here waits only for frames whose parts are all before its own.
+    """
+
+    def __init__(self, limit_bytes: int, sender: str = "", room: ByteRoom | None = None) -> None:
+        """`room` is shared with all other lanes."""
+        self._limit_bytes = limit_bytes
+        self._sender = sender
+        self._shared = room
+        self._partial: dict[int, _Partial] = {}
+        self._held_bytes = 0
+        self._room = asyncio.Event()
+        self._closed = False
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes
+
+    async def add(
+        self, header: FrameHeader, part: bytearray
+    ) -> tuple[FrameHeader, bytearray] | None:
+        """The frame that this part completes, or None; waits while there is no room for it.
+
+        `release` follows when a completed frame was taken. Raises `PeerFault`, and `EOFError` when
+        the lane is closed meanwhile.
+        """
+        while (partial := self._partial.get(header.frame)) is None:
+            if self._closed:
+                raise EOFError("the lane was closed")
+            if not self._has_room(header.payload_bytes):
+                self._room.clear()
+                await self._room.wait()
+            elif self._shared and not self._shared.try_to_take(self._sender, header.payload_bytes):
+                await self._shared.freed()
+            else:
+                self._partial[header.frame] = _Partial(header)
+                self._held_bytes += header.payload_bytes
+        if partial.header != _of_frame(header):
+            raise PeerFault(f"parts of different tensors as frame {header.frame}")
+        if header.part not in partial.missing:
+            raise PeerFault(f"part {header.part} of frame {header.frame} twice")
+        partial.missing.discard(header.part)
+        start = header.part * PART_BYTES
+        partial.payload[start : start + len(part)] = part
+        if partial.missing:
+            return None
+        del self._partial[header.frame]
+        return partial.header, partial.payload
+
+    def release(self, header: FrameHeader) -> None:
+        """A frame that `add` returned is held no longer."""
+        self._held_bytes -= header.payload_bytes
+        if self._shared:
+            self._shared.give_back(self._sender, header.payload_bytes)
+        self._room.set()
+
+    def close(self) -> None:
+        """Let go of all parts, and of who waits for room."""
+        self._closed = True
+        for partial in self._partial.values():
+            self.release(partial.header)
+        self._partial.clear()
+        self._room.set()
+
+    def _has_room(self, size_bytes: int) -> bool:
+        if not self._held_bytes:
+            return True
+        few = len(self._partial) < OPEN_FRAMES_LIMIT
+        return few and self._held_bytes + size_bytes <= self._limit_bytes
+
+
+def _of_frame(header: FrameHeader) -> FrameHeader:
+    """What all parts of a frame say alike."""
+    return msgspec.structs.replace(header, checksum=0, part=WHOLE)

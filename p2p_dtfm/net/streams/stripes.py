@@ -1,0 +1,391 @@
+"""The sending side of a lane: one stream, or several where one cannot fill a long link.
+
+A libp2p stream has only so many bytes under way, so over a long round trip it carries window /
+round trip, however fast the link is. A lane therefore doubles its streams while it is busy, the
+round trip is long, and the last doubling helped.
+"""
+
+import asyncio
+import collections
+import contextlib
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.errors import Refused, Unreachable, one_line
+from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Writer
+from p2p_dtfm.net.streams.frames import PART_BYTES, FrameHeader, encode_part
+
+STRIPES_LIMIT = 16
+"""Measured at 1 Gbit/s and 100 ms: 8 streams carry 75 MB/s, 16 carry 98, 32 no more than 16."""
+LONG_ROUND_TRIP_S = 0.01
+HELPED = 1.05
+PATIENCE = 2
+"""Doublings in a row that may not help before a lane settles: other traffic disturbs the judge."""
+_BUSY_S = 0.5
+_BUSY_ROUND_TRIPS = 4
+_SPLIT_BYTES = 4 * PART_BYTES
+_ESTIMATE_BYTES = 1 << 18
+_ESTIMATE_S = 0.05
+_BLOCKED_S = 0.002
+_BUFFERED_BYTES = 1 << 20
+"""What libp2p takes of a stream before the link has carried it."""
+_WRITE_BYTES = 1 << 18
+_JOINED_BYTES = 1 << 14
+_LAST_WORD_S = 0.2
+_LINGER_S = 2.0
+_REASON_LIMIT_BYTES = 1024
+COUNT = struct.Struct(">Q")
+LENGTH = struct.Struct(">H")
+HANG_UP = (1 << 64) - 1
+
+Failure = Refused | Unreachable
+OpenStripe = Callable[[int], Awaitable[tuple[asyncio.StreamReader, Writer]]]
+
+
+class Lane:
+    """All streams of one lane to one peer, which live and fail together."""
+
+    def __init__(
+        self,
+        peer_id: str,
+        lane: str,
+        window_bytes: int,
+        stall_s: float,
+        open_stripe: OpenStripe,
+        on_fault: Callable[[str, PeerFault], None],
+        on_lost: Callable[[str, str, Unreachable], None],
+        on_rate: Callable[[str, float], None],
+        most_stripes: int = STRIPES_LIMIT,
+        on_undelivered: Callable[[str, str, Failure], None] | None = None,
+        give_way: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.give_way = give_way
+        self.peer_id = peer_id
+        self.lane = lane
+        self.failure: Failure | None = None
+        self.lost_frames = 0
+        self.stripes: list[Stripe] = []
+        self.window_bytes = window_bytes
+        self.stall_s = stall_s
+        self.unacknowledged_bytes = 0
+        self.changed = asyncio.Event()
+        self._open_stripe = open_stripe
+        self.on_fault = on_fault
+        self.on_lost = on_lost
+        self.on_rate = on_rate
+        self._on_undelivered = on_undelivered
+        self._turn = asyncio.Lock()
+        self._frames = 0
+        self._most_stripes = most_stripes
+        self._growth = Growth()
+        self._growing: asyncio.Task[None] | None = None
+
+    async def open(self) -> "Lane":
+        """Open the first stream. Raises `Refused` or `Unreachable`."""
+        began_s = time.monotonic()
+        reader, writer = await self._open_stripe(0)
+        self.stripes.append(Stripe(self, reader, writer))
+        # no frame is acknowledged faster than this where large ones queue in libp2p's buffers
+        self.stripes[0].round_trip_s = time.monotonic() - began_s
+        return self
+
+    @property
+    def round_trip_s(self) -> float:
+        """The shortest time from the end of a write to its acknowledgement, a hello included."""
+        times = [s.round_trip_s for s in self.stripes if s.round_trip_s]
+        return min(times, default=0.0)
+
+    async def send(self, header: FrameHeader, start: bytes, payload: memoryview) -> None:
+        """Write a frame; `start` is its beginning if it travels whole."""
+        splits = len(self.stripes) > 1 and payload.nbytes >= _SPLIT_BYTES
+        self._frames += 1
+        frame = self._frames
+        try:
+            if splits:
+                async with self._busy(payload.nbytes):
+                    await self._send_parts(header, frame, payload)
+            else:
+                stripe = min(self.stripes, key=lambda stripe: stripe.load_bytes)
+                async with self._busy(payload.nbytes):
+                    await stripe.send(frame, start, payload)
+        except (TimeoutError, *CONNECTION_ERRORS) as error:
+            await self._hear_last_word()
+            self.fail(Unreachable(self.peer_id, one_line(str(error) or "the stream stalled")))
+            assert self.failure is not None
+            self.lost_frames = 0  # who sends hears of it now
+            raise self.failure from error
+        except (Refused, Unreachable):
+            raise
+        except BaseException:  # cancelled in the middle of a frame: the streams are of no use
+            self.fail(Unreachable(self.peer_id, "a send was cancelled halfway"), frame)
+            raise
+
+    async def _send_parts(self, header: FrameHeader, frame: int, payload: memoryview) -> None:
+        """Each stream takes the next part when it has written its last: the faster carry more.
+
+        The next frame's turn comes when all parts of this one are taken, not when they are written.
+        """
+        parts = iter(range(-(-payload.nbytes // PART_BYTES)))
+
+        async def pull(stripe: Stripe) -> None:
+            async with stripe.turn:
+                for part in parts:
+                    piece = payload[part * PART_BYTES : (part + 1) * PART_BYTES]
+                    await stripe.send(frame, encode_part(header, frame, part, payload), piece)
+
+        pulls: list[asyncio.Task[None]] = []
+        try:
+            async with self._turn:
+                pulls = [asyncio.create_task(pull(stripe)) for stripe in self.stripes]
+                await asyncio.wait(pulls, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.gather(*pulls)
+        finally:
+            for task in pulls:
+                task.cancel()
+            await asyncio.gather(*pulls, return_exceptions=True)
+
+    async def flush(self) -> None:
+        await self.until(lambda: not any(stripe.waiting for stripe in self.stripes))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Raises `Refused` or `Unreachable` once the lane has failed."""
+        while self.failure is None and not condition():
+            self.changed.clear()
+            await self.changed.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    def fail(self, failure: Failure, known_frame: int | None = None) -> None:
+        """The first failure counts; everybody who waits hears of it. `known_frame` is one of
+        which the sender hears otherwise."""
+        if self.failure is not None:
+            return
+        self.failure = failure
+        lost = {unit.frame for stripe in self.stripes for unit in stripe.waiting}
+        self.lost_frames = len(lost - {known_frame})
+        if self._growing is not None and self._growing is not asyncio.current_task():
+            self._growing.cancel()
+        for stripe in self.stripes:
+            stripe.close()
+        self.changed.set()
+        if self.lost_frames and self._on_undelivered is not None:
+            self.lost_frames = 0
+            self._on_undelivered(self.peer_id, self.lane, failure)
+
+    async def _hear_last_word(self) -> None:
+        """A reader may be about to hear why."""
+        readings = {stripe.reading for stripe in self.stripes}
+        await asyncio.wait(readings, timeout=_LAST_WORD_S, return_when=asyncio.FIRST_COMPLETED)
+
+    # ---- growth
+
+    @contextlib.asynccontextmanager
+    async def _busy(self, size_bytes: int) -> AsyncIterator[None]:
+        self._growth.began(time.monotonic())
+        try:
+            yield
+        finally:
+            self._growth.ended(time.monotonic(), size_bytes)
+            self._judge()
+
+    def _judge(self) -> None:
+        growth, count = self._growth, len(self.stripes)
+        if count > 1 and (rate := growth.sample(count * _BUFFERED_BYTES)) is not None:
+            self.on_rate(self.peer_id, rate)
+        long = self.round_trip_s >= LONG_ROUND_TRIP_S
+        enough_s = max(_BUSY_S, _BUSY_ROUND_TRIPS * self.round_trip_s)
+        if not long or self._growing is not None or self.failure is not None:
+            return
+        if growth.should_grow(enough_s, count < self._most_stripes):
+            self._growing = asyncio.create_task(self._grow(min(self._most_stripes, 2 * count)))
+
+    async def _grow(self, count: int) -> None:
+        try:
+            for number in range(len(self.stripes), count):
+                reader, writer = await self._open_stripe(number)
+                self.stripes.append(Stripe(self, reader, writer))
+        except (Refused, Unreachable):
+            self._growth.settled = True  # what there is goes on
+        finally:
+            self._growing = None
+            self._growth.restart()
+
+
+class Growth:
+    """How fast a lane is while it has something to send, and whether more streams help."""
+
+    def __init__(self) -> None:
+        self.settled = False
+        self._senders = 0
+        self._since_s = 0.0
+        self._busy_s = 0.0
+        self._busy_bytes = 0
+        self._sampled = (0.0, 0)
+        self._rate_before = 0.0
+        self._without_help = 0
+
+    def began(self, now_s: float) -> None:
+        if not self._senders:
+            self._since_s = now_s
+        self._senders += 1
+
+    def ended(self, now_s: float, size_bytes: int) -> None:
+        self._senders -= 1
+        if now_s - self._since_s >= _BLOCKED_S:  # or libp2p's buffers took it all at once
+            self._busy_s += now_s - self._since_s
+            self._busy_bytes += size_bytes
+        self._since_s = now_s
+
+    def sample(self, buffered_bytes: int) -> float | None:
+        """Bytes per second since the last sample, if that is long enough."""
+        busy_s = self._busy_s - self._sampled[0]
+        size_bytes = self._busy_bytes - self._sampled[1]
+        if busy_s < _ESTIMATE_S or size_bytes < 4 * buffered_bytes:
+            return None
+        self._sampled = (self._busy_s, self._busy_bytes)
+        return size_bytes / busy_s
+
+    def should_grow(self, enough_s: float, may_grow: bool) -> bool:
+        """Decide once for each `enough_s` of being busy."""
+        if self.settled or self._busy_s < enough_s:
+            return False
+        rate = self._busy_bytes / self._busy_s
+        helped = rate >= HELPED * self._rate_before
+        self._without_help = 0 if helped else self._without_help + 1
+        self.settled = self._without_help >= PATIENCE or not may_grow
+        self._rate_before = max(rate, self._rate_before)
+        self.restart()
+        return not self.settled
+
+    def restart(self) -> None:
+        self._busy_s, self._busy_bytes, self._sampled = 0.0, 0, (0.0, 0)
+
+
+@dataclass(slots=True)
+class _Unit:
+    """A frame or a part of one that is not yet acknowledged."""
+
+    frame: int
+    size_bytes: int
+    first_write_s: float
+    written_s: float = 0.0
+
+
+class Stripe:
+    """One stream of a lane; each frame, or part of one, that it carried is acknowledged."""
+
+    def __init__(self, lane: Lane, reader: asyncio.StreamReader, writer: Writer) -> None:
+        self.writer = writer
+        self.waiting: collections.deque[_Unit] = collections.deque()
+        self.load_bytes = 0
+        """Bytes that wait to be written or acknowledged."""
+        self.round_trip_s = 0.0
+        self._lane = lane
+        self._reader = reader
+        # a drain then means that nothing of the caller's payload is referred to any more
+        writer.transport.set_write_buffer_limits(high=0)
+        self.turn = asyncio.Lock()
+        """Of the large frames, one at a time takes its parts to this stream."""
+        self._write_lock = asyncio.Lock()
+        self._acknowledged = 0
+        self._last_acknowledgement_s = 0.0
+        self.reading = asyncio.create_task(self._read_acknowledgements(), name=f"acks {lane.lane}")
+
+    async def send(self, frame: int, start: bytes, payload: memoryview) -> None:
+        """Write when the lane's window has room."""
+        lane, size_bytes = self._lane, len(start) + payload.nbytes
+        self.load_bytes += size_bytes
+        try:
+            async with self._write_lock:
+                await lane.until(
+                    lambda: (
+                        not lane.unacknowledged_bytes
+                        or lane.unacknowledged_bytes + size_bytes <= lane.window_bytes
+                    )
+                )
+                unit = _Unit(frame, size_bytes, time.monotonic())
+                self.waiting.append(unit)
+                lane.unacknowledged_bytes += size_bytes
+                size_bytes = 0  # from here on the acknowledgement takes it off the load
+                await self._write(start, payload)
+                unit.written_s = time.monotonic()
+        finally:
+            self.load_bytes -= size_bytes
+
+    def close(self) -> None:
+        self.writer.close()
+        if asyncio.current_task() is not self.reading:
+            self.reading.cancel()
+
+    async def _write(self, start: bytes, payload: memoryview) -> None:
+        first = min(payload.nbytes, _JOINED_BYTES)  # small frames in one write
+        await self._write_piece(start + payload[:first])
+        for offset in range(first, payload.nbytes, _WRITE_BYTES):
+            await self._write_piece(payload[offset : offset + _WRITE_BYTES])
+
+    async def _write_piece(self, piece: bytes | memoryview) -> None:
+        if self._lane.failure is not None:
+            raise ConnectionResetError(self._lane.failure.cause)
+        if self._lane.give_way is not None:
+            await self._lane.give_way()
+        self.writer.write(piece)
+        async with asyncio.timeout(self._lane.stall_s):
+            await self.writer.drain()
+
+    async def _read_acknowledgements(self) -> None:
+        lane = self._lane
+        try:
+            while True:
+                (count,) = COUNT.unpack(await self._reader.readexactly(COUNT.size))
+                if count == HANG_UP:
+                    lane.fail(await read_reason(self._reader, lane.peer_id))
+                    return
+                self._acknowledge(count)
+        except PeerFault as fault:
+            lane.fail(Refused(fault.cause, lane.peer_id))
+            lane.on_fault(lane.peer_id, fault)
+        except (TimeoutError, *CONNECTION_ERRORS):
+            if lane.failure is None:
+                unreachable = Unreachable(lane.peer_id, f"the {lane.lane} stream to it broke")
+                lane.fail(unreachable)
+                lane.on_lost(lane.peer_id, lane.lane, unreachable)
+
+    def _acknowledge(self, count: int) -> None:
+        if not self._acknowledged < count <= self._acknowledged + len(self.waiting):
+            raise PeerFault(f"acknowledged {count} frames", self._lane.peer_id)
+        now_s = time.monotonic()
+        while self._acknowledged < count:
+            unit = self.waiting.popleft()
+            self._acknowledged += 1
+            self.load_bytes -= unit.size_bytes
+            self._lane.unacknowledged_bytes -= unit.size_bytes
+            self._measure(now_s, unit)
+        self._last_acknowledgement_s = now_s
+        self._lane.changed.set()
+
+    def _measure(self, now_s: float, unit: _Unit) -> None:
+        if unit.written_s:
+            waited_s = now_s - unit.written_s
+            self.round_trip_s = min(self.round_trip_s or waited_s, waited_s)
+        if len(self._lane.stripes) > 1 or unit.size_bytes < _ESTIMATE_BYTES:
+            return
+        queued = self._last_acknowledgement_s > unit.first_write_s
+        # a frame that queued behind others began to travel when the last of them arrived; one that
+        # did not has the whole round trip in its time
+        began_s = unit.first_write_s + self.round_trip_s
+        if queued:
+            began_s = self._last_acknowledgement_s
+        elapsed_s = now_s - began_s
+        if elapsed_s > max(0.0, 0.1 * self.round_trip_s):
+            self._lane.on_rate(self._lane.peer_id, unit.size_bytes / elapsed_s)
+
+
+async def read_reason(reader: asyncio.StreamReader, peer_id: str) -> Refused:
+    """The text of a peer that hangs up."""
+    async with asyncio.timeout(_LINGER_S):
+        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+        text = await reader.readexactly(min(length, _REASON_LIMIT_BYTES))
+    return Refused(one_line(text.decode(errors="replace")), peer_id)

@@ -1,0 +1,277 @@
+"""Simulated runs of many seeds: every fault the world knows, and what must hold all the same.
+
+python -m p2p_dtfm.sim.faults.agreement_seeds --seeds 0-199
+python -m p2p_dtfm.sim.faults.agreement_seeds --seeds 17 --story
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+
+from p2p_dtfm.core.consensus.actions import SECOND_NS, Timing
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.records import (
+    PROTOCOL_VERSION,
+    Device,
+    Intent,
+    LayerTiming,
+    PeerRecord,
+    Reachability,
+)
+from p2p_dtfm.core.protocol.workload import LayerCost, Workload
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults.drawn_plans import any_plan
+from p2p_dtfm.sim.faults.fault_schedule import Faults
+from p2p_dtfm.sim.faults.invariants import Violation
+from p2p_dtfm.sim.faults.lossy_network import Network
+from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
+
+FAULTS = (12, 19)
+FAULTS_BEGIN_NS = 8 * SECOND_NS
+FAULTS_END_NS = 100 * SECOND_NS
+PROGRESS_SEEDS = 100
+SETTLE_LIMIT_S = 180
+SETTLE_VIEWS = 12
+SETTLE_VIEWS_AFTER_LOSSES = 24
+"""After the last fault, all that can come back must be in one view again and have committed three
+steps: within this (virtual) time, and without more views than this, be it that layers were lost or
+the swarm was split."""
+TIMING = Timing(
+    gather_ns=3 * SECOND_NS,
+    ready_ns=6 * SECOND_NS,
+    retry_ns=2 * SECOND_NS,
+    lost_layers_ns=30 * SECOND_NS,
+    orphan_ns=20 * SECOND_NS,
+)
+
+_COST = LayerCost(1, 1, 1, 1)
+_TIME = LayerTiming(1, 1)
+_TEMPLATE = PeerRecord(
+    peer_id="template",
+    life=1,
+    sequence=1,
+    protocol_version=PROTOCOL_VERSION,
+    run_digest="simulated",
+    device=Device("cpu", "simulated", 1 << 30, _TIME, _TIME, _TIME),
+    uplink_bytes_per_s=0,
+    downlink_bytes_per_s=0,
+    links={},
+    addresses=(),
+    reachability=Reachability.DIRECT,
+    intent=Intent.TRAIN,
+)
+
+
+@dataclass
+class Result:
+    """How one seed ended; `violation` is empty if every invariant held."""
+
+    seed: int
+    violation: str = ""
+    story: list[str] = field(default_factory=list)
+    faults: int = 0
+    inflicted: dict[str, int] = field(default_factory=dict)
+    only_holders: int = 0
+    """Crashes and stops of the only holder of some layer, in runs that must lose no step."""
+    messages: tuple[int, int, int] = (0, 0, 0)
+    """Lost, repeated and late."""
+    steps: int = 0
+    views: int = 0
+    settle_s: float = 0.0
+    settle_views: int = 0
+    given_up_steps: int = 0
+    whole_cuts: int = 0
+    repeated_steps: int = 0
+    """Most that a view went back by to one."""
+    kept_forwards: int = 0
+    redone_forwards: int = 0
+    """Of microbatches through stages, at failures: see
+    `core.recovery.partial_replay.PartialReplay`."""
+    mended_views: int = 0
+    """Views in which peers stand in for others."""
+    mended_again: int = 0
+    """Of these, the ones that an unplanned view followed: something failed once more."""
+    mended_forwards: int = 0
+    provisional_views: int = 0
+    """Views that others follow at once, so that a better plan takes over."""
+    """Of `kept_forwards`, those kept in mended views."""
+    recoveries_ns: list[int] = field(default_factory=list)
+
+
+class SeededRun:
+    """One seed: 4 to 16 peers, at least ten faults, then peace."""
+
+    def __init__(self, seed: int, peer_type: type[SimulatedPeer] = SimulatedPeer) -> None:
+        chance = random.Random(seed)
+        count = chance.choice((4, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 8, 8, 10, 16))
+        min_members = chance.choice((1, 1, 1, 2, count // 2 + 1))
+        workload = Workload(2, 8, 0, 1, _COST, _COST, _COST, min_members)
+        network = Network(
+            delay_ns=(1_000_000, 150_000_000),
+            loss=chance.choice((0.0, 0.02)),
+            repeat=chance.choice((0.0, 0.05)),
+            late=chance.choice((0.0, 0.01)),
+        )
+        world = AgreementWorld(seed, workload, _TEMPLATE, any_plan, network, TIMING)
+        world.peer_type = peer_type
+        world.rejoins = True
+        world.compute_ns = (SECOND_NS // 2, 2 * SECOND_NS)
+        self.seed, self.world = seed, world
+        self.careful = chance.random() < 0.4
+        world.invariants.keeps_steps = self.careful
+        for number in range(count):
+            peer = world.add_peer(f"p{number:02}")
+            peer.clock_rate = chance.uniform(0.97, 1.03)
+            peer.clock_offset_ns = chance.randrange(1 << 50)
+            peer.agreement.wants_view()
+        world.after(3 * SECOND_NS, lambda: world.found("p00") if self._nobody_yet() else None)
+        for_good = self.careful and chance.random() < 0.5
+        self.faults = Faults(world, chance, self.careful, for_good)
+        self.faults.schedule(chance.randrange(*FAULTS), FAULTS_BEGIN_NS, FAULTS_END_NS)
+
+    def _nobody_yet(self) -> bool:
+        agreement = self.world.peers["p00"].agreement
+        return agreement.view is None and not agreement.attempting
+
+    def run(self) -> Result:
+        result = Result(self.seed)
+        world = self.world
+        try:
+            world.run_to(FAULTS_END_NS)
+            world.tell("world", "NO MORE FAULTS")
+            self.faults.end()
+            began_ns = world.now_ns
+            world.run_until(self._look, SETTLE_LIMIT_S)
+            result.settle_s = (world.now_ns - began_ns) / SECOND_NS
+            result.settle_views = self._views_since(began_ns)
+            if result.settle_views > (SETTLE_VIEWS if self.careful else SETTLE_VIEWS_AFTER_LOSSES):
+                raise Violation(f"{result.settle_views} views were needed to settle")
+        except (Violation, AssertionError) as error:
+            result.violation = str(error) or repr(error)
+        except Exception as error:
+            error.add_note(f"in seed {self.seed}")
+            raise
+        result.story = world.story
+        result.faults = sum(self.faults.inflicted.values())
+        result.inflicted = dict(self.faults.inflicted)
+        result.only_holders = self.faults.only_holders if self.careful else 0
+        network = world.network
+        result.messages = (network.lost_count, network.repeated_count, network.late_count)
+        result.steps = world.invariants.furthest
+        result.given_up_steps = world.invariants.given_up_steps
+        result.whole_cuts = world.invariants.cut_count
+        result.repeated_steps = world.invariants.most_repeated
+        result.views = len(world.invariants.views)
+        result.kept_forwards = sum(replay.kept_forwards for replay in world.redone.values())
+        result.redone_forwards = sum(replay.redone_forwards for replay in world.redone.values())
+        self._count_mended(result)
+        result.recoveries_ns = self.faults.recoveries_ns
+        return result
+
+    def _count_mended(self, result: Result) -> None:
+        views, redone = self.world.invariants.views, self.world.redone
+        mended = {id for id, v in views.items() if isinstance(v.plan, Plan) and v.plan.stand_ins}
+        unplanned = [view.snapshot for view in views.values() if not view.snapshot.planned]
+        result.mended_views = len(mended)
+        plans = [view.plan for view in views.values() if isinstance(view.plan, Plan)]
+        result.provisional_views = sum(plan.provisional for plan in plans)
+        result.mended_again = len(mended & {snapshot.previous for snapshot in unplanned})
+        result.mended_forwards = sum(redone[id].kept_forwards for id in mended & redone.keys())
+
+    _goal: tuple[object, int] | None = None
+
+    def _look(self) -> bool:
+        return self.world.event_count % 16 == 0 and self._settled()
+
+    def _settled(self) -> bool:
+        """All are in one view, and it has committed three steps since."""
+        lost = self.faults.lost
+        peers = self.world.peers.values()
+        present = [peer for peer in peers if not peer.left and peer.name not in lost]
+        views = {peer.view.id if peer.view else None for peer in present}
+        step = min((peer.agreement.step for peer in present), default=0)
+        first = present[0].view if present else None
+        whole = (
+            len(views) == 1
+            and first is not None
+            and isinstance(first.plan, Plan)
+            and set(first.member_ids) == {peer.name for peer in present}
+        )
+        if not present:
+            return True
+        if not whole or first is None:
+            self._goal = None
+            return False
+        if self._goal is None or self._goal[0] != first.id:
+            self._goal = (first.id, step)
+        return step >= self._goal[1] + 3
+
+    def _views_since(self, began_ns: int) -> int:
+        taken_over = {
+            view.id
+            for peer in self.world.peers.values()
+            for view, at_ns in zip(peer.views, peer.taken_over_ns, strict=True)
+            if at_ns > began_ns
+        }
+        return len(taken_over)
+
+
+def run_seed(seed: int, peer_type: type[SimulatedPeer] = SimulatedPeer) -> Result:
+    return SeededRun(seed, peer_type).run()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Simulate peers that fail, one run for each seed.")
+    parser.add_argument("--seeds", required=True, help="A or A-B, both included")
+    parser.add_argument("--story", action="store_true", help="print what happened")
+    arguments = parser.parse_args()
+    first, _, last = arguments.seeds.partition("-")
+    began_s = time.monotonic()
+    results: list[Result] = []
+    failures = 0
+    for seed in range(int(first), int(last or first) + 1):
+        result = run_seed(seed)
+        results.append(result)
+        if arguments.story or result.violation:
+            lines = result.story if arguments.story else result.story[-30:]
+            print("\n".join(lines))
+        if result.violation:
+            failures += 1
+            print(f"seed {seed}: {result.violation}")
+            print(f"replay: python -m p2p_dtfm.sim.faults.agreement_seeds --seeds {seed} --story")
+        result.story = []
+        if len(results) % PROGRESS_SEEDS == 0:
+            print(f"{len(results)} seeds, {failures} failed", file=sys.stderr, flush=True)
+    seconds = time.monotonic() - began_s
+    good = [r for r in results if not r.violation]
+    recoveries = sorted(ns / SECOND_NS for r in results for ns in r.recoveries_ns)
+    print(
+        f"{len(results)} seeds, {failures} failed, in {seconds:.1f} s: "
+        f"{sum(r.faults for r in results)} faults, {sum(r.views for r in results)} views, "
+        f"{sum(r.steps for r in results)} steps; settled in at most "
+        f"{max((r.settle_s for r in good), default=0):.0f} s and "
+        f"{max((r.settle_views for r in good), default=0)} views; "
+        f"{sum(r.given_up_steps for r in good)} steps given up after splits and losses; "
+        f"{sum(r.kept_forwards for r in results)} forwards of failed steps kept, "
+        f"{sum(r.redone_forwards for r in results)} redone; "
+        f"{sum(r.mended_views for r in results)} views with stand-ins kept "
+        f"{sum(r.mended_forwards for r in results)} of them, and "
+        f"{sum(r.mended_again for r in results)} failed once more; "
+        f"{sum(r.provisional_views for r in results)} with provisional plans; "
+        f"{sum(r.whole_cuts for r in results)} whole cuts, "
+        f"{sum(r.repeated_steps > 0 for r in results)} seeds went back to one, by at most "
+        f"{max(r.repeated_steps for r in results)} steps"
+    )
+    if recoveries:
+        print(
+            f"crash to next commit: median {statistics.median(recoveries):.1f} s, "
+            f"worst {recoveries[-1]:.1f} s of {len(recoveries)} (virtual)"
+        )
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

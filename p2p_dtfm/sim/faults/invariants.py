@@ -1,0 +1,190 @@
+"""What must hold at every moment of a simulated run, whatever fails."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.sim.faults.hash_training import Gradient, State, loss_sum, true_state
+
+
+class Violation(Exception):
+    """An invariant is broken."""
+
+
+@dataclass
+class _Start:
+    """The first commit of a view."""
+
+    step: int
+    lost: int
+    """Committed steps that it repeats."""
+    is_promised: bool
+    """Guardians lagged where these were committed, and none is older than the newest whole cut."""
+    names: set[str] = field(default_factory=set)
+    """Who has committed the first step."""
+
+
+class Invariants:
+    """Told of everything that counts; raises `Violation`."""
+
+    def __init__(self, microbatch_count: int) -> None:
+        self.microbatch_count = microbatch_count
+        self.keeps_steps = False
+        """Whether no fault takes the last copy of a layer: then no committed step may be lost."""
+        self.given_up_steps = 0
+        self.whole_cut = 0
+        """The newest cut that any member knew to be whole."""
+        self.cut_count = 0
+        self.most_repeated = 0
+        """Steps of a lineage that a view went back by, to a cut."""
+        self.views: dict[ViewId, View] = {}
+        """All that were ever taken over."""
+        self.commits: dict[int, tuple[ViewId, float | None]] = {}
+        """By step, in the view where it was committed last."""
+        self.furthest = 0
+        self.commit_count = 0
+        self._starts: dict[ViewId, _Start] = {}
+        self._plans: dict[ViewId, str] = {}
+        self._entered: dict[tuple[Member, int], dict[str, tuple[int, int]]] = {}
+        self._named: dict[tuple[Member, int], frozenset[Member]] = {}
+        self._numbers: dict[tuple[int, str], ViewId] = {}
+        self._outcomes: dict[tuple[ViewId, int], StepOutcome] = {}
+        self._lineages: dict[tuple[ViewId, int], str] = {}
+
+    def takes_over(self, name: str, life: int, view: View) -> None:
+        """No two peers are in one view with different plans; none is in two views of a number."""
+        plan = self._plans.setdefault(view.id, view.plan.digest())
+        if plan != view.plan.digest():
+            raise Violation(f"{name} takes over view {view.id} with another plan")
+        held = self._numbers.setdefault((view.id.number, f"{name}/{life}"), view.id)
+        if held != view.id:
+            raise Violation(f"{name} takes over {view.id} after {held}")
+        if view.id not in self.views:
+            self.views[view.id] = view
+            self._check_records(view)
+
+    def enters_gather(
+        self,
+        member: Member,
+        number: int,
+        heard: Mapping[str, tuple[int, int]],
+        joiners: Iterable[Member],
+    ) -> None:
+        """What `member` brings: the versions of records that it has heard, and the newcomers that
+        it names from within a view; what newcomers name may not count.
+        """
+        self._entered[member, number] = dict(heard)
+        self._named[member, number] = frozenset(joiners)
+
+    def _check_records(self, view: View) -> None:
+        """What was agreed on is never older than what somebody brought, nor than the view before.
+
+        So whoever merges brings no peer back in a life that has ended.
+        """
+        snapshot, number = view.snapshot, view.id.number
+        agreed = {record.peer_id: record.version for record in snapshot.records}
+        before = self.views.get(snapshot.previous)
+        known = [{r.peer_id: r.version for r in before.snapshot.records}] if before else []
+        known += [self._entered.get((member, number), {}) for member in snapshot.contributors]
+        for versions in known:
+            for peer_id, version in versions.items():
+                if agreed.get(peer_id, version) < version:
+                    raise Violation(
+                        f"view {view.id} has the record {agreed[peer_id]} of {peer_id}, "
+                        f"though one of its makers knew {version}"
+                    )
+        lives = {m.peer_id: m.life for m in (*snapshot.contributors, *snapshot.absent)}
+        for maker in snapshot.contributors:
+            for joiner in self._named.get((maker, number), frozenset()):
+                if lives.get(joiner.peer_id, joiner.life) < joiner.life:
+                    raise Violation(
+                        f"view {view.id} names {joiner.peer_id} in life {lives[joiner.peer_id]}, "
+                        f"though {maker.peer_id} named its life {joiner.life}"
+                    )
+
+    def _check_start(self, name: str, view: ViewId, step: int) -> None:
+        """Where a copy of everything is left, no view repeats more than the last committed step, or
+        where guardians lagged than the steps since the newest whole cut.
+
+        Whoever commits first may take that one step along when it dies. And a sleeper may wake up
+        and commit by itself what the others have given up: it counts what all stage-holders do.
+        """
+        if view not in self._starts:
+            self._starts[view] = self._start(step)
+        start = self._starts[view]
+        if step != start.step or name in start.names:
+            return
+        start.names.add(name)
+        plan = self.views[view].plan
+        if not isinstance(plan, Plan) or not start.names >= set(plan.stage_holders()):
+            return
+        self.given_up_steps += max(0, start.lost)
+        if start.lost > 1 and start.is_promised:
+            self.most_repeated = max(self.most_repeated, start.lost)
+        elif self.keeps_steps and start.lost > 1:
+            raise Violation(
+                f"view {view} loses {start.lost} committed steps, though a copy of each layer was "
+                "left"
+            )
+
+    def _start(self, step: int) -> _Start:
+        """Where a view goes on, from what was committed before it."""
+        given_up = {self.commits[n][0] for n in range(step, self.furthest) if n in self.commits}
+        lagged = all(self.views[view].cut_pace is not None for view in given_up)
+        return _Start(step, self.furthest - step, lagged and step >= self.whole_cut)
+
+    def is_whole(self, step: int) -> None:
+        """A member knows that the cut of this step is whole."""
+        self.cut_count += step > self.whole_cut
+        self.whole_cut = max(self.whole_cut, step)
+
+    def has_committed(self, view: ViewId) -> bool:
+        """Whether anybody has committed a step of this view."""
+        return view in self._starts
+
+    def leads_to(self, name: str, view: ViewId, step: int, lineage: str) -> None:
+        """Whoever commits a step of a view, or rolls it forward, comes to one lineage."""
+        if self._lineages.setdefault((view, step), lineage) != lineage:
+            raise Violation(f"{name} commits step {step} of view {view} on another lineage")
+
+    def lineage_after(self, view: ViewId, step: int) -> str | None:
+        """To which lineage a step of a view has led; None if nobody knows its outcome."""
+        return self._lineages.get((view, step))
+
+    def commits_step(self, name: str, view: ViewId, outcome: StepOutcome, lineage: str) -> None:
+        """A step of a view has one outcome and one lineage, and the loss of an undisturbed run."""
+        step = outcome.step
+        if self._outcomes.setdefault((view, step), outcome) != outcome:
+            raise Violation(f"{name} commits step {step} of view {view} with another outcome")
+        self.leads_to(name, view, step, lineage)
+        if outcome.token_count != self.microbatch_count:
+            raise Violation(
+                f"{name} commits step {step} with {outcome.token_count} of "
+                f"{self.microbatch_count} samples"
+            )
+        expected = loss_sum(step, self.microbatch_count) / self.microbatch_count
+        if outcome.loss != expected:
+            raise Violation(f"step {step} has loss {outcome.loss}, undisturbed {expected}")
+        self._check_start(name, view, step)
+        self.commits[step] = (view, outcome.loss)
+        self.commit_count += 1
+        self.furthest = max(self.furthest, step + 1)
+
+    def applies(self, name: str, layer: int, state: State, gradient: Gradient | None) -> None:
+        """Each sample counts once, and was computed on the very state that it changes."""
+        where = f"{name} at layer {layer}, step {state.version}"
+        if gradient is None:
+            raise Violation(f"{where}: committed without a reduced gradient")
+        if gradient.microbatches != tuple(range(self.microbatch_count)):
+            raise Violation(f"{where}: samples {gradient.microbatches}")
+        if gradient.base != state.value:
+            raise Violation(f"{where}: gradient of another state")
+
+    def holds(self, name: str, states: Mapping[int, State]) -> None:
+        """Every state is that of an undisturbed run."""
+        for layer, state in states.items():
+            if state != true_state(state.version, self.microbatch_count):
+                raise Violation(f"{name} has a wrong state of layer {layer} at {state.version}")

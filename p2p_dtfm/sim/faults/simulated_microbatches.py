@@ -1,0 +1,194 @@
+"""The microbatches of a simulated stage: tensors between neighbours, and what outlives a view."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from p2p_dtfm.core.messages.stage_progress import StageProgress, as_runs
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.recovery.partial_replay import PartialReplay, StageReplay, whole_step
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.sim.faults.hash_training import Boundary
+from p2p_dtfm.sim.faults.invariants import Violation
+from p2p_dtfm.sim.faults.simulated_process import Key, SimulatedProcess
+
+UNSAID = 0.5
+"""How often the last tasklet of a burst is not said yet when the next message comes in."""
+
+
+@dataclass
+class Work:
+    """What a stage-holder has computed of the open step; it outlives a view."""
+
+    step: int = -1
+    layers: range = range(0)
+    forwarded: list[int] = field(default_factory=list)
+    """Microbatches in the order of their forwards, with the activations that were sent."""
+    backwards: int = 0
+    """So many of the first have had their backward; what was sent is kept."""
+    buffers: list[int] = field(default_factory=list)
+    """Microbatches whose gradients are in the buffers."""
+
+
+class SimulatedMicrobatches(SimulatedProcess):
+    """What the microbatch loop does in the daemon."""
+
+    def start(self) -> None:
+        self.work = Work()
+        self.replay: PartialReplay | None = None
+        self.part: tuple[Key, StageReplay] | None = None
+        """This stage's part in the step that it computes."""
+        self.is_computed = False
+        """All of it is done."""
+        self.works = False
+        """A burst of tasklets is under way."""
+        self.arrived: dict[Key, set[tuple[bool, int]]] = {}
+        """(is an activation, microbatch) of each step."""
+        super().start()
+
+    def _all_computed(self, key: Key) -> None:
+        raise NotImplementedError
+
+    def _begin_work(self, view: View, plan: Plan, key: Key) -> None:
+        replay, layers = self.replay, view.layers_of(self.name)
+        mine = (
+            replay.stage(plan, self.name) if replay is not None and replay.step == key[1] else None
+        )
+        mine = mine or whole_step(plan, self.name)
+        if mine.forwards:
+            self._go_on(key[1], layers, mine)
+        else:
+            self.work = Work(key[1], layers)
+        self.part, self.is_computed = (key, mine), False
+        self._say_progress()
+        self._send_boundaries(range(len(self.work.forwarded)), range(self.work.backwards))
+        self._next_burst()
+
+    def _go_on(self, step: int, layers: range, mine: StageReplay) -> None:
+        work = self.work
+        same = 0
+        while work.forwarded[same : same + 1] == list(mine.microbatches[same : same + 1]) != []:
+            same += 1
+        enough = mine.forwards <= same and mine.backwards <= work.backwards <= same
+        if (work.step, work.layers) != (step, layers) or not enough:
+            raise Violation(f"{self.name} is to keep {mine} of step {step}, and has {work}")
+        del work.forwarded[same:]
+
+    def _say_progress(self) -> None:
+        work = self.work
+        progress = None
+        if work.forwarded:
+            runs = as_runs(work.forwarded)
+            progress = StageProgress(work.layers.start, work.layers.stop, runs, work.backwards)
+        self.agreement.computed(work.step, progress)
+
+    def _next_burst(self) -> None:
+        if self.works or self.part is None or self.is_computed:
+            return
+        key, mine = self.part
+        work = self.work
+        done = work.backwards == len(mine.microbatches)
+        if not done and not self._possible():
+            return
+        self.works = True
+        _, plan = self._training()
+        assert plan is not None
+        place = plan.place_of(self.name)
+        assert place is not None
+        low, high = self.world.compute_ns
+        share = 2 * len(plan.pipelines[place[0]].stages)
+        delay_ns = int(self.world.chance.randrange(low, high) * self.slowness) // share
+        self.later(delay_ns, lambda: self._burst(key))
+
+    def _burst(self, key: Key) -> None:
+        self.works = False
+        if self.part is None or self.part[0] != key or self.computing != key:
+            self._next_burst()
+            return
+        work, mine = self.work, self.part[1]
+        self.progress += 1
+        self._say_progress()
+        before = len(work.forwarded), work.backwards
+        at_once = 1 + self.world.chance.randrange(2 * len(mine.microbatches) + 1)
+        for left in reversed(range(at_once)):
+            possible = self._possible()
+            if not possible:
+                break
+            if self.world.chance.choice(possible):
+                work.forwarded.append(mine.microbatches[len(work.forwarded)])
+            else:
+                work.buffers.append(mine.microbatches[work.backwards])
+                work.backwards += 1
+            if left or self.world.chance.random() >= UNSAID:
+                self._say_progress()
+        self._send_boundaries(
+            range(before[0], len(work.forwarded)), range(before[1], work.backwards)
+        )
+        if work.backwards == len(mine.microbatches):
+            self._say_progress()
+            self.is_computed = True
+            self._all_computed(key)
+        else:
+            self._next_burst()
+
+    def _possible(self) -> list[bool]:
+        """Whether a forward (True), a backward (False) can be computed now."""
+        assert self.part is not None
+        key, mine = self.part
+        view, plan = self._training()
+        if view is None or plan is None or key[0] != view.id:
+            return []
+        work, arrived = self.work, self.arrived.get(self._tensor_key(*key), set())
+        layers, last = view.layers_of(self.name), self.world.workload.layer_count
+        possible = []
+        if len(work.forwarded) < len(mine.microbatches):
+            number = mine.microbatches[len(work.forwarded)]
+            if layers.start == 0 or (True, number) in arrived:
+                possible.append(True)
+        if work.backwards < len(work.forwarded):
+            number = work.forwarded[work.backwards]
+            if layers.stop == last or (False, number) in arrived:
+                possible.append(False)
+        return possible
+
+    def _send_boundaries(self, forwards: range, backwards: range) -> None:
+        """Of the microbatches in these places, what the neighbours have not kept."""
+        view, plan = self._training()
+        if view is None or plan is None or self.part is None:
+            return
+        key, mine = self.part
+        if key[0] != view.id:
+            return
+        for at, (pipeline, position) in enumerate(plan.places_of(self.name)):
+            stages = plan.pipelines[pipeline].stages
+            base = self.states[stages[position].first_layer].value
+            sent = (
+                (position + 1, True, forwards, mine.next_has),
+                (position - 1, False, backwards, mine.previous_has),
+            )
+            for to, is_activation, places, has in sent:
+                done = (self.work.forwarded[n] for n in places)
+                numbers = tuple(n for n in done if mine.place(n) == at and n not in has)
+                if 0 <= to < len(stages) and numbers:
+                    message = Boundary(self.agreement.me, *key, is_activation, numbers, base)
+                    self._send(stages[to].peer_id, message)
+
+    def _resend_boundaries(self) -> None:
+        self._send_boundaries(range(len(self.work.forwarded)), range(self.work.backwards))
+
+    def _receive_boundary(self, message: Boundary) -> None:
+        view, plan = self._training()
+        present = self.agreement.view
+        if present is not None and message.view.number < present.id.number:
+            return
+        key = self._tensor_key(message.view, message.step)
+        arrived = self.arrived.setdefault(key, set())
+        arrived |= {(message.is_activation, number) for number in message.microbatches}
+        if view is None or plan is None or message.view != view.id:
+            return
+        mine = self.states.get(view.layers_of(self.name).start)
+        at_step = mine is not None and message.step == self.agreement.step == mine.version
+        if at_step and mine is not None and mine.value != message.base:
+            raise Violation(f"{self.name} takes tensors that were computed on another state")
+        if self.part is not None and self.part[0] == (view.id, self.agreement.step):
+            self._next_burst()

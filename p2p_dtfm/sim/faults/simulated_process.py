@@ -1,0 +1,308 @@
+"""The process of a simulated peer: its memory, its disk, its events and what it sends."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.consensus.actions import (
+    SECOND_NS,
+    Actions,
+)
+from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.liveness.liveness import Liveness
+from p2p_dtfm.core.messages.agreement_messages import (
+    AgreementMessage,
+    Contribution,
+    Gather,
+    SavedState,
+)
+from p2p_dtfm.core.messages.prepared import SignedPrepared, Statement
+from p2p_dtfm.core.protocol.canonical import decode, digest_bytes
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.records import Intent, Link, PeerRecord, sign_record
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.recovery.receipts import Receipts
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.sim.faults.hash_training import (
+    GENESIS_VALUE,
+    Gradient,
+    Partial,
+    State,
+    Tensor,
+    applied,
+)
+from p2p_dtfm.sim.faults.invariants import Violation
+from p2p_dtfm.sim.faults.world import World
+
+Key = tuple[ViewId, int]
+
+RESEND_NS = SECOND_NS
+LINGER_NS = 20 * SECOND_NS
+"""A peer that has left gives state to those that took its place for so long."""
+CHECKPOINT_STEPS = 3
+PREPARED_KEPT = 2
+LINK = Link(round_trip_ns=20_000_000, bytes_per_s=10_000_000)
+UNMEASURED = 0.05
+"""Of the links; those who could not measure them wait for others that can."""
+
+
+TERMS = StepTerms(
+    microbatch_tokens=1,
+    evaluation_microbatches=0,
+    evaluation_every=1,
+    states_every=CHECKPOINT_STEPS,
+    total_steps=1 << 40,
+    loss_limit=2.0,
+)
+
+
+def sign_for(peer_id: str) -> Callable[[bytes], bytes]:
+    """A stand-in for Ed25519: fast, and a changed byte shows."""
+    return lambda payload: digest_bytes(peer_id.encode() + payload).encode()
+
+
+def verify(peer_id: str, payload: bytes, signature: bytes) -> bool:
+    return signature == sign_for(peer_id)(payload)
+
+
+@dataclass(frozen=True)
+class SimulatedCheckpoint:
+    step: int
+    lineage: str
+    states: dict[int, State]
+
+
+@dataclass
+class SimulatedProcess:
+    """`start` begins a process of this peer; `alive` and `stopped` are up to the world."""
+
+    name: str
+    record: PeerRecord
+    world: World
+    alive: bool = True
+    stopped: bool = False
+    left: bool = False
+    gone: bool = False
+    slowness: float = 1.0
+    clock_rate: float = 1.0
+    clock_offset_ns: int = 0
+    process: int = 0
+    disk: list[SimulatedCheckpoint] = field(default_factory=list)
+    views: list[View] = field(default_factory=list)
+    taken_over_ns: list[int] = field(default_factory=list)
+
+    def do(self, actions: Actions) -> None:
+        """Carry out what the agreement asks."""
+        raise NotImplementedError
+
+    def _tick(self) -> None:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """A new process, with what is on the disk."""
+        self.process += 1
+        self.alive, self.stopped = True, False
+        self.backlog: list[Callable[[], None]] = []
+        self.states: dict[int, State] = {}
+        self.gradients: dict[Key, dict[int, Gradient]] = {}
+        self.partials: dict[Key, dict[str, Partial]] = {}
+        self.prepared: dict[Key, dict[str, Statement]] = {}
+        self.heard_records: dict[str, tuple[int, int]] = {}
+        self.gathered_number = 0
+        self.said: set[Key] = set()
+        self.last_said: deque[Signed] = deque(maxlen=PREPARED_KEPT)
+        self.computing: Key | None = None
+        self.receipts: Receipts | None = None
+        self.progress = 0
+        self.resent_ns = self.asked_ns = 0
+        self.liveness = Liveness(self.world.liveness_timing)
+        self.agreement = Agreement(
+            Member(self.name, self.record.life),
+            self.record.run_digest,
+            self.world.workload,
+            sign_for(self.name),
+            verify,
+            self.world.timing,
+        )
+        self.agreement.terms = TERMS
+        self._set_record(links=self._measured_links())
+        if self.disk:
+            newest = self.disk[-1]
+            self.states = dict(newest.states)
+            self.agreement.resume(newest.step, self._held(), newest.lineage)
+            self._say_saved()
+        else:
+            genesis = State(0, GENESIS_VALUE)
+            self.states = {layer: genesis for layer in range(self.world.workload.layer_count)}
+            self.agreement.held = self._held()
+        self.later(self.world.chance.randrange(self.world.tick_ns), self._tick)
+
+    def _set_record(self, **changes: object) -> Signed:
+        self.record = msgspec.structs.replace(self.record, **changes)
+        signed = sign_record(self.record, sign_for(self.name))
+        if self.record.life == self.agreement.me.life:
+            self.agreement.set_record(self.record, signed)
+        return signed
+
+    def _measured_links(self) -> dict[str, Link]:
+        """To all that are there when it starts, as a daemon measures before it asks to be let in;
+        now and then one is left out."""
+        chance = random.Random(f"{self.name}{self.record.life}")
+        others = sorted(set(self.world.peers) - {self.name})
+        return {name: LINK for name in others if chance.random() > UNMEASURED}
+
+    def restart(self) -> None:
+        """After a crash: a new process in a higher life."""
+        life = self.record.life + 1
+        self.record = msgspec.structs.replace(self.record, life=life, intent=Intent.TRAIN)
+        self.start()
+        self.agreement.wants_view()
+
+    def later(self, delay_ns: int, event: Callable[[], None]) -> None:
+        process = self.process
+        self.world.after(delay_ns, lambda: self.run(process, event))
+
+    def run(self, process: int, event: Callable[[], None]) -> None:
+        """An event of one process; a stopped one gets it when it goes on."""
+        if process != self.process or not self.alive or self.gone:
+            return
+        if self.stopped:
+            self.backlog.append(event)
+        else:
+            event()
+
+    @property
+    def now_ns(self) -> int:
+        """By this peer's own clock, which is off and runs at its own rate."""
+        return self.clock_offset_ns + int(self.world.now_ns * self.clock_rate)
+
+    @property
+    def view(self) -> View | None:
+        return self.agreement.view
+
+    def _held(self) -> dict[int, int]:
+        return {layer: state.version for layer, state in self.states.items()}
+
+    def say(self, text: str) -> None:
+        self.world.tell(self.name, text)
+
+    def _enters_gather(self, message: Gather) -> None:
+        for signed in message.contributions:
+            if signed.peer_id == self.name:
+                mine = decode(signed.payload, Contribution)
+                joiners = mine.joiners if mine.present is not None else ()
+                invariants, heard = self.world.invariants, self.heard_records
+                invariants.enters_gather(mine.member, message.number, heard, joiners)
+
+    def _send(self, receiver: str, message: AgreementMessage | SignedPrepared | Tensor) -> None:
+        if isinstance(message, Gather) and message.number != self.gathered_number:
+            self.gathered_number = message.number
+            self._enters_gather(message)
+        self.liveness.said(receiver, self.now_ns)
+        self.world.send(self.name, receiver, message)
+
+    def _broadcast(self, signed: Signed) -> None:
+        view, following = self.agreement.view, self.agreement.next_view
+        receivers = set(view.member_ids) if view is not None else set()
+        if view is not None and not view.takes_effect_at_once:
+            receivers |= {member.peer_id for member in view.snapshot.contributors}
+        if following is not None:
+            receivers |= set(following.member_ids)
+        for receiver in sorted(receivers - {self.name}):
+            self._send(receiver, SignedPrepared(signed))
+
+    def _training(self) -> tuple[View | None, Plan | None]:
+        view = self.agreement.view
+        if view is None or self.agreement.frozen or self.left or not isinstance(view.plan, Plan):
+            return None, None
+        return view, view.plan
+
+    def _tensor_key(self, view: ViewId, step: int) -> Key:
+        """Every tensor belongs to the step of one view."""
+        return view, step
+
+    def _wanted(self, view: View) -> set[int]:
+        guarded = view.guarded_by(self.name) if view.cut_pace is None else set()
+        return set(view.layers_of(self.name)) | guarded
+
+    def _load(self, layer: int, step: int) -> State:
+        if step == 0:
+            return State(0, GENESIS_VALUE)
+        lineage = self.agreement.recovery_evidence.lineage.at(step)
+        cut = self._of_cut(layer, step, lineage or "")
+        if cut is not None:
+            return cut
+        saved = [c.states[layer] for c in self.disk if (c.step, c.lineage) == (step, lineage)]
+        if not saved:
+            raise Violation(f"{self.name} has no checkpoint of layer {layer} at step {step}")
+        return saved[-1]
+
+    def _of_cut(self, layer: int, step: int, lineage: str) -> State | None:
+        """A layer's copy."""
+        raise NotImplementedError
+
+    def _apply(self, layer: int, gradient: Gradient | None) -> None:
+        state = self.states[layer]
+        self.world.invariants.applies(self.name, layer, state, gradient)
+        assert gradient is not None
+        self.states[layer] = applied(state, gradient)
+
+    def _sync_held(self) -> None:
+        self.world.invariants.holds(self.name, self.states)
+        self.agreement.held = self._held()
+
+    def _checkpoint(self, step: int, lineage: str) -> None:
+        states = {n: state for n, state in self.states.items() if state.version == step}
+        if states:
+            self.disk = [*self.disk, SimulatedCheckpoint(step, lineage, states)][-2:]
+            self._say_saved()
+
+    def _say_saved(self) -> None:
+        self.agreement.has_saved(
+            tuple(SavedState(it.step, it.lineage, tuple(sorted(it.states))) for it in self.disk)
+        )
+
+    def is_up_to_date(self, layer: int) -> bool:
+        return self.has(layer, self.agreement.step)
+
+    def has(self, layer: int, step: int) -> bool:
+        return layer in self.states and self.states[layer].version == step
+
+    def knows_outcome(self, step: int) -> bool:
+        """Of the last step committed here; a peer without a stage may have learnt of it late."""
+        retained = self.agreement.recovery_evidence.retained
+        return retained is not None and retained.step == step and retained.outcome is not None
+
+    def reaches(self, layer: int, step: int, lineage: str | None, before: str | None) -> bool:
+        """Whether the state of a layer at `step` of a lineage is here, or one gradient away.
+
+        `before` is the lineage's digest one step earlier; the gradient must be of the view that
+        committed the step on this lineage. A state that the present view does not ask for goes
+        with the next commit.
+        """
+        view = self.agreement.view
+        if view is None or not (self.agreement.frozen or layer in self._wanted(view)):
+            return False
+        state, mine = self.states.get(layer), self.agreement.recovery_evidence.lineage
+        if state is None:
+            return False
+        if state.version == step:
+            return mine.at(step) == lineage
+        return (
+            state.version == step - 1
+            and before is not None
+            and mine.at(step - 1) == before
+            and any(
+                key[1] == step - 1
+                and layer in held
+                and self.world.invariants.lineage_after(*key) == lineage
+                for key, held in self.gradients.items()
+            )
+        )

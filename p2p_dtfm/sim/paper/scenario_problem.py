@@ -1,0 +1,32 @@
+"""A scenario as an instance of the paper's placement problem."""
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.sim.paper.cost import PaperProblem, paper_problem
+from p2p_dtfm.sim.scenario.scenario import Scenario
+
+
+def paper_problem_of(
+    scenario: Scenario, stages: int, replicas: int, order: tuple[int, ...] | None = None
+) -> PaperProblem:
+    """Peers in file order (or in `order`). Raises `UserError` unless stages * replicas fits.
+
+    The paper's rates are those of pairs: an uplink or downlink bounds each link of its peer, as a
+    `link_cap_mbps` does, and is not shared.
+    """
+    count = len(scenario.peers)
+    if stages < 1 or replicas < 1 or stages * replicas != count:
+        even = [s for s in range(1, count + 1) if count % s == 0]
+        grid = f"{stages} stages of {replicas} replicas" if replicas > 0 else f"{stages} stages"
+        raise UserError(
+            f"the paper's grid uses every peer: {grid} do not make the {count} of {scenario.name}",
+            f"choose --stages from {', '.join(map(str, even[:12]))}, with as many replicas as "
+            "make that number, or a plan that may leave peers out",
+        )
+    peers = scenario.peers if order is None else tuple(scenario.peers[at] for at in order)
+
+    def link(a: int, b: int) -> tuple[int, int]:
+        found = scenario.link(peers[a].name, peers[b].name)
+        limits = (peers[a].uplink_bytes_per_s, peers[b].downlink_bytes_per_s)
+        return found.latency_ns, min([found.bytes_per_s, *(limit for limit in limits if limit)])
+
+    return paper_problem(tuple(peer.name for peer in peers), stages, link)

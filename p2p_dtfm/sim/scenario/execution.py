@@ -1,0 +1,124 @@
+"""How a plan is carried out: order of the tasklets, transport, reduction, codecs, recomputation."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, cast, get_args
+
+from p2p_dtfm.core.protocol.errors import UserError
+
+Order = Literal["1f1b", "gpipe"]
+Transport = Literal["streams", "communicator"]
+ReductionKind = Literal["chain", "central", "flat", "weighted", "hierarchical"]
+Overlap = Literal["none", "stage", "layer"]
+
+CODEC_BITS_PER_VALUE = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 9}
+"""int8 is blockwise: 8 bits a value and a scale for each 32 of them."""
+
+STREAM_OVERHEAD_NS = 100_000
+"""Of one message on our streams: framing, checksum and a hand-over between threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """DT-FM's transport: blocking sends and receives of a peer, one at a time, in program order.
+
+    What is sent before its receive is posted waits: `receive_buffer_bytes`, besides the round
+    trip's worth of bytes to which TCP tunes its buffers. A send returns when no more is left of
+    it than TCP holds until it is acknowledged: a round trip's worth, at most `window_bytes`.
+    `efficiency` is the fraction of a link's rate that such messages reach.
+    """
+
+    efficiency: float
+    receive_buffer_bytes: int
+    window_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """Everything besides the plan that decides how long a step takes."""
+
+    name: str
+    order: Order
+    reduction: ReductionKind
+    overlap: Overlap
+    """When a gradient sets out: after all pipelines are done, after its own stage is, or after the
+    last backward is through its layer."""
+    commit: bool
+    """Whether the step ends with a Prepared from every stage holder to every other, which waits for
+    the guardian of layers that the peer holds alone."""
+    activation_codec: str = "fp16"
+    gradient_codec: str = "fp16"
+    recompute: bool = True
+    split_backward: bool = False
+    """Whether a stage leaves the gradients of matrices for when it would wait (zero-bubble). Not
+    with recomputation: what that saves would be held again."""
+    communicator: Communicator | None = None
+    """None: persistent streams, full duplex, sending beside computing."""
+    language_model_head: bool = True
+    """Whether the last layer works out a vocabulary; DT-FM's runs ended in a small classifier."""
+    flush_microbatches: int = 0
+    """GPipe: forwards before the first backward; 0: all of the step's."""
+
+    def __post_init__(self) -> None:
+        for codec in (self.activation_codec, self.gradient_codec):
+            if codec not in CODEC_BITS_PER_VALUE:
+                known = ", ".join(CODEC_BITS_PER_VALUE)
+                raise UserError(f"unknown codec {codec!r}", f"one of: {known}")
+
+    def with_reduction(self, kind: str) -> "Execution":
+        """The same with another reduction. Raises `UserError`."""
+        if kind not in get_args(ReductionKind):
+            known = ", ".join(get_args(ReductionKind))
+            raise UserError(f"unknown reduction {kind!r}", f"one of: {known}")
+        return replace(self, reduction=cast(ReductionKind, kind))
+
+    @property
+    def splits(self) -> bool:
+        return self.split_backward and self.order == "1f1b" and not self.recompute
+
+    @property
+    def backward_forwards(self) -> int:
+        """How many times longer a backward takes than a forward (Kaplan et al. 2020: twice)."""
+        return 3 if self.recompute else 2
+
+
+OURS = Execution(
+    "ours",
+    order="1f1b",
+    reduction="weighted",
+    overlap="layer",
+    commit=True,
+    split_backward=True,
+)
+
+DTFM_COMMUNICATOR = Communicator(
+    efficiency=0.8173,
+    receive_buffer_bytes=7_386_000,
+    window_bytes=2_510_000,
+)
+"""Fitted to the paper's measurements (docs/simulator.md)."""
+
+DTFM = Execution(
+    "dtfm",
+    order="gpipe",
+    reduction="chain",
+    overlap="stage",
+    commit=False,
+    communicator=DTFM_COMMUNICATOR,
+    language_model_head=False,
+    flush_microbatches=64,
+)
+
+
+def execution_named(name: str, block_count: int) -> Execution:
+    """`ours` or `dtfm`. DT-FM flushed every 64 microbatches, every 62 for want of memory at 40
+    layers. Raises `UserError`."""
+    if name == "ours":
+        return OURS
+    if name == "dtfm":
+        return DTFM if block_count < 40 else replace(DTFM, flush_microbatches=62)
+    raise UserError(f"unknown execution {name!r}", "one of: ours, dtfm")
+
+
+def wire_bytes(values: int, codec: str) -> int:
+    """Bytes of a tensor of `values` numbers on the wire."""
+    return -(-values * CODEC_BITS_PER_VALUE[codec] // 8)

@@ -1,0 +1,76 @@
+"""Finding and reading scenario files and run specs, by path or by the name they come along with."""
+
+import difflib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.sim.scenario.scenario import Scenario, load_scenario
+
+
+def packaged_configs() -> Path:
+    """The directory of the configurations that come with the program."""
+    inside = Path(__file__).parents[2] / "configs"
+    return inside if inside.is_dir() else Path(__file__).parents[3] / "configs"
+
+
+def read_scenario(name: str) -> Scenario:
+    """A scenario by path or packaged name. Raises `UserError`."""
+    return load_scenario(_find(name, packaged_configs() / "scenarios", "scenario"))
+
+
+def find_run_spec(name: str) -> Path:
+    """The file of a run spec, by path or packaged name. Raises `UserError`."""
+    return _find(name, packaged_configs(), "run spec")
+
+
+def read_run_spec(
+    name: str | Path, layers: int | None = None, global_batch: int | None = None
+) -> RunSpec:
+    """A run spec by path or packaged name, with another depth or batch. Raises `UserError`."""
+    path = find_run_spec(str(name))
+    values = read_values(path)
+    for section, key, value in (
+        ("model", "layers", layers),
+        ("batch", "global_batch", global_batch),
+    ):
+        if value is not None and isinstance(values.get(section), dict):
+            values[section][key] = value
+    return parse_run_spec(values, str(path))
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """What a TOML (or JSON) file says. Raises `UserError` naming the line that is wrong."""
+    kind = "JSON" if path.suffix == ".json" else "TOML"
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if kind == "JSON" else tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        known = ", ".join(sorted(item.stem for item in packaged_configs().glob("*.toml")))
+        raise UserError(
+            f"cannot read the run spec {path}: {error}",
+            f"give the path of a TOML file, or one of the names that come along: {known}",
+        ) from error
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} is not valid {kind}: {error}", "mend that line") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds no run spec", "see configs/tiny.toml for an example")
+    return values
+
+
+def _find(name: str, directory: Path, what: str) -> Path:
+    path = Path(name)
+    packaged = directory / f"{name}.toml"
+    if path.is_file():
+        return path
+    if packaged.is_file():
+        return packaged
+    names = sorted(item.stem for item in directory.glob("*.toml"))
+    fix = f"give the path of a TOML file, or one of the names that come along: {', '.join(names)}"
+    near = difflib.get_close_matches(path.stem, names, n=1, cutoff=0.6)
+    raise UserError(
+        f"there is no {what} {name!r}", (f"did you mean {near[0]}?", fix) if near else fix
+    )

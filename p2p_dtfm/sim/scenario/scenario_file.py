@@ -1,0 +1,236 @@
+"""What a scenario file may say: its tables and keys, and errors that name the line and the fix."""
+
+import difflib
+import re
+import tomllib
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from p2p_dtfm.core.protocol.errors import UserError
+
+NAME_PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
+LARGEST_SCENARIO = 4096
+"""Peers in one scenario, at most."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
+    )
+
+
+class Resources(_Table):
+    """What a peer has; each may be stated for a group and overridden for one peer."""
+
+    forward_tflops: float | None = Field(default=None, ge=1e-6, le=1e6)
+    """Sustained in a forward pass."""
+    memory_gb: float | None = Field(default=None, gt=0, le=1e6)
+    uplink_mbps: float | None = Field(default=None, ge=1e-3, le=1e9)
+    """Shared by everything that the peer sends; absent: not limited."""
+    downlink_mbps: float | None = Field(default=None, ge=1e-3, le=1e9)
+    link_cap_mbps: float | None = Field(default=None, ge=1e-3, le=1e9)
+    """No single link from or to the peer is faster; links do not share it."""
+
+
+class GroupTable(Resources):
+    """Peers that are alike, named `NAME-1`, `NAME-2` ..."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    count: int = Field(ge=1, le=LARGEST_SCENARIO)
+    measured: bool = False
+    """This machine's own speed instead of `forward_tflops`."""
+
+    @model_validator(mode="after")
+    def _one_speed(self) -> "GroupTable":
+        if self.measured == (self.forward_tflops is not None):
+            raise ValueError("a group needs either forward_tflops or measured = true")
+        return self
+
+
+class PeerTable(Resources):
+    """What is different about one peer of a group."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+
+
+class LinkTable(_Table):
+    """The way between two groups or peers; `*` stands for all of them."""
+
+    origin: str = Field(alias="from", pattern=r"^(\*|[a-z0-9][a-z0-9-]{0,62})$")
+    to: str = Field(pattern=r"^(\*|[a-z0-9][a-z0-9-]{0,62})$")
+    both: bool = False
+    latency_ms: float = Field(ge=0, le=600_000)
+    """One way."""
+    bandwidth_mbps: float = Field(ge=1e-3, le=1e9)
+
+
+class FaultTable(_Table):
+    """Something that happens at the start of a step."""
+
+    at_step: int = Field(ge=0)
+    kind: Literal[
+        "kill", "pause", "slow", "cut", "degrade", "corrupt", "join", "leave", "disk full"
+    ]
+    peer: str
+    other: str = ""
+    """The far end, for a fault of one link; empty: all links of the peer."""
+    factor: float = Field(default=1.0, gt=0, le=1e6)
+    """Times slower, for `slow` and `degrade`."""
+    steps: int = Field(default=0, ge=0)
+    """How many steps it lasts; 0, without `seconds` too: for good."""
+    seconds: float = Field(default=0, ge=0, le=86_400)
+
+
+class WorkloadTable(_Table):
+    """How the work of these peers differs from what the run spec alone would say."""
+
+    head: bool = True
+    """Whether the last layer is a language-model head; the paper's runs had none to speak of."""
+
+
+class ScenarioFile(_Table):
+    """A whole scenario file."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    description: str = ""
+    group: tuple[GroupTable, ...] = Field(min_length=1)
+    peer: tuple[PeerTable, ...] = ()
+    link: tuple[LinkTable, ...] = ()
+    fault: tuple[FaultTable, ...] = ()
+    workload: WorkloadTable = WorkloadTable()
+
+
+class WrongTables(UserError):
+    """Tables with mistakes. `rest`: the file without them, so that what crosses tables can be
+    checked as well; each wrong table is None there. None if the groups themselves are wrong."""
+
+    def __init__(self, told: list[tuple[str, str]], rest: ScenarioFile | None) -> None:
+        self.told = told
+        self.rest = rest
+        super().__init__(
+            "\n".join(cause for cause, _ in told), tuple(dict.fromkeys(fix for _, fix in told))
+        )
+
+
+def parse_scenario_file(text: str, origin: str) -> ScenarioFile:
+    """Validate the text of a scenario file. Raises `UserError` with the line of every mistake in a
+    table; see `WrongTables`."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"line (\d+)", str(error))
+        where = f"{origin}:{line.group(1)}" if line else origin
+        raise UserError(
+            f"{where}: not valid TOML: {error}",
+            "write it as the examples in configs/scenarios/ are written; "
+            "names and other text stand in double quotes",
+        ) from error
+    except RecursionError as error:
+        raise UserError(
+            f"{origin}: not valid TOML: nested too deeply", "keep to tables and plain values"
+        ) from error
+    try:
+        return ScenarioFile.model_validate(values)
+    except ValidationError as error:
+        told = [_explain(item, values, text, origin) for item in _first_causes(error)]
+        raise WrongTables(told, _rest(values, error)) from error
+
+
+def _rest(values: dict[str, Any], error: ValidationError) -> ScenarioFile | None:
+    """What is right in tables of which others have mistakes."""
+    models: dict[str, type[_Table]] = {"peer": PeerTable, "link": LinkTable, "fault": FaultTable}
+    wrong = {item["loc"][:2] for item in error.errors()}
+    if not all(len(path) == 2 and path[0] in models for path in wrong):
+        return None
+    tables = {
+        name: tuple(
+            None if (name, number) in wrong else model.model_validate(table)
+            for number, table in enumerate(values.get(name, ()))
+        )
+        for name, model in models.items()
+    }
+    groups = tuple(GroupTable.model_validate(table) for table in values["group"])
+    return ScenarioFile.model_construct(name=values["name"], group=groups, **tables)
+
+
+def _first_causes(error: ValidationError) -> list[Any]:
+    """Without "too few tables" where tables are missing because they have mistakes themselves."""
+    items = error.errors()
+    broken = {item["loc"][0] for item in items if len(item["loc"]) > 1}
+    return [item for item in items if len(item["loc"]) > 1 or item["loc"][0] not in broken]
+
+
+def line_of(text: str, path: tuple[str | int, ...]) -> int | None:
+    """Line (from 1) of a key such as ("group", 1, "count") in TOML text, or of its table."""
+    number: int | None = None
+    table = str(path[0]) if path else ""
+    wanted = path[1] if len(path) > 1 and isinstance(path[1], int) else None
+    key = str(path[-1]) if path and isinstance(path[-1], str) else ""
+    seen, inside = -1, False
+    if path and wanted is None and len(path) == 1:
+        inside = True  # a key before any table, or the first line of a table of that name
+    for at, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*\[+\s*([\w-]+)\s*\]+", line)
+        if header:
+            if header.group(1) == table:
+                seen += 1
+                inside = wanted is None or seen == wanted
+                number = at if inside and number is None else number
+            else:
+                inside = False
+        elif inside and key and re.search(rf"(^|[;{{,\s])\"?{re.escape(key)}\"?\s*=", line):
+            return at
+    return number
+
+
+def _explain(item: Any, values: dict[str, Any], text: str, origin: str) -> tuple[str, str]:
+    """(cause, fix) of one validation error."""
+    path = tuple(item["loc"])
+    line = line_of(text, path)
+    where = f"{origin}:{line}" if line else origin
+    key = ".".join(str(part + 1) if isinstance(part, int) else part for part in path)
+    if item["type"] == "extra_forbidden":
+        known = _known_keys(path)
+        near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}."
+        return f"{where}: unknown key {key!r}", f"{hint} Otherwise remove {str(path[-1])!r}."
+    if item["type"] == "missing":
+        return f"{where}: {key!r} is missing", f"add {str(path[-1])!r} there"
+    if item["type"] in ("tuple_type", "model_type"):
+        if item["type"] == "tuple_type":
+            return (
+                f"{where}: {key!r} is one table or a value, where a list of tables is due",
+                f"write [[{key}]], with two brackets, above each of them",
+            )
+        return (
+            f"{where}: {key!r} is a value, where a table is due",
+            f"write {'[workload]' if key == 'workload' else f'[[{path[0]}]]'} on a line of its "
+            "own, and its keys on those below",
+        )
+    message = item["msg"].removeprefix("Value error, ")
+    found = _lookup(values, path)
+    if isinstance(found, dict | list):
+        return f"{where}: {key}: {message}", f"change the keys of {key} accordingly"
+    return f"{where}: {key}: {message}", f"change {key} (now {found!r})"
+
+
+def _known_keys(path: tuple[str | int, ...]) -> list[str]:
+    tables: dict[str, type[BaseModel]] = {
+        "group": GroupTable,
+        "peer": PeerTable,
+        "link": LinkTable,
+        "fault": FaultTable,
+        "workload": WorkloadTable,
+    }
+    table = tables[str(path[0])] if len(path) > 1 else ScenarioFile
+    return sorted(field.alias or name for name, field in table.model_fields.items())
+
+
+def _lookup(values: Any, path: tuple[str | int, ...]) -> Any:
+    for part in path:
+        try:
+            values = values[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return values

@@ -1,0 +1,153 @@
+"""A scenario as what the planner plans from: a workload, and a record of each peer."""
+
+import msgspec
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.records import (
+    PROTOCOL_VERSION,
+    Device,
+    Intent,
+    LayerTiming,
+    Link,
+    PeerRecord,
+    Reachability,
+)
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, sorted_records
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, KIBI, LayerCost, Workload, workload_of
+from p2p_dtfm.sim.scenario.execution import CODEC_BITS_PER_VALUE, OURS, Execution, wire_bytes
+from p2p_dtfm.sim.scenario.scenario import Scenario, ScenarioPeer
+
+
+def workload_in(scenario: Scenario, spec: RunSpec, execution: Execution) -> Workload:
+    """The run's workload as these peers do it.
+
+    The execution says whether all stages recompute; a layer then keeps only its input for each
+    microbatch in flight. Where the scenario or the execution has no language-model head, the last
+    layer is a norm and a narrow projection, as in the paper's runs.
+    """
+    workload = msgspec.structs.replace(
+        workload_of(spec), recompute="never" if execution.splits else "included"
+    )
+    tokens = spec.batch.microbatch * spec.model.context
+    if not (scenario.head and execution.language_model_head):
+        narrow = LayerCost(
+            parameter_count=2 * spec.model.width,
+            state_bytes=4 * FLOAT_BYTES * 2 * spec.model.width,
+            saved_bytes=workload.boundary_bytes,
+            forward_flops=tokens * spec.model.width,
+        )
+        workload = msgspec.structs.replace(workload, head=narrow)
+    if execution.recompute:
+        block = msgspec.structs.replace(workload.block, saved_bytes=workload.boundary_bytes)
+        workload = msgspec.structs.replace(workload, block=block)
+    return workload
+
+
+def on_the_wire(workload: Workload, execution: Execution) -> Workload:
+    """The workload with tensors counted as the execution's codecs send them, not the run spec's.
+
+    In units of fp32 values: the planner takes 4 bytes for each parameter that is reduced, so with
+    fp16 gradients it sees half as many parameters. Memory (`state_bytes`) stays as it is.
+    """
+
+    def coded(cost: LayerCost) -> LayerCost:
+        size = wire_bytes(cost.parameter_count, execution.gradient_codec)
+        return msgspec.structs.replace(cost, parameter_count=-(-size // FLOAT_BYTES))
+
+    values = workload.boundary_bytes // FLOAT_BYTES
+    gradient_codec = execution.gradient_codec
+    return msgspec.structs.replace(
+        workload,
+        boundary_bytes=wire_bytes(values, execution.activation_codec),
+        embedding=coded(workload.embedding),
+        block=coded(workload.block),
+        head=coded(workload.head),
+        boundary_bytes_per_kibi=FLOAT_BYTES * KIBI,
+        gradient_bytes_per_kibi=FLOAT_BYTES * KIBI,
+        guarded_bytes_per_kibi=FLOAT_BYTES * KIBI * 32 // CODEC_BITS_PER_VALUE[gradient_codec],
+    )
+
+
+def scenario_snapshot(
+    scenario: Scenario,
+    spec: RunSpec,
+    execution: Execution = OURS,
+    measured_flops: int | None = None,
+    present: Plan | None = None,
+) -> Snapshot:
+    """What peers of this scenario would publish of themselves, as a snapshot to plan from.
+
+    `measured_flops` is this machine's own speed, for groups that say `measured = true`.
+    """
+    workload = workload_in(scenario, spec, execution)
+    digest = spec.digest()
+    names = [peer.name for peer in scenario.peers]
+    records = [
+        PeerRecord(
+            peer_id=peer.name,
+            life=1,
+            sequence=1,
+            protocol_version=PROTOCOL_VERSION,
+            run_digest=digest,
+            device=_device(peer, workload, execution, measured_flops),
+            uplink_bytes_per_s=peer.uplink_bytes_per_s,
+            downlink_bytes_per_s=peer.downlink_bytes_per_s,
+            links={name: _link(scenario, peer.name, name) for name in names if name != peer.name},
+            addresses=(),
+            reachability=Reachability.DIRECT,
+            intent=Intent.TRAIN,
+        )
+        for peer in scenario.peers
+    ]
+    records_in_order = sorted_records(records)
+    return Snapshot(
+        run_digest=digest,
+        workload=on_the_wire(workload, execution),
+        number=1,
+        previous=GENESIS,
+        planned=False,
+        records=records_in_order,
+        contributors=tuple(Member(record.peer_id, record.life) for record in records_in_order),
+        absent=(),
+        step=0,
+        present=present,
+    )
+
+
+def flops_of(peer: ScenarioPeer, measured_flops: int | None) -> int:
+    """Operations per second of a peer. Raises `UserError` if nothing states or measured them."""
+    flops = peer.forward_flops or measured_flops
+    if not flops:
+        raise UserError(
+            f"group {peer.group!r} says measured = true, but no speed was measured here",
+            f"give group {peer.group!r} a forward_tflops in place of measured = true, or play the "
+            "scenario with real daemons: `p2p-dtfm demo --scenario NAME`",
+        )
+    return flops
+
+
+def layer_timing(cost: LayerCost, flops_per_s: int, execution: Execution) -> LayerTiming:
+    """Time of a layer for one microbatch at a sustained rate."""
+    forward_ns = max(1, -(-cost.forward_flops * 1_000_000_000 // flops_per_s))
+    return LayerTiming(forward_ns, execution.backward_forwards * forward_ns)
+
+
+def _device(
+    peer: ScenarioPeer, workload: Workload, execution: Execution, measured_flops: int | None
+) -> Device:
+    flops = flops_of(peer, measured_flops)
+    return Device(
+        kind="scenario",
+        name=peer.group,
+        memory_bytes=peer.memory_bytes,
+        embedding=layer_timing(workload.embedding, flops, execution),
+        block=layer_timing(workload.block, flops, execution),
+        head=layer_timing(workload.head, flops, execution),
+    )
+
+
+def _link(scenario: Scenario, origin: str, to: str) -> Link:
+    there, back = scenario.link(origin, to), scenario.link(to, origin)
+    return Link(there.latency_ns + back.latency_ns, there.bytes_per_s)

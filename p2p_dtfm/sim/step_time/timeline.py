@@ -1,0 +1,70 @@
+"""What happened when, in virtual time: of each stage, and of the whole step."""
+
+from dataclasses import dataclass, field
+
+from p2p_dtfm.sim.step_time.step_work import StageWork
+
+
+@dataclass(slots=True)
+class StageTimeline:
+    """Busy and idle time of one stage until its pipeline is done.
+
+    Idle time counts as filling or draining at the ends of a phase (before the stage's first
+    tasklet of a flush's forwards or backwards, and after its last), else as waiting for links.
+    """
+
+    work: StageWork
+    busy_ns: int = 0
+    fill_and_drain_ns: int = 0
+    waiting_ns: int = 0
+    idle_since_ns: int = 0
+    done_ns: int = 0
+    peak_in_flight: int = 0
+    tasklets: list[tuple[bool, int, int, int]] | None = None
+    """(whether it is a backward, microbatch, start, end), if a trace is wanted."""
+
+    def ran(self, start_ns: int, end_ns: int, first_of_phase: bool) -> None:
+        """A tasklet ran; tasklets come in order of time."""
+        idle = start_ns - self.idle_since_ns
+        if first_of_phase:
+            self.fill_and_drain_ns += idle
+        else:
+            self.waiting_ns += idle
+        self.busy_ns += end_ns - start_ns
+        self.idle_since_ns = self.done_ns = end_ns
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The simulated step. The parts add up to `total_ns`.
+
+    They are those of the stage that computes the longest: its computing, its waiting for
+    activations and gradients, the filling and draining around it; then what of the reduction is
+    not hidden behind any pipeline, what guardians are waited for, then the commit round.
+    """
+
+    total_ns: int
+    compute_ns: int
+    waiting_ns: int
+    fill_and_drain_ns: int
+    reduction_ns: int
+    guarding_ns: int
+    commit_ns: int
+    pipelines_done_ns: int
+    microbatches: int
+    """Fewer than the step's where an execution only does whole flushes."""
+    stages: tuple[StageTimeline, ...] = ()
+    reductions: tuple["ReductionSpan", ...] = ()
+    links: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    event_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionSpan:
+    """The reduction of a segment, from its first byte to the last holder that has the sum."""
+
+    first_layer: int
+    holders: tuple[int, ...]
+    gradient_bytes: int
+    start_ns: int
+    end_ns: int

@@ -1,0 +1,472 @@
+"""A local swarm of real daemons, and what is done to it while it trains.
+
+Processes are killed, stopped and slowed by signals; links are cut and made worse through the shape
+file that all daemons follow; a full disk is a limit on the size of files.
+"""
+
+import json
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.local_client import ask_daemon
+from p2p_dtfm.net.shaping import Shape, ShapedLink
+from p2p_dtfm.testbed.chaos_schedule import ChaosFault
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
+from p2p_dtfm.testbed.recovery_times import Event, Histories, Inflicted
+
+POLL_S = 0.1
+SLICE_S = 0.1
+"""A slow peer runs for so long, then stands still."""
+SLOW_FACTOR = 2.0
+LONGEST_STANDSTILL_S = 1.0
+"""Well below what makes others take it for dead: it is slow, not stopped."""
+ADDRESS_WAIT_S = 30.0
+INITIAL_PEERS = 3
+"""A joiner is told of so many: one of them may be stopped or cut off next."""
+DEGRADED_LATENCY_NS = 50_000_000
+DEGRADED_BYTES_PER_S = 4_000_000
+CORRUPT_ELSEWHERE_AFTER_S = 1.0
+"""If nothing has gone the way on which a byte is to be changed."""
+CALM_STEPS = 5
+"""Committed since the last fault ended, before one that needs all others well."""
+
+Way = tuple[str, str]
+"""Peer ids: from, to."""
+Say = Callable[[float, int, str], None]
+"""Seconds since the beginning, committed step, what happened."""
+
+
+@dataclass
+class _UnderWay:
+    fault: ChaosFault
+    step: int
+    began_s: float
+    end: Callable[[], None]
+
+    @property
+    def is_for_good(self) -> bool:
+        return self.fault.lasts_s is None
+
+    @property
+    def parts(self) -> bool:
+        """Whether it takes peers out of the view for good, though their daemons run."""
+        return self.is_for_good and self.fault.kind in ("pause", "cut", "partition")
+
+    def is_over(self, time_s: float, step: int) -> bool:
+        fault = self.fault
+        if fault.kind == "corrupt":
+            return time_s >= self.began_s + CORRUPT_ELSEWHERE_AFTER_S
+        if fault.lasts_s is None:
+            return False
+        enough_steps = bool(fault.lasts_steps) and step >= self.step + fault.lasts_steps
+        return enough_steps or time_s >= self.began_s + fault.lasts_s
+
+
+class Chaos:
+    """Carries out a schedule on the daemons of `swarm`; `peer_ids` by their names."""
+
+    def __init__(
+        self,
+        swarm: LocalSwarm,
+        shape_path: Path,
+        peer_ids: dict[str, str],
+        start_again: Callable[[str, tuple[str, ...]], Child],
+        say: Say,
+    ) -> None:
+        """`start_again(name, addresses)` starts a daemon of that name as a joiner."""
+        self.inflicted: list[Inflicted] = []
+        self._swarm = swarm
+        self._shape_path = shape_path
+        self._shape = Shape.load(shape_path)
+        self._names = {peer_id: name for name, peer_id in peer_ids.items()}
+        self._start_again = start_again
+        self._say = say
+        self._began_s = time.time()
+        self._histories = {child.name: _History(child.home) for child in swarm.children}
+        self._under_way: list[_UnderWay] = []
+        self._harms: list[tuple[ChaosFault, frozenset[Way]]] = []
+        """What is done to links now; two faults may harm one link."""
+        self._corrupted: dict[Way, int] = {}
+        self._calm_from_step = 0
+        self._whole_from_step: int | None = None
+        """Where the newest view came to have every daemon that runs."""
+        self._expected_to_end: set[str] = set()
+        self._told_views: set[str] = set()
+
+    # the run ------------------------------------------------------------------------------------
+
+    def run(
+        self, schedule: tuple[ChaosFault, ...], steps_after: int, deadline_s: float
+    ) -> list[str]:
+        """Until so many steps after the last fault; returns what went wrong with daemons. Blocks.
+
+        Then the daemons are told to leave, and must end.
+        """
+        waiting = list(schedule)
+        end_s = time.monotonic() + deadline_s
+        told_to_leave = False
+        while True:
+            self._tell_views()
+            self._end_what_is_over()
+            if waiting and self._is_due(waiting[0]):
+                self._inflict(waiting.pop(0))
+            is_over = not waiting and all(item.is_for_good for item in self._under_way)
+            if is_over and not any(child.running for child in self._children):
+                return self._wrong_ends()
+            if is_over and not told_to_leave and self._has_recovered(steps_after):
+                told_to_leave = True
+                self.release_all()
+                self._end_all()
+            if wrong := self._wrong_ends():
+                return wrong
+            if time.monotonic() > end_s:
+                return self._stuck(waiting)
+            time.sleep(POLL_S)
+
+    def _tell_views(self) -> None:
+        """Each view once, from whoever was the first to write it down."""
+        step = self.step  # reads the histories
+        new = [
+            event
+            for history in self._histories.values()
+            for event in history.take_views()
+            if event["snapshot"] not in self._told_views
+        ]
+        for event in sorted(new, key=lambda event: event["time_s"]):
+            if event["snapshot"] not in self._told_views:
+                self._told_views.add(event["snapshot"])
+                self._tell(step, _view_in_words(event))
+
+    def _has_recovered(self, steps: int) -> bool:
+        """Whether so many steps were committed since the last fault and since all take part."""
+        step = self.step
+        if not self._all_take_part():
+            self._whole_from_step = None
+        elif self._whole_from_step is None:
+            self._whole_from_step = step
+        whole = self._whole_from_step
+        return whole is not None and step >= max(whole, self._calm_from_step) + steps
+
+    def _end_all(self) -> None:
+        self._tell(self.step, "all are told to leave")
+        for child in self._children:
+            if child.running:
+                child.process.send_signal(signal.SIGTERM)
+
+    def release_all(self) -> None:
+        """Let everybody go on, so that they can be ended."""
+        for item in list(self._under_way):
+            self._end(item)
+
+    @property
+    def histories(self) -> Histories:
+        for history in self._histories.values():
+            history.read()
+        return {name: history.events for name, history in self._histories.items()}
+
+    @property
+    def _children(self) -> list[Child]:
+        """The newest process of each peer."""
+        return list({child.name: child for child in self._swarm.children}.values())
+
+    def _child(self, name: str) -> Child:
+        return next(child for child in self._children if child.name == name)
+
+    @property
+    def step(self) -> int:
+        """The highest committed step, once the daemons' histories are read up to now."""
+        for history in self._histories.values():
+            history.read()
+        return max((history.step for history in self._histories.values()), default=-1)
+
+    def _is_due(self, fault: ChaosFault) -> bool:
+        step = self.step
+        if step < fault.at_step:
+            return False
+        if not fault.is_careful:
+            return True
+        is_calm = all(item.is_for_good for item in self._under_way)
+        left = {name for item in self.inflicted if item.kind == "leave" for name in item.peers}
+        is_calm = is_calm and not any(self._runs(name) for name in left)
+        return is_calm and self._has_recovered(CALM_STEPS)
+
+    def _all_take_part(self) -> bool:
+        """Whether the newest view has every daemon that runs and can be reached for good."""
+        views = [v for v in (history.view for history in self._histories.values()) if v is not None]
+        newest = max(views, key=lambda view: view["view"], default=None)
+        members = set(newest["members"]) if newest is not None else set()
+        names = {self._names[peer_id] for peer_id in members}
+        running = {child.name for child in self._children if child.running}
+        away = {name for item in self._under_way if item.parts for name in item.fault.peers}
+        return running - away <= names <= running
+
+    def _wrong_ends(self) -> list[str]:
+        wrong = []
+        for child in self._swarm.children:
+            code = child.process.poll()
+            if code not in (None, 0) and not (code == -signal.SIGKILL and self._may_end(child)):
+                wrong.append(f"{child.name} ended with code {code}: {child.log_tail()}")
+        return wrong
+
+    def _may_end(self, child: Child) -> bool:
+        return f"{child.process.pid}" in self._expected_to_end
+
+    def _stuck(self, waiting: list[ChaosFault]) -> list[str]:
+        states = [
+            f"{child.name}: {facts['state']} ({facts['reason']})"
+            for child in self._children
+            if child.running and (facts := child.status()) is not None
+        ]
+        return [
+            f"the run did not end in time: step {self.step}, {len(waiting)} faults to come; "
+            + "; ".join(states)
+        ]
+
+    # faults -------------------------------------------------------------------------------------
+
+    def _inflict(self, fault: ChaosFault) -> None:
+        step, began_s = self.step, time.time()
+        running = [name for name in fault.peers if fault.kind == "join" or self._runs(name)]
+        if len(running) < len(fault.peers):
+            self._tell(step, f"{fault.kind} {' '.join(fault.peers)}: not done, it does not run")
+            return
+        self._tell(step, _in_words(fault))
+        end = self._begin(fault)
+        self._under_way.append(_UnderWay(fault, step, began_s, end))
+        self._calm_from_step = step
+
+    def _runs(self, name: str) -> bool:
+        return any(child.name == name and child.running for child in self._children)
+
+    def _end_what_is_over(self) -> None:
+        for item in list(self._under_way):
+            if item.is_over(time.time(), self.step):
+                self._end(item)
+                self._calm_from_step = self.step
+
+    def _end(self, item: _UnderWay) -> None:
+        item.end()
+        self._under_way.remove(item)
+        fault, ended_s = item.fault, item.began_s if item.is_for_good else time.time()
+        self.inflicted.append(Inflicted(fault.kind, fault.peers, item.step, item.began_s, ended_s))
+
+    def _begin(self, fault: ChaosFault) -> Callable[[], None]:
+        """Do it; the returned function ends it."""
+        kind, name = fault.kind, fault.peers[0]
+        if kind == "kill":
+            child = self._child(name)
+            self._expected_to_end.add(f"{child.process.pid}")
+            child.process.kill()
+            child.process.wait()
+            return (lambda: None) if fault.lasts_s is None else (lambda: self._join(name))
+        if kind == "pause":
+            process = self._child(name).process
+            process.send_signal(signal.SIGSTOP)
+            return lambda: process.send_signal(signal.SIGCONT)
+        if kind == "slow":
+            return _slow_down(self._child(name), fault.factor if fault.factor > 1 else SLOW_FACTOR)
+        if kind == "disk full":
+            return _fill_disk(self._child(name))
+        if kind == "leave":
+            self._child(name).process.send_signal(signal.SIGTERM)
+            return lambda: None
+        if kind == "join":
+            self._join(name)
+            return lambda: None
+        return self._harm_links(fault)
+
+    def _join(self, name: str) -> None:
+        child = self._start_again(name, self._addresses())
+        self._histories.setdefault(name, _History(child.home))
+        self._tell(self.step, f"{name} starts")
+
+    def _addresses(self) -> tuple[str, ...]:
+        """Of peers that answer. Raises `UserError`."""
+        end_s = time.monotonic() + ADDRESS_WAIT_S
+        stopped = {name for item in self._under_way for name in item.fault.peers}
+        while time.monotonic() < end_s:
+            asked = [c for c in self._children if c.running and c.name not in stopped]
+            found = [address for child in asked if (address := self._own_address(child))]
+            if found:
+                return tuple(found[:INITIAL_PEERS])
+            time.sleep(POLL_S)
+        raise UserError("no daemon of the swarm answers any more", "see the logs", exit_code=1)
+
+    def _own_address(self, child: Child) -> str | None:
+        for record in ask_daemon(child.home, "peers") or ():
+            if self._names.get(record["peer_id"]) == child.name and record["addresses"]:
+                return str(record["addresses"][0])
+        return None
+
+    def _harm_links(self, fault: ChaosFault) -> Callable[[], None]:
+        links = self._links_of(fault)
+        if fault.kind == "corrupt":
+            return self._corrupt(fault.peers[0], links)
+        harm = (fault, frozenset(links))
+        self._harms.append(harm)
+        self._save_shape()
+
+        def heal() -> None:
+            self._harms.remove(harm)
+            self._save_shape()
+
+        return heal
+
+    def _corrupt(self, name: str, first: list[Way]) -> Callable[[], None]:
+        """What the peer sends next this way; if that is nothing, what it sends anyone."""
+        number = 1 + max(self._corrupted.values(), default=0)
+        ways = [(link.origin, link.to) for link in self._shape.links]
+
+        def damage(ways: list[Way]) -> None:
+            self._corrupted |= dict.fromkeys(ways, number)
+            self._save_shape()
+
+        damage([way for way in first if self._names.get(way[0]) == name])
+        return lambda: damage([way for way in ways if self._names.get(way[0]) == name])
+
+    def _links_of(self, fault: ChaosFault) -> list[Way]:
+        ids = {name: peer_id for peer_id, name in self._names.items()}
+        harmed = {ids[name] for name in fault.peers}
+        ways = [(link.origin, link.to) for link in self._shape.links]
+        if fault.kind == "partition":
+            return [way for way in ways if (way[0] in harmed) != (way[1] in harmed)]
+        if fault.kind == "degrade":
+            return [way for way in ways if harmed & set(way)]
+        return [way for way in ways if harmed == set(way)]
+
+    def _save_shape(self) -> None:
+        """Each link with all that is done to it now."""
+        links = tuple(map(self._as_harmed, self._shape.links))
+        msgspec.structs.replace(self._shape, links=links).save(self._shape_path)
+
+    def _as_harmed(self, link: ShapedLink) -> ShapedLink:
+        way = link.origin, link.to
+        harmed = msgspec.structs.replace(link, corrupted=self._corrupted.get(way, 0))
+        for fault, ways in self._harms:
+            if way in ways:
+                harmed = _harmed(fault, harmed)
+        return harmed
+
+    def _tell(self, step: int, what: str) -> None:
+        self._say(time.time() - self._began_s, step, what)
+
+
+class _History:
+    """Reads a daemon's history as it grows."""
+
+    def __init__(self, home: Path) -> None:
+        self.events: list[Event] = []
+        self.step = -1
+        self.view: Event | None = None
+        self._new_views: list[Event] = []
+        self._home = home
+        self._offsets: dict[Path, int] = {}
+
+    def read(self) -> None:
+        for event in self._new_events():
+            self.events.append(event)
+            if event["event"] == "step" and event["loss"] is not None:
+                self.step = max(self.step, event["step"])
+            elif event["event"] == "view":
+                self.view = event
+                self._new_views.append(event)
+
+    def take_views(self) -> list[Event]:
+        """Those that have come since this was last asked."""
+        taken, self._new_views = self._new_views, []
+        return taken
+
+    def _new_events(self) -> Iterator[Event]:
+        for path in self._home.glob("runs/*/events.jsonl"):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                data = file.read()
+            whole, newline, _ = data.rpartition(b"\n")
+            self._offsets[path] = self._offsets.get(path, 0) + len(whole) + len(newline)
+            for line in whole.splitlines():
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError:
+                    continue  # a line that a killed daemon did not end
+
+
+def _harmed(fault: ChaosFault, link: ShapedLink) -> ShapedLink:
+    if fault.kind != "degrade":
+        return msgspec.structs.replace(link, cut=True)
+    if fault.factor > 1:
+        return msgspec.structs.replace(
+            link,
+            latency_ns=int(link.latency_ns * fault.factor),
+            bytes_per_s=int(link.bytes_per_s / fault.factor),
+        )
+    return msgspec.structs.replace(
+        link,
+        latency_ns=link.latency_ns + DEGRADED_LATENCY_NS,
+        bytes_per_s=min(link.bytes_per_s or DEGRADED_BYTES_PER_S, DEGRADED_BYTES_PER_S),
+    )
+
+
+def _slow_down(child: Child, factor: float) -> Callable[[], None]:
+    """The process stands still for part of the time."""
+    over = threading.Event()
+    still_s = min(SLICE_S * (factor - 1), LONGEST_STANDSTILL_S)
+    going_s = still_s / (factor - 1)
+
+    def work() -> None:
+        while not over.is_set() and child.running:
+            child.process.send_signal(signal.SIGSTOP)
+            over.wait(still_s)
+            child.process.send_signal(signal.SIGCONT)
+            over.wait(going_s)
+
+    thread = threading.Thread(target=work, name=f"slows {child.name}", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        over.set()
+        thread.join()
+        child.process.send_signal(signal.SIGCONT)
+
+    return end
+
+
+def _fill_disk(child: Child) -> Callable[[], None]:
+    """No file of the daemon can grow; writing fails as on a full disk, with another number."""
+    process = psutil.Process(child.process.pid)
+    _, hard = process.rlimit(psutil.RLIMIT_FSIZE)
+    process.rlimit(psutil.RLIMIT_FSIZE, (0, hard))
+
+    def end() -> None:
+        if child.running:
+            process.rlimit(psutil.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
+
+    return end
+
+
+def _view_in_words(event: Event) -> str:
+    count = len(event["members"])
+    text = f"view {event['view']} from step {event['step']}: {count} peer{'s' if count > 1 else ''}"
+    if (kept := event.get("kept_microbatches")) is not None:
+        text += f"; microbatches at stages: {kept} kept, {event['redone_microbatches']} redone"
+    return text
+
+
+def _in_words(fault: ChaosFault) -> str:
+    whom = " ".join(fault.peers)
+    by = f" {fault.factor:g} times" if fault.factor > 1 else ""
+    if fault.lasts_steps:
+        length = f" for {fault.lasts_steps} steps"
+    elif fault.lasts_s is None:
+        length = " for good"
+    else:
+        length = f" for {fault.lasts_s:g} s" if fault.lasts_s else ""
+    return f"{fault.kind} {whom}{by}{length}"

@@ -1,0 +1,170 @@
+"""What a run under faults was worth, read from the histories that its daemons wrote.
+
+Checked: one plan for each view; each step's loss that of the undisturbed run; every step committed,
+and none twice in the lineage that stays. Given up are only steps of a split swarm's shorter side,
+and those since the newest whole cut where guardians lagged, no more than was said. Measured: how
+long each fault held up the next commit.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from p2p_dtfm.core.cost_model.cuts import LIMIT_NS, LIMIT_STEPS
+from p2p_dtfm.testbed.recovery_times import (
+    Event,
+    Histories,
+    Inflicted,
+    commits_of,
+    goodput_of,
+    recovery_times,
+    steps_of,
+    usual_step_s,
+)
+
+LOSS_TOLERANCE = 1e-4
+
+
+@dataclass
+class Verdict:
+    violations: list[str] = field(default_factory=list)
+    committed_steps: int = 0
+    lost_samples: int = 0
+    duplicated_samples: int = 0
+    given_up_steps: int = 0
+    """Commits that a split swarm's shorter side gave up when it healed; no fault of the run."""
+    repeated_steps: int = 0
+    """Most that one failure set training back by, to the newest whole cut."""
+    max_loss_difference: float | None = None
+    """To the same run in one process; None where that cannot be compared."""
+    recovery_s: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By kind of fault: the longest time without a commit, less a usual step; median and worst."""
+    recovery_alone_s: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The same for those faults that no other fell together with, and during which some peers
+    could go on."""
+    could_not_go_on: int = 0
+    """Faults during which nobody had a plan, as where no side of a split has all layers."""
+    usual_step_s: float = 0.0
+    goodput: float = 0.0
+    """The time that the steps take without faults in each view, over the time they took."""
+    views: int = 0
+    kept_microbatches: int = 0
+    """Of steps that failed, what stages had computed and did not compute again; one at one stage
+    counts as one."""
+    redone_microbatches: int = 0
+    """And what was computed a second time, at least."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+
+def judge(
+    histories: Histories,
+    inflicted: Iterable[Inflicted],
+    total_steps: int,
+    samples_per_step: int,
+    expected_loss: Callable[[int], float] | None,
+) -> Verdict:
+    """`expected_loss(step)` is that of the undisturbed run."""
+    faults = list(inflicted)
+    verdict = Verdict()
+    _check_plans(histories, verdict)
+    _check_steps(histories, faults, total_steps, samples_per_step, verdict)
+    if expected_loss is not None:
+        _check_losses(histories, expected_loss, verdict)
+    _measure(histories, faults, verdict)
+    return verdict
+
+
+def _check_plans(histories: Histories, verdict: Verdict) -> None:
+    plans: dict[str, set[str]] = {}
+    views: dict[str, Event] = {}
+    for history in histories.values():
+        for event in history:
+            if event["event"] == "view":
+                plans.setdefault(event["snapshot"], set()).add(event["plan"])
+                views[event["snapshot"]] = event
+    verdict.kept_microbatches = sum(e.get("kept_microbatches", 0) for e in views.values())
+    verdict.redone_microbatches = sum(e.get("redone_microbatches", 0) for e in views.values())
+    verdict.views = len(plans)
+    for snapshot, digests in plans.items():
+        if len(digests) > 1:
+            verdict.violations.append(f"snapshot {snapshot[:12]} had {len(digests)} plans")
+
+
+def _check_steps(
+    histories: Histories,
+    faults: list[Inflicted],
+    total_steps: int,
+    samples_per_step: int,
+    verdict: Verdict,
+) -> None:
+    seen = {event["step"] for history in histories.values() for event in steps_of(history)}
+    missing = sorted(set(range(total_steps)) - seen)
+    verdict.committed_steps = len(seen)
+    verdict.lost_samples = len(missing) * samples_per_step
+    if missing:
+        verdict.violations.append(f"{len(missing)} steps were never committed, first {missing[0]}")
+    was_split = any(fault.kind in ("partition", "cut") for fault in faults)
+    for name, history in histories.items():
+        counts = Counter(event["step"] for event in steps_of(history))
+        again = sorted(step for step, count in counts.items() if count > 1)
+        if again and was_split:
+            verdict.given_up_steps = max(verdict.given_up_steps, len(again))
+            continue
+        counts -= Counter(_repeated_as_promised(name, history, verdict))
+        again = sorted(step for step, count in counts.items() if count > 1)
+        if again:
+            verdict.duplicated_samples += len(again) * samples_per_step
+            verdict.violations.append(f"{name} committed step {again[0]} twice")
+
+
+def _repeated_as_promised(name: str, history: list[Event], verdict: Verdict) -> Iterator[int]:
+    """Steps that a view repeats since a peer was lost whose guardians lagged, as it had said."""
+    seen: dict[int, float] = {}
+    safe, may_repeat = 0, None
+    for event in history:
+        if event["event"] == "step" and event["loss"] is not None:
+            seen[event["step"]] = event["time_s"]
+            safe = max(safe, event.get("safe_step") or 0)
+        if event["event"] != "view":
+            continue
+        back = [step for step in seen if step >= event.get("step", 0)]
+        if len(back) > 1 and may_repeat is not None and event.get("step", 0) >= safe:
+            took_s = max(seen[step] for step in back) - min(seen[step] for step in back)
+            verdict.repeated_steps = max(verdict.repeated_steps, len(back))
+            if len(back) > max(may_repeat, LIMIT_STEPS) and took_s > LIMIT_NS / 1e9:
+                verdict.violations.append(
+                    f"{name}: view {event['view']} repeats {len(back)} steps, {took_s:.0f} s of "
+                    f"them, where {may_repeat} were said"
+                )
+            yield from back
+        for step in back:
+            del seen[step]
+        may_repeat = event.get("may_repeat_steps")
+
+
+def _check_losses(
+    histories: Histories, expected_loss: Callable[[int], float], verdict: Verdict
+) -> None:
+    worst, where = 0.0, ""
+    for name, history in histories.items():
+        for event in steps_of(history):
+            difference = abs(event["loss"] - expected_loss(event["step"]))
+            if difference > worst:
+                worst, where = difference, f"step {event['step']} at {name}"
+    verdict.max_loss_difference = worst
+    if worst > LOSS_TOLERANCE:
+        verdict.violations.append(f"{where}: the loss is {worst:.2g} off the undisturbed run's")
+
+
+def _measure(histories: Histories, faults: list[Inflicted], verdict: Verdict) -> None:
+    commits = commits_of(histories)
+    if len(commits) < 2:
+        return
+    verdict.usual_step_s = usual_step_s(commits)
+    verdict.goodput = goodput_of(histories, commits)
+    found = recovery_times(histories, commits, faults)
+    verdict.recovery_s, verdict.recovery_alone_s = found.all_s, found.alone_s
+    verdict.could_not_go_on = found.could_not_go_on

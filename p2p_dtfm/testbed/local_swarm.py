@@ -1,0 +1,155 @@
+"""Several real daemons as child processes on this machine, over libp2p on loopback.
+
+For the demo and for tests that want the real thing. Whatever happens to the parent, no child stays:
+each watches its standard input, which closes when the parent ends.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.local_client import ask_daemon
+
+INVITATION = "--initial-peers "
+START_DEADLINE_S = 300.0
+POLL_S = 0.05
+STOP_DEADLINE_S = 30.0
+LOG_TAIL_LINES = 20
+
+
+@dataclass
+class Child:
+    """One daemon. Its home holds `stdout`, `stderr`, and all that daemons keep."""
+
+    name: str
+    home: Path
+    process: subprocess.Popen[bytes]
+    files: list[IO[bytes]] = field(default_factory=list)
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def log_tail(self) -> str:
+        lines = (self.home / "stderr").read_text(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:])
+
+    def invitation(self) -> str | None:
+        """The address that the founder printed, if it has."""
+        for line in (self.home / "stdout").read_text(errors="replace").splitlines():
+            if INVITATION in line:
+                return line.split(INVITATION, 1)[1].strip()
+        return None
+
+    def events(self) -> list[dict[str, Any]]:
+        """The history of the run at this peer."""
+        found = []
+        for path in sorted(self.home.glob("runs/*/events.jsonl")):
+            for line in path.read_text().splitlines():
+                found.append(json.loads(line))
+        return found
+
+    def status(self) -> dict[str, Any] | None:
+        """The daemon's own status, or None while it cannot be asked."""
+        return ask_daemon(self.home, "status")
+
+
+class LocalSwarm:
+    """A context manager: at its end all children are gone.
+
+    `module` is what Python runs as each daemon: the program, or one that changes it to compare.
+    """
+
+    def __init__(
+        self, directory: Path, arguments: Sequence[str] = (), module: str = "p2p_dtfm"
+    ) -> None:
+        self.directory = directory
+        self._module = module
+        self.children: list[Child] = []
+        self._arguments = tuple(arguments)
+
+    def __enter__(self) -> "LocalSwarm":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def home(self, number: int) -> Path:
+        """Where the daemon that is started as the given one lives; it may be filled before."""
+        return self.directory / f"peer-{number}"
+
+    def start(self, arguments: Sequence[str], name: str = "", home: Path | None = None) -> Child:
+        """Start a daemon with these arguments on top of those that all have."""
+        home = home or self.home(len(self.children))
+        name = name or home.name
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files = [(home / stream).open("ab") for stream in ("stdout", "stderr")]
+        for file in files:
+            os.fchmod(file.fileno(), 0o600)
+        command = [sys.executable, "-m", self._module, "--home", str(home), "--until-stdin-closes"]
+        command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--log", "human"]
+        process = subprocess.Popen(
+            [*command, *self._arguments, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=files[0],
+            stderr=files[1],
+            start_new_session=True,  # the terminal's Ctrl-C is for the parent to pass on
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        child = Child(name, home, process, list(files))
+        self.children.append(child)
+        return child
+
+    def found(
+        self, arguments: Sequence[str], name: str = "", home: Path | None = None
+    ) -> tuple[Child, str]:
+        """Start a founder; returns when it has printed its address. Raises `UserError`."""
+        child = self.start(arguments, name, home)
+        end_s = time.monotonic() + START_DEADLINE_S
+        while (address := child.invitation()) is None:
+            if not child.running or time.monotonic() > end_s:
+                raise UserError(
+                    f"the founder did not start:\n{child.log_tail()}",
+                    "see its last lines above",
+                    exit_code=1,
+                )
+            time.sleep(POLL_S)
+        return child, address
+
+    def join(
+        self,
+        address: str,
+        arguments: Sequence[str] = (),
+        name: str = "",
+        home: Path | None = None,
+    ) -> Child:
+        return self.start(["--initial-peers", address, *arguments], name, home)
+
+    def stop(self) -> None:
+        stop_all(self.children)
+
+
+def stop_all(children: Sequence[Child]) -> None:
+    """End them: first kindly, after `STOP_DEADLINE_S` by force."""
+    for child in children:
+        if child.running:
+            child.process.send_signal(signal.SIGTERM)
+    end_s = time.monotonic() + STOP_DEADLINE_S
+    for child in children:
+        try:
+            child.process.wait(max(0.1, end_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
+        if child.process.stdin is not None:
+            child.process.stdin.close()
+        for file in child.files:
+            file.close()

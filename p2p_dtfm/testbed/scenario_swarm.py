@@ -1,0 +1,85 @@
+"""A scenario played by real daemons on this machine: who plays whom, and over which links."""
+
+import itertools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer
+from p2p_dtfm.sim.scenario.scenario import Scenario
+
+PLAYERS_LIMIT = 16
+SHAPE_FILE = "shape.json"
+
+
+@dataclass(frozen=True)
+class Player:
+    """A daemon that is a peer of the scenario; `arguments` are its own."""
+
+    name: str
+    home: Path
+    arguments: tuple[str, ...]
+    emulated: bool
+    """Whether its device only takes the time of the one that the scenario names."""
+
+
+def cast_scenario(scenario: Scenario, homes: list[Path], shape_path: Path) -> list[Player]:
+    """Give each peer of the scenario an identity in a home of its own, and write the shape file.
+
+    The identities are made before any daemon starts, so that one file says for all of them who is
+    who, and no message between daemons has to. Raises `UserError`.
+    """
+    if len(scenario.peers) > PLAYERS_LIMIT:
+        raise UserError(
+            f"{scenario.name} has {len(scenario.peers)} peers; at most {PLAYERS_LIMIT} daemons "
+            "are started on one machine",
+            (
+                f"copy the file and lower the counts of its groups to {PLAYERS_LIMIT} in all",
+                f"or run it in virtual time: p2p-dtfm simulate {scenario.name}",
+            ),
+        )
+    assert len(homes) == len(scenario.peers), "one home for each peer"
+    peer_ids = {}
+    for peer, home in zip(scenario.peers, homes, strict=True):
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        peer_ids[peer.name] = Identity.load_or_create(Home(home).identity).peer_id
+    shape_of(scenario, peer_ids).save(shape_path)
+    players = []
+    for peer, home in zip(scenario.peers, homes, strict=True):
+        arguments = ["--shape", str(shape_path)]
+        if peer.forward_flops is not None:
+            arguments += ["--device", f"emulated:{peer.forward_flops / 1e12:.12g}"]
+            arguments += ["--memory-gib", f"{peer.memory_bytes / (1 << 30):.3f}"]
+        emulated = peer.forward_flops is not None
+        players.append(Player(peer.name, home, tuple(arguments), emulated))
+    return players
+
+
+def shape_of(scenario: Scenario, peer_ids: dict[str, str]) -> Shape:
+    """The links of a scenario between the identities that play its peers."""
+    return Shape(
+        scenario=scenario.name,
+        peers=tuple(
+            ShapedPeer(
+                name=peer.name,
+                peer_id=peer_ids[peer.name],
+                uplink_bytes_per_s=peer.uplink_bytes_per_s,
+                downlink_bytes_per_s=peer.downlink_bytes_per_s,
+            )
+            for peer in scenario.peers
+        ),
+        links=tuple(
+            ShapedLink(peer_ids[one.name], peer_ids[two.name], link.latency_ns, link.bytes_per_s)
+            for one, two in itertools.permutations(scenario.peers, 2)
+            for link in (scenario.link(one.name, two.name),)
+        ),
+    )
+
+
+def threads_of(players: list[Player]) -> int:
+    """CPU threads for each daemon that really computes."""
+    computing = sum(not player.emulated for player in players) or len(players)
+    return max(1, (os.cpu_count() or 1) // computing)

@@ -1,0 +1,50 @@
+"""Where a local swarm lives, and whether it is really gone."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from p2p_dtfm.core.protocol.errors import UserError
+
+LEFT_AFTER_S = 3.0
+POLL_S = 0.1
+
+
+@contextmanager
+def kept_directory(keep: Path | None) -> Iterator[Path]:
+    """A new directory that stays if the user named it. Raises `UserError`."""
+    if keep is None:
+        path = Path(tempfile.mkdtemp(prefix="p2p-dtfm-"))
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+        return
+    if keep.exists() and any(keep.iterdir()):
+        raise UserError(f"{keep} is not empty", "name a new directory for --keep")
+    keep.mkdir(parents=True, exist_ok=True)
+    yield keep.absolute()
+
+
+def processes_left(directory: Path) -> int:
+    """Processes that still have this directory's homes on their command line after a moment."""
+    end_s = time.monotonic() + LEFT_AFTER_S
+    while (count := _process_count(directory)) and time.monotonic() < end_s:
+        time.sleep(POLL_S)
+    return count
+
+
+def _process_count(directory: Path) -> int:
+    mine = os.getpid()
+    count = 0
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        command = " ".join(process.info["cmdline"] or ())
+        if process.info["pid"] != mine and f"--home {directory}/" in command:
+            count += 1
+    return count

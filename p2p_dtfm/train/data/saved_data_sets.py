@@ -1,0 +1,45 @@
+"""Directories that `datasets.save_to_disk` wrote: which of their files hold rows."""
+
+import json
+from pathlib import Path
+
+from p2p_dtfm.core.protocol.errors import UserError
+
+
+def data_set_files(folder: Path, names: set[str]) -> set[str] | None:
+    """The names of the table files among `names`, the entries of `folder`; None if it is no data
+    set.
+
+    Raises `UserError` for one of several splits: which of them to learn is not for this program to
+    guess.
+    """
+    if "dataset_dict.json" in names:
+        splits = _read_json(folder / "dataset_dict.json").get("splits")
+        shown = ", ".join(map(str, splits)) if isinstance(splits, list) else "unknown"
+        raise UserError(
+            f"{folder} holds a data set of several splits: {shown}",
+            f"name them: p2p-dtfm prepare {folder}/train --validation {folder}/validation",
+        )
+    if not {"state.json", "dataset_info.json"} <= names:
+        return None
+    files = _read_json(folder / "state.json").get("_data_files")
+    entries = files if isinstance(files, list) else []
+    return {entry["filename"] for entry in entries if isinstance(entry, dict)} & names
+
+
+def stated_licence(paths: list[Path]) -> str:
+    """What the first of these directories that is a data set with a licence says of it, or ""."""
+    for path in paths:
+        if (path / "dataset_info.json").is_file():
+            licence = _read_json(path / "dataset_info.json").get("license")
+            if isinstance(licence, str) and licence:
+                return licence
+    return ""
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}", "write the data set again") from error
+    return value if isinstance(value, dict) else {}

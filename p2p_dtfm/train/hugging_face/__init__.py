@@ -1,0 +1,4 @@
+"""Models as Hugging Face's `transformers` knows them, in and out.
+
+Imports `model` and `data`; for `cli`. Begin with `export`.
+"""

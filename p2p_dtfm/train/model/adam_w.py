@@ -1,0 +1,98 @@
+"""AdamW (Loshchilov and Hutter 2019) over flat buffers, to the same last bit on any device.
+
+Replicas must not drift apart, whatever processors they have. So a step is made of sums, products
+and quotients of tensors, each an operation by itself, which IEEE 754 rounds exactly. Fused ones
+round once where others round twice; a quotient by a number is a product with its reciprocal on some
+devices; and PyTorch's square root of fp32 is off by a bit on others.
+See `docs/decisions/0019-states-by-exact-arithmetic.md`.
+"""
+
+import math
+from collections.abc import Iterable
+from itertools import groupby
+
+import numpy
+import torch
+from torch import Tensor
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+
+CHUNK_ELEMENTS = {"cpu": 1 << 16}
+"""So much of parameters, gradient, moments and scratch is 1.25 MiB: it stays in the cache over the
+dozen operations of a step."""
+CHUNK_ELEMENTS_ELSEWHERE = 1 << 24
+"""An accelerator is asked less often."""
+SIGNIFICANT_DIGITS = 12
+"""C libraries whose powers and cosines differ in the last bit still agree on so many."""
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+
+
+class AdamW:
+    """Steps of one layer.
+
+    `moments`: first and second, fp32 [2, elements], changed in place. `shapes` are those of the
+    layer's tensors in the order in which they lie in the buffers: only matrices decay.
+    """
+
+    def __init__(
+        self, spec: RunSpec, shapes: Iterable[tuple[int, ...]], moments: Tensor, steps_made: int
+    ) -> None:
+        self.steps_made = steps_made
+        self._settings = spec.optimizer
+        self._first, self._second = moments
+        limit = CHUNK_ELEMENTS.get(moments.device.type, CHUNK_ELEMENTS_ELSEWHERE)
+        self._chunks = list(_chunks(shapes, limit))
+        largest = max((end - start for start, end, _ in self._chunks), default=0)
+        self._scratch = torch.empty(largest, device=moments.device)
+
+    @torch.no_grad()
+    def step(self, parameters: Tensor, gradient: Tensor, learning_rate: float) -> None:
+        """Change `parameters`, fp32 [elements], in place. `gradient` is used up."""
+        settings = self._settings
+        self.steps_made += 1
+        beta1, beta2 = settings.beta1, settings.beta2
+        correction1 = rounded(1.0 - beta1**self.steps_made)
+        correction2 = rounded(1.0 - beta2**self.steps_made)
+        step_size = learning_rate / correction1
+        scale2 = rounded(1.0 / math.sqrt(correction2))
+        decay = 1.0 - learning_rate * settings.weight_decay
+        for start, end, decays in self._chunks:
+            value, slope = parameters[start:end], gradient[start:end]
+            first, second = self._first[start:end], self._second[start:end]
+            scratch = self._scratch[: end - start]
+            torch.mul(slope, slope, out=scratch)
+            second.mul_(beta2).add_(scratch.mul_(1.0 - beta2))
+            first.mul_(beta1).add_(slope.mul_(1.0 - beta1))
+            _root(second, scratch)
+            scratch.mul_(scale2).add_(settings.epsilon)
+            torch.div(first, scratch, out=scratch)
+            if decays:
+                value.mul_(decay)
+            value.sub_(scratch.mul_(step_size))
+
+
+def _root(numbers: Tensor, out: Tensor) -> None:
+    """The square root, exactly rounded, which `torch.sqrt` of fp32 is not everywhere.
+
+    From float64 it is: no fp32 number has a root so near to the middle between two others.
+    """
+    if numbers.device.type == "cpu":
+        numpy.sqrt(numbers.numpy(), out=out.numpy())
+    else:
+        out.copy_(numbers.double().sqrt_())
+
+
+def _chunks(
+    shapes: Iterable[tuple[int, ...]], limit_elements: int
+) -> Iterable[tuple[int, int, bool]]:
+    """Start, end and whether it decays, of parts of so many elements at most."""
+    start = 0
+    for decays, alike in groupby(shapes, key=lambda shape: len(shape) >= 2):
+        run_end = start + sum(math.prod(shape) for shape in alike)
+        while start < run_end:
+            end = min(start + limit_elements, run_end)
+            yield start, end, decays
+            start = end

@@ -1,0 +1,125 @@
+"""Text from a checkpoint, token by token."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.model.checkpoint import list_checkpoints, load_layer, read_manifest
+from p2p_dtfm.train.model.gpt import layer_count
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_CHARACTER_TOKENS = 4
+
+
+class Tokenizer(Protocol):
+    """What generation needs of a tokenizer."""
+
+    vocabulary: int
+
+    def encode(self, text: str) -> Sequence[int]: ...
+
+    def decode(self, tokens: Iterable[int]) -> str: ...
+
+
+def generate(
+    checkpoint: Path,
+    tokenizer: Tokenizer,
+    prompt: str,
+    tokens: int,
+    temperature: float = 0.8,
+    seed: int = 0,
+) -> str:
+    """The text that follows `prompt`; see `stream`."""
+    return "".join(stream(checkpoint, tokenizer, prompt, tokens, temperature, seed))
+
+
+def stream(
+    checkpoint: Path,
+    tokenizer: Tokenizer,
+    prompt: str,
+    tokens: int,
+    temperature: float = 0.8,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Yield text as it is drawn, `tokens` tokens in all.
+
+    `checkpoint` is the directory of one step, or one with several, of which the newest that has
+    all layers is taken. Temperature 0 always takes the most probable token. Equal arguments give
+    equal text. Raises `UserError`.
+    """
+    if temperature < 0:
+        raise UserError(f"temperature {temperature} is negative", "give 0 or more, 0.8 say")
+    if tokens < 0:
+        raise UserError(f"{tokens} tokens cannot be generated", "give 0 or more")
+    model, context = _load_model(whole_checkpoint(checkpoint))
+    drawn = _draw(model, context, tokenizer, prompt, tokens, temperature, seed)
+    return _whole_characters(tokenizer, drawn)
+
+
+def whole_checkpoint(checkpoint: Path) -> Path:
+    """The directory of one step: as given, or the newest in it with all layers. UserError."""
+    if (checkpoint / "manifest.json").exists():
+        return checkpoint
+    for found in list_checkpoints(checkpoint):
+        if len(found.layers) == layer_count(found.manifest.spec()):
+            return found.directory
+    raise UserError(
+        f"no checkpoint with all layers in {checkpoint}",
+        (
+            "give the directory of a run's checkpoints",
+            "fetch the layers that this peer did not hold",
+        ),
+    )
+
+
+def _load_model(directory: Path) -> tuple[nn.Sequential, int]:
+    spec = read_manifest(directory).spec()
+    layers = [load_layer(directory, layer).module for layer in range(layer_count(spec))]
+    return nn.Sequential(*layers), spec.model.context
+
+
+def _draw(
+    model: nn.Sequential,
+    context: int,
+    tokenizer: Tokenizer,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    seed: int,
+) -> Iterator[int]:
+    generator = numpy.random.Generator(numpy.random.Philox(key=seed))
+    written = [int(token) for token in tokenizer.encode(prompt)] or [0]
+    for _ in range(tokens):
+        window = torch.tensor([written[-context:]], dtype=torch.int64)
+        with torch.no_grad():
+            logits = model(window)[0, -1, : tokenizer.vocabulary]
+        token = _choose(logits, temperature, float(generator.random()))
+        written = [*written[-context:], token]
+        yield token
+
+
+def _choose(logits: Tensor, temperature: float, chance: float) -> int:
+    """The token at `chance` (0..1) of the cumulative distribution of softmax(logits / T)."""
+    if temperature == 0:
+        return int(logits.argmax())
+    weights = torch.softmax(logits.double() / temperature, dim=0).cumsum(dim=0)
+    place = int(torch.searchsorted(weights, chance * weights[-1].item(), right=True))
+    return min(place, len(weights) - 1)
+
+
+def _whole_characters(tokenizer: Tokenizer, drawn: Iterable[int]) -> Iterator[str]:
+    """Decode as tokens come, holding back those that end within a character."""
+    pending: list[int] = []
+    for token in drawn:
+        pending.append(token)
+        text = tokenizer.decode(pending)
+        if not text.endswith(_REPLACEMENT) or len(pending) >= _LONGEST_CHARACTER_TOKENS:
+            yield text
+            pending = []
+    if pending:
+        yield tokenizer.decode(pending)

@@ -1,0 +1,153 @@
+"""The model: a GPT whose layers are units that peers hold, send and train on their own.
+
+Layer 0 is the embedding, layers 1..B are the transformer blocks, layer B+1 is the final norm with
+the linear head. Running them one after the other is the whole model: token numbers
+[sequences, tokens] go in, logits [sequences, tokens, vocabulary] come out. The architecture is
+GPT-2's (Radford et al. 2019): pre-norm blocks, learned positions, tanh-approximated GELU, biases;
+but the head has a matrix of its own, since the embedding's may be held by another peer.
+"""
+
+import hashlib
+import math
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from p2p_dtfm.core.protocol.run_spec import ModelSpec, RunSpec
+from p2p_dtfm.train.model.deferred_gradients import Linear
+
+STANDARD_DEVIATION = 0.02
+_WORDS_AT_ONCE = 1 << 20
+
+
+class Embedding(nn.Module):
+    """Token numbers [sequences, tokens] to activations [sequences, tokens, width]."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.token = nn.Embedding(model.vocabulary, model.width)
+        self.position = nn.Embedding(model.context, model.width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        activation: Tensor = self.token(tokens) + self.position(positions)
+        return activation
+
+
+class Block(nn.Module):
+    """Causal self-attention and a feed-forward network, each added to the stream it reads."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        width = model.width
+        self.heads = model.heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention_input = Linear(width, 3 * width)
+        self.attention_output = Linear(width, width)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.feed_forward_input = Linear(width, 4 * width)
+        self.feed_forward_output = Linear(4 * width, width)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        stream = stream + self._attend(self.attention_norm(stream))
+        hidden = self.feed_forward_input(self.feed_forward_norm(stream))
+        hidden = functional.gelu(hidden, approximate="tanh")
+        result: Tensor = stream + self.feed_forward_output(hidden)
+        return result
+
+    def _attend(self, normed: Tensor) -> Tensor:
+        sequences, tokens, width = normed.shape
+        by_head = (sequences, tokens, self.heads, width // self.heads)
+        query, key, value = (
+            part.view(by_head).transpose(1, 2)
+            for part in self.attention_input(normed).split(width, dim=2)
+        )
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        result: Tensor = self.attention_output(mixed.transpose(1, 2).reshape(normed.shape))
+        return result
+
+
+class Head(nn.Module):
+    """Activations [sequences, tokens, width] to logits [sequences, tokens, vocabulary]."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(model.width)
+        self.logits = Linear(model.width, model.vocabulary, bias=False)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        logits: Tensor = self.logits(self.norm(stream))
+        return logits
+
+
+def layer_count(spec: RunSpec) -> int:
+    """Embedding, blocks and head together."""
+    return spec.model.layers + 2
+
+
+def build_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> nn.Module:
+    """The module of a layer in fp32, its parameters *not yet initialised*."""
+    assert 0 <= layer < layer_count(spec), layer
+    kind = Embedding if layer == 0 else Block if layer <= spec.model.layers else Head
+    with torch.device("meta"):  # nothing is allocated or drawn only to be overwritten
+        module = kind(spec.model).to(torch.float32)
+    return module.to_empty(device=device)
+
+
+def layer_entries(spec: RunSpec, layer: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a layer's parameters, in canonical order."""
+    module = build_layer(spec, layer, "meta")
+    return [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
+
+
+def token_loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum over all tokens of the negative log-likelihood, in nats.
+
+    logits [sequences, tokens, vocabulary], targets [sequences, tokens].
+    """
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+@torch.no_grad()
+def initialise_layer(module: nn.Module, spec: RunSpec, layer: int) -> None:
+    """Genesis parameters, bit-equal on any machine: norms 1, biases 0, matrices random.
+
+    Matrices are uniform with GPT-2's standard deviation of 0.02; those that write into the
+    residual stream are scaled by 1/sqrt(2 * blocks), as there are that many writers (Radford et
+    al. 2019, section 2.3).
+    """
+    for name, parameter in module.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.fill_(1.0)
+        elif parameter.dim() == 1:
+            parameter.zero_()
+        else:
+            deviation = STANDARD_DEVIATION
+            if name in ("attention_output.weight", "feed_forward_output.weight"):
+                deviation /= math.sqrt(2 * spec.model.layers)
+            values = _uniform_values(spec.seed, layer, name, parameter.numel(), deviation)
+            parameter.copy_(torch.from_numpy(values).view_as(parameter))
+
+
+def _uniform_values(
+    seed: int, layer: int, name: str, count: int, deviation: float
+) -> "numpy.typing.NDArray[numpy.float32]":
+    """`count` uniform values with the given standard deviation, from integers alone.
+
+    Each 24 random bits k become the odd integer 2k + 1 - 2^24, which fp32 holds exactly; the
+    multiplication by the step is the only rounding, and IEEE 754 defines it to the last bit.
+    """
+    material = f"genesis\0{seed}\0{layer}\0{name}".encode()
+    key = int.from_bytes(hashlib.blake2b(material, digest_size=16).digest(), "little")
+    generator = numpy.random.Philox(key=key)
+    step = numpy.float32(deviation * math.sqrt(3.0) / (1 << 24))
+    values = numpy.empty(count, dtype=numpy.float32)
+    for start in range(0, count, 2 * _WORDS_AT_ONCE):
+        end = min(count, start + 2 * _WORDS_AT_ONCE)
+        words = generator.random_raw((end - start + 1) // 2)
+        bits = numpy.stack([(words & 0xFFFFFFFF) >> 8, words >> 40], axis=1).reshape(-1)
+        odd = 2 * bits[: end - start].astype(numpy.int64) + 1 - (1 << 24)
+        values[start:end] = odd.astype(numpy.float32) * step
+    return values

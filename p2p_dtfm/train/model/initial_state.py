@@ -1,0 +1,135 @@
+"""Given weights as the start of a run: parameters by layer, named by the hash of their files.
+
+    initial/initial.json             digest and size of each layer's file
+    initial/layer-0000.safetensors   parameters only; the optimizer starts empty
+
+The digest of initial.json is `model.initial` in the run spec. So the run spec's own digest, which
+names the run, covers the weights, and a layer's file may come from anybody.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.data.blob_store import file_digest
+from p2p_dtfm.train.model.gpt import build_layer, layer_count, layer_entries
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.tensor_file import file_bytes, header, write_tensors
+
+MANIFEST_NAME = "initial.json"
+INITIAL_LIMIT_BYTES = 1 << 20
+_METADATA = {"format": "pt"}
+
+
+class InitialFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One layer's file."""
+
+    digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
+    bytes: Annotated[int, Meta(ge=1, lt=1 << 50)]
+
+
+class InitialState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The files of all layers, in order."""
+
+    format: int
+    layers: Annotated[tuple[InitialFile, ...], Meta(min_length=3, max_length=1026)]
+
+    def to_bytes(self) -> bytes:
+        return msgspec.json.encode(self, order="sorted")
+
+    def digest(self) -> str:
+        return digest_bytes(self.to_bytes())
+
+
+def write_initial(
+    folder: Path, spec: RunSpec, parameters: Callable[[int], Iterable[Tensor]]
+) -> InitialState:
+    """Write `folder` from `parameters(layer)`, tensors in canonical order. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for layer in range(layer_count(spec)):
+        path = initial_layer_path(folder, layer)
+        write_tensors(path, layer_entries(spec, layer), _METADATA, parameters(layer))
+        files.append(InitialFile(file_digest(path), path.stat().st_size))
+    initial = InitialState(1, tuple(files))
+    (folder / MANIFEST_NAME).write_bytes(initial.to_bytes())
+    return initial
+
+
+def initial_layer_path(folder: Path, layer: int) -> Path:
+    return folder / f"layer-{layer:04d}.safetensors"
+
+
+def initial_paths(folder: Path, spec: RunSpec) -> list[Path]:
+    """All files of `folder`, if they are what the run spec names. Raises `UserError`."""
+    fix = f"copy the directory {folder.name}/ along with the run spec, or import the model anew"
+    path = folder / MANIFEST_NAME
+    try:
+        payload = path.read_bytes()
+        initial = parse_initial(payload, spec)
+        paths = [initial_layer_path(folder, layer) for layer in range(len(initial.layers))]
+        for file, found in zip(initial.layers, paths, strict=True):
+            if file_digest(found) != file.digest:
+                raise UserError(f"{found} is not the file that was imported", fix)
+    except OSError as error:
+        raise UserError(
+            f"the run starts from given weights, and {error.filename or path} cannot be read: "
+            f"{error.strerror}",
+            fix,
+        ) from error
+    except PeerFault as error:
+        raise UserError(f"{path} cannot be used: {error.cause}", fix) from error
+    return [path, *paths]
+
+
+def parse_initial(payload: bytes, spec: RunSpec) -> InitialState:
+    """Read an initial.json; it must be the one that the run spec names. Raises `PeerFault`."""
+    if digest_bytes(payload) != spec.model.initial:
+        raise PeerFault(f"initial state that does not hash to {spec.model.initial[:12]}")
+    try:
+        initial = msgspec.json.decode(payload, type=InitialState)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise PeerFault(f"not an initial state: {error}") from error
+    if initial.format != 1:
+        raise PeerFault(f"initial state of format {initial.format}, this version reads 1")
+    if len(initial.layers) != layer_count(spec):
+        raise PeerFault(f"initial state of {len(initial.layers)} layers, not {layer_count(spec)}")
+    for layer, file in enumerate(initial.layers):
+        if file.bytes != _expected_bytes(spec, layer):
+            raise PeerFault(f"initial state whose layer {layer} has {file.bytes} bytes")
+    return initial
+
+
+def initial_layer_state(
+    spec: RunSpec, layer: int, path: Path, device: torch.device | str = "cpu"
+) -> LayerState:
+    """The state before the first step from a layer's file. Raises `PeerFault` if it is not one."""
+    payload = path.read_bytes()
+    entries = layer_entries(spec, layer)
+    head = header(entries, _METADATA)
+    if len(payload) != _expected_bytes(spec, layer) or not payload.startswith(head):
+        raise PeerFault(f"initial state of layer {layer} that is not one of this run")
+    module = build_layer(spec, layer)
+    values = numpy.frombuffer(payload, dtype="<f4", offset=len(head))
+    if not numpy.isfinite(values).all():
+        raise PeerFault(f"initial state of layer {layer} with values that are no numbers")
+    start = 0
+    with torch.no_grad():
+        for parameter in module.parameters():
+            part = values[start : start + parameter.numel()].reshape(tuple(parameter.shape))
+            numpy.copyto(parameter.detach().numpy(), part)
+            start += parameter.numel()
+    return LayerState(spec, layer, module.to(device), 0, torch.zeros(2, start))
+
+
+def _expected_bytes(spec: RunSpec, layer: int) -> int:
+    return file_bytes(layer_entries(spec, layer), _METADATA)

@@ -1,0 +1,276 @@
+"""The state of one layer: parameters, gradient, optimizer moments, version.
+
+All four live in flat fp32 buffers, of which the module's parameters and their `.grad` are
+views, in the order of `module.named_parameters()`. So a gradient is reduced without
+being gathered first, and a state is copied or hashed as three runs of bytes.
+"""
+
+import hashlib
+import math
+import re
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from p2p_dtfm.core.commit.judgement import DIGEST_BYTES
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.adam_w import AdamW
+from p2p_dtfm.train.model.gpt import build_layer, initialise_layer
+from p2p_dtfm.train.model.tensor_file import Entry, entry_bytes, header
+
+assert sys.byteorder == "little", "state travels as the memory's own bytes, which are little-endian"
+
+_PARTS = ("parameter", "first_moment", "second_moment")
+_LENGTH_BYTES = 8
+_HEADER_LIMIT_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class LayerSnapshot:
+    """A copy of a layer's state at one version, on the CPU; training may go on meanwhile."""
+
+    run_digest: str
+    layer: int
+    version: int
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    parts: tuple[Tensor, Tensor, Tensor]
+    """Parameters, first moments, second moments: flat fp32."""
+
+    def to_bytes(self) -> bytes:
+        """A safetensors file; equal states have equal bytes."""
+        header = _header(self.run_digest, self.layer, self.version, self.shapes)
+        return b"".join([header, *(memoryview(part.numpy()).cast("B") for part in self.parts)])
+
+    def file_digest(self) -> bytes:
+        """The first bytes of the digest of what `to_bytes` gives, as Prepared states it."""
+        digest = hashlib.blake2b(digest_size=32)
+        digest.update(_header(self.run_digest, self.layer, self.version, self.shapes))
+        for part in self.parts:
+            digest.update(memoryview(part.numpy()).cast("B"))
+        return digest.digest()[:DIGEST_BYTES]
+
+    def digest(self) -> str:
+        """Hexadecimal BLAKE2b-256 of the parameters' and the moments' bytes."""
+        digest = hashlib.blake2b(digest_size=32)
+        for part in self.parts:
+            digest.update(memoryview(part.numpy()).cast("B"))
+        return digest.hexdigest()
+
+
+class LayerState:
+    """A layer that is trained here.
+
+    `version` counts the committed steps that are in the parameters.
+    """
+
+    def __init__(
+        self, spec: RunSpec, layer: int, module: nn.Module, version: int, moments: Tensor
+    ) -> None:
+        """Take over `module`, on its device, and `moments`: first and second, fp32 [2, count]."""
+        self.spec = spec
+        self.layer = layer
+        self.module = module
+        self.version = version
+        named = list(module.named_parameters())
+        self.shapes = tuple((name, tuple(parameter.shape)) for name, parameter in named)
+        self.parameters = torch.cat([parameter.detach().reshape(-1) for _, parameter in named])
+        assert self.parameters.dtype == torch.float32
+        assert moments.shape == (2, self.parameters.numel()), moments.shape
+        moments = moments.to(self.device)
+        self.first_moments, self.second_moments = moments.unbind(0)
+        self.gradient = torch.zeros_like(self.parameters)
+        self.compute_with(self.parameters)
+        self._optimizer = AdamW(spec, (shape for _, shape in self.shapes), moments, version)
+
+    def compute_with(self, flat: Tensor) -> None:
+        """Let the module's parameters be views of `flat`, fp32 in canonical order."""
+        assert flat.shape == self.parameters.shape and flat.device == self.device
+        start = 0
+        for parameter in self.module.parameters():
+            here = slice(start, start + parameter.numel())
+            parameter.data = flat[here].view_as(parameter)
+            parameter.grad = self.gradient[here].view_as(parameter)
+            start = here.stop
+
+    @classmethod
+    def genesis(cls, spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> "LayerState":
+        """The state before the first step, bit-equal on any machine."""
+        module = build_layer(spec, layer)
+        initialise_layer(module, spec, layer)
+        module.to(device)
+        return cls(spec, layer, module, 0, torch.zeros(2, _parameter_count(module)))
+
+    @property
+    def device(self) -> torch.device:
+        return self.parameters.device
+
+    @property
+    def parameter_count(self) -> int:
+        return self.parameters.numel()
+
+    def gradient_vector(self) -> Tensor:
+        """The accumulated gradient itself, flat fp32 in canonical order: a view, not a copy."""
+        return self.gradient
+
+    def zero_gradients(self) -> None:
+        self.gradient.zero_()
+
+    @torch.no_grad()
+    def apply(self, reduced_gradient: Tensor, clip_scale: float, learning_rate: float) -> None:
+        """One step with `clip_scale * reduced_gradient`; the version grows by one.
+
+        The step is AdamW's; where a run synchronises locally, it is SGD's with Nesterov momentum
+        (Sutskever et al. 2013, in PyTorch's form), which is kept as the first moments.
+
+        `reduced_gradient` is flat fp32 in canonical order and stays as it is, unless it is the
+        gradient buffer, which is zero afterwards.
+        """
+        assert reduced_gradient.shape == self.gradient.shape, reduced_gradient.shape
+        assert reduced_gradient.dtype == torch.float32, reduced_gradient.dtype
+        torch.mul(reduced_gradient.to(self.device), clip_scale, out=self.gradient)
+        if self.spec.sync.mode == "local":
+            momentum = self.spec.sync.outer_momentum
+            self.first_moments.mul_(momentum).add_(self.gradient)
+            self.gradient.add_(self.first_moments * momentum)
+            self.parameters.sub_(self.gradient.mul_(learning_rate))
+        else:
+            self._optimizer.step(self.parameters, self.gradient, learning_rate)
+        self.version += 1
+        self.zero_gradients()
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.parameters, self.first_moments, self.second_moments
+
+    def snapshot(self) -> LayerSnapshot:
+        """A consistent copy, at the cost of one copy in memory."""
+        first, second, third = (part.detach().to("cpu", copy=True) for part in self._parts())
+        return LayerSnapshot(
+            self.spec.digest(), self.layer, self.version, self.shapes, (first, second, third)
+        )
+
+    def seen_from_cpu(self) -> LayerSnapshot:
+        """Like a snapshot, without the copy where the state is on the CPU: use it at once, or when
+        this state is not trained any more."""
+        first, second, third = (part.detach().to("cpu") for part in self._parts())
+        return LayerSnapshot(
+            self.spec.digest(), self.layer, self.version, self.shapes, (first, second, third)
+        )
+
+    def to_bytes(self) -> bytes:
+        """Parameters and moments as a safetensors file with the version in its metadata."""
+        return self.seen_from_cpu().to_bytes()
+
+    def digest(self) -> str:
+        """Hexadecimal BLAKE2b-256 of the parameters' and the moments' bytes."""
+        return self.seen_from_cpu().digest()
+
+    def file_digest(self) -> bytes:
+        """See `LayerSnapshot.file_digest`."""
+        return self.seen_from_cpu().file_digest()
+
+    @classmethod
+    def from_bytes(
+        cls,
+        spec: RunSpec,
+        layer: int,
+        payload: bytes | bytearray | memoryview,
+        device: torch.device | str = "cpu",
+        path: str | None = None,
+    ) -> "LayerState":
+        """Read what `to_bytes` wrote: this run, this layer, these names, shapes and dtypes only.
+
+        Anything else raises `UserError` naming `path`, or `PeerFault` if there is no path, because
+        the bytes then come from another peer.
+        """
+        view = memoryview(payload).cast("B")
+        module = build_layer(spec, layer)
+        shapes = tuple((name, tuple(p.shape)) for name, p in module.named_parameters())
+        version = _check_header(view, spec.digest(), layer, shapes, path)
+        count = _parameter_count(module)
+        body = view[len(view) - 3 * 4 * count :]
+        values = numpy.frombuffer(body, dtype="<f4").reshape(3, count)
+        start = 0
+        with torch.no_grad():
+            for parameter in module.parameters():
+                part = values[0, start : start + parameter.numel()].reshape(tuple(parameter.shape))
+                numpy.copyto(parameter.detach().numpy(), part)
+                start += parameter.numel()
+        moments = torch.from_numpy(values[1:].copy())
+        return cls(spec, layer, module.to(device), version, moments)
+
+
+def snapshot_from(spec: RunSpec, layer: int, version: int, parts: Tensor) -> LayerSnapshot:
+    """Of flat fp32 parameters, first and second moments, which it takes over."""
+    shapes = _shapes(spec, layer)
+    assert parts.shape == (3, sum(math.prod(shape) for _, shape in shapes)), parts.shape
+    first, second, third = parts.unbind(0)
+    return LayerSnapshot(spec.digest(), layer, version, shapes, (first, second, third))
+
+
+def _shapes(spec: RunSpec, layer: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    named = build_layer(spec, layer, "meta").named_parameters()
+    return tuple((name, tuple(parameter.shape)) for name, parameter in named)
+
+
+def state_bytes_limit(spec: RunSpec, layer: int) -> int:
+    """No valid `LayerState.to_bytes` of this layer is longer."""
+    return _HEADER_LIMIT_BYTES + 3 * 4 * _parameter_count(build_layer(spec, layer, "meta"))
+
+
+def _parameter_count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@lru_cache(maxsize=64)
+def _header(
+    run_digest: str,
+    layer: int,
+    version: int,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+) -> bytes:
+    """The head of the file; equal states have equal bytes."""
+    metadata = {"format": "pt", "layer": str(layer), "run": run_digest, "version": str(version)}
+    head = header(_entries(shapes), metadata)
+    assert len(head) <= _HEADER_LIMIT_BYTES
+    return head
+
+
+def _entries(shapes: tuple[Entry, ...]) -> list[Entry]:
+    return [(f"{part}.{name}", shape) for part in _PARTS for name, shape in shapes]
+
+
+_VERSION = re.compile(rb'"version":"(0|[1-9][0-9]{0,11})"')
+
+
+def _check_header(
+    view: memoryview,
+    run_digest: str,
+    layer: int,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    path: str | None,
+) -> int:
+    """The version, once the header is exactly the one that `to_bytes` writes for it."""
+    head = bytes(view[:_HEADER_LIMIT_BYTES])
+    found = _VERSION.search(head)
+    version = int(found[1]) if found else 0
+    expected = _header(run_digest, layer, version, shapes)
+    expected_bytes = len(expected) + sum(map(entry_bytes, _entries(shapes)))
+    if len(view) == expected_bytes and head[: len(expected)] == expected:
+        return version
+    if not found or len(view) < _LENGTH_BYTES:
+        cause = "it does not start with a layer's header"
+    elif head[: len(expected)] != expected:
+        cause = "its run, layer, names, shapes or dtypes are not the expected ones"
+    else:
+        cause = f"it has {len(view)} bytes instead of {expected_bytes}"
+    if path is None:
+        raise PeerFault(f"state of layer {layer} that cannot be used: {cause}")
+    raise UserError(
+        f"{path} is not the state of layer {layer} of this run: {cause}",
+        (f"delete {path} and use an older checkpoint", "copy the file again from its origin"),
+    )

@@ -1,0 +1,41 @@
+"""Token tensors of any microbatch, and which data shards a peer must have for them."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.data.dataset import Dataset
+
+
+class Batches:
+    """Indices from `microbatches_per_step` on are held-out microbatches, equal in every step."""
+
+    def __init__(self, dataset: Dataset, spec: RunSpec) -> None:
+        dataset.require_fits(spec)
+        self._dataset = dataset
+        self._spec = spec
+
+    def __call__(self, step: int, index: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, int64 [sequences, tokens]. Raises as `Dataset.microbatch` does."""
+        held_out = index - self._spec.microbatches_per_step
+        if held_out >= 0:
+            inputs, targets = self._dataset.held_out_microbatch(self._spec, held_out)
+        else:
+            inputs, targets = self._dataset.microbatch(self._spec, step, index)
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+    def open_shards(self, digests: Iterable[str]) -> None:
+        """Open and verify these shards, so that no step finds one missing or damaged."""
+        self._dataset.open_shards(digests)
+
+    def shards(self, step: int, indices: Iterable[int], *, held_out: bool) -> set[str]:
+        """Digests of the shards that these training microbatches, and evaluation, read."""
+        samples = [
+            sample
+            for index in indices
+            for sample in self._dataset.sample_indices(self._spec, step, index)
+        ]
+        needed = self._dataset.shards_of(samples)
+        return needed | self._dataset.held_out_shards(self._spec) if held_out else needed

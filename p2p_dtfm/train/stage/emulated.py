@@ -1,0 +1,168 @@
+"""A device that takes the time of another: for large swarms with real protocol, real bytes and
+real waiting on small machines. It computes nothing, so what it trains is worth nothing.
+
+Its activations and gradients are zeros of the right shapes, and its loss is that of a uniform
+guess, `log(vocabulary)` for each token. Parameters and optimizer are the real ones: they take real
+memory, and move as they would.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.records import Device, LayerTiming
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.workload import LayerCost, workload_of
+from p2p_dtfm.core.schedule.split_backward import weight_part_ns
+from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.stage_runner import StageRunner
+
+KIND = "emulated"
+BACKWARD_FORWARDS = 2
+"""How many times longer a backward takes than a forward (Kaplan et al. 2020)."""
+_LARGEST_TFLOPS = 1e6
+_LATE_LIMIT_NS = 50_000_000
+
+
+def emulated_flops_per_s(text: str) -> int | None:
+    """The rate in "emulated:TFLOPS"; None for any other device. Raises `UserError`."""
+    kind, colon, number = text.strip().lower().partition(":")
+    if kind != KIND:
+        return None
+    try:
+        tflops = float(number) if colon else math.nan
+    except ValueError:
+        tflops = math.nan
+    if not 0 < tflops <= _LARGEST_TFLOPS:
+        raise UserError(
+            f"unknown device {text!r}",
+            'say how many TFLOPS it sustains, for example "emulated:40"',
+        )
+    return max(1, round(tflops * 1e12))
+
+
+def emulated_timing(cost: LayerCost, flops_per_s: int) -> LayerTiming:
+    """Time of a layer for one microbatch, as a scenario's planner takes it."""
+    forward_ns = max(1, -(-cost.forward_flops * 1_000_000_000 // flops_per_s))
+    return LayerTiming(forward_ns, BACKWARD_FORWARDS * forward_ns)
+
+
+def emulated_device(spec: RunSpec, flops_per_s: int, memory_bytes: int) -> Device:
+    """The device as its peer's record states it."""
+    workload = workload_of(spec)
+    return Device(
+        kind=KIND,
+        name=f"{flops_per_s / 1e12:g} TFLOPS",
+        memory_bytes=memory_bytes,
+        embedding=emulated_timing(workload.embedding, flops_per_s),
+        block=emulated_timing(workload.block, flops_per_s),
+        head=emulated_timing(workload.head, flops_per_s),
+    )
+
+
+class EmulatedStageRunner(StageRunner):
+    """A `StageRunner` whose passes take the time of its device. Blocks its thread meanwhile.
+
+    What else a pass costs on this machine (tensors of zeros, autograd) is no time of that device,
+    so it is taken off the sleeps that follow, as far as each lasts. So are the first stage's norms
+    and update: they are a thousandth of a device's operations, but all emulated devices make theirs
+    at once on the processors that they share. (Other stages wait for the first one meanwhile, so
+    there it would be taken off twice.)
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        spec: RunSpec,
+        layer_states: dict[int, LayerState],
+        recompute: bool = False,
+    ) -> None:
+        assert device.kind == KIND, device.kind
+        super().__init__(spec, layer_states, recompute)
+        workload = workload_of(spec)
+        self._timings: dict[int, LayerTiming] = {
+            layer: getattr(device, workload.kind(layer).value) for layer in self.layer_states
+        }
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._late_ns = 0
+        self._slept_ns = 0
+
+    def forward(
+        self, microbatch: int, entry: Tensor, targets: Tensor | None = None
+    ) -> Tensor | float:
+        with self._in_time():
+            return super().forward(microbatch, entry, targets)
+
+    def _layer_backward(
+        self, microbatch: int, layer: int, gradient: Tensor | None
+    ) -> Tensor | None:
+        with self._in_time():
+            return super()._layer_backward(microbatch, layer, gradient)
+
+    def beside_passes(self) -> contextlib.AbstractContextManager[None]:
+        return self._in_time() if self.has_embedding else super().beside_passes()
+
+    @contextlib.contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """What the body takes beyond its sleeps is late."""
+        began_ns, slept_ns = time.perf_counter_ns(), self._slept_ns
+        yield
+        took_ns = time.perf_counter_ns() - began_ns - (self._slept_ns - slept_ns)
+        self._late_ns = min(self._late_ns + took_ns, _LATE_LIMIT_NS)
+
+    def _run(self, layer: int, entry: Tensor, targets: Tensor | None) -> Tensor:
+        is_head = layer == layer_count(self.spec) - 1
+        timing = self._timings[layer]
+        parts = (timing, targets if is_head else None, self)
+        result: Tensor = _EmulatedPass.apply(self._anchor, entry, *parts)
+        return result
+
+    def backward_pass(self, timing: LayerTiming) -> None:
+        """The part for the input's gradient, and later, or at once, the matrices' part."""
+        later_ns = weight_part_ns(timing.forward_ns, timing.backward_ns) if self.splits else 0
+        self.pass_time(timing.backward_ns - later_ns)
+        if later_ns:
+            self._weight_gradients.owe_work(partial(self.pass_time, later_ns))
+
+    def pass_time(self, duration_ns: int) -> None:
+        """Sleep; what one sleep takes too long is taken off the next."""
+        began_ns = time.perf_counter_ns()
+        time.sleep(max(0, duration_ns - self._late_ns) / 1e9)
+        slept_ns = time.perf_counter_ns() - began_ns
+        self._slept_ns += slept_ns
+        self._late_ns = min(max(0, self._late_ns + slept_ns - duration_ns), _LATE_LIMIT_NS)
+
+
+class _EmulatedPass(torch.autograd.Function):
+    """In autograd's place, so that whatever order of passes the engine chooses holds here too."""
+
+    @staticmethod
+    def forward(
+        context: Any,
+        anchor: Tensor,
+        entry: Tensor,
+        timing: LayerTiming,
+        targets: Tensor | None,
+        runner: EmulatedStageRunner,
+    ) -> Tensor:
+        runner.pass_time(timing.forward_ns)
+        context.runner, context.timing = runner, timing
+        context.entry_shape = entry.shape if entry.is_floating_point() else None
+        model = runner.spec.model
+        if targets is not None:
+            return torch.tensor(targets.numel() * math.log(model.vocabulary))
+        return torch.zeros((*entry.shape[:2], model.width))
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        context.runner.backward_pass(context.timing)
+        shape = context.entry_shape
+        return torch.zeros(()), None if shape is None else torch.zeros(shape), None, None, None

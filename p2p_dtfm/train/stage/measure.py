@@ -1,0 +1,265 @@
+"""What this machine computes with, measured at the run's microbatch shape."""
+
+import contextlib
+import ctypes
+import gc
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.records import NAME_LIMIT, Device, LayerTiming
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.gpt import build_layer, layer_count, token_loss_sum
+from p2p_dtfm.train.model.precision import autocast
+from p2p_dtfm.train.stage.emulated import emulated_device, emulated_flops_per_s
+from p2p_dtfm.train.stage.room_to_train import require_room
+
+TorchDevice = torch.device
+
+_REPETITIONS = 5
+_FEWEST_REPETITIONS = 3
+_LAYER_BUDGET_NS = 600_000_000
+_MEMORY_SHARE = 0.8
+_FIRST_TOKENS = 128
+
+
+def select_device(text: str) -> torch.device:
+    """ "cpu", "cuda", "cuda:1" or "auto" (the first CUDA device if there is one, else the CPU).
+
+    An emulated device's tensors are the CPU's.
+
+    Raises `UserError` if there is no such device here.
+    """
+    name = text.strip().lower()
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu" or emulated_flops_per_s(name) is not None:
+        return torch.device("cpu")
+    kind, _, number = name.partition(":")
+    if kind != "cuda" or not (number.isdecimal() or name == "cuda"):
+        raise UserError(f"unknown device {text!r}", 'use "cpu", "cuda", "cuda:1" or "auto"')
+    if not torch.cuda.is_available():
+        raise UserError(
+            f"device {text!r}: no CUDA device can be used here",
+            (
+                'use --device cpu, or "auto"',
+                "install the NVIDIA driver and a build of torch with CUDA",
+            ),
+        )
+    device_count = torch.cuda.device_count()
+    if int(number or 0) >= device_count:
+        raise UserError(
+            f"device {text!r}: this machine has {device_count} CUDA device(s)",
+            f'use "cuda:0" to "cuda:{device_count - 1}"',
+        )
+    return torch.device("cuda", int(number or 0))
+
+
+def cap_device_memory(device: torch.device, limit_bytes: int) -> None:
+    """Let torch take no more of an accelerator's memory than that, whatever is asked of it; it
+    gives back unused blocks before it refuses. The processor's memory has no such cap."""
+    if device.type == "cuda":
+        total_bytes = torch.cuda.mem_get_info(device)[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
+
+
+def exclusive_name(device: torch.device) -> str | None:
+    """What tells an accelerator from all others of this machine; None for the processor, which
+    several daemons may share."""
+    if device.type != "cuda":
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return f"cuda-{torch.cuda.get_device_properties(index).uuid}"
+
+
+def release_memory() -> None:
+    """Give back what nothing holds any more: to the device, and to the operating system."""
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    with contextlib.suppress(OSError, AttributeError):  # another C library than GNU's
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def measure_device(
+    spec: RunSpec,
+    device: torch.device | str = "cpu",
+    threads: int | None = None,
+    memory_limit_bytes: int | None = None,
+    emulated_flops_per_s: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Device:
+    """Median forward and backward times of the three kinds of layers, memory and name.
+
+    Takes about two seconds, longer only where touching a layer's parameters takes that long. A
+    layer too slow for that is measured on fewer tokens, and its times are extrapolated. `threads`
+    sets torch's thread count for the whole process. With `emulated_flops_per_s` nothing is timed:
+    the device is one of that speed, and has the memory of the limit. `progress(done, total)` hears
+    of each kind of layer that is done.
+
+    Raises `UserError` where this machine has no memory for any part of the run.
+    """
+    device = torch.device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if emulated_flops_per_s is not None:
+        memory_bytes = memory_limit_bytes or _memory_bytes(device, None)
+        return emulated_device(spec, emulated_flops_per_s, memory_bytes)
+    require_room(spec, _memory_bytes(device, None))
+    memory_bytes = _memory_bytes(device, memory_limit_bytes)
+    kinds = (0, 1, layer_count(spec) - 1)
+    timings = []
+    for done, layer in enumerate(kinds):
+        progress(done, len(kinds))
+        timings.append(_measure_layer(spec, layer, device))
+    progress(len(kinds), len(kinds))
+    embedding, block, head = timings
+    return Device(
+        device.type, _device_name(device)[:NAME_LIMIT], memory_bytes, embedding, block, head
+    )
+
+
+def _memory_bytes(device: torch.device, limit_bytes: int | None) -> int:
+    """Four fifths of what is free now, or the limit if that is less."""
+    if device.type == "cuda":
+        free_bytes = torch.cuda.mem_get_info(device)[0]
+    else:
+        free_bytes = psutil.virtual_memory().available
+    usable_bytes = int(free_bytes * _MEMORY_SHARE)
+    return usable_bytes if limit_bytes is None else min(limit_bytes, usable_bytes)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return (names or [platform.processor() or platform.machine()])[0][:128]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Sequences and tokens in each, of a trial run."""
+
+    sequences: int
+    tokens: int
+
+
+def _measure_layer(spec: RunSpec, layer: int, device: torch.device) -> LayerTiming:
+    """Times at the microbatch shape, extrapolated from two smaller ones if that takes too long.
+
+    A straight line through the two, since a part of the time (gradients of the whole vocabulary,
+    say) does not depend on the number of tokens.
+    """
+    module = build_layer(spec, layer, device)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(0.01)
+    whole = _Shape(spec.batch.microbatch, spec.model.context)
+    large = _affordable(spec, layer, module, whole, device)
+    large_runs = _time_often(spec, layer, module, large, device)
+    if large == whole:
+        forward_ns, backward_ns = _each(statistics.median, large_runs)
+    else:
+        small = _Shape(1, min(whole.tokens, _FIRST_TOKENS) // 8)
+        small_runs = _time_often(spec, layer, module, small, device)
+        operations = [_operations(spec, layer, shape) for shape in (small, large, whole)]
+        reach = (operations[2] - operations[1]) / (operations[1] - operations[0])
+        forward_ns, backward_ns = (  # fastest times: noise would bend the line
+            there + max(0, there - here) * reach
+            for here, there in zip(_each(min, small_runs), _each(min, large_runs), strict=True)
+        )
+    return LayerTiming(max(1, round(forward_ns)), max(1, round(backward_ns)))
+
+
+def _each(choose: Callable[[list[int]], float], runs: list[tuple[int, int]]) -> tuple[float, float]:
+    """`choose` of the forward times and of the backward times."""
+    return choose([forward for forward, _ in runs]), choose([backward for _, backward in runs])
+
+
+def _time_often(
+    spec: RunSpec, layer: int, module: nn.Module, shape: _Shape, device: torch.device
+) -> list[tuple[int, int]]:
+    """(forward, backward) nanoseconds after a warm-up: three runs, more if there is time."""
+    _time_once(spec, layer, module, shape, device)
+    started_ns = time.perf_counter_ns()
+    runs: list[tuple[int, int]] = []
+    while len(runs) < _REPETITIONS:
+        runs.append(_time_once(spec, layer, module, shape, device))
+        late = time.perf_counter_ns() - started_ns > _LAYER_BUDGET_NS
+        if late and len(runs) >= _FEWEST_REPETITIONS:
+            break
+    return runs
+
+
+def _affordable(
+    spec: RunSpec, layer: int, module: nn.Module, whole: _Shape, device: torch.device
+) -> _Shape:
+    """The largest shape, by doubling, of which a warm-up and three repetitions fit the budget."""
+    repetition_ns = _LAYER_BUDGET_NS // (_FEWEST_REPETITIONS + 1)
+    shape = _Shape(1, min(whole.tokens, _FIRST_TOKENS))
+    _time_once(spec, layer, module, shape, device)  # first use allocates and chooses kernels
+    while shape != whole:
+        if 2 * sum(_time_once(spec, layer, module, shape, device)) > repetition_ns:
+            break
+        if shape.tokens < whole.tokens:
+            shape = _Shape(1, min(whole.tokens, 2 * shape.tokens))
+        else:
+            shape = _Shape(min(whole.sequences, 2 * shape.sequences), shape.tokens)
+    return shape
+
+
+def _operations(spec: RunSpec, layer: int, shape: _Shape) -> float:
+    """Forward operations, up to a factor common to all shapes (as in `core.protocol.workload`)."""
+    width = spec.model.width
+    is_block = 0 < layer <= spec.model.layers
+    attention = 4 * shape.tokens * width if is_block else 0
+    return shape.sequences * shape.tokens * (24.0 * width * width + attention)
+
+
+def _time_once(
+    spec: RunSpec, layer: int, module: nn.Module, shape: _Shape, device: torch.device
+) -> tuple[int, int]:
+    """(forward, backward) nanoseconds of one microbatch of that shape."""
+    run = _trial(spec, layer, module, shape, device)
+    _finish(device)
+    started_ns = time.perf_counter_ns()
+    with autocast(spec, device):
+        result = run()
+    _finish(device)
+    between_ns = time.perf_counter_ns()
+    torch.autograd.backward(result, torch.ones_like(result))
+    _finish(device)
+    return between_ns - started_ns, time.perf_counter_ns() - between_ns
+
+
+def _trial(
+    spec: RunSpec, layer: int, module: nn.Module, shape: _Shape, device: torch.device
+) -> Callable[[], Tensor]:
+    vocabulary, width = spec.model.vocabulary, spec.model.width
+    count = shape.sequences * shape.tokens
+    tokens = (torch.arange(count, device=device) % vocabulary).view(shape.sequences, shape.tokens)
+    if layer == 0:
+        return lambda: module(tokens)
+    scale = torch.linspace(-1.0, 1.0, count * width, device=device)
+    stream = scale.view(shape.sequences, shape.tokens, width).requires_grad_()
+    if layer <= spec.model.layers:
+        return lambda: module(stream)
+    return lambda: token_loss_sum(module(stream).float(), tokens)
+
+
+def _finish(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

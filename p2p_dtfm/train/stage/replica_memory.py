@@ -1,0 +1,64 @@
+"""All that a replica keeps to itself: what it owes to reductions, and its inner moments."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.local_steps import InnerMoments
+from p2p_dtfm.train.stage.private_memory import PrivateMemory
+
+
+class ReplicaMemory:
+    """See `private_memory`: proposed by a step, kept only if it commits.
+
+    In a new view a peer keeps what it remembers of the layers that it still holds: what is owed is
+    owed whoever sums, and the moments are its own. Of other layers it forgets all.
+    """
+
+    def __init__(self) -> None:
+        self.owed: PrivateMemory[Tensor] = PrivateMemory()
+        """Flat fp32, in the layout of a layer's gradient."""
+        self.moments: PrivateMemory[InnerMoments] = PrivateMemory()
+
+    def owed_of(self, states: Sequence[LayerState]) -> Tensor | None:
+        """What is owed of a segment's layers, one after the other, on the CPU; None: nothing."""
+        held = [self.owed.of(state.layer) for state in states]
+        if all(owed is None for owed in held):
+            return None
+        return torch.cat(
+            [
+                torch.zeros(state.parameter_count) if owed is None else owed
+                for state, owed in zip(states, held, strict=True)
+            ]
+        )
+
+    def propose_owed(self, step: int, states: Sequence[LayerState], owed: Tensor) -> None:
+        """What will be owed of these layers, one after the other."""
+        parts = owed.split([state.parameter_count for state in states])
+        self.owed.propose(
+            step, {state.layer: part for state, part in zip(states, parts, strict=True)}
+        )
+
+    def commit(self, step: int) -> None:
+        """`step` is committed."""
+        self.owed.commit(step)
+        self.moments.commit(step)
+
+    def discard(self) -> None:
+        """What was computed of a step is given up."""
+        self.owed.discard()
+        self.moments.discard()
+
+    def keep_only(self, layers: Iterable[int]) -> None:
+        """A view begins in which this peer holds these layers."""
+        kept = set(layers)
+        self.owed.keep_only(kept)
+        self.moments.keep_only(kept)
+
+    def forget(self, layers: Iterable[int]) -> None:
+        """The states of these layers come from elsewhere."""
+        gone = set(layers)
+        self.owed.forget(gone)
+        self.moments.forget(gone)

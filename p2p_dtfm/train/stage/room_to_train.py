@@ -1,0 +1,33 @@
+"""Whether a machine has the memory for any part of a run, before it tries."""
+
+from p2p_dtfm.core.planner.feasibility import gibibytes
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, workload_of
+
+_COPIES_WHILE_MEASURED = 2
+"""Parameters and their gradients."""
+
+
+def require_room(spec: RunSpec, free_bytes: int) -> None:
+    """Raises `UserError` where no block fits, or where the largest layer cannot even be timed.
+
+    A run spec may come from a stranger, and ask for more than any machine has.
+    """
+    workload = workload_of(spec)
+    block = workload.block.state_bytes + workload.block.saved_bytes
+    costs = (workload.embedding, workload.block, workload.head)
+    largest = max(cost.parameter_count for cost in costs)
+    timed = _COPIES_WHILE_MEASURED * FLOAT_BYTES * largest
+    needed, what = max((block, "a block with one microbatch"), (timed, "timing its largest layer"))
+    if needed <= free_bytes:
+        return
+    raise UserError(
+        f"the run {spec.name} is too large for this machine: {what} takes {gibibytes(needed)}, "
+        f"and {gibibytes(free_bytes)} of memory are free",
+        (
+            "take part with a machine that has more memory, or close other programs",
+            "whoever founds the run: a smaller width, vocabulary, context or microbatch in the "
+            "run spec",
+        ),
+    )

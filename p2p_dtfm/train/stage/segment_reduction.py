@@ -1,0 +1,170 @@
+"""One peer's part in reducing a segment, with any codec; the bytes travel elsewhere.
+
+The flat gradient of a segment is cut into chunks, each owned by one holder. A holder encodes its
+part of a chunk for the owner; the owner adds the decoded parts in pipeline order, in fp32, and
+encodes the sum for all; everyone, the owner too, goes on with what the sum's bytes decode to. So
+all holders end with the same bits, whatever a codec loses.
+
+What it loses is not lost (error feedback: Seide et al. 2014, Karimireddy et al. 2019). A holder
+owes what its encoded part lacks; an owner owes what the encoded sum lacks. Either is added to the
+holder's own values in the next step: an owner's own part is never encoded, so adding to it is
+adding to the sum. Therefore one number for each element is enough, and it stays right when another
+holder becomes the owner.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.codecs import Buffer, Codec, Turn
+from p2p_dtfm.train.stage.finite import NotFinite, is_finite
+
+
+class PoisonedPart(Exception):
+    """The part at this place in pipeline order has a value that is not finite."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        super().__init__("a part of gradients with a value that is not finite")
+
+
+def chunk_turn(spec: RunSpec, step: int, first_layer: int, start: int) -> Turn:
+    """What all holders know alike of the chunk that begins at element `start` of a segment."""
+    material = f"reduction\0{spec.seed}\0{first_layer}\0{start}".encode()
+    digest = hashlib.blake2b(material, digest_size=8).digest()
+    return Turn(int.from_bytes(digest, "little"), step)
+
+
+class SegmentReduction:
+    """One step's reduction of one segment at one holder.
+
+    `fill` takes the layers' gradients, in any order and one by one; the gradients themselves stay
+    as they are. Once a chunk's layers are there: for a chunk of another owner, `part`, then
+    `take_sum`; for an own chunk, `read_part` of all others, then `add_parts`. When every chunk is
+    done, `reduced` is the same on all holders, and `owed` is what this holder owes if the step
+    commits.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        codec: Codec,
+        step: int,
+        first_layer: int,
+        bounds: Sequence[tuple[int, int]],
+        lengths: Sequence[int],
+        owed: Tensor | None,
+        room: Tensor | None = None,
+    ) -> None:
+        """`lengths` are the elements of each layer. `owed` is of the last committed step, fp32 on
+        the CPU, one layer after the other; None: nothing. `room` is used for `reduced`, whatever
+        is in it: memory that was touched before costs a copy half as much."""
+        ends = list(accumulate(lengths))
+        assert bounds[-1][1] == ends[-1]
+        self.reduced = torch.empty(ends[-1]) if room is None else room
+        assert self.reduced.shape == (ends[-1],)
+        self.owed: Tensor | None = None if codec.lossless else torch.zeros(ends[-1])
+        self._owed_before = owed
+        self._codec = codec
+        self._bounds = bounds
+        self._layers = {first_layer + n: at for n, at in enumerate(pairwise([0, *ends]))}
+        self._turns = [chunk_turn(spec, step, first_layer, start) for start, _ in bounds]
+
+    def fill(self, layer: int, gradient: Tensor) -> None:
+        """This holder's gradient of a layer is final: flat fp32, on any device."""
+        start, end = self._layers[layer]
+        if not is_finite(gradient):
+            raise NotFinite(f"the gradient of layer {layer} is not finite")
+        self.reduced[start:end].copy_(gradient)
+        if self._owed_before is not None:
+            self.reduced[start:end] += self._owed_before[start:end]
+
+    def layers_of(self, chunk: int) -> list[int]:
+        """The layers that must be filled before a chunk can travel."""
+        first, last = self._bounds[chunk]
+        return [n for n, (start, end) in self._layers.items() if start < last and first < end]
+
+    def reduced_layers(self) -> dict[int, Tensor]:
+        """Views of `reduced`, by layer."""
+        return {layer: self.reduced[start:end] for layer, (start, end) in self._layers.items()}
+
+    @property
+    def is_lossless(self) -> bool:
+        """Then `part` and `read_part` compute nothing."""
+        return self._codec.lossless
+
+    def elements(self, chunk: int) -> int:
+        """How many a chunk has."""
+        start, end = self._bounds[chunk]
+        return end - start
+
+    def part(self, chunk: int) -> Buffer:
+        """This holder's part of a chunk, for the owner.
+
+        It may share memory that changes when the chunk's sum is taken.
+        """
+        payload, decoded = self._encoded(chunk, self._of(self.reduced, chunk))
+        self._owe(chunk, self._of(self.reduced, chunk), decoded)
+        return payload
+
+    def take_sum(self, chunk: int, payload: Buffer) -> None:
+        """The owner's sum of a chunk. Raises `PeerFault`."""
+        values = self._decoded(chunk, payload)
+        if not is_finite(values):
+            raise PeerFault("a sum of gradients with a value that is not finite")
+        self._of(self.reduced, chunk).copy_(values)
+
+    def read_part(self, chunk: int, payload: Buffer) -> Tensor:
+        """Another holder's part of an own chunk. Raises `PeerFault`."""
+        return self._decoded(chunk, payload)
+
+    def add_parts(self, chunk: int, parts: Sequence[Tensor | None]) -> Buffer:
+        """The sum of an own chunk, for all others. `parts` are in pipeline order, None is mine.
+
+        The parts are used up: sums are added in place, always first + second + third and so on.
+        Raises `PoisonedPart` before any, and `NotFinite`.
+        """
+        for place, part in enumerate(parts):
+            if part is not None and not is_finite(part):
+                raise PoisonedPart(place)
+        mine = self._of(self.reduced, chunk)
+        total: Tensor | None = None
+        for part in parts:
+            if part is None:
+                total = mine if total is None else torch.add(total, mine, out=mine)
+            elif total is None:
+                total = part
+            else:
+                total += part
+        assert total is mine, "a holder's own part is one of the parts"
+        if not is_finite(mine):
+            raise NotFinite("a sum of finite gradients is not finite")
+        payload, decoded = self._encoded(chunk, mine)
+        self._owe(chunk, mine, decoded)
+        if decoded is not mine:
+            mine.copy_(decoded)
+        return payload
+
+    def _of(self, flat: Tensor, chunk: int) -> Tensor:
+        start, end = self._bounds[chunk]
+        return flat[start:end]
+
+    def _encoded(self, chunk: int, values: Tensor) -> tuple[Buffer, Tensor]:
+        payload = self._codec.encode(values, self._turns[chunk])
+        if self._codec.lossless:
+            return payload, values
+        return payload, self._decoded(chunk, payload)
+
+    def _decoded(self, chunk: int, payload: Buffer) -> Tensor:
+        start, end = self._bounds[chunk]
+        turn = self._turns[chunk]
+        return self._codec.decode(payload, (end - start,), turn, self.reduced.device)
+
+    def _owe(self, chunk: int, values: Tensor, decoded: Tensor) -> None:
+        if self.owed is not None:
+            torch.sub(values, decoded, out=self._of(self.owed, chunk))

@@ -1,0 +1,142 @@
+"""The messenger delivers all it is told, several at once, and forgets idle peers."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.daemon.peers import messenger as messenger_module
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.peers.wire import Hello, unpack
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.host import Host
+
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+
+
+async def until(condition, what: str) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+    assert condition(), what
+
+
+def test_all_messages_come_and_idle_workers_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messenger_module, "IDLE_S", 0.2)
+
+    async def scenario() -> None:
+        one = await Host.start(tmp_path / "one.key", LOOPBACK)
+        two = await Host.start(tmp_path / "two.key", LOOPBACK)
+        heard: list[int] = []
+
+        async def hear(sender: str, body: bytes) -> bytes:
+            _, message = unpack(body)
+            assert isinstance(message, Hello)
+            heard.append(message.protocol_version)
+            return b""
+
+        try:
+            await ControlPlane(two, hear).ready()
+            messenger = Messenger(one, await ControlPlane(one, hear).ready(), life=1)
+            messenger.learn(two.peer_id, await two.addresses())
+            for round_start in (0, 10):
+                for number in range(round_start, round_start + 10):
+                    messenger.tell(two.peer_id, Hello(number, ()))
+                assert len(messenger._workers) == 1
+                await until(lambda end=round_start: len(heard) == end + 10, "all arrive")
+                await until(lambda: not messenger._workers, "the worker ends")
+                assert not messenger._queues
+            assert sorted(heard) == list(range(20))
+            await messenger.close()
+        finally:
+            await asyncio.gather(one.close(), two.close())
+
+    asyncio.run(scenario())
+
+
+def test_what_was_told_before_the_end_still_arrives(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        one = await Host.start(tmp_path / "one.key", LOOPBACK)
+        two = await Host.start(tmp_path / "two.key", LOOPBACK)
+        heard: list[bytes] = []
+
+        async def hear_slowly(sender: str, body: bytes) -> bytes:
+            await asyncio.sleep(0.2)
+            heard.append(body)
+            return b""
+
+        try:
+            await ControlPlane(two, hear_slowly).ready()
+            messenger = Messenger(one, await ControlPlane(one, hear_slowly).ready(), life=1)
+            messenger.learn(two.peer_id, await two.addresses())
+            messenger.tell(two.peer_id, Hello(1, ()))
+            messenger.tell(two.peer_id, Hello(2, ()))
+            await messenger.close()
+            assert len(heard) == 2
+        finally:
+            await asyncio.gather(one.close(), two.close())
+
+    asyncio.run(scenario())
+
+
+def test_nobody_waits_for_the_answer_to_an_earlier_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messenger_module, "UNDER_WAY_LIMIT", 3)
+
+    async def scenario() -> None:
+        one = await Host.start(tmp_path / "one.key", LOOPBACK)
+        two = await Host.start(tmp_path / "two.key", LOOPBACK)
+        waiting: list[int] = []
+        answer = asyncio.Event()
+
+        async def hear(sender: str, body: bytes) -> bytes:
+            _, message = unpack(body)
+            assert isinstance(message, Hello)
+            if message.protocol_version:
+                waiting.append(message.protocol_version)
+                await answer.wait()
+            return b""
+
+        try:
+            await ControlPlane(two, hear).ready()
+            messenger = Messenger(one, await ControlPlane(one, hear).ready(), life=1)
+            messenger.learn(two.peer_id, await two.addresses())
+            await messenger.ask(two.peer_id, Hello(0, ()))
+            for number in range(1, 6):
+                messenger.tell(two.peer_id, Hello(number, ()))
+            await until(lambda: len(waiting) == 3, "three are under way")
+            await messenger.ask(two.peer_id, Hello(0, ()))  # and no more than three
+            assert sorted(waiting) == [1, 2, 3]
+            answer.set()
+            await until(lambda: len(waiting) == 5, "the rest follows")
+            await messenger.close()
+        finally:
+            await asyncio.gather(one.close(), two.close())
+
+    asyncio.run(scenario())
+
+
+def test_it_remembers_a_bounded_number_of_peers_and_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messenger_module, "PEERS_LIMIT", 3)
+
+    async def scenario() -> None:
+        host = await Host.start(tmp_path / "one.key", LOOPBACK)
+        try:
+            messenger = Messenger(host, ControlPlane(host, lambda *_: None), life=1)  # type: ignore[arg-type]
+            for number in range(10):
+                messenger.learn(f"peer-{number}", ("/ip4/127.0.0.1/tcp/1",) * 1000)
+                messenger.heard(f"peer-{number}")
+            assert messenger.known == ("peer-7", "peer-8", "peer-9")
+            assert set(messenger.heard_s) == set(messenger.known)
+            assert all(len(where) <= 16 for where in messenger._addresses.values())
+            messenger.learn(host.peer_id, ("/ip4/127.0.0.1/tcp/1",))
+            assert host.peer_id not in messenger.known
+        finally:
+            await host.close()
+
+    asyncio.run(scenario())

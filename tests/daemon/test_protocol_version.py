@@ -1,0 +1,71 @@
+"""Daemons that speak alike plan alike: what they say and how they plan belongs to a version.
+
+Where one of these tests fails, members of the last release and of this one would not understand
+each other, or would stop because they planned the same snapshot unlike. If the change is meant:
+raise `PROTOCOL_VERSION`, once for each release, and write down here what it says and plans.
+"""
+
+from typing import Any
+
+import msgspec
+
+from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION, Link, PeerRecord
+from p2p_dtfm.core.protocol.snapshot import HeldLayer, Snapshot
+from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
+from p2p_dtfm.net.streams.frames import FrameHeader
+from tests.core.planning import Peer, name_of, snapshot
+
+SAID = {2: "7fa990c42eb719dfab3e449fbae751f90ac1dd2c3d15588f8ca8751623d6068c"}
+PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
+
+
+def without_words(schema: Any) -> Any:
+    """Names and kinds of fields, without what is written about them."""
+    if isinstance(schema, dict):
+        return {k: without_words(v) for k, v in sorted(schema.items()) if k != "description"}
+    if isinstance(schema, list):
+        return [without_words(item) for item in schema]
+    return schema
+
+
+def test_what_daemons_say() -> None:
+    kinds = (Message, Contribution, Prepared, PeerRecord, Snapshot, Plan | NoPlan, FrameHeader)
+    answers = (KnownPeers, TraceReply, Welcome)
+    found = msgspec.json.schema_components([*kinds, *answers])
+    said = digest_bytes(msgspec.json.encode(without_words(list(found)), order="sorted"))
+    assert said == SAID[PROTOCOL_VERSION]
+
+
+def snapshots() -> list[Snapshot]:
+    alike = snapshot([Peer()] * 7)
+    far = Link(round_trip_ns=100_000_000, bytes_per_s=20_000_000)
+    apart = {(a, b): far for a in range(6) for b in range(6) if (a < 3) != (b < 3)}
+    mixed = [Peer(block_ns=ns * 1_000_000) for ns in (1, 1, 4, 4, 9, 30)]
+    homes = [Peer(uplink_bytes_per_s=rate * 125_000) for rate in (20, 50, 100, 1000)]
+    small = [Peer(memory_bytes=size << 20) for size in (100, 150, 200, 300, 80)]
+    plan = compute_plan(alike)
+    assert isinstance(plan, Plan)
+    held = tuple(
+        HeldLayer(name_of(n), layer, 5) for n in range(1, 7) for layer in plan.layers_of(name_of(n))
+    )
+    failed = msgspec.structs.replace(
+        alike, records=alike.records[1:], present=plan, planned=False, step=5, held=held
+    )
+    return [
+        snapshot([Peer()]),
+        alike,
+        failed,
+        snapshot(mixed, links=apart),
+        snapshot(homes),
+        snapshot(small),
+    ]
+
+
+def test_what_daemons_plan() -> None:
+    digests = [compute_plan(each).digest() for each in snapshots()]
+    assert digest_bytes(" ".join(digests).encode()) == PLANNED[PROTOCOL_VERSION]

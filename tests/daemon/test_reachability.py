@@ -1,0 +1,57 @@
+"""What a peer concludes about its way in, and when a link counts as another one."""
+
+from p2p_dtfm.core.protocol.records import Link, Reachability
+from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.daemon.node.status_api import way_words
+from p2p_dtfm.daemon.peers.reachability import meeting_points, opening_fix
+from p2p_dtfm.daemon.peers.self_record import SelfRecord
+from tests.core.builders import device
+
+FIRST = "12D3KooWRbpEJ767DUrmMgm1PApxQQP6RGu8ZLY4XCYqd54AiwbL"
+SECOND = "12D3KooWNnjQLdfqu9rfhd8Qr5UyzKEDCfA73AeW6CaX4B2xCrxa"
+RELAYED = f"/ip4/5.9.0.1/tcp/31331/p2p/{FIRST}/p2p-circuit"
+
+
+def test_of_a_relayed_address_the_relay_is_asked() -> None:
+    direct = f"/ip4/5.9.0.2/tcp/4001/p2p/{SECOND}"
+    assert meeting_points([f"{RELAYED}/p2p/{SECOND}"]) == [(FIRST, "/ip4/5.9.0.1/tcp/31331")]
+    assert meeting_points([direct]) == [(SECOND, "/ip4/5.9.0.2/tcp/4001")]
+    assert meeting_points([f"/ip4/127.0.0.1/tcp/4001/p2p/{SECOND}"]) == [], (
+        "loopback proves nothing"
+    )
+
+
+def test_the_fix_names_this_machines_own_address_and_port() -> None:
+    own = [f"/ip4/192.168.1.7/tcp/5000/p2p/{SECOND}"]
+    assert opening_fix("5.9.0.4", own, ["/ip4/0.0.0.0/tcp/5000"]) == (
+        "on the router at 5.9.0.4, forward TCP port 5000 to 192.168.1.7, and start with "
+        "--listen /ip4/0.0.0.0/tcp/5000"
+    )
+    assert "forward TCP port 31330" in opening_fix("5.9.0.4", own, ["/ip4/0.0.0.0/tcp/0"])
+    public = [f"/ip4/5.9.0.4/tcp/5000/p2p/{SECOND}"]
+    assert "firewall (sudo ufw allow 5000/tcp)" in opening_fix(
+        "5.9.0.4", public, ["/ip4/0.0.0.0/tcp/5000"]
+    )
+
+
+def test_a_link_that_leads_another_way_is_measured_anew() -> None:
+    record = SelfRecord(Member(SECOND, 1), "00" * 32, device(), (), None)  # type: ignore[arg-type]
+    record._links[FIRST] = Link(1_000_000, 1_000_000)
+    record._straight[FIRST] = False
+    assert not record.forget_where_changed({FIRST: False})
+    assert record.unmeasured([FIRST]) == []
+    assert record.forget_where_changed({FIRST: True})
+    assert record.unmeasured([FIRST]) == [FIRST]
+
+
+def test_the_record_says_how_a_peer_is_reached() -> None:
+    record = SelfRecord(Member(SECOND, 1), "00" * 32, device(), (), None)  # type: ignore[arg-type]
+    record.state_way_in((RELAYED,), Reachability.RELAYED)
+    made, _ = record.make(lambda payload: b"")
+    assert (made.addresses, made.reachability) == ((RELAYED,), Reachability.RELAYED)
+
+
+def test_ways_in_words() -> None:
+    assert way_words(None) is None
+    assert way_words("/ip4/5.9.0.1/tcp/4001") == "direct"
+    assert way_words(RELAYED) == f"relayed by {FIRST}"

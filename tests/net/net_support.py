@@ -1,0 +1,39 @@
+"""Hosts on loopback for the tests of net, and waiting with a deadline."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.net.libp2p.host import Host
+
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+
+
+def run(scenario: Coroutine[Any, Any, None], deadline_s: float = 60.0) -> None:
+    """Run a test's coroutine in a loop of its own."""
+    asyncio.run(asyncio.wait_for(scenario, deadline_s))
+
+
+@contextlib.asynccontextmanager
+async def hosts(folder: Path, count: int) -> AsyncIterator[list[Host]]:
+    """`count` hosts, all connected to the first."""
+    started: list[Host] = []
+    try:
+        for number in range(count):
+            first = await started[0].addresses() if started else ()
+            host = await Host.start(folder / f"{number}.key", LOOPBACK, initial_peers=list(first))
+            started.append(host)
+        yield started
+    finally:
+        await asyncio.gather(*(host.close() for host in started))
+
+
+async def until(condition: Callable[[], bool], what: str, deadline_s: float = 10.0) -> None:
+    """Poll a condition; fail with `what` when it does not come true in time."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
+        await asyncio.sleep(0.01)

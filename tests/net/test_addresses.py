@@ -1,0 +1,87 @@
+"""What people paste is taken or explained."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.net.contacts.addresses import (
+    WireAddress,
+    check_listen_address,
+    is_loopback,
+    parse_address,
+)
+from p2p_dtfm.net.errors import in_plain_words
+
+PEER = "12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X"
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        "/ip4/203.0.113.7/tcp/4001",
+        "/ip6/2001:db8::1/tcp/4001",
+        "/dns4/example.org/tcp/4001",
+        "/ip4/203.0.113.7/udp/4001/quic-v1",
+        f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER}/p2p-circuit",
+    ],
+)
+def test_good_addresses(base: str) -> None:
+    assert parse_address(f" {base}/p2p/{PEER}\n") == (PEER, base)
+    assert WireAddress(base).to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("", "empty"),
+        ("203.0.113.7:4001", "does not begin with /"),
+        ("/ip4/203.0.113.7/tcp/4001", "does not end in /p2p/"),
+        (f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER[:-4]}", "cut off"),
+        (f"/ip4/203.0.113.7/tcp/99999/p2p/{PEER}", "no port"),
+        (f"/ip4/203.0.113.700/tcp/4001/p2p/{PEER}", "no IPv4 address"),
+        (f"/ip4/203.0.113.7/p2p/{PEER}", "followed by /tcp/"),
+        (f"/p2p/{PEER}", "no host"),
+        (f"/ipx/1/tcp/1/p2p/{PEER}", "unknown"),
+        ("/" + "x" * 1000, "characters"),
+    ],
+)
+def test_bad_addresses_get_cause_and_right_form(text: str, cause: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_address(text)
+    assert cause in error.value.render()
+    assert "/p2p/12D3KooW" in error.value.render()
+    assert error.value.exit_code == 2
+
+
+def test_host_and_port_get_the_address_they_meant() -> None:
+    with pytest.raises(UserError, match=r"/ip4/203\.0\.113\.7/tcp/4001/p2p/"):
+        parse_address("203.0.113.7:4001")
+    with pytest.raises(UserError, match=r"/dns/example\.org/tcp/4001/p2p/"):
+        parse_address("example.org:4001")
+
+
+@given(st.text() | st.from_regex(r"(/(ip4|tcp|p2p|dns|quic)?[0-9a-z.]*){0,6}"))
+def test_any_text_is_taken_or_explained(text: str) -> None:
+    try:
+        parse_address(text)
+    except UserError as error:
+        assert error.fixes
+
+
+def test_listen_addresses_and_loopback() -> None:
+    assert check_listen_address("/ip4/0.0.0.0/tcp/0") == "/ip4/0.0.0.0/tcp/0"
+    with pytest.raises(UserError, match="leave out /p2p/"):
+        check_listen_address(f"/ip4/0.0.0.0/tcp/0/p2p/{PEER}")
+    assert is_loopback("/ip4/127.0.0.1/tcp/1") and is_loopback("/ip6/::1/tcp/1")
+    assert not is_loopback("/ip4/10.0.0.1/tcp/1") and not is_loopback("/dns/a/tcp/1")
+
+
+def test_why_an_address_was_not_reached_is_said_in_few_words() -> None:
+    said = (
+        "Connect failed. msg=failed to dial: failed to dial Qm: all dials failed   "
+        "* [/ip4/10.0.0.1/tcp/1] dial tcp4 10.0.0.1:1: connect: connection refused   "
+        "* [/ip4/10.0.0.2/tcp/1] dial tcp4 10.0.0.2:1: i/o timeout"
+    )
+    assert in_plain_words(said) == "connection refused; i/o timeout"
+    assert in_plain_words("no answer within 10 s") == "no answer within 10 s"

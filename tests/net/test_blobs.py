@@ -1,0 +1,188 @@
+"""Blobs: whole, verified and bounded, whoever the donors are."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.streams.blobs import CHUNK_LIMIT_BYTES, BlobExchange, BlobUnavailable
+from tests.net.net_support import hosts, run
+
+CONTENT = os.urandom((3 << 20) + 17)
+DIGEST = digest_bytes(CONTENT)
+
+
+def _put(folder: Path, name: str, content: bytes) -> Path:
+    path = folder / f"{name}.blob"
+    path.write_bytes(content)
+    return path
+
+
+async def _donor(host: Host, found: Path | bytes | None) -> str:
+    await BlobExchange(host, lambda digest: found if digest == DIGEST else None).ready()
+    return host.peer_id
+
+
+def test_a_blob_comes_whole_and_atomically(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            donor = await _donor(one, _put(tmp_path, "good", CONTENT))
+            target = tmp_path / "got" / "blob"
+            assert (
+                await BlobExchange(two, lambda digest: None).fetch(DIGEST, [donor], target, 4 << 20)
+                == target
+            )
+            assert target.read_bytes() == CONTENT
+            assert [entry.name for entry in target.parent.iterdir()] == ["blob"]
+
+    run(scenario())
+
+
+def test_a_blob_comes_from_memory_to_memory(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 3) as (one, liar, two):
+            peers = [await _donor(liar, CONTENT[1:] + b"?"), await _donor(one, CONTENT)]
+            exchange = BlobExchange(two, lambda digest: None)
+            assert await exchange.fetch_bytes(DIGEST, peers, 4 << 20) == CONTENT
+            with pytest.raises(BlobUnavailable, match="do not have this digest"):
+                await exchange.fetch_bytes(DIGEST, peers[:1], 4 << 20)
+
+    run(scenario())
+
+
+def test_what_came_before_a_donor_died_is_not_asked_for_again(tmp_path: Path) -> None:
+    """The next donor is found later; it may be one that gave wrong bytes to go on with."""
+
+    async def scenario(honest_first: bool) -> None:
+        async with hosts(tmp_path / f"{honest_first}", 3) as (one, two, three):
+            content = CONTENT if honest_first else b"?" + CONTENT[1:]
+            asked: list[str] = []
+            came: list[int] = []
+
+            def dying(digest: str) -> bytes | None:
+                return None if any(came) else content
+
+            def second(digest: str) -> bytes:
+                asked.append(two.peer_id)
+                return CONTENT
+
+            await BlobExchange(one, dying).ready()
+            await BlobExchange(two, second).ready()
+            exchange = BlobExchange(
+                three, lambda digest: None, on_progress=lambda _, offset, total: came.append(offset)
+            )
+            with pytest.raises(BlobUnavailable):
+                await exchange.fetch_bytes(DIGEST, [one.peer_id], 4 << 20)
+            assert any(came), "part of it came"
+            assert await exchange.fetch_bytes(DIGEST, [two.peer_id], 4 << 20) == CONTENT
+            chunks = -(-len(CONTENT) // CHUNK_LIMIT_BYTES)
+            again = asked.count(two.peer_id)
+            assert again < chunks if honest_first else chunks < again < 2 * chunks
+
+    for honest_first in (True, False):
+        run(scenario(honest_first))
+
+
+def test_a_call_that_is_cancelled_loses_nothing_that_came(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            peers = [await _donor(one, CONTENT)]
+            come: list[int] = []
+            some = asyncio.Event()
+
+            def progress(digest: str, done_bytes: int, total_bytes: int) -> None:
+                come.append(done_bytes)
+                if done_bytes:
+                    some.set()
+
+            exchange = BlobExchange(two, lambda digest: None, None, progress)
+            call = asyncio.create_task(exchange.fetch_bytes(DIGEST, peers, 4 << 20))
+            await some.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            broke_off, come[:] = max(come), []
+            assert await exchange.fetch_bytes(DIGEST, peers, 4 << 20) == CONTENT
+            assert come[0] > broke_off
+
+    run(scenario())
+
+
+def test_bad_donors_are_passed_over_and_the_liar_is_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 5) as (one, liar, short, empty, fetcher):
+            lie = CONTENT[: 1 << 20] + b"x" + CONTENT[(1 << 20) + 1 :]
+            peers = [
+                await _donor(empty, None),
+                await _donor(liar, _put(tmp_path, "lie", lie)),
+                await _donor(short, _put(tmp_path, "short", CONTENT[: 1 << 20])),
+                await _donor(one, _put(tmp_path, "good", CONTENT)),
+            ]
+            faults: list[tuple[str, PeerFault]] = []
+            exchange = BlobExchange(
+                fetcher, lambda digest: None, lambda *fault: faults.append(fault)
+            )
+            await exchange.fetch(DIGEST, peers, tmp_path / "blob", 4 << 20)
+            assert (tmp_path / "blob").read_bytes() == CONTENT
+            assert [peer_id for peer_id, _ in faults] == [liar.peer_id, short.peer_id]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("honest_second", [True, False])
+def test_a_donor_that_dies_midway_is_continued_by_the_next(
+    tmp_path: Path, honest_second: bool
+) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 3) as (one, two, three):
+            path = _put(tmp_path, "good", CONTENT)
+            served = []
+
+            def dying(digest: str) -> Path | None:
+                served.append(digest)
+                return path if len(served) <= 3 else None
+
+            first = BlobExchange(one, dying)
+            await first.ready()
+            other = CONTENT if honest_second else CONTENT[:-1] + b"?"
+            second_asked = []
+
+            second_path = _put(tmp_path, "second", other)
+
+            def second(digest: str) -> Path:
+                second_asked.append(digest)
+                return second_path
+
+            await BlobExchange(two, second).ready()
+            exchange = BlobExchange(three, lambda digest: None)
+            target = tmp_path / "blob"
+            if honest_second:
+                await exchange.fetch(DIGEST, [one.peer_id, two.peer_id], target, 4 << 20)
+                assert target.read_bytes() == CONTENT
+                assert 0 < len(second_asked) < 7, "what had come is not fetched again"
+            else:
+                with pytest.raises(BlobUnavailable) as error:
+                    await exchange.fetch(DIGEST, [one.peer_id, two.peer_id], target, 4 << 20)
+                text = str(error.value)
+                assert DIGEST in text and one.peer_id in text and two.peer_id in text
+                assert not target.exists()
+                assert not [p for p in tmp_path.iterdir() if p.name.startswith(".blob")]
+
+    run(scenario())
+
+
+def test_a_blob_above_the_bound_is_not_taken(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            donor = await _donor(one, _put(tmp_path, "good", CONTENT))
+            exchange = BlobExchange(two, lambda digest: None)
+            with pytest.raises(BlobUnavailable, match="at most 1048576"):
+                await exchange.fetch(DIGEST, [donor], tmp_path / "blob", 1 << 20)
+            with pytest.raises(BlobUnavailable, match="no peer to ask"):
+                await exchange.fetch(DIGEST, [], tmp_path / "blob", 1 << 20)
+
+    run(scenario())

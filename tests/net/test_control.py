@@ -1,0 +1,136 @@
+"""Control calls: answers, refusals, silence, and limits."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.libp2p.control import BODY_LIMIT_BYTES, CONCURRENT_LIMIT_PER_PEER, ControlPlane
+from tests.net.net_support import hosts, run, until
+
+
+def test_answers_refusals_and_bugs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            senders = []
+
+            async def handler(sender: str, body: bytes) -> bytes:
+                senders.append(sender)
+                if body == b"bad":
+                    raise PeerFault("this is not done\nhere")
+                if body == b"bug":
+                    raise ZeroDivisionError("ours")
+                return body[::-1]
+
+            await ControlPlane(one, handler).ready()
+            caller = ControlPlane(two, handler)
+            assert await caller.call(one.peer_id, b"abc", 5) == b"cba"
+            assert senders == [two.peer_id]
+            with pytest.raises(Refused) as refused:
+                await caller.call(one.peer_id, b"bad", 5)
+            assert refused.value.cause == "this is not done here"
+            assert refused.value.peer_id == one.peer_id and isinstance(refused.value, PeerFault)
+            with pytest.raises(Refused, match="internal error"):
+                await caller.call(one.peer_id, b"bug", 5)
+            assert "ZeroDivisionError" in caplog.text
+            largest = bytes(BODY_LIMIT_BYTES)
+            assert await caller.call(one.peer_id, largest, 5) == largest
+            with pytest.raises(AssertionError):
+                await caller.call(one.peer_id, largest + b"x", 5)
+
+    run(scenario())
+
+
+def test_oversize_is_refused_on_receipt(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+
+            async def handler(sender: str, body: bytes) -> bytes:
+                raise AssertionError("must not be asked")
+
+            plane = await ControlPlane(one, handler).ready()
+            from google.protobuf.wrappers_pb2 import BytesValue
+
+            for content in (bytes(2 * BODY_LIMIT_BYTES), b"\xff\xff\xff"):
+                raw = BytesValue(value=content).SerializeToString()
+                body = raw if len(content) > 3 else content
+                reply = await two.call(one.peer_id, plane._name, body, 5)
+                assert b"\x01" in reply[:8]
+
+    run(scenario())
+
+
+def test_silence_ends_at_the_deadline_and_later_calls_work(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            release, finished = asyncio.Event(), asyncio.Event()
+
+            async def handler(sender: str, body: bytes) -> bytes:
+                if body == b"wait":
+                    await release.wait()
+                    finished.set()
+                return body
+
+            await ControlPlane(one, handler).ready()
+            caller = ControlPlane(two, handler)
+            with pytest.raises(Unreachable, match=r"0\.2 s"):
+                await caller.call(one.peer_id, b"wait", 0.2)
+            assert await caller.call(one.peer_id, b"next", 5) == b"next"
+            release.set()  # what the handler began, it finishes
+            await asyncio.wait_for(finished.wait(), 5)
+            control = two.p2p._client.control
+            assert not control._pending_calls
+            await until(lambda: not one.p2p._client.control._handler_tasks, "no task is leaked")
+
+    run(scenario())
+
+
+def test_reply_in_the_turn_of_the_deadline_does_not_end_later_calls(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+
+            async def handler(sender: str, body: bytes) -> bytes:
+                return body
+
+            await ControlPlane(one, handler).ready()
+            caller = ControlPlane(two, handler)
+            outcomes = set()
+            for number in range(300):  # deadlines around the time that an answer takes
+                try:
+                    await caller.call(one.peer_id, b"x", 0.0002 + number * 5e-6)
+                    outcomes.add("answered")
+                except Unreachable:
+                    outcomes.add("late")
+            assert outcomes == {"answered", "late"}
+            assert await caller.call(one.peer_id, b"still here", 5) == b"still here"
+            assert not two.lost.is_set()
+
+    run(scenario())
+
+
+def test_too_many_calls_at_once_are_busy(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            release = asyncio.Event()
+
+            async def handler(sender: str, body: bytes) -> bytes:
+                await release.wait()
+                return body
+
+            await ControlPlane(one, handler).ready()
+            caller = ControlPlane(two, handler)
+            extra = 5
+            calls = [
+                asyncio.create_task(caller.call(one.peer_id, b"x", 20))
+                for _ in range(CONCURRENT_LIMIT_PER_PEER + extra)
+            ]
+            await until(lambda: sum(call.done() for call in calls) >= extra, "busy answers")
+            release.set()
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            refused = [result for result in results if isinstance(result, Refused)]
+            assert len(refused) == extra and all(r.cause == "busy" for r in refused)
+            assert results.count(b"x") == CONCURRENT_LIMIT_PER_PEER
+
+    run(scenario())

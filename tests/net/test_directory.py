@@ -1,0 +1,326 @@
+"""The directory: peers of a run find one another, and nobody speaks for another."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import base58
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.net.directory.directory import Directory
+from p2p_dtfm.net.directory.validator import RUNS_LIMIT, DirectoryValidator
+from p2p_dtfm.net.directory.values import (
+    VALUE_LIMIT_BYTES,
+    Presence,
+    key_bytes,
+    open_presence,
+    open_run,
+    presence_key,
+    run_key,
+    shard_of,
+    sign_presence,
+    sign_run,
+)
+from p2p_dtfm.net.hivemind_parts import DHTID, DHTRecord, MSGPackSerializer, PeerID, get_dht_time
+from p2p_dtfm.net.libp2p.host import Host
+from tests.core.builders import run_spec
+from tests.net.net_support import LOOPBACK, hosts, run
+
+SPEC = run_spec().canonical_bytes()
+RUN = digest_bytes(SPEC)
+
+
+async def _joined(peers: list[Host]) -> list[Directory]:
+    """All know the run: one of them has published it."""
+    first = list(await peers[0].addresses())
+    joined = [await Directory.start(host, first if host is not peers[0] else []) for host in peers]
+    await joined[0].publish_run(RUN, sign_run(SPEC, peers[0].peer_id, peers[0].identity.sign))
+    return joined
+
+
+async def _presence(host: Host, life: int = 1, run_digest: str = RUN) -> Presence:
+    return Presence(host.peer_id, life, await host.addresses(), run_digest)
+
+
+def test_peers_of_a_run_see_each_other_and_later_lives(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 3) as peers:
+            directories = await _joined(peers)
+            for host, directory in zip(peers, directories, strict=True):
+                assert await directory.publish_presence(await _presence(host))
+            other = run_spec(seed=3)
+            other_run = await _presence(peers[0], run_digest=other.digest())
+            signed = sign_run(other.canonical_bytes(), peers[0].peer_id, peers[0].identity.sign)
+            assert await directories[0].publish_run(other.digest(), signed)
+            for directory in directories:
+                present = await directory.present_peers(RUN)
+                assert [p.peer_id for p in present] == sorted(host.peer_id for host in peers)
+                assert all(p.addresses for p in present)
+            assert await directories[1].publish_presence(await _presence(peers[1], life=2))
+            lives = {p.peer_id: p.life for p in await directories[2].present_peers(RUN)}
+            assert lives[peers[1].peer_id] == 2
+            assert await directories[0].present_peers("ee" * 32) == []
+            assert await directories[0].publish_presence(other_run)
+            assert len(await directories[1].present_peers(other.digest())) == 1
+            assert await directories[1].refresh()
+            for directory in directories:
+                await directory.close()
+
+    run(scenario())
+
+
+def test_two_directories_that_began_apart_become_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, other):
+            apart = [await Directory.start(host) for host in (one, other)]
+            await apart[1].publish_presence(await _presence(other))
+            assert await apart[0].present_peers(RUN) == []
+            nobody = Identity.load_or_create(tmp_path / "nobody").peer_id
+            await apart[0].meet([other.peer_id, nobody])
+            await apart[1].publish_presence(await _presence(other, life=2))
+            assert [found.life for found in await apart[0].present_peers(RUN)] == [2]
+            for directory in apart:
+                await directory.close()
+
+    run(scenario())
+
+
+def test_a_presence_expires_unless_refreshed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            await directories[1].publish_presence(await _presence(peers[1]), expires_in_s=1.0)
+            assert await directories[0].present_peers(RUN)
+            await directories[1].withdraw_presence()
+            end = get_dht_time() + 10
+            while await directories[0].present_peers(RUN):
+                assert get_dht_time() < end, "an expired presence is still there"
+                await asyncio.sleep(0.05)
+
+    run(scenario())
+
+
+def test_run_specs_are_found_by_digest_and_survive_their_publisher(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 4) as peers:
+            directories = await _joined(peers)
+            spec = run_spec(seed=2).canonical_bytes()
+            signed = sign_run(spec, peers[1].peer_id, peers[1].identity.sign)
+            digest = digest_bytes(spec)
+            assert await directories[1].publish_run(digest, signed)
+            assert await directories[1].refresh()
+            await peers[1].close()
+            found = await directories[3].fetch_run(digest)
+            assert found is not None and open_run(found, digest) == spec
+            assert await directories[3].fetch_run("ab" * 32) is None
+
+    run(scenario())
+
+
+def test_refused_values_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as peers:
+            (directory,) = await _joined(peers)
+            spec = encode({"name": "x" * VALUE_LIMIT_BYTES})
+            signed = sign_run(spec, peers[0].peer_id, peers[0].identity.sign)
+            with caplog.at_level(logging.WARNING):
+                assert not await directory.publish_run(digest_bytes(spec), signed)
+            assert "refused to publish a run" in caplog.text
+            small = sign_run(b"\x80", peers[0].peer_id, peers[0].identity.sign)
+            with pytest.raises(PeerFault, match="under the name"):
+                await directory.publish_run("ab" * 32, small)
+
+    run(scenario())
+
+
+def _forgeries(folder: Path) -> dict[str, tuple[bytes, bytes | None, bytes, float]]:
+    own, other = (Identity.load_or_create(folder / name) for name in ("own", "other"))
+    expires = get_dht_time() + 60
+    presence = Presence(own.peer_id, 1, (), RUN, int(expires * 1000))
+    good = sign_presence(presence, own.sign)
+    key = key_bytes(presence_key(RUN, shard_of(own.peer_id)))
+    owner, when = base58.b58decode(own.peer_id), presence.expires_ms / 1000
+    value = encode(good)
+    stolen = msgspec.structs.replace(good, peer_id=other.peer_id)
+    for_another = sign_presence(msgspec.structs.replace(presence, peer_id=other.peer_id), own.sign)
+    for_another = msgspec.structs.replace(for_another, peer_id=own.peer_id)
+    spec = sign_run(b"\x80", own.peer_id, own.sign)
+    unknown = msgspec.structs.replace(good, kind="gossip")
+    wide = sign_presence(msgspec.structs.replace(presence, addresses=("/x" * 90,) * 16), own.sign)
+    return {
+        "good": (key, owner, value, when),
+        "under another owner": (key, base58.b58decode(other.peer_id), value, when),
+        "without an owner": (key, None, value, when),
+        "under another run": (key_bytes(presence_key("cd" * 32, 0)), owner, value, when),
+        "under an unknown key": (b"\x01" * 20, owner, value, when),
+        "longer than signed": (key, owner, value, when + 30),
+        "for years": (key, owner, value, when + 1e8),
+        "already over": (key, owner, value, when - 1000),
+        "changed": (key, owner, value[:-1] + bytes([value[-1] ^ 1]), when),
+        "another's statement": (key, owner, encode(stolen), when),
+        "about another": (key, owner, encode(for_another), when),
+        "of unknown kind": (key, owner, encode(unknown), when),
+        "a run under a presence": (key, owner, encode(spec), when),
+        "a run under another digest": (key_bytes(run_key(RUN)), None, encode(spec), when),
+        "garbage": (key, owner, b"\xc1\xff", when),
+        "empty": (key, owner, b"", when),
+        "too large": (key, owner, encode(wide) + bytes(VALUE_LIMIT_BYTES), when),
+    }
+
+
+def test_the_validator_takes_the_good_and_refuses_each_forgery(tmp_path: Path) -> None:
+    for name, value in _forgeries(tmp_path).items():
+        refusal = DirectoryValidator.refusal(*value)
+        assert (refusal is None) == (name == "good"), f"{name}: {refusal}"
+
+
+def test_forgeries_do_not_spread(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            victim, liar = peers[0], directories[1]
+            liar._node.protocol.record_validator = None  # a peer that checks nothing
+            expires = get_dht_time() + 60
+            presence = Presence(victim.peer_id, 99, (), RUN, int(expires * 1000))
+            forged = sign_presence(presence, peers[1].identity.sign)
+            await liar._node.store(
+                presence_key(RUN, shard_of(victim.peer_id)),
+                encode(forged),
+                presence.expires_ms / 1000,
+                subkey=base58.b58decode(victim.peer_id),
+            )
+            assert await directories[0].present_peers(RUN) == []
+            with pytest.raises(PeerFault, match="forged"):
+                open_presence(forged)
+
+    run(scenario())
+
+
+def test_a_peer_without_a_directory_is_explained(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as (first,):
+            addresses = await first.addresses()
+            second = await Host.start(tmp_path / "second", LOOPBACK, [], addresses)
+            try:
+                with pytest.raises(UserError, match="could not join the directory") as error:
+                    await Directory.start(second, list(addresses))
+                assert error.value.exit_code == 6 and error.value.fixes
+            finally:
+                await second.close()
+
+    run(scenario())
+
+
+def test_a_swarm_whose_nodes_lost_each_other_meets_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            for host, directory in zip(peers, directories, strict=True):
+                await directory.publish_presence(await _presence(host))
+            table = directories[1]._node.protocol.routing_table
+            for node_id in list(table.uid_to_peer_id):
+                del table[node_id]
+            assert not table.uid_to_peer_id
+            await directories[1].refresh()
+            assert len(await directories[1].present_peers(RUN)) == 2
+
+    run(scenario())
+
+
+def _junk(number: int, host: Host) -> tuple[bytes, bytes, float]:
+    """Something signed under a run's key that is no run spec."""
+    signed = sign_run(
+        encode({"x": bytes(3000) + bytes([number])}), host.peer_id, host.identity.sign
+    )
+    key = key_bytes(run_key(digest_bytes(signed.payload)))
+    return key, encode(signed), get_dht_time() + 500
+
+
+def _invented(
+    folder: Path, number: int, run_digest: str = RUN
+) -> tuple[bytes, bytes, float, bytes]:
+    identity = Identity.load_or_create(folder / f"invented-{number}")
+    presence = Presence(identity.peer_id, 1, (), RUN, int((get_dht_time() + 60) * 1000))
+    value = encode(sign_presence(presence, identity.sign))
+    key = key_bytes(presence_key(RUN, shard_of(identity.peer_id)))
+    return key, value, presence.expires_ms / 1000, base58.b58decode(identity.peer_id)
+
+
+async def _bring(
+    liar: Directory, target: Host, values: list[tuple[bytes, bytes, float, bytes | None]]
+) -> int:
+    """How many of these values a node takes from another one."""
+    protocol = liar._node.protocol
+    stored = await protocol.call_store(
+        PeerID.from_base58(target.peer_id),
+        [DHTID.from_bytes(key) for key, *_ in values],
+        [MSGPackSerializer.dumps(value) for _, value, *_ in values],
+        [expires for _, _, expires, _ in values],
+        [subkey for *_, subkey in values],
+    )
+    return sum(map(bool, stored or ()))
+
+
+def test_presences_that_somebody_else_brings_are_not_stored(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            invented = [_invented(tmp_path, number) for number in range(60)]
+            assert await _bring(directories[1], peers[0], invented) == 0
+            assert await directories[0].present_peers(RUN) == []
+            assert await directories[1].publish_presence(await _presence(peers[1]))
+            present = await directories[0].present_at([peers[1].peer_id], RUN)
+            assert [presence.peer_id for presence in present] == [peers[1].peer_id]
+
+    run(scenario())
+
+
+def test_junk_under_run_keys_is_refused_and_run_specs_are_bounded(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            junk = [(*_junk(number, peers[1]), None) for number in range(20)]
+            assert await _bring(directories[1], peers[0], junk) == 0
+            specs = [run_spec(seed=seed).canonical_bytes() for seed in range(RUNS_LIMIT + 20)]
+            runs = [
+                (
+                    key_bytes(run_key(digest_bytes(spec))),
+                    encode(sign_run(spec, peers[1].peer_id, peers[1].identity.sign)),
+                    get_dht_time() + 500,
+                    None,
+                )
+                for spec in specs
+            ]
+            for start in range(0, len(runs), 50):
+                await _bring(directories[1], peers[0], runs[start : start + 50])
+            validator, storage = directories[0]._validator, directories[0]._node.protocol.storage
+            assert validator.runs <= RUNS_LIMIT and len(storage) <= RUNS_LIMIT + 1
+            assert DHTID.from_bytes(key_bytes(run_key(RUN))) in storage, "its own run stays"
+
+    run(scenario())
+
+
+def test_a_presence_needs_a_run_that_is_known() -> None:
+    validator, now = DirectoryValidator(), get_dht_time()
+    identity = Identity(Ed25519PrivateKey.generate())
+    unknown: list[str] = []
+    validator.on_unknown_run = unknown.append
+    validator.sender = identity.peer_id
+
+    def record(ttl_s: float) -> DHTRecord:
+        presence = Presence(identity.peer_id, 1, (), RUN, int((now + ttl_s) * 1000))
+        key = key_bytes(presence_key(RUN, shard_of(identity.peer_id)))
+        subkey = MSGPackSerializer.dumps(base58.b58decode(identity.peer_id))
+        value = MSGPackSerializer.dumps(encode(sign_presence(presence, identity.sign)))
+        return DHTRecord(key, subkey, value, presence.expires_ms / 1000)
+
+    assert not validator.validate(record(60)) and unknown == [RUN]
+    validator.learn(RUN)
+    assert validator.validate(record(60))
+    assert validator.stored_bytes > 0
+    assert not validator.validate(record(3000)), "expires too far ahead"

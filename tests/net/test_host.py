@@ -1,0 +1,225 @@
+"""p2pd's life: found by its addresses, lost loudly, and never left behind."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.libp2p import stale_sockets
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.host import STREAMS_LIMIT_PER_PEER, Host
+from tests.net.net_support import LOOPBACK, hosts, run
+
+
+async def _echo(sender: str, body: bytes) -> bytes:
+    return body
+
+
+def test_addresses_can_be_pasted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            addresses = await one.addresses()
+            assert addresses and all(parse_address(at)[0] == one.peer_id for at in addresses)
+            assert one.peer_id in await two.connected_peers()
+
+    run(scenario())
+
+
+def test_two_joiners_of_one_peer_reach_each_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 3) as (_, two, three):
+            await ControlPlane(three, _echo).ready()
+            caller = ControlPlane(two, _echo)
+            two.know(three.peer_id, await three.addresses())
+            assert await caller.call(three.peer_id, b"hi", 20.0) == b"hi"
+
+    run(scenario())
+
+
+def test_connect_to_nobody_is_unreachable_in_time(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as (host,):
+            other = Identity.load_or_create(tmp_path / "other").peer_id
+            began = time.monotonic()
+            with pytest.raises(Unreachable) as error:
+                await host.connect(other, ["/ip4/127.0.0.1/tcp/1"], 5.0)
+            assert error.value.peer_id == other and time.monotonic() - began < 6
+            with pytest.raises(Unreachable):
+                await host.connect("nonsense", ["/ip4/127.0.0.1/tcp/1"], 5.0)
+            with pytest.raises(Unreachable):
+                await host.connect(other, ["nonsense"], 5.0)
+
+    run(scenario())
+
+
+def test_unreachable_initial_peer_names_each_address(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        other = Identity.load_or_create(tmp_path / "other").peer_id
+        with socket.socket() as silent:  # accepts connections and never says a word
+            silent.bind(("127.0.0.1", 0))
+            silent.listen()
+            tried = [
+                f"/ip4/127.0.0.1/tcp/1/p2p/{other}",
+                f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{other}",
+            ]
+            began = time.monotonic()
+            with pytest.raises(UserError) as error:
+                await Host.start(tmp_path / "own", LOOPBACK, initial_peers=tried)
+            assert time.monotonic() - began < 15
+        assert error.value.exit_code == 6
+        assert all(address in error.value.cause for address in tried)
+        assert len(error.value.fixes) == 3
+        assert not [c for c in psutil.Process().children() if c.name() == "p2pd"]
+
+    run(scenario())
+
+
+def test_occupied_port_is_explained(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            port = other.getsockname()[1]
+            with pytest.raises(UserError, match=f"TCP port {port} is taken by python"):
+                await Host.start(tmp_path / "own", [f"/ip4/127.0.0.1/tcp/{port}"])
+
+    run(scenario())
+
+
+def test_death_of_p2pd_is_told_and_fails_what_waits(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            called = asyncio.Event()
+
+            async def never(sender: str, body: bytes) -> bytes:
+                called.set()
+                await asyncio.Event().wait()
+                return b""
+
+            await ControlPlane(one, never).ready()
+            call = asyncio.create_task(ControlPlane(two, _echo).call(one.peer_id, b"", 50.0))
+            await asyncio.wait_for(called.wait(), 10)
+            os.kill(two.p2pd_pid, signal.SIGKILL)
+            await asyncio.wait_for(two.lost.wait(), 2)
+            with pytest.raises(Unreachable):
+                await asyncio.wait_for(call, 2)
+            with pytest.raises(Unreachable):
+                await two.connect(one.peer_id, [], 5.0)
+            again = await Host.start(tmp_path / "1.key", LOOPBACK, [], await one.addresses())
+            assert again.peer_id == two.peer_id
+            await again.close()
+
+    run(scenario())
+
+
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from p2p_dtfm.net.libp2p.host import STREAMS_LIMIT_PER_PEER, Host
+
+async def main():
+    host = await Host.start(Path(sys.argv[1]), ["/ip4/127.0.0.1/tcp/0"])
+    print(host.p2pd_pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_p2pd_ends_with_its_killed_parent(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "key")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None and parent.stderr is not None
+        p2pd = psutil.Process(int(parent.stdout.readline()))
+        assert p2pd.name() == "p2pd"
+        parent.kill()
+        _wait_gone(p2pd, 2.0)
+        assert parent.stderr.read() == "", "stderr is ours, and we had nothing to say"
+
+
+def test_ctrl_c_in_the_terminal_leaves_p2pd_to_its_parent(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as (host,):
+            assert os.getpgid(host.p2pd_pid) != os.getpgid(0), "the group that gets the signal"
+            assert os.getsid(host.p2pd_pid) != os.getsid(0)
+
+    run(scenario())
+
+
+def test_one_peer_cannot_open_streams_without_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+
+            async def hold(
+                sender: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+            ) -> None:
+                writer.write(b"!")
+                await reader.read()
+
+            await one.serve_streams("/test/hold", hold)
+            writers, first_bytes = [], []
+            for _ in range(STREAMS_LIMIT_PER_PEER + 3):
+                reader, writer = await two.open_stream(one.peer_id, "/test/hold", 10)
+                writers.append(writer)
+                writer.write(b"?")
+                first_bytes.append(await asyncio.wait_for(reader.read(1), 10))
+            assert first_bytes == [b"!"] * STREAMS_LIMIT_PER_PEER + [b""] * 3
+            for writer in writers:
+                writer.close()
+
+    run(scenario())
+
+
+def test_an_answer_to_a_call_that_gave_up_does_not_end_the_reader(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as (host,):
+            pending = host.p2p._client.control._pending_calls
+            pending["call"] = asyncio.get_running_loop().create_future()
+            assert "call" in pending
+            pending["call"].cancel()
+            assert "call" not in pending, "hivemind would set its result"
+
+    run(scenario())
+
+
+def _wait_gone(process: psutil.Process, deadline_s: float) -> None:
+    end = time.monotonic() + deadline_s
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end, "p2pd outlives its parent"
+        time.sleep(0.01)
+
+
+def test_only_provably_dead_sockets_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stale_sockets, "_FOLDER", tmp_path)
+    old = time.time() - 3600
+    paths = [tmp_path / f"hivemind-p2p{name}-x.sock" for name in ("d", "client", "young")]
+    bound = [socket.socket(socket.AF_UNIX) for _ in paths]
+    for path, server in zip(paths, bound, strict=True):
+        server.bind(str(path))
+    other = tmp_path / "hivemind-other.sock"
+    other.write_text("")
+    bound[0].listen()  # alive; the two others die
+    bound[1].close()
+    bound[2].close()
+    for path in (paths[0], paths[1], other):
+        os.utime(path, (old, old))
+    assert stale_sockets.remove_stale_sockets() == 1
+    assert paths[0].exists() and not paths[1].exists() and paths[2].exists() and other.exists()
+    bound[0].close()

@@ -1,0 +1,57 @@
+"""A peer's key: kept private, found damaged when it is, and checked from the peer id alone."""
+
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.net.contacts.identity import Identity, is_peer_id, verify
+
+
+def test_created_once_then_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "identity.key"
+    first, second = Identity.load_or_create(path), Identity.load_or_create(path)
+    assert first.peer_id == second.peer_id
+    assert first.peer_id.startswith("12D3Koo") and len(first.peer_id) == 52
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [entry.name for entry in path.parent.iterdir()] == ["identity.key"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"\x08\x01\x12\x40" + b"\x01" * 64])
+def test_damaged_file_names_itself_and_the_fix(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "identity.key"
+    path.write_bytes(damage)
+    with pytest.raises(UserError) as error:
+        Identity.load_or_create(path)
+    assert str(path) in error.value.cause and "mv " in error.value.render()
+    assert path.read_bytes() == damage
+
+
+def test_truncated_and_flipped_keys_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    Identity.load_or_create(path)
+    good = path.read_bytes()
+    for damaged in (good[:-1], good + b"x", good[:10] + bytes([good[10] ^ 1]) + good[11:]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError):
+            Identity.load_or_create(path)
+
+
+def test_signature_holds_for_its_peer_and_payload_only(tmp_path: Path) -> None:
+    one = Identity.load_or_create(tmp_path / "1")
+    two = Identity.load_or_create(tmp_path / "2")
+    signature = one.sign(b"payload")
+    assert verify(one.peer_id, b"payload", signature)
+    assert not verify(two.peer_id, b"payload", signature)
+    assert not verify(one.peer_id, b"payloae", signature)
+    assert not verify(one.peer_id, b"payload", signature[:-1] + b"\x00\x00")
+    assert is_peer_id(one.peer_id) and not is_peer_id(one.peer_id[:-1])
+    assert not is_peer_id("1" + one.peer_id), "a second text for one peer"
+
+
+@given(peer_id=st.text(), payload=st.binary(), signature=st.binary())
+def test_verify_never_raises(peer_id: str, payload: bytes, signature: bytes) -> None:
+    assert verify(peer_id, payload, signature) is False

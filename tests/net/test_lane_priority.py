@@ -1,0 +1,102 @@
+"""Activations go before parameter gradients, and those before state, and nothing starves."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.net.shaping import LineLimit
+from p2p_dtfm.net.streams.bulk import LANES, BulkPlane
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
+from p2p_dtfm.net.streams.lane_priority import GIVE_WAY_S, RANKS, LanePriority
+from tests.net.net_support import hosts, run
+
+KIB = 1 << 10
+
+
+def test_every_lane_has_a_rank() -> None:
+    assert set(RANKS) == set(LANES)
+    assert RANKS["forward"] == RANKS["backward"] < RANKS["reduce"] < RANKS["state"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_lane_waits_for_those_before_it_on_its_link_or_uplink(shared: bool) -> None:
+    async def scenario() -> None:
+        way = LanePriority()
+        way.shares_uplink = shared
+        with way.taken("x", "forward"):
+            await way.give("x", "backward")
+            waiting = asyncio.create_task(way.give("x", "reduce"))
+            elsewhere = asyncio.create_task(way.give("y", "state"))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not waiting.done() and elsewhere.done() is not shared
+        await asyncio.gather(waiting, elsewhere)
+        with way.taken("x", "state"):
+            await way.give("x", "reduce")
+
+    run(scenario())
+
+
+def test_it_does_not_wait_for_ever() -> None:
+    async def scenario() -> None:
+        way = LanePriority()
+        with way.taken("x", "backward"):
+            began_s = time.monotonic()
+            await way.give("x", "state")
+            assert time.monotonic() - began_s >= 0.9 * GIVE_WAY_S
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("same_peer", [True, False])
+def test_an_activation_overtakes_state_on_a_limited_uplink(same_peer: bool, tmp_path: Path) -> None:
+    """4 MB/s carry 16 pieces of 256 KiB in a second; beside an activation of 2 MiB hardly any."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 3) as (one, two, three):
+            one.shaper = LineLimit(4_000_000, 0)
+            arrived: list[FrameKind] = []
+            planes = [
+                BulkPlane(
+                    host,
+                    "aa" * 32,
+                    FrameLimits(),
+                    lambda sender, header, payload: arrived.append(header.kind),
+                    lambda sender, fault: pytest.fail(str(fault)),
+                )
+                for host in (one, two, three)
+            ]
+            for plane in planes:
+                await plane.ready()
+            sender, other = planes[0], two if same_peer else three
+            state, activation = os.urandom(256 * KIB), os.urandom(2048 * KIB)
+            await sender.send(other.peer_id, "forward", header(FrameKind.PROBE, 4), b"abcd")
+            sending = asyncio.gather(
+                *(
+                    sender.send(two.peer_id, "state", header(FrameKind.BLOB, len(state)), state)
+                    for _ in range(32)
+                )
+            )
+            while arrived.count(FrameKind.BLOB) < 2:
+                await asyncio.sleep(0.01)
+            before = arrived.count(FrameKind.BLOB)
+            due = header(FrameKind.ACTIVATION, len(activation))
+            await sender.send(other.peer_id, "forward", due, activation)
+            while FrameKind.ACTIVATION not in arrived:
+                await asyncio.sleep(0.01)
+            beside = arrived.index(FrameKind.ACTIVATION) - 1 - before
+            assert beside <= 5, "a fair share would have been eight pieces"
+            await sending
+            while arrived.count(FrameKind.BLOB) < 32:
+                await asyncio.sleep(0.01)
+            for plane in planes:
+                await plane.close()
+
+    run(scenario())
+
+
+def header(kind: FrameKind, payload_bytes: int) -> FrameHeader:
+    return FrameHeader(1, "ab", 2, kind, 0, 0, "fp32", "float32", (payload_bytes // 4,))

@@ -1,0 +1,100 @@
+"""Questions on the local network, over multicast on loopback."""
+
+import asyncio
+import secrets
+import socket
+import time
+
+from p2p_dtfm.net.contacts.nearby import (
+    ANSWERS_PER_S,
+    GROUP,
+    PORT,
+    QUESTION_BYTES,
+    Nearby,
+    Neighbour,
+    make_answer,
+    make_question,
+    read_answer,
+    read_question,
+)
+from tests.net.net_support import run
+
+RUN = secrets.token_hex(32)
+OTHER_RUN = secrets.token_hex(32)
+ASKER = "12D3KooWKjKpe6EK24MqLPDpteHmy8Wc6Lt9csQ9x3RkQcxe322p"
+MEMBER = "12D3KooWM4Tq2kcoqm7cK6wfTyt6ycm2EBUmoDZ5mYb9biyQ69cP"
+NONCE = b"n" * 16
+
+
+def test_members_of_the_run_answer_and_nobody_else() -> None:
+    async def scenario() -> None:
+        asker, member, stranger = (Nearby(ASKER, True), Nearby(MEMBER, True), Nearby(MEMBER, True))
+        heard: list[Neighbour] = []
+        await member.answer(RUN, 4001, lambda peer_id: peer_id == ASKER)
+        await stranger.answer(OTHER_RUN, 4002, lambda peer_id: True)
+        began_s = time.monotonic()
+        await asker.ask(RUN, heard.append)
+        assert time.monotonic() - began_s < 3.0
+        assert heard == [Neighbour(MEMBER, "/ip4/127.0.0.1/tcp/4001", knows_asker=True)]
+        member.close()
+        stranger.close()
+        heard.clear()
+        await asker.ask(RUN, heard.append)
+        assert heard == []
+
+    run(scenario())
+
+
+def test_a_question_says_nothing_to_who_does_not_know_the_run() -> None:
+    one, other = make_question(RUN, ASKER, NONCE), make_question(OTHER_RUN, ASKER, NONCE)
+    assert read_question(one, RUN) == (NONCE, ASKER)
+    assert read_question(one, OTHER_RUN) is None and read_question(other, RUN) is None
+    again = make_question(RUN, ASKER, b"m" * 16)
+    assert one[26:42] != again[26:42], "two questions about one run are not seen to be"
+    assert RUN[:16].encode() not in one and bytes.fromhex(RUN)[:8] not in one
+
+
+def test_an_answer_is_shorter_than_its_question_and_belongs_to_it() -> None:
+    answer = make_answer(RUN, MEMBER, 4001, NONCE, knows_asker=False)
+    assert len(answer) < QUESTION_BYTES
+    found = read_answer(answer, RUN, NONCE, "192.0.2.7")
+    assert found == Neighbour(MEMBER, "/ip4/192.0.2.7/tcp/4001", knows_asker=False)
+    assert read_answer(answer, RUN, b"m" * 16, "192.0.2.7") is None
+    assert read_answer(answer, OTHER_RUN, NONCE, "192.0.2.7") is None
+    without_run = make_answer(OTHER_RUN, MEMBER, 4001, NONCE, knows_asker=True)
+    assert read_answer(without_run, RUN, NONCE, "192.0.2.7") is None
+    nobody = make_answer(RUN, "not a peer id", 4001, NONCE, knows_asker=True)
+    assert read_answer(nobody, RUN, NONCE, "192.0.2.7") is None
+
+
+def test_any_bytes_are_read_without_harm() -> None:
+    for size in (0, 1, 10, 41, 42, 58, 59, 61, QUESTION_BYTES - 1, QUESTION_BYTES, 500):
+        for start in (b"", b"p2p-dtfm?\x01", b"p2p-dtfm!\x01"):
+            datagram = (start + secrets.token_bytes(size))[:size]
+            assert read_question(datagram, RUN) is None
+            assert read_answer(datagram, RUN, NONCE, "127.0.0.1") is None
+
+
+def test_a_flood_of_questions_gets_few_answers() -> None:
+    async def scenario() -> None:
+        member = Nearby(MEMBER, True)
+        await member.answer(RUN, 4001, lambda peer_id: False)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as flood:
+            flood.bind(("127.0.0.1", 0))
+            flood.setsockopt(
+                socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1")
+            )
+            flood.settimeout(0.3)
+            for _ in range(10 * ANSWERS_PER_S):
+                flood.sendto(make_question(RUN, ASKER, NONCE), (GROUP, PORT))
+            await asyncio.sleep(0.5)
+            count = 0
+            try:
+                while flood.recv(1024):
+                    count += 1
+            except TimeoutError:
+                pass
+        member.close()
+        assert 0 < count <= ANSWERS_PER_S
+
+    run(scenario())

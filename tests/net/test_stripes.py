@@ -1,0 +1,231 @@
+"""Lanes of several streams: whole frames, bounds, one failure for all, and when to grow."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.errors import Refused
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer, Shaper
+from p2p_dtfm.net.streams.bulk import BulkPlane
+from p2p_dtfm.net.streams.frames import (
+    PART_BYTES,
+    FrameHeader,
+    FrameKind,
+    FrameLimits,
+    parse_header,
+)
+from p2p_dtfm.net.streams.reassembly import Reassembly
+from p2p_dtfm.net.streams.stripes import STRIPES_LIMIT, Growth, Lane
+from tests.net.net_support import hosts, run, until
+
+MIB = 1 << 20
+
+
+def _header(payload_bytes: int, index: int = 0) -> FrameHeader:
+    shape = (payload_bytes // 4,)
+    return FrameHeader(1, "ab", 2, FrameKind.ACTIVATION, index, 0, "fp32", "float32", shape)
+
+
+def _part(size: int, frame: int, part: int, index: int = 0) -> FrameHeader:
+    header = msgspec.structs.replace(_header(size, index), payload_bytes=size)
+    return msgspec.structs.replace(header, frame=frame, part=part)
+
+
+class _Receiver:
+    def __init__(self, host: Host, window_bytes: int = 64 * MIB) -> None:
+        self.frames: dict[int, bytes] = {}
+        self.faults: list[PeerFault] = []
+        self.lost: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.plane = BulkPlane(
+            host,
+            "aa" * 32,
+            FrameLimits(payload_bytes=32 * MIB),
+            self._take,
+            lambda sender, fault: self.faults.append(fault),
+            lambda peer, lane, error: self.lost.append(lane),
+            window_bytes=window_bytes,
+        )
+
+    async def _take(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+        await self.gate.wait()
+        if header.index == 666:
+            raise PeerFault("nobody asked for this tensor")
+        assert header.index not in self.frames
+        self.frames[header.index] = bytes(payload)
+
+
+async def _striped(plane: BulkPlane, peer_id: str, count: int) -> Lane:
+    await plane.send(peer_id, "reduce", _header(4, 10_000), bytes(4))
+    await plane.flush(peer_id, "reduce")
+    lane = plane._outgoing[peer_id, "reduce"]
+    await lane._grow(count)
+    assert len(lane.stripes) == count
+    return lane
+
+
+def test_large_and_small_frames_arrive_whole_over_many_streams(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            a, b = _Receiver(one).plane, _Receiver(two)
+            await b.plane.ready()
+            lane = await _striped(a, two.peer_id, STRIPES_LIMIT)
+            sizes = [0, 4, 400_000, 2 * PART_BYTES, 3 * MIB + 4, 9 * MIB - 4, PART_BYTES, 5 * MIB]
+            payloads = [os.urandom(size) for size in sizes]
+            await asyncio.gather(
+                *(
+                    a.send(two.peer_id, "reduce", _header(len(payload), index), payload)
+                    for index, payload in enumerate(payloads)
+                )
+            )
+            await a.flush(two.peer_id, "reduce")
+            assert {index: b.frames[index] for index in range(len(payloads))} == dict(
+                enumerate(payloads)
+            )
+            assert lane.unacknowledged_bytes == 0
+            assert all(stripe.load_bytes == 0 for stripe in lane.stripes)
+            (incoming,) = b.plane._incoming.values()
+            assert incoming.reassembly.held_bytes == 0
+
+    run(scenario())
+
+
+def test_a_receiver_that_waits_bounds_what_is_out_over_all_streams(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            a, b = _Receiver(one, 4 * MIB).plane, _Receiver(two, 4 * MIB)
+            b.plane._limits = FrameLimits(payload_bytes=4 * MIB)
+            await b.plane.ready()
+            lane = await _striped(a, two.peer_id, 4)
+            b.gate.clear()
+            sent = []
+
+            async def flood() -> None:
+                for index in range(24):
+                    size = 2 * MIB
+                    await a.send(two.peer_id, "reduce", _header(size, index), bytes(size))
+                    sent.append(index)
+
+            flooding = asyncio.create_task(flood())
+            await until(lambda: bool(sent), "the first frame is written")
+            await asyncio.wait({flooding}, timeout=0.5)
+            (incoming,) = b.plane._incoming.values()
+            assert not flooding.done()
+            assert incoming.reassembly.held_bytes <= 4 * MIB
+            assert lane.unacknowledged_bytes <= 4 * MIB
+            assert len(sent) <= 5
+            b.gate.set()
+            await asyncio.wait_for(flooding, 20)
+            await a.flush(two.peer_id, "reduce")
+            assert len(b.frames) == 25
+
+    run(scenario())
+
+
+def test_a_refused_frame_ends_all_streams_once_and_the_lane_opens_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            a, b = _Receiver(one), _Receiver(two)
+            await b.plane.ready()
+            await _striped(a.plane, two.peer_id, 4)
+            size = 4 * MIB
+            with pytest.raises(Refused, match="nobody asked"):
+                await a.plane.send(two.peer_id, "reduce", _header(size, 666), bytes(size))
+                await a.plane.flush(two.peer_id, "reduce")
+            await a.plane.send(two.peer_id, "reduce", _header(size, 1), bytes(size))
+            await a.plane.flush(two.peer_id, "reduce")
+            assert len(b.frames[1]) == size
+            assert [fault.cause for fault in b.faults] == ["nobody asked for this tensor"]
+            assert not b.lost and not a.faults
+
+    run(scenario())
+
+
+def test_a_long_round_trip_makes_a_busy_lane_grow_until_that_does_not_help(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            ids = one.peer_id, two.peer_id
+            ways = (ids, ids[::-1])
+            links = tuple(ShapedLink(*way, 20_000_000, 40_000_000) for way in ways)
+            peers = tuple(ShapedPeer(name, at) for name, at in zip("ab", ids, strict=True))
+            for host in (one, two):
+                host.shaper = Shaper(Shape("test", peers, links), host.peer_id)
+            a, b = _Receiver(one).plane, _Receiver(two)
+            await b.plane.ready()
+            for index in range(30):
+                await a.send(two.peer_id, "state", _header(2 * MIB, index), bytes(2 * MIB))
+            await a.flush(two.peer_id, "state")
+            lane = a._outgoing[two.peer_id, "state"]
+            assert 2 <= len(lane.stripes) <= 8
+            assert lane.round_trip_s == pytest.approx(0.045, abs=0.025)
+            estimate = a.link_estimate(two.peer_id)
+            assert estimate == pytest.approx(40_000_000, rel=0.3)
+
+    run(scenario())
+
+
+def test_growth_goes_on_while_it_helps() -> None:
+    growth, now_s, decisions = Growth(), 0.0, []
+    for rate in (10e6, 19e6, 18e6, 30e6, 31e6, 29e6, 60e6):
+        growth.began(now_s)
+        now_s += 0.6
+        growth.ended(now_s, int(rate * 0.6))
+        decisions.append(growth.should_grow(0.5, True))
+    assert decisions == [True, True, True, True, True, False, False]
+
+
+def test_what_the_buffers_take_at_once_says_nothing() -> None:
+    growth = Growth()
+    for at_s in range(1000):
+        growth.began(float(at_s))
+        growth.ended(at_s + 0.001, MIB)
+    assert not growth.should_grow(0.5, True)
+
+
+def test_parts_that_do_not_fit_are_faults() -> None:
+    async def scenario() -> None:
+        size = 2 * PART_BYTES + 8
+        parts = Reassembly(64 * MIB)
+        assert await parts.add(_part(size, 1, 0), bytearray(PART_BYTES)) is None
+        with pytest.raises(PeerFault, match="twice"):
+            await parts.add(_part(size, 1, 0), bytearray(PART_BYTES))
+        with pytest.raises(PeerFault, match="different tensors"):
+            await parts.add(_part(size, 1, 1, index=5), bytearray(PART_BYTES))
+        assert await parts.add(_part(size, 1, 2), bytearray(8)) is None
+        done = await parts.add(_part(size, 1, 1), bytearray(PART_BYTES))
+        assert done is not None and len(done[1]) == size
+
+    run(scenario())
+    from p2p_dtfm.core.protocol.canonical import encode
+
+    for part in (-2, 3, 1 << 40):
+        header = _part(2 * PART_BYTES + 8, 1, part)
+        with pytest.raises(PeerFault, match="part"):
+            parse_header(encode(header), FrameLimits())
+
+
+def test_a_frame_without_room_waits_for_those_before_it_and_hears_of_the_end() -> None:
+    async def scenario() -> None:
+        size = 2 * PART_BYTES
+        parts = Reassembly(size)
+        await parts.add(_part(size, 1, 0), bytearray(PART_BYTES))
+        waiting = asyncio.create_task(parts.add(_part(size, 2, 0), bytearray(PART_BYTES)))
+        third = asyncio.create_task(parts.add(_part(size, 3, 0), bytearray(PART_BYTES)))
+        await asyncio.wait({waiting, third}, timeout=0.05)
+        assert not waiting.done() and parts.held_bytes == size
+        done = await parts.add(_part(size, 1, 1), bytearray(PART_BYTES))
+        assert done is not None
+        parts.release(done[0])
+        assert await asyncio.wait_for(waiting, 1) is None
+        assert not third.done()
+        parts.close()
+        with pytest.raises(EOFError):
+            await asyncio.wait_for(third, 1)
+
+    run(scenario())

@@ -23,6 +23,7 @@ from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.net.directory import node as directory_node
 from p2p_dtfm.net.directory.validator import DirectoryValidator
 from p2p_dtfm.net.directory.values import (
     SHARDS,
@@ -112,7 +113,7 @@ class Directory:
             )
         except (TimeoutError, DHTRefusal, *CONNECTION_ERRORS) as error:
             raise _not_joined(others, error) from error
-        assert isinstance(node.protocol, node.DHTProtocol)
+        assert isinstance(node.protocol, directory_node.DHTProtocol)
         node.protocol.host = host
         return cls(host, node, others, validator)
 

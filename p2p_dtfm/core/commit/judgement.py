@@ -77,8 +77,6 @@ def fault_of(
         return f"Prepared for step {prepared.step} with a cut of {prepared.kept}"
     if max(prepared.squared_norms.values(), default=0.0) > SQUARED_NORM_LIMIT:
         return "Prepared with a norm that no gradient has"
-    if not -1 <= prepared.kept <= prepared.step:
-        return f"Prepared for step {prepared.step} with a cut of step {prepared.kept}"
     for number, digests in prepared.sums.items():
         if number not in due or len(digests) != len(segments[number].holders):
             return "Prepared with sums of segments that it does not hold"

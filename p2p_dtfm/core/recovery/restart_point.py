@@ -34,15 +34,6 @@ Complete = dict[Target, tuple[StepKey, StepOutcome]]
 
 
 @dataclass(frozen=True)
-class _Known:
-    """Steps whose outcome is known."""
-
-    steps: Complete
-    by_all: frozenset[Target]
-    """Those that follow from all Prepared, whatever anybody says of the outcome."""
-
-
-@dataclass(frozen=True)
 class Recovery:
     """`target` is None where some layer is lost; `lost_layers` says which."""
 
@@ -72,7 +63,7 @@ def recover(
     limit = terms.total_steps + 1 if terms is not None else None
     steps = [p.step for p in members or parts if limit is None or p.step <= limit]
     floor = max(steps, default=0) - 1
-    candidates = _candidates(parts, complete.steps)
+    candidates = _candidates(parts, complete)
     cuts = {Target(item.version, item.lineage) for part in parts for item in part.cuts}
     if accepts_loss:
         floor = 0
@@ -83,17 +74,17 @@ def recover(
 
     def rank(target: Target) -> tuple[bool, int, int, str]:
         is_possible = limit is None or target.step <= limit
-        standing = sum(1 for part in members if _stands_on(part, target, complete.steps))
+        standing = sum(1 for part in members if _stands_on(part, target, complete))
         return is_possible, target.step, standing, target.lineage
 
     for target in sorted(candidates | cuts, key=rank, reverse=True):
         if target.step < floor and target not in cuts:
             continue
-        held = {p.member: _reach(p, target, complete.steps, accepts_loss) for p in parts}
+        held = {p.member: _reach(p, target, complete, accepts_loss) for p in parts}
         there = {layer for layers in held.values() for layer in layers}
         missing = tuple(layer for layer in range(layer_count) if layer not in there)
         if not missing or target == Target(0, GENESIS_LINEAGE):
-            key, outcome = complete.steps.get(target, (None, None))
+            key, outcome = complete.get(target, (None, None))
             return Recovery(target, key, outcome, held)
         if best_missing is None or len(missing) < len(best_missing):
             best_missing = missing
@@ -154,7 +145,7 @@ def _stands_on(part: Contribution, target: Target, complete: Complete) -> bool:
     return key is not None and part.lineages.get(key[1]) == key[2]
 
 
-def _complete_steps(parts: list[Contribution], terms: StepTerms | None) -> _Known:
+def _complete_steps(parts: list[Contribution], terms: StepTerms | None) -> Complete:
     """Every step whose outcome is known, or follows from all Prepared together.
 
     What follows from Prepared needs no word; else what most say of an outcome counts.
@@ -173,20 +164,17 @@ def _complete_steps(parts: list[Contribution], terms: StepTerms | None) -> _Know
         counts.append(pending.counts)
         said |= dict.fromkeys(pending.prepared)
     complete: Complete = {}
-    by_all = set()
     for key, (plan, counts, said) in gathered.items():
         most = max(counts, key=lambda it: (counts.count(it), sorted(it.items())))
         outcome = _outcome(key, plan, said, terms, most)
         if outcome is not None:
-            target = _target(key, outcome)
-            complete[target] = (key, outcome)
-            by_all.add(target)
+            complete[_target(key, outcome)] = (key, outcome)
             told.pop(key, None)
     for key, outcomes in told.items():
         digests = [outcome.digest for outcome in outcomes]
         outcome = max(outcomes, key=lambda it: (digests.count(it.digest), it.digest))
         complete[_target(key, outcome)] = (key, outcome)
-    return _Known(complete, frozenset(by_all))
+    return complete
 
 
 def _target(key: StepKey, outcome: StepOutcome) -> Target:

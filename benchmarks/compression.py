@@ -41,7 +41,7 @@ from p2p_dtfm.train.stage.gradient_parts import (
 )
 from p2p_dtfm.train.stage.local_steps import LocalSteps, inner_microbatches
 from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
-from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
+from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 HELD_OUT_SEQUENCES = 512
@@ -183,7 +183,9 @@ def reduce_all(spec: RunSpec, step: int, replicas: list[Replica]) -> int:
     chunks = segment_chunks(lengths, holders, (1,) * len(holders))
     codec = codec_of(spec.codecs.reduction, spec.codecs)
     sides = [
-        SegmentReduction(spec, codec, step, 0, chunks.bounds, lengths, r.memory.owed_of(each))
+        SegmentReduction(
+            spec, codec, step, SegmentCut(0, chunks.bounds, lengths), r.memory.owed_of(each)
+        )
         for r, each in zip(replicas, states, strict=True)
     ]
     for side, each in zip(sides, states, strict=True):

@@ -35,8 +35,8 @@ from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer, Shaper
 from p2p_dtfm.net.streams.bulk import BulkPlane
-from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
-from p2p_dtfm.net.streams.stripes import STRIPES_LIMIT
+from p2p_dtfm.net.streams.bulk_settings import STRIPES_LIMIT, BulkLimits, BulkListeners
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 
 ONE_WAY_MS = 50.0
 RATE_MBPS = 1000.0
@@ -76,7 +76,7 @@ def _complain(sender: str, fault: PeerFault) -> None:
 
 async def _receive(folder: Path, ip: str, shape: str) -> None:
     host = await _start_host(folder, ip, shape)
-    plane = BulkPlane(host, RUN_DIGEST, FrameLimits(), lambda *frame: None, _complain)
+    plane = BulkPlane(host, RUN_DIGEST, BulkListeners(lambda *frame: None, _complain))
     await plane.ready()
     print((await host.addresses())[0], flush=True)
     await asyncio.to_thread(sys.stdin.read)
@@ -89,9 +89,8 @@ async def _send(
 ) -> None:
     host = await _start_host(folder, ip, shape, (to,))
     peer_id = to.rsplit("/", 1)[1]
-    plane = BulkPlane(
-        host, RUN_DIGEST, FrameLimits(), lambda *frame: None, _complain, most_stripes=stripes
-    )
+    listeners = BulkListeners(lambda *frame: None, _complain)
+    plane = BulkPlane(host, RUN_DIGEST, listeners, BulkLimits(most_stripes=stripes))
     payload, sent = bytes(FRAME_BYTES), 0
     computed_before = processor_s(os.getpid())
 

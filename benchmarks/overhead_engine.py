@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,11 +23,13 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.mailbox import Mailbox
+from p2p_dtfm.daemon.step.stage_tools import StageLinks, StagePlace, StageTools
 from p2p_dtfm.daemon.step.step_engine import StepEngine
-from p2p_dtfm.daemon.step.step_frames import FrameTransport
+from p2p_dtfm.daemon.step.step_frames import FrameTransport, StepFrames
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.streams.bulk import BulkPlane
-from p2p_dtfm.net.streams.frames import FrameHeader, FrameLimits, Payload
+from p2p_dtfm.net.streams.bulk_settings import BulkListeners
+from p2p_dtfm.net.streams.frames import FrameHeader, Payload
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import update_of
 from p2p_dtfm.train.model.reference import ReferenceRun
@@ -45,17 +48,14 @@ class _Stage:
         spec = work.spec
         self.states = {layer: LayerState.genesis(spec, layer) for layer in plan.layers_of(me)}
         self.mailbox = Mailbox(VIEW, plan, me, spec)
+        frames = StepFrames(
+            VIEW, transport, lambda peer_id, cause: print(f"{peer_id}: {cause}", file=sys.stderr)
+        )
         self.engine = StepEngine(
-            self.mailbox,
-            plan,
-            me,
-            spec,
+            StagePlace(plan, me, spec),
             self.states,
-            lambda step, index: batch_of(work, step, index),
-            transport,
-            self.compute,
-            lambda peer_id, cause: print(f"{peer_id}: {cause}", file=sys.stderr),
-            ReplicaMemory(),
+            StageLinks(self.mailbox, frames),
+            StageTools(self.compute, ReplicaMemory(), partial(batch_of, work)),
         )
 
     async def step(self, number: int) -> float:
@@ -81,7 +81,7 @@ async def _peer(number: int, folder: Path, arguments: list[str]) -> None:
         assert stage is not None
         stage.mailbox.put(sender, header, payload)
 
-    plane = BulkPlane(host, work.spec.digest(), FrameLimits(), arrived, _complain)
+    plane = BulkPlane(host, work.spec.digest(), BulkListeners(arrived, _complain))
     await plane.ready()
     say(address=(await host.addresses())[0])
     addresses = json.loads(await asyncio.to_thread(sys.stdin.readline))

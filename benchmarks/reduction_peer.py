@@ -17,9 +17,10 @@ from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.segment_exchange import exchange
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.streams.bulk import BulkPlane
-from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits, Payload
+from p2p_dtfm.net.streams.bulk_settings import BulkListeners
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, Payload
 from p2p_dtfm.train.codecs import codec_of
-from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
+from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
 
 RUN_DIGEST = "00" * 32
 SPEC = parse_run_spec(
@@ -76,7 +77,7 @@ class _Frames:
 async def _our_peer(number: int, folder: Path) -> None:
     host = await Host.start(folder / f"{number}.key", ["/ip4/127.0.0.1/tcp/0"])
     frames, compute = _Frames("fp32"), Compute()
-    plane = BulkPlane(host, RUN_DIGEST, FrameLimits(), frames.arrived, _complain)
+    plane = BulkPlane(host, RUN_DIGEST, BulkListeners(frames.arrived, _complain))
     frames.plane = await plane.ready()
     say(address=(await host.addresses())[0])
     addresses = json.loads(await asyncio.to_thread(sys.stdin.readline))
@@ -93,9 +94,8 @@ async def _our_peer(number: int, folder: Path) -> None:
         if not await asyncio.to_thread(sys.stdin.readline):
             break
         began_s, computed_s = time.monotonic(), processor_s()
-        reduction = SegmentReduction(
-            SPEC, codec, frames.step, 0, chunks.bounds, [values.numel()], None, room
-        )
+        cut = SegmentCut(0, chunks.bounds, [values.numel()])
+        reduction = SegmentReduction(SPEC, codec, frames.step, cut, None, room)
         await compute.run(reduction.fill, 0, values)
         await exchange(reduction, host.peer_id, holders, chunks.owners, frames, compute, _at_once)
         elapsed_s = time.monotonic() - began_s

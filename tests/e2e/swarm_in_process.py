@@ -12,10 +12,13 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.mailbox import Mailbox
+from p2p_dtfm.daemon.step.stage_tools import StageLinks, StagePlace, StageTools
 from p2p_dtfm.daemon.step.step_engine import StepEngine
+from p2p_dtfm.daemon.step.step_frames import StepFrames
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.streams.bulk import BulkPlane
-from p2p_dtfm.net.streams.frames import FrameHeader, FrameLimits
+from p2p_dtfm.net.streams.bulk_settings import BulkListeners
+from p2p_dtfm.net.streams.frames import FrameHeader
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
 from tests.e2e.helpers import DEADLINE_S
@@ -31,6 +34,12 @@ class EnginePeer:
     faults: list[PeerFault]
     engine: StepEngine | None = None
     memory: ReplicaMemory = field(default_factory=ReplicaMemory)
+
+    def links(self, mailbox: Mailbox) -> StageLinks:
+        def trouble(peer_id: str, cause: str) -> None:
+            self.faults.append(PeerFault(cause, peer_id))
+
+        return StageLinks(mailbox, StepFrames(mailbox.view, self.bulk, trouble))
 
     def on_frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
         assert self.engine is not None
@@ -65,9 +74,9 @@ async def engine_peers(
             bulk = BulkPlane(
                 host,
                 spec.digest(),
-                FrameLimits(),
-                peer.on_frame,
-                lambda sender, fault, faults=faults: faults.append(fault),
+                BulkListeners(
+                    peer.on_frame, lambda sender, fault, faults=faults: faults.append(fault)
+                ),
             )
             peer.bulk = await bulk.ready()
             stack.push_async_callback(bulk.close)
@@ -82,17 +91,10 @@ def prepare_engines(
         me = peer.host.peer_id
         states = {layer: LayerState.genesis(spec, layer) for layer in plan.layers_of(me)}
         peer.engine = StepEngine(
-            Mailbox(VIEW, plan, me, spec),
-            plan,
-            me,
-            spec,
+            StagePlace(plan, me, spec, recompute),
             states,
-            batch,
-            peer.bulk,
-            peer.compute,
-            lambda peer_id, cause, faults=peer.faults: faults.append(PeerFault(cause, peer_id)),
-            peer.memory,
-            recompute=recompute,
+            peer.links(Mailbox(VIEW, plan, me, spec)),
+            StageTools(peer.compute, peer.memory, batch),
         )
 
 

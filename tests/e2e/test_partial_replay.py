@@ -17,7 +17,6 @@ from p2p_dtfm.core.commit.step import StepTransaction
 from p2p_dtfm.core.messages.agreement_messages import Contribution, PendingStep
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.messages.stage_progress import StageProgress
-from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
@@ -25,6 +24,7 @@ from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay, replay_of
 from p2p_dtfm.core.recovery.restart_point import Target
 from p2p_dtfm.daemon.step.mailbox import Mailbox
+from p2p_dtfm.daemon.step.stage_tools import StageListeners, StagePlace, StageTools
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.telemetry.step_recorder import StepRecorder
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -65,23 +65,16 @@ class Swarm:
             before = kept[name]
             goes_on = before is not None and list(before.states.values()) == list(states.values())
             peer = self.peers[name]
+            recorder = self.recorders.setdefault(name, StepRecorder())
             peer.engine = StepEngine(
-                mailbox,
-                plan,
-                name,
-                self.spec,
+                StagePlace(plan, name, self.spec, recompute=self.view.number % 3 == 0),
                 states,
-                synthetic_batch(self.spec),
-                peer.bulk,
-                peer.compute,
-                lambda who, cause, faults=peer.faults: faults.append(PeerFault(cause, who)),
-                peer.memory,
-                self.recorders.setdefault(name, StepRecorder()),
-                recompute=self.view.number % 3 == 0,
-                work=before.work if goes_on else None,
-                on_progress=lambda _, progress, name=name: self.progress.__setitem__(
-                    name, progress
+                peer.links(mailbox),
+                StageTools(peer.compute, peer.memory, synthetic_batch(self.spec), recorder),
+                StageListeners(
+                    lambda _, progress, name=name: self.progress.__setitem__(name, progress)
                 ),
+                work=before.work if goes_on else None,
             )
 
     def start(self, step: int, replay: PartialReplay | None = None) -> None:

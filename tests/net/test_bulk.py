@@ -13,6 +13,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.streams.bulk import BulkPlane
+from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
 from tests.net.net_support import hosts, run, until
 
@@ -37,11 +38,12 @@ class _Peer:
         self.plane = BulkPlane(
             host,
             run_digest,
-            FrameLimits(payload_bytes=32 * MIB),
-            self.take,
-            lambda sender, fault: self.faults.append((sender, fault)),
-            lambda peer, lane, error: self.lost.append((peer, lane)),
-            **options,
+            BulkListeners(
+                self.take,
+                lambda sender, fault: self.faults.append((sender, fault)),
+                lambda peer, lane, error: self.lost.append((peer, lane)),
+            ),
+            BulkLimits(FrameLimits(payload_bytes=32 * MIB), **options),
         )
 
     def take(self, sender: str, header: FrameHeader, payload: bytearray) -> Awaitable[None]:
@@ -310,17 +312,13 @@ def test_who_sent_what_was_lost_hears_of_it_without_sending_more(tmp_path: Path)
             async def refuse(sender: str, header: FrameHeader, payload: bytearray) -> None:
                 raise PeerFault("not due")
 
-            await BulkPlane(
-                two, "aa" * 32, FrameLimits(), refuse, lambda sender, fault: None
-            ).ready()
-            plane = BulkPlane(
-                one,
-                "aa" * 32,
-                FrameLimits(),
+            listeners = BulkListeners(
                 refuse,
                 lambda sender, fault: None,
-                on_undelivered=lambda peer, lane, failure: undelivered.append((peer, lane)),
+                undelivered=lambda peer, lane, failure: undelivered.append((peer, lane)),
             )
+            await BulkPlane(two, "aa" * 32, listeners).ready()
+            plane = BulkPlane(one, "aa" * 32, listeners)
             await plane.send(two.peer_id, "forward", _header(1000), bytes(1000))
             await until(lambda: undelivered, "the loss is told")
             assert undelivered == [(two.peer_id, "forward")]

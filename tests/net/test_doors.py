@@ -16,6 +16,7 @@ from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.nat.dial_back import CallBacks
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.streams.bulk import BulkPlane, LaneHello
+from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits, encode_frame
 from p2p_dtfm.net.streams.probing import Probes
 from p2p_dtfm.net.streams.stripes import LENGTH
@@ -53,10 +54,11 @@ def test_a_call_and_a_stream_that_are_not_let_in_reach_no_handler(tmp_path: Path
 
             one.door = door = _Door()
             await ControlPlane(one, handler, name="control").ready()
-            await BulkPlane(one, RUN, FrameLimits(), lambda *_: None, lambda *_: None).ready()
+            deaf = BulkListeners(lambda *_: None, lambda *_: None)
+            await BulkPlane(one, RUN, deaf).ready()
             with pytest.raises(Refused, match="not its place"):
                 await (await ControlPlane(two, handler).ready()).call(one.peer_id, b"x", 5.0)
-            plane = BulkPlane(two, RUN, FrameLimits(), lambda *_: None, lambda *_: None)
+            plane = BulkPlane(two, RUN, deaf)
             with pytest.raises(Unreachable, match="no answer to a hello"):
                 await plane.send(one.peer_id, "forward", _header(), bytes(4 * MIB))
             assert not served
@@ -77,10 +79,11 @@ def test_a_frame_that_cannot_be_is_refused_before_memory_is_taken(tmp_path: Path
             plane = BulkPlane(
                 one,
                 RUN,
-                FrameLimits(),
-                lambda *_: None,
-                lambda sender, fault: faults.append(fault.cause),
-                admit_frame=admit,
+                BulkListeners(
+                    lambda *_: None,
+                    lambda sender, fault: faults.append(fault.cause),
+                    admit=admit,
+                ),
             )
             await plane.ready()
             reader, writer = await two.open_stream(one.peer_id, "/p2p-dtfm/1/bulk/forward", 5)
@@ -106,10 +109,11 @@ def test_announced_bytes_are_bounded_and_all_arrive(tmp_path: Path) -> None:
                 await consuming.wait()
                 frames += 1
 
-            limits = FrameLimits(payload_bytes=4 * MIB)
-            plane = BulkPlane(one, RUN, limits, take, lambda *_: None, window_bytes=4 * MIB)
+            frame_limits = FrameLimits(payload_bytes=4 * MIB)
+            listeners = BulkListeners(take, lambda *_: None)
+            plane = BulkPlane(one, RUN, listeners, BulkLimits(frame_limits, window_bytes=4 * MIB))
             await plane.ready()
-            sender = BulkPlane(two, RUN, limits, take, lambda *_: None, window_bytes=16 * MIB)
+            sender = BulkPlane(two, RUN, listeners, BulkLimits(frame_limits, window_bytes=16 * MIB))
 
             async def flood(lane: str) -> None:
                 for _ in range(4):

@@ -9,7 +9,8 @@ import pytest
 
 from p2p_dtfm.net.shaping import LineLimit
 from p2p_dtfm.net.streams.bulk import LANES, BulkPlane
-from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
+from p2p_dtfm.net.streams.bulk_settings import BulkListeners
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.net.streams.lane_priority import GIVE_WAY_S, RANKS, LanePriority
 from tests.net.net_support import hosts, run
 
@@ -63,9 +64,10 @@ def test_an_activation_overtakes_state_on_a_limited_uplink(same_peer: bool, tmp_
                 BulkPlane(
                     host,
                     "aa" * 32,
-                    FrameLimits(),
-                    lambda sender, header, payload: arrived.append(header.kind),
-                    lambda sender, fault: pytest.fail(str(fault)),
+                    BulkListeners(
+                        lambda sender, header, payload: arrived.append(header.kind),
+                        lambda sender, fault: pytest.fail(str(fault)),
+                    ),
                 )
                 for host in (one, two, three)
             ]

@@ -26,7 +26,8 @@ from p2p_dtfm.net.shaping import (
     _Stamps,
 )
 from p2p_dtfm.net.streams.bulk import BulkPlane
-from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
+from p2p_dtfm.net.streams.bulk_settings import BulkListeners
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.net.streams.probing import Probes
 from tests.net.net_support import hosts, run, until
 
@@ -80,7 +81,7 @@ def _plane(host: Host, taken: Taken, gate: asyncio.Event | None = None) -> BulkP
             await gate.wait()
         taken.append((sender, header.index, time.monotonic()))
 
-    return BulkPlane(host, "aa" * 32, FrameLimits(), take, lambda sender, fault: None)
+    return BulkPlane(host, "aa" * 32, BulkListeners(take, lambda sender, fault: None))
 
 
 async def _warm(plane: BulkPlane, peer_id: str, lane: str) -> None:
@@ -431,9 +432,8 @@ def test_a_corrupted_stream_is_a_fault_of_its_sender_and_the_next_is_whole(tmp_p
                 taken.append((sender, header.index, time.monotonic()))
 
             plane = await _plane(one, []).ready()
-            await BulkPlane(
-                two, "aa" * 32, FrameLimits(), take, lambda sender, fault: faults.append(sender)
-            ).ready()
+            listeners = BulkListeners(take, lambda sender, fault: faults.append(sender))
+            await BulkPlane(two, "aa" * 32, listeners).ready()
             await _warm(plane, two.peer_id, "forward")
             one.shaper.change(_with_links(shape, corrupted=1))
             with pytest.raises((Unreachable, Refused)):

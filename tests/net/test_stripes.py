@@ -12,6 +12,7 @@ from p2p_dtfm.net.errors import Refused
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer, Shaper
 from p2p_dtfm.net.streams.bulk import BulkPlane
+from p2p_dtfm.net.streams.bulk_settings import STRIPES_LIMIT, BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import (
     PART_BYTES,
     FrameHeader,
@@ -20,7 +21,7 @@ from p2p_dtfm.net.streams.frames import (
     parse_header,
 )
 from p2p_dtfm.net.streams.reassembly import Reassembly
-from p2p_dtfm.net.streams.stripes import STRIPES_LIMIT, Growth, Lane
+from p2p_dtfm.net.streams.stripes import Growth, Lane
 from tests.net.net_support import hosts, run, until
 
 MIB = 1 << 20
@@ -46,11 +47,12 @@ class _Receiver:
         self.plane = BulkPlane(
             host,
             "aa" * 32,
-            FrameLimits(payload_bytes=32 * MIB),
-            self._take,
-            lambda sender, fault: self.faults.append(fault),
-            lambda peer, lane, error: self.lost.append(lane),
-            window_bytes=window_bytes,
+            BulkListeners(
+                self._take,
+                lambda sender, fault: self.faults.append(fault),
+                lambda peer, lane, error: self.lost.append(lane),
+            ),
+            BulkLimits(FrameLimits(payload_bytes=32 * MIB), window_bytes=window_bytes),
         )
 
     async def _take(self, sender: str, header: FrameHeader, payload: bytearray) -> None:

@@ -10,7 +10,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec, SparseSpec
 from p2p_dtfm.train.codecs import Codec, codec_of
 from p2p_dtfm.train.stage.gradient_parts import shard_bounds, sum_parts
-from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
+from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
 
 CODECS = CodecSpec(sparse=SparseSpec(one_in=4, keep_percent=25))
 NAMES = ["fp32", "bf16", "int8", "sparse"]
@@ -51,7 +51,7 @@ def side_of(
     owed: Tensor | None,
 ) -> SegmentReduction:
     """One holder, of a segment of one layer."""
-    side = SegmentReduction(spec, codec, step, 1, bounds, [values.numel()], owed)
+    side = SegmentReduction(spec, codec, step, SegmentCut(1, bounds, [values.numel()]), owed)
     side.fill(1, values)
     return side
 
@@ -122,9 +122,8 @@ def test_a_wrong_part_changes_nothing(spec: RunSpec) -> None:
 
 def test_a_chunk_can_travel_when_its_layers_are_filled(spec: RunSpec) -> None:
     """Chunks of one layer or of several; what a layer's gradient was stays as it is."""
-    side = SegmentReduction(
-        spec, codec_of("fp32", CODECS), 0, 4, [(0, 5), (5, 12), (12, 20)], [10, 10], None
-    )
+    cut = SegmentCut(4, [(0, 5), (5, 12), (12, 20)], [10, 10])
+    side = SegmentReduction(spec, codec_of("fp32", CODECS), 0, cut, None)
     assert [side.layers_of(chunk) for chunk in range(3)] == [[4], [4, 5], [5]]
     gradient = torch.arange(10.0)
     side.fill(5, gradient)

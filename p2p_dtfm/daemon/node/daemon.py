@@ -62,6 +62,7 @@ from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.shaping import LineLimit, Shape, Shaper
 from p2p_dtfm.net.streams.blobs import BlobExchange
 from p2p_dtfm.net.streams.bulk import BulkPlane
+from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameLimits
 from p2p_dtfm.net.streams.probing import Probes
 from p2p_dtfm.train.data import Dataset
@@ -226,18 +227,12 @@ class Daemon(Background, Joining, StatusApi):
         self._events = EventLog(
             self.home.run_directory(run.digest) / "events.jsonl", self.status.troubles
         )
-        limits = FrameLimits(payload_bytes=max(64 << 20, self._workload.boundary_bytes))
-        self._bulk = BulkPlane(
-            self._host,
-            run.digest,
-            limits,
-            self._on_frame,
-            self._on_fault,
-            self._on_lost,
-            on_undelivered=self._on_undelivered,
-            admit_frame=self._admit_frame,
-            in_flight_bytes=memory_bytes(self.settings) // IN_FLIGHT_PART,
+        frames = FrameLimits(payload_bytes=max(64 << 20, self._workload.boundary_bytes))
+        listeners = BulkListeners(
+            self._on_frame, self._on_fault, self._on_lost, self._on_undelivered, self._admit_frame
         )
+        limits = BulkLimits(frames, in_flight_bytes=memory_bytes(self.settings) // IN_FLIGHT_PART)
+        self._bulk = BulkPlane(self._host, run.digest, listeners, limits)
         await self._bulk.ready()
         stack.push_async_callback(self._bulk.close)
         self._view_history = ViewHistory(self.home.root, run.digest)

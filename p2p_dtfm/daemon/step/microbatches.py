@@ -6,29 +6,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from p2p_dtfm.core.messages.stage_progress import StageProgress
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.plan import Plan, Stage
-from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.plan import Stage
 from p2p_dtfm.core.recovery.partial_replay import StageReplay, whole_step
 from p2p_dtfm.core.schedule.pipeline_order import StageOrder, Tasklet, TaskletKind
-from p2p_dtfm.daemon.machine.compute import Compute
-from p2p_dtfm.daemon.step.mailbox import FrameKey, Mailbox
+from p2p_dtfm.daemon.step.mailbox import FrameKey
 from p2p_dtfm.daemon.step.neighbours import neighbours_of
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork, Outgoing, Unfinished
-from p2p_dtfm.daemon.step.step_frames import StepFrames
-from p2p_dtfm.daemon.telemetry.step_recorder import StepRecorder
+from p2p_dtfm.daemon.step.stage_tools import OnProgress, StageLinks, StagePlace, StageTools
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.stage.finite import NotFinite, is_finite
 
 Tensor = Any
 Result = TypeVar("Result")
-Batch = tuple[Tensor, Tensor]
-"""int64 inputs and targets, each [sequences, tokens]."""
-BatchOf = Callable[[int, int], Batch]
-"""`batch(step, index)`: the tokens of a microbatch; called in the compute thread."""
-OnProgress = Callable[[int, StageProgress | None], None]
 
 _BOUNDARY_OF = {
     TaskletKind.FORWARD: FrameKind.ACTIVATION,
@@ -60,32 +51,27 @@ class Microbatches:
 
     def __init__(
         self,
-        mailbox: Mailbox,
-        plan: Plan,
-        me: str,
-        spec: RunSpec,
+        place: StagePlace,
+        links: StageLinks,
+        tools: StageTools,
         work: OpenStepWork,
-        batch: BatchOf,
-        frames: StepFrames,
-        compute: Compute,
-        recorder: StepRecorder,
         on_progress: OnProgress,
     ) -> None:
-        stage = plan.stage_of(me)
+        stage = place.plan.stage_of(place.me)
         assert stage is not None, "a spare has no microbatches"
-        self._mailbox = mailbox
-        self._me = me
-        self._spec = spec
+        self._mailbox = links.mailbox
+        self._me = place.me
+        self._spec = place.spec
         self._work = work
         self._runner = work.runner
-        self._batch = batch
-        self._frames = frames
-        self._compute = compute
-        self._recorder = recorder
+        self._batch = tools.batch
+        self._frames = links.frames
+        self._compute = tools.compute
+        self._recorder = tools.recorder
         self._on_progress = on_progress
         self._stage = stage
-        self._neighbours = neighbours_of(plan, me, spec)
-        self._replay = whole_step(plan, me)
+        self._neighbours = neighbours_of(place.plan, place.me, place.spec)
+        self._replay = whole_step(place.plan, place.me)
 
     async def train(
         self,

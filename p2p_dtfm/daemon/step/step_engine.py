@@ -1,25 +1,19 @@
 """One peer's part of a step: microbatches through its stage, and the reduction of its segments."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from p2p_dtfm.core.protocol.plan import Plan
-from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.recovery.partial_replay import StageReplay, whole_step
-from p2p_dtfm.daemon.machine.compute import Compute
-from p2p_dtfm.daemon.step.mailbox import Mailbox, segments_of
-from p2p_dtfm.daemon.step.microbatches import BatchOf, Microbatches, OnProgress
+from p2p_dtfm.daemon.step.mailbox import segments_of
+from p2p_dtfm.daemon.step.microbatches import Microbatches
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
-from p2p_dtfm.daemon.step.step_frames import FrameTransport, StepFrames
-from p2p_dtfm.daemon.step.step_reduction import OnAlone, StepReduction
-from p2p_dtfm.daemon.telemetry.step_recorder import StepRecorder
+from p2p_dtfm.daemon.step.stage_tools import StageLinks, StageListeners, StagePlace, StageTools
+from p2p_dtfm.daemon.step.step_reduction import StepReduction
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import squared_norm
 from p2p_dtfm.train.stage.finite import NotFinite
 from p2p_dtfm.train.stage.local_steps import LocalSteps, inner_microbatches
-from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
 
 Tensor = Any
 
@@ -40,73 +34,48 @@ class LocalResult:
 class StepEngine:
     """Steps of one view at one stage-holder.
 
-    `batch(step, index)` gives the tokens of a microbatch; indices from `microbatches_per_step` on
-    are held-out ones. It runs in the compute thread. A peer that cannot be sent a tensor,
-    or sends what is not due, is told to `on_trouble(peer_id, cause)`; the step may then not end by
-    itself. What the replica remembers for itself is proposed to `memory`; committing is the
-    caller's.
+    A peer that cannot be sent a tensor, or sends what is not due, is told of by `links.frames`; the
+    step may then not end by itself.
     """
 
     def __init__(
         self,
-        mailbox: Mailbox,
-        plan: Plan,
-        me: str,
-        spec: RunSpec,
+        place: StagePlace,
         states: dict[int, LayerState],
-        batch: BatchOf,
-        transport: FrameTransport,
-        compute: Compute,
-        on_trouble: Callable[[str, str], None],
-        memory: ReplicaMemory,
-        recorder: StepRecorder | None = None,
-        recompute: bool = False,
+        links: StageLinks,
+        tools: StageTools,
+        listeners: StageListeners | None = None,
         work: OpenStepWork | None = None,
-        on_progress: OnProgress = lambda step, progress: None,
-        on_alone: OnAlone | None = None,
-        on_poison: Callable[[str, str], None] | None = None,
     ) -> None:
-        """`work` is of an earlier view, with the same states. `on_alone` is told of the reduced
-        gradient of each layer that nobody else holds, as soon as it is there.
-        `on_poison(peer_id, cause)` of whoever sent what no correct peer sends."""
-        place = plan.place_of(me)
-        assert place is not None, "a spare has no steps to compute"
-        self.mailbox = mailbox
-        self.view = mailbox.view
+        """`work` is of an earlier view, with the same states."""
+        listeners, spec = listeners or StageListeners(), place.spec
+        stands = place.plan.place_of(place.me)
+        assert stands is not None, "a spare has no steps to compute"
+        self.mailbox = links.mailbox
+        self.view = links.mailbox.view
         self.states = states
-        self._me = me
-        self._spec = spec
-        self._compute = compute
-        self._recorder = recorder or StepRecorder()
-        self.frames = StepFrames(self.view, transport, on_trouble, on_poison)
-        self.work = work or OpenStepWork(compute.stage_runner(spec, states, recompute))
+        self.frames = links.frames
+        self.work = work or OpenStepWork(tools.compute.stage_runner(spec, states, place.recompute))
         self.reduced: dict[int, Tensor] = {}
         """By layer, once a step has run; the memory is used again two steps later. The gradient
         buffers still hold this peer's own part."""
-        self._runner = self.work.runner
-        self._recompute = recompute
-        self.whole = whole_step(plan, me)
+        self.whole = whole_step(place.plan, place.me)
         """This stage's part in a step of which nothing is done."""
-        self._pipeline = plan.pipelines[place[0]]
+        self._place = place
+        self._spec = spec
+        self._links = links
+        self._tools = tools
+        self._runner = self.work.runner
+        self._pipeline = place.plan.pipelines[stands[0]]
         self._is_local = spec.sync.mode == "local"
-        self._microbatches = Microbatches(
-            mailbox,
-            plan,
-            me,
-            spec,
-            self.work,
-            batch,
-            self.frames,
-            compute,
-            self._recorder,
-            (lambda step, progress: None) if self._is_local else on_progress,
-        )
-        self._segments = segments_of(plan, me)
-        self._memory = memory
-        self._on_alone = on_alone
+        # inner steps keep nothing of a step that fails, so nobody is told of their progress
+        told = StageListeners().progress if self._is_local else listeners.progress
+        self._microbatches = Microbatches(place, links, tools, self.work, told)
+        self._segments = segments_of(place.plan, place.me)
+        self._on_alone = listeners.alone
         self._rooms: dict[tuple[int, int], Tensor] = {}
         self._sums: dict[int, tuple[bytes, ...]] = {}
-        self._local_steps = LocalSteps(spec, states, memory.moments)
+        self._local_steps = LocalSteps(spec, states, tools.memory.moments)
 
     # one step ---------------------------------------------------------------------------------
 
@@ -122,8 +91,8 @@ class StepEngine:
         self._sums = {}
         self.mailbox.begin_step(step)
         self.frames.begin_step(step)
-        self._recorder.begin(step, goes_on=replay.forwards > 0)
-        await self._compute.run(self._start, step, replay)
+        self._tools.recorder.begin(step, goes_on=replay.forwards > 0)
+        await self._tools.compute.run(self._start, step, replay)
         held_out_loss = 0.0
         if evaluate:
             held_out_loss = await self._microbatches.evaluate(step)
@@ -133,7 +102,7 @@ class StepEngine:
         count = len(replay.microbatches) if train and makes_losses else 0
         held_out_count = len(self._microbatches.held_out) if evaluate and makes_losses else 0
         tokens = self._spec.batch.microbatch * self._spec.model.context
-        norms = await self._compute.run(self._squared_norms)
+        norms = await self._tools.compute.run(self._squared_norms)
         loss_sum = sum(self.work.losses.values(), 0.0)
         if not all(map(math.isfinite, [*norms.values(), loss_sum, held_out_loss])):
             raise NotFinite("a norm or a loss is not finite")
@@ -152,11 +121,11 @@ class StepEngine:
 
     def _start(self, step: int, replay: StageReplay) -> None:
         """Take up what an attempt that was stopped has left, as far as it is kept."""
-        self._memory.discard()
+        self._tools.memory.discard()
         self.reduced = {}
         if self._is_local:
             self._local_steps.abandon()
-        self.work.use_recompute(self._recompute)
+        self.work.use_recompute(self._place.recompute)
         if replay.forwards:
             self.work.go_on(step, replay.microbatches, replay.forwards, replay.backwards)
         else:
@@ -174,18 +143,7 @@ class StepEngine:
     async def _train(self, step: int, replay: StageReplay) -> None:
         """Compute and reduce at once, layer by layer."""
         reduction = StepReduction(
-            step,
-            self._segments,
-            self.states,
-            self._me,
-            self._spec,
-            self.mailbox,
-            self.frames,
-            self._compute,
-            self._memory,
-            self._recorder,
-            self._rooms,
-            self._on_alone,
+            step, self._place, self.states, self._links, self._tools, self._rooms, self._on_alone
         )
         try:
             if self._is_local:
@@ -205,11 +163,11 @@ class StepEngine:
         Nothing is kept of it if it fails: gradients of an inner step are used up at once.
         """
         assert not replay.forwards and len(replay.microbatches) == self._pipeline.microbatch_count
-        await self._compute.run(self._local_steps.begin, step)
+        await self._tools.compute.run(self._local_steps.begin, step)
         groups = inner_microbatches(self._spec, self._pipeline.microbatches)
         for number, group in enumerate(groups):
             if len(group):
                 self.work.begin_group()
                 await self._microbatches.train(step, StageReplay(tuple(group)))
-                await self._compute.run(self._local_steps.inner_step, number, len(group))
-        await self._compute.run(self._local_steps.finish, self._pipeline.microbatch_count)
+                await self._tools.compute.run(self._local_steps.inner_step, number, len(group))
+        await self._tools.compute.run(self._local_steps.finish, self._pipeline.microbatch_count)

@@ -1,29 +1,24 @@
 """One step's reduction of all segments that a peer holds, beside the rest of its backward."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, NoReturn
 
 from p2p_dtfm.core.planner.wire_plan import Chunks
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Segment
-from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.daemon.machine.compute import Compute
-from p2p_dtfm.daemon.step.mailbox import FrameKey, Mailbox
+from p2p_dtfm.daemon.step.mailbox import FrameKey, Mailbox, segments_of
 from p2p_dtfm.daemon.step.segment_exchange import exchange
+from p2p_dtfm.daemon.step.stage_tools import OnAlone, StageLinks, StagePlace, StageTools
 from p2p_dtfm.daemon.step.step_frames import StepFrames
-from p2p_dtfm.daemon.telemetry.step_recorder import StepRecorder
 from p2p_dtfm.net.streams.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.finite import NotFinite, is_finite
 from p2p_dtfm.train.stage.host_copies import host_room
-from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
-from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
+from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
 
 Tensor = Any
-OnAlone = Callable[[int, int, Tensor], None]
-"""Step, layer and its reduced gradient, which stays as it is."""
 
 
 class StepReduction:
@@ -35,15 +30,10 @@ class StepReduction:
     def __init__(
         self,
         step: int,
-        segments: Mapping[int, Segment],
+        place: StagePlace,
         states: Mapping[int, LayerState],
-        me: str,
-        spec: RunSpec,
-        mailbox: Mailbox,
-        frames: StepFrames,
-        compute: Compute,
-        memory: ReplicaMemory,
-        recorder: StepRecorder,
+        links: StageLinks,
+        tools: StageTools,
         rooms: dict[tuple[int, int], Tensor],
         on_alone: OnAlone | None = None,
     ) -> None:
@@ -54,21 +44,22 @@ class StepReduction:
         self._rooms = rooms
         self._step = step
         self._states = states
-        self._me = me
-        self._mailbox = mailbox
-        self._frames = frames
-        self._compute = compute
-        self._memory = memory
-        self._recorder = recorder
-        self._spec = spec
-        self._codec = codec_of(spec.codecs.reduction, spec.codecs)
+        self._me = place.me
+        self._mailbox = links.mailbox
+        self._frames = links.frames
+        self._compute = tools.compute
+        self._memory = tools.memory
+        self._recorder = tools.recorder
+        self._spec = place.spec
+        self._codec = codec_of(place.spec.codecs.reduction, place.spec.codecs)
         self._final = {layer: asyncio.Event() for layer in states}
         self._of_layer: dict[int, SegmentReduction] = {}
         self._reduced: dict[int, Tensor] = {}
         self.sums: dict[int, tuple[bytes, ...]] = {}
         """By the first layer of a segment with other holders: digests of each holder's sums."""
         self._filling: set[asyncio.Task[None]] = set()
-        self._segments = [asyncio.create_task(self._begin(s)) for s in segments.values()]
+        held = segments_of(place.plan, place.me)
+        self._segments = [asyncio.create_task(self._begin(s)) for s in held.values()]
 
     def layer_is_final(self, layer: int) -> None:
         """All microbatches' gradients are in the layer's buffer. What is now to be done with it
@@ -113,9 +104,9 @@ class StepReduction:
             self._spec,
             self._codec,
             self._step,
-            segment.first_layer,
-            chunks.bounds,
-            [state.parameter_count for state in states],
+            SegmentCut(
+                segment.first_layer, chunks.bounds, [state.parameter_count for state in states]
+            ),
             owed,
             self._rooms[place],
         )

@@ -17,7 +17,9 @@ from p2p_dtfm.core.recovery.partial_replay import StageReplay
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.step.mailbox import Mailbox
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
+from p2p_dtfm.daemon.step.stage_tools import StageLinks, StageListeners, StagePlace, StageTools
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
+from p2p_dtfm.daemon.step.step_frames import StepFrames
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
@@ -73,23 +75,15 @@ class StepLoop:
         tools, state = self._tools, self._state
         states = {layer: state.states[layer] for layer in plan.layers_of(tools.me)}
         state.memory.keep_only(states)
+        outlet = self._outlet
+        frames = StepFrames(mailbox.view, tools.bulk, outlet.trouble, outlet.poison)
         engine = StepEngine(
-            mailbox,
-            plan,
-            tools.me,
-            self._spec,
+            StagePlace(plan, tools.me, self._spec, must_recompute(view.snapshot, plan, tools.me)),
             states,
-            tools.batches,
-            tools.bulk,
-            tools.compute,
-            self._outlet.trouble,
-            state.memory,
-            tools.recorder,
-            must_recompute(view.snapshot, plan, tools.me),
+            StageLinks(mailbox, frames),
+            StageTools(tools.compute, state.memory, tools.batches, tools.recorder),
+            StageListeners(outlet.computed, partial(self._reduced_alone, view)),
             self._work_of(states),
-            self._outlet.computed,
-            partial(self._reduced_alone, view),
-            self._outlet.poison,
         )
         self._work, self.engine = engine.work, engine
         while state.view is view and state.step <= self._spec.total_steps:

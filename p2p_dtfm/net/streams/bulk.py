@@ -12,7 +12,6 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -21,11 +20,11 @@ from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Host, Writer
+from p2p_dtfm.net.streams.bulk_settings import STRIPES_LIMIT, BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.byte_room import ByteRoom
 from p2p_dtfm.net.streams.frames import (
     WHOLE,
     FrameHeader,
-    FrameLimits,
     Payload,
     as_bytes,
     encode_frame,
@@ -37,22 +36,14 @@ from p2p_dtfm.net.streams.stripes import (
     COUNT,
     HANG_UP,
     LENGTH,
-    STRIPES_LIMIT,
     Lane,
+    LaneListeners,
     read_reason,
 )
-
-OnFrame = Callable[[str, FrameHeader, bytearray], Awaitable[None] | None]
-OnFault = Callable[[str, PeerFault], None]
-OnLost = Callable[[str, str, Unreachable], None]
-AdmitFrame = Callable[[str, str, FrameHeader], None]
-OnUndelivered = Callable[[str, str, Refused | Unreachable], None]
 
 LANES = ("forward", "backward", "reduce", "state")
 BULK_VERSION = 2
 OPEN_DEADLINE_S = 10.0
-STALL_S = 60.0
-WINDOW_BYTES = 64 << 20
 STREAMS_LIMIT = 1024
 _WRITE_BYTES = 1 << 18
 _STREAM_BUFFER_BYTES = 1 << 20
@@ -78,45 +69,22 @@ class LaneHello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 class BulkPlane:
     """All bulk streams of this peer. `await ready()` before others may send.
 
-    `on_frame(sender, header, payload)` takes a frame; while it (or what it returns) waits, that
-    lane of that sender waits too. A `PeerFault` from it ends the stream and reaches the sender as
-    `Refused`; `on_fault(sender, fault)` hears of every such end. `on_lost(peer_id, lane, error)`
-    hears of streams that broke, in either direction.
-
-    `admit_frame(sender, lane, header)` raises `PeerFault` for a frame that cannot be, before memory
-    is taken for it; what is admitted counts in flight until `on_frame` has it, within `room`.
+    A frame that `listeners` admits counts in flight until it has been taken, within `room`.
     """
 
     def __init__(
         self,
         host: Host,
         run_digest: str,
-        limits: FrameLimits,
-        on_frame: OnFrame,
-        on_fault: OnFault,
-        on_lost: OnLost | None = None,
-        window_bytes: int = WINDOW_BYTES,
-        stall_s: float = STALL_S,
-        most_stripes: int = STRIPES_LIMIT,
-        on_undelivered: OnUndelivered | None = None,
-        admit_frame: AdmitFrame | None = None,
-        in_flight_bytes: int = 0,
+        listeners: BulkListeners,
+        limits: BulkLimits | None = None,
     ) -> None:
-        """`in_flight_bytes` bounds what has been announced by all senders; some for each is taken
-        in any case."""
-        self._admit_frame = admit_frame
-        of_one = 2 * max(window_bytes, limits.payload_bytes)
-        self.room = ByteRoom(ByteBudget(of_one, max(of_one, in_flight_bytes)))
+        self._limits = limits = limits or BulkLimits()
+        of_one = 2 * max(limits.window_bytes, limits.frames.payload_bytes)
+        self.room = ByteRoom(ByteBudget(of_one, max(of_one, limits.in_flight_bytes)))
         self._host = host
         self._run_digest = run_digest
-        self._limits = limits
-        self._on_frame = on_frame
-        self._on_fault = on_fault
-        self._on_lost = on_lost
-        self._on_undelivered = on_undelivered
-        self._window_bytes = window_bytes
-        self._stall_s = stall_s
-        self._most_stripes = most_stripes
+        self._listeners = listeners
         self._outgoing: dict[tuple[str, str], Lane] = {}
         self._opening: dict[tuple[str, str], asyncio.Lock] = {}
         self._incoming: dict[tuple[str, str], _IncomingLane] = {}
@@ -192,7 +160,6 @@ class BulkPlane:
 
     async def close(self) -> None:
         """Close everything."""
-        self._on_undelivered = None
         for peer_id in {peer for peer, _ in (*self._outgoing, *self._incoming)}:
             self.disconnect(peer_id, "this peer is closing")
 
@@ -216,20 +183,15 @@ class BulkPlane:
 
     def _new_lane(self, peer_id: str, lane: str) -> Lane:
         self._session = max(self._session + 1, time.time_ns())
-        session = self._session
+        session, heard = self._session, self._listeners
         return Lane(
             peer_id,
             lane,
-            self._window_bytes,
-            self._stall_s,
+            self._limits,
             lambda stripe: self._open(
                 peer_id, LaneHello(BULK_VERSION, self._run_digest, lane, session, stripe)
             ),
-            self._on_fault,
-            self._report_lost,
-            self._measured,
-            self._most_stripes,
-            self._on_undelivered,
+            LaneListeners(heard.fault, heard.lost, self._measured, heard.undelivered),
             lambda: self._lane_priority.give(peer_id, lane),
         )
 
@@ -261,10 +223,6 @@ class BulkPlane:
         held = self._estimates.get(peer_id, bytes_per_s)
         self._estimates[peer_id] = held + _ESTIMATE_WEIGHT * (bytes_per_s - held)
 
-    def _report_lost(self, peer_id: str, lane: str, error: Unreachable) -> None:
-        if self._on_lost is not None:
-            self._on_lost(peer_id, lane, error)
-
     # ---- incoming
 
     async def _accept(self, sender: str, reader: asyncio.StreamReader, writer: Writer) -> None:
@@ -274,12 +232,12 @@ class BulkPlane:
             await self._receive(sender, lane, reader, writer)
         except PeerFault as fault:
             if lane is None or lane.fail():
-                self._on_fault(sender, PeerFault(fault.cause, sender))
+                self._listeners.fault(sender, PeerFault(fault.cause, sender))
             await _hang_up(reader, writer, fault.cause)
         except (TimeoutError, *CONNECTION_ERRORS) as error:
             if lane is not None and lane.fail():
                 cause = one_line(str(error) or repr(error))
-                self._report_lost(sender, lane.name, Unreachable(sender, cause))
+                self._listeners.lost(sender, lane.name, Unreachable(sender, cause))
         except Exception:
             log.exception("bug while taking a frame from %s", sender)
             await _hang_up(reader, writer, "internal error")
@@ -334,7 +292,7 @@ class BulkPlane:
             raise PeerFault(f"already {STREAMS_LIMIT} bulk streams are open here")
         if previous is not None:  # the sender started anew; what hangs there is of its past
             previous.close()
-        limit = max(self._window_bytes, self._limits.payload_bytes)
+        limit = max(self._limits.window_bytes, self._limits.frames.payload_bytes)
         lane = self._incoming[key] = _IncomingLane(
             hello.lane, hello.session, Reassembly(limit, sender, self.room)
         )
@@ -349,7 +307,7 @@ class BulkPlane:
             await self._take_frame(sender, lane, reader)
             accepted += 1
             writer.write(COUNT.pack(accepted))
-            async with asyncio.timeout(self._stall_s):
+            async with asyncio.timeout(self._limits.stall_s):
                 await writer.drain()
 
     async def _take_frame(
@@ -359,14 +317,13 @@ class BulkPlane:
 
         async def admit(header: FrameHeader) -> None:
             nonlocal taken_bytes
-            if self._admit_frame is not None:
-                self._admit_frame(sender, lane.name, header)
+            self._listeners.admit(sender, lane.name, header)
             if header.part == WHOLE:  # else the whole frame counts while it is put together
-                await self.room.take(sender, header.payload_bytes, self._stall_s)
+                await self.room.take(sender, header.payload_bytes, self._limits.stall_s)
                 taken_bytes = header.payload_bytes
 
         try:
-            frame = await read_frame(reader, self._limits, self._stall_s, admit)
+            frame = await read_frame(reader, self._limits.frames, self._limits.stall_s, admit)
             if frame is None:
                 raise EOFError("the sender closed the stream")
             header, payload = frame
@@ -387,7 +344,7 @@ class BulkPlane:
         self, sender: str, lane: "_IncomingLane", header: FrameHeader, payload: bytearray
     ) -> None:
         async with lane.turn:
-            outcome = self._on_frame(sender, header, payload)
+            outcome = self._listeners.frame(sender, header, payload)
             if inspect.isawaitable(outcome):
                 await outcome
 

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Writer
+from p2p_dtfm.net.streams.bulk_settings import BulkLimits, OnFault, OnLost, OnUndelivered
 from p2p_dtfm.net.streams.frames import PART_BYTES, FrameHeader, encode_part
 
-STRIPES_LIMIT = 16
-"""Measured at 1 Gbit/s and 100 ms: 8 streams carry 75 MB/s, 16 carry 98, 32 no more than 16."""
 LONG_ROUND_TRIP_S = 0.01
 HELPED = 1.05
 PATIENCE = 2
@@ -45,6 +44,17 @@ Failure = Refused | Unreachable
 OpenStripe = Callable[[int], Awaitable[tuple[asyncio.StreamReader, Writer]]]
 
 
+@dataclass(frozen=True)
+class LaneListeners:
+    """Who hears of a lane: of faults, of streams that broke, of measured rates in bytes per
+    second, and of frames that were written and never acknowledged."""
+
+    fault: OnFault
+    lost: OnLost
+    rate: Callable[[str, float], None]
+    undelivered: OnUndelivered | None
+
+
 class Lane:
     """All streams of one lane to one peer, which live and fail together."""
 
@@ -52,34 +62,25 @@ class Lane:
         self,
         peer_id: str,
         lane: str,
-        window_bytes: int,
-        stall_s: float,
+        limits: BulkLimits,
         open_stripe: OpenStripe,
-        on_fault: Callable[[str, PeerFault], None],
-        on_lost: Callable[[str, str, Unreachable], None],
-        on_rate: Callable[[str, float], None],
-        most_stripes: int = STRIPES_LIMIT,
-        on_undelivered: Callable[[str, str, Failure], None] | None = None,
-        give_way: Callable[[], Awaitable[None]] | None = None,
+        listeners: LaneListeners,
+        give_way: Callable[[], Awaitable[None]],
     ) -> None:
+        """`give_way` is awaited before each write."""
         self.give_way = give_way
         self.peer_id = peer_id
         self.lane = lane
         self.failure: Failure | None = None
         self.lost_frames = 0
         self.stripes: list[Stripe] = []
-        self.window_bytes = window_bytes
-        self.stall_s = stall_s
+        self.limits = limits
+        self.listeners = listeners
         self.unacknowledged_bytes = 0
         self.changed = asyncio.Event()
         self._open_stripe = open_stripe
-        self.on_fault = on_fault
-        self.on_lost = on_lost
-        self.on_rate = on_rate
-        self._on_undelivered = on_undelivered
         self._turn = asyncio.Lock()
         self._frames = 0
-        self._most_stripes = most_stripes
         self._growth = Growth()
         self._growing: asyncio.Task[None] | None = None
 
@@ -171,9 +172,9 @@ class Lane:
         for stripe in self.stripes:
             stripe.close()
         self.changed.set()
-        if self.lost_frames and self._on_undelivered is not None:
+        if self.lost_frames and self.listeners.undelivered is not None:
             self.lost_frames = 0
-            self._on_undelivered(self.peer_id, self.lane, failure)
+            self.listeners.undelivered(self.peer_id, self.lane, failure)
 
     async def _hear_last_word(self) -> None:
         """A reader may be about to hear why."""
@@ -194,13 +195,15 @@ class Lane:
     def _judge(self) -> None:
         growth, count = self._growth, len(self.stripes)
         if count > 1 and (rate := growth.sample(count * _BUFFERED_BYTES)) is not None:
-            self.on_rate(self.peer_id, rate)
+            self.listeners.rate(self.peer_id, rate)
         long = self.round_trip_s >= LONG_ROUND_TRIP_S
         enough_s = max(_BUSY_S, _BUSY_ROUND_TRIPS * self.round_trip_s)
         if not long or self._growing is not None or self.failure is not None:
             return
-        if growth.should_grow(enough_s, count < self._most_stripes):
-            self._growing = asyncio.create_task(self._grow(min(self._most_stripes, 2 * count)))
+        if growth.should_grow(enough_s, count < self.limits.most_stripes):
+            self._growing = asyncio.create_task(
+                self._grow(min(self.limits.most_stripes, 2 * count))
+            )
 
     async def _grow(self, count: int) -> None:
         try:
@@ -303,7 +306,7 @@ class Stripe:
                 await lane.until(
                     lambda: (
                         not lane.unacknowledged_bytes
-                        or lane.unacknowledged_bytes + size_bytes <= lane.window_bytes
+                        or lane.unacknowledged_bytes + size_bytes <= lane.limits.window_bytes
                     )
                 )
                 unit = _Unit(frame, size_bytes, time.monotonic())
@@ -329,10 +332,9 @@ class Stripe:
     async def _write_piece(self, piece: bytes | memoryview) -> None:
         if self._lane.failure is not None:
             raise ConnectionResetError(self._lane.failure.cause)
-        if self._lane.give_way is not None:
-            await self._lane.give_way()
+        await self._lane.give_way()
         self.writer.write(piece)
-        async with asyncio.timeout(self._lane.stall_s):
+        async with asyncio.timeout(self._lane.limits.stall_s):
             await self.writer.drain()
 
     async def _read_acknowledgements(self) -> None:
@@ -346,12 +348,12 @@ class Stripe:
                 self._acknowledge(count)
         except PeerFault as fault:
             lane.fail(Refused(fault.cause, lane.peer_id))
-            lane.on_fault(lane.peer_id, fault)
+            lane.listeners.fault(lane.peer_id, fault)
         except (TimeoutError, *CONNECTION_ERRORS):
             if lane.failure is None:
                 unreachable = Unreachable(lane.peer_id, f"the {lane.lane} stream to it broke")
                 lane.fail(unreachable)
-                lane.on_lost(lane.peer_id, lane.lane, unreachable)
+                lane.listeners.lost(lane.peer_id, lane.lane, unreachable)
 
     def _acknowledge(self, count: int) -> None:
         if not self._acknowledged < count <= self._acknowledged + len(self.waiting):
@@ -380,7 +382,7 @@ class Stripe:
             began_s = self._last_acknowledgement_s
         elapsed_s = now_s - began_s
         if elapsed_s > max(0.0, 0.1 * self.round_trip_s):
-            self._lane.on_rate(self._lane.peer_id, unit.size_bytes / elapsed_s)
+            self._lane.listeners.rate(self._lane.peer_id, unit.size_bytes / elapsed_s)
 
 
 async def read_reason(reader: asyncio.StreamReader, peer_id: str) -> Refused:

@@ -14,6 +14,7 @@ holder becomes the owner.
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
@@ -40,6 +41,17 @@ def chunk_turn(spec: RunSpec, step: int, first_layer: int, start: int) -> Turn:
     return Turn(int.from_bytes(digest, "little"), step)
 
 
+@dataclass(frozen=True)
+class SegmentCut:
+    """How a segment's flat gradient is cut."""
+
+    first_layer: int
+    bounds: Sequence[tuple[int, int]]
+    """First element and end of each chunk."""
+    lengths: Sequence[int]
+    """Elements of each layer."""
+
+
 class SegmentReduction:
     """One step's reduction of one segment at one holder.
 
@@ -55,25 +67,23 @@ class SegmentReduction:
         spec: RunSpec,
         codec: Codec,
         step: int,
-        first_layer: int,
-        bounds: Sequence[tuple[int, int]],
-        lengths: Sequence[int],
+        cut: SegmentCut,
         owed: Tensor | None,
         room: Tensor | None = None,
     ) -> None:
-        """`lengths` are the elements of each layer. `owed` is of the last committed step, fp32 on
-        the CPU, one layer after the other; None: nothing. `room` is used for `reduced`, whatever
-        is in it: memory that was touched before costs a copy half as much."""
-        ends = list(accumulate(lengths))
-        assert bounds[-1][1] == ends[-1]
+        """`owed` is of the last committed step, fp32 on the CPU, one layer after the other; None:
+        nothing. `room` is used for `reduced`, whatever is in it: memory that was touched before
+        costs a copy half as much."""
+        ends = list(accumulate(cut.lengths))
+        assert cut.bounds[-1][1] == ends[-1]
         self.reduced = torch.empty(ends[-1]) if room is None else room
         assert self.reduced.shape == (ends[-1],)
         self.owed: Tensor | None = None if codec.lossless else torch.zeros(ends[-1])
         self._owed_before = owed
         self._codec = codec
-        self._bounds = bounds
-        self._layers = {first_layer + n: at for n, at in enumerate(pairwise([0, *ends]))}
-        self._turns = [chunk_turn(spec, step, first_layer, start) for start, _ in bounds]
+        self._bounds = cut.bounds
+        self._layers = {cut.first_layer + n: at for n, at in enumerate(pairwise([0, *ends]))}
+        self._turns = [chunk_turn(spec, step, cut.first_layer, at) for at, _ in cut.bounds]
 
     def fill(self, layer: int, gradient: Tensor) -> None:
         """This holder's gradient of a layer is final: flat fp32, on any device."""

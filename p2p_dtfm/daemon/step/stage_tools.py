@@ -1,0 +1,71 @@
+"""What a stage-holder's engine is made of: where it stands, its tools, whom it tells."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from p2p_dtfm.core.messages.stage_progress import StageProgress
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.step.mailbox import Mailbox
+from p2p_dtfm.daemon.step.step_frames import StepFrames
+from p2p_dtfm.daemon.telemetry.step_recorder import StepRecorder
+from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
+
+Tensor = Any
+Batch = tuple[Tensor, Tensor]
+"""int64 inputs and targets, each [sequences, tokens]."""
+BatchOf = Callable[[int, int], Batch]
+"""`batch(step, index)`: the tokens of a microbatch; called in the compute thread. Indices from
+`microbatches_per_step` on are held-out ones."""
+OnProgress = Callable[[int, StageProgress | None], None]
+OnAlone = Callable[[int, int, Tensor], None]
+"""Step, layer and its reduced gradient, which stays as it is."""
+
+
+@dataclass(frozen=True)
+class StagePlace:
+    """Where a stage-holder stands: who it is in which plan of which run."""
+
+    plan: Plan
+    me: str
+    spec: RunSpec
+    recompute: bool = False
+    """Its memory does not hold the activations of all microbatches under way."""
+
+
+@dataclass(frozen=True)
+class StageTools:
+    """With what it computes. What the replica remembers for itself is proposed to `memory`;
+    committing is the caller's."""
+
+    compute: Compute
+    memory: ReplicaMemory
+    batch: BatchOf
+    recorder: StepRecorder = field(default_factory=StepRecorder)
+
+
+@dataclass(frozen=True)
+class StageLinks:
+    """What reaches it from other stage-holders, and what it sends them."""
+
+    mailbox: Mailbox
+    frames: StepFrames
+
+
+def _nobody(step: int, progress: StageProgress | None) -> None:
+    """Progress of which nobody needs to know."""
+
+
+@dataclass(frozen=True)
+class StageListeners:
+    """Whom it tells while a step is under way.
+
+    `progress(step, progress)` is told of all that is kept of the step, before another forward or
+    backward is begun. `alone` is told of the reduced gradient of each layer that nobody else holds,
+    as soon as it is there.
+    """
+
+    progress: OnProgress = _nobody
+    alone: OnAlone | None = None

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ class Wire:
             self.bytes[key] = self.bytes.get(key, 0) + len(payload)
             deliver(sender, header, payload)
 
-        peer.bulk._on_frame = seen
+        peer.bulk._listeners = replace(peer.bulk._listeners, frame=seen)
 
 
 async def train(peers: list[EnginePeer], plan: Plan, spec: RunSpec) -> list[float]:

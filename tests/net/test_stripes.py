@@ -38,7 +38,9 @@ def _part(size: int, frame: int, part: int, index: int = 0) -> FrameHeader:
 
 
 class _Receiver:
-    def __init__(self, host: Host, window_bytes: int = 64 * MIB) -> None:
+    def __init__(
+        self, host: Host, window_bytes: int = 64 * MIB, payload_bytes: int = 32 * MIB
+    ) -> None:
         self.frames: dict[int, bytes] = {}
         self.faults: list[PeerFault] = []
         self.lost: list[str] = []
@@ -52,7 +54,7 @@ class _Receiver:
                 lambda sender, fault: self.faults.append(fault),
                 lambda peer, lane, error: self.lost.append(lane),
             ),
-            BulkLimits(FrameLimits(payload_bytes=32 * MIB), window_bytes=window_bytes),
+            BulkLimits(FrameLimits(payload_bytes=payload_bytes), window_bytes=window_bytes),
         )
 
     async def _take(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
@@ -101,8 +103,8 @@ def test_large_and_small_frames_arrive_whole_over_many_streams(tmp_path: Path) -
 def test_a_receiver_that_waits_bounds_what_is_out_over_all_streams(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):
-            a, b = _Receiver(one, 4 * MIB).plane, _Receiver(two, 4 * MIB)
-            b.plane._limits = FrameLimits(payload_bytes=4 * MIB)
+            a = _Receiver(one, 4 * MIB).plane
+            b = _Receiver(two, 4 * MIB, payload_bytes=4 * MIB)
             await b.plane.ready()
             lane = await _striped(a, two.peer_id, 4)
             b.gate.clear()

@@ -255,8 +255,8 @@ def _remove_unused(store: BlobStore, manifest: Manifest) -> None:
 class _Found:
     """What the first reading found in one file; a number for each piece."""
 
-    keys: array[int] = field(default_factory=lambda: array("Q"))
-    sizes_bytes: array[int] = field(default_factory=lambda: array("Q"))
+    keys: "array[int]" = field(default_factory=lambda: array("Q"))
+    sizes_bytes: "array[int]" = field(default_factory=lambda: array("Q"))
     documents: int = 0
 
 

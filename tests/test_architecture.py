@@ -237,6 +237,17 @@ def test_tests_import_no_benchmarks() -> None:
     assert found == []
 
 
+def test_no_fake_takes_whatever_it_is_asked() -> None:
+    """One that has any attribute would hide that what it stands for has lost one."""
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
+    ]
+    assert found == []
+
+
 def _imported_roots(tree: ast.Module, wanted: set[str]) -> Iterable[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.overlap [--swarms N] [--first-seed N] [--quick] [--json]
 
-Random swarms of `benchmarks.random_swarms`, each planned once and simulated three times: gradients
-set out when a stage is done; when the last backward is through their layer; and that with split
-backwards too, as the daemon does it (`ours`). Without recomputation, with which nothing is split.
+Random swarms (`mixed_swarm`), each planned once and simulated three times: gradients set out when a
+stage is done; when the last backward is through their layer; and that with split backwards too, as
+the daemon does it (`ours`). Without recomputation, with which nothing is split.
 """
 
 import argparse
@@ -13,11 +13,11 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.random_swarms import mixed_swarm
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.sim.scenario.execution import OURS
 from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.sim.scenario.random_swarms import mixed_swarm
 from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot, workload_in
 from p2p_dtfm.sim.step_time.simulator import simulate_step
 

@@ -26,7 +26,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.random_swarms import mixed_swarm
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.placement_problem import problem_of
 from p2p_dtfm.core.planner.initial_placements import nearest_chain, runs
@@ -38,6 +37,7 @@ from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of
 from p2p_dtfm.sim.paper.solver import solve_paper
 from p2p_dtfm.sim.scenario.execution import OURS
 from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.sim.scenario.random_swarms import mixed_swarm
 from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot, workload_in
 from p2p_dtfm.sim.step_time.simulator import simulate_step

@@ -16,12 +16,12 @@ import json
 import random
 import time
 
-from benchmarks.random_swarms import CAP_WEIGHTS, uneven_cities
 from p2p_dtfm.sim.paper.annealing import Q20, Ground, anneal, ground_of, has_kernel
 from p2p_dtfm.sim.paper.cost import PaperProblem, data_parallel_ns, path_ns
 from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of
 from p2p_dtfm.sim.paper.solver import solve_paper
 from p2p_dtfm.sim.scenario.files import read_scenario
+from p2p_dtfm.sim.scenario.random_swarms import CAP_WEIGHTS, uneven_cities
 
 CASES = {
     "paper-1-data-center": 3.439799,

@@ -12,7 +12,6 @@ import json
 import resource
 import time
 
-from benchmarks.random_swarms import large_swarm
 from p2p_dtfm.core.cost_model.placement_problem import problem_of
 from p2p_dtfm.core.planner.bound import step_lower_bound_ns
 from p2p_dtfm.core.planner.planner import compute_plan
@@ -20,6 +19,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.sim.paper.named_plans import grid_plan, region_order
 from p2p_dtfm.sim.scenario.execution import OURS
 from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
+from p2p_dtfm.sim.scenario.random_swarms import large_swarm
 from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot, workload_in
 from p2p_dtfm.sim.step_time.simulator import simulate_step
 

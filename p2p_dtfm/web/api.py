@@ -19,9 +19,9 @@ Question = Callable[[Mapping[str, str]], Awaitable[Any]]
 
 
 def make_app(
-    readers: dict[str, Reader],
-    actions: dict[str, Action],
-    questions: dict[str, Question] | None = None,
+    readers: Mapping[str, Reader],
+    actions: Mapping[str, Action],
+    questions: Mapping[str, Question] | None = None,
 ) -> Starlette:
     """GET /NAME for each reader, and for each question with the address's parameters; POST /NAME
     for each action."""

@@ -13,7 +13,7 @@ that its data are fresh.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class Dashboard:
     def __init__(
         self,
         provider: Callable[[], DashboardState],
-        actions: Callable[[], dict[str, Action]],
+        actions: Callable[[], Mapping[str, Action]],
         token: str,
         interval_s: float = INTERVAL_S,
     ) -> None:

@@ -34,7 +34,7 @@ class Server:
         self._listener = listener
         self._server = uvicorn.Server(config)
         # the daemon has its own way to end; uvicorn must not take its signals
-        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -3,24 +3,25 @@ it is sent or committed."""
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.finite import is_finite
-from tests.daemon.trainer_parts import SPEC, trainer_tools, view_of
+from tests.daemon.trainer_parts import SPEC, QuietOutlet, trainer_tools, view_of
 
 DEADLINE_S = 30.0
 
 
-class Outlet:
+class Outlet(QuietOutlet):
     """The daemon's side: whenever the step cannot commit there is another view."""
 
     def __init__(self) -> None:
@@ -42,16 +43,8 @@ class Outlet:
         self.trainer.stop_step()
         self.begin_next_view()
 
-    def say_prepared(self, signed: Any, view: Any) -> None:
+    def say_prepared(self, signed: Signed, view: View) -> None:
         self.prepared.append(view.id)
-
-    def lineage_at(self, step: int) -> str:
-        return ""
-
-    async def fetch_shards(self, digests: set[str]) -> None: ...
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: None
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e30])
@@ -60,7 +53,7 @@ def test_a_run_that_diverges_says_so(tmp_path: Path, value: float) -> None:
     tools = trainer_tools(tmp_path)
 
     async def run() -> None:
-        outlet: Any = Outlet()
+        outlet = Outlet()
         trainer = outlet.trainer = Trainer(tools, outlet)
         for layer in range(6):
             state = trainer._state.states[layer] = LayerState.genesis(SPEC, layer)

@@ -9,26 +9,23 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.protocol.plan import Plan
-from p2p_dtfm.core.protocol.snapshot import HeldLayer
+from p2p_dtfm.core.protocol.snapshot import HeldLayer, ViewId
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.core.planning import name_of
-from tests.daemon.trainer_parts import SPEC, settle, trainer_tools, view_of
+from tests.daemon.trainer_parts import SPEC, QuietOutlet, settle, trainer_tools, view_of
 
 HELD = tuple(HeldLayer(name_of(0), layer, 7) for layer in (0, 1))
 
 
-class Outlet:
+class Outlet(QuietOutlet):
     def __init__(self) -> None:
-        self.synced_views: list[Any] = []
+        self.synced_views: list[ViewId] = []
 
-    def states_changed(self) -> None:
-        pass
-
-    def synced(self, view: Any) -> None:
+    def synced(self, view: ViewId) -> None:
         self.synced_views.append(view)
 
 
@@ -48,7 +45,7 @@ class Line:
 @pytest.mark.parametrize("stops", [False, True])
 def test_what_arrives_while_it_is_stopped(tmp_path: Path, stops: bool) -> None:
     """A holder says that this peer has the layer already that it asked for."""
-    outlet: Any = Outlet()
+    outlet = Outlet()
     line = Line()
     tools = trainer_tools(tmp_path, name_of(1), line)
     state = TrainerState()
@@ -90,7 +87,7 @@ class Blobs:
 
 def test_layers_come_side_by_side_and_a_later_offer_replaces_an_earlier_one(tmp_path: Path) -> None:
     blobs: Any = Blobs()
-    outlet: Any = Outlet()
+    outlet = Outlet()
     line = Line()
     tools = dataclasses.replace(trainer_tools(tmp_path, name_of(1), line), blobs=blobs)
     state = TrainerState()

@@ -36,7 +36,7 @@ from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from tests.core.builders import stated
 from tests.core.planning import name_of
-from tests.daemon.trainer_parts import SPEC, settle, trainer_tools, view_of
+from tests.daemon.trainer_parts import SPEC, QuietOutlet, settle, trainer_tools, view_of
 from tests.e2e.test_parity import even_plan
 
 ME, OTHER = name_of(0), name_of(1)
@@ -125,18 +125,6 @@ class Blobs:
         raise BlobUnavailable(digest, {OTHER: "gone"})
 
 
-class Outlet:
-    def lineage_at(self, step: int) -> str:
-        return ""
-
-    def ready_for(self) -> None: ...
-
-    async def fetch_shards(self, digests: set[str]) -> None: ...
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: None
-
-
 def no_view(trainer: Trainer, view: View) -> None: ...
 
 
@@ -174,8 +162,7 @@ def test_every_message_with_every_value(tmp_path: Path, prepare: Any) -> None:
 
     async def run() -> None:
         nonlocal faults
-        outlet: Any = Outlet()
-        trainer = Trainer(tools, outlet)
+        trainer = Trainer(tools, QuietOutlet())
         found = view_of(1, 2)
         view = View(msgspec.structs.replace(found.snapshot, planned=False), found.plan)
         prepare(trainer, view)
@@ -202,7 +189,7 @@ def test_every_message_with_every_value(tmp_path: Path, prepare: Any) -> None:
 
 
 async def say(trainer: Trainer, message: Any) -> None:
-    """As `Reception` does; views that are not known to come are not waited for."""
+    """As `Dispatch` does; views that are not known to come are not waited for."""
     if isinstance(message, Prepared):
         trainer.prepared(stated(message))
     elif isinstance(message, CheckpointFiles):

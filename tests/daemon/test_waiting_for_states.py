@@ -20,12 +20,12 @@ from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import Place
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
-from p2p_dtfm.daemon.trainer.trainer_state import Tools, TrainerState
+from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.gradient_parts import tensor_to_bytes
 from tests.core.planning import name_of
-from tests.daemon.trainer_parts import ME, SPEC, trainer_tools, view_of
+from tests.daemon.trainer_parts import ME, SPEC, QuietOutlet, trainer_tools, view_of
 from tests.e2e.test_parity import even_plan
 
 STEP = 7
@@ -34,12 +34,6 @@ VIEW = view_of(1, 2)
 PLAN = VIEW.plan
 assert isinstance(PLAN, Plan)
 MINE, THEIRS = PLAN.layers_of(ME), PLAN.layers_of(OTHER)
-
-
-class Outlet:
-    def __getattr__(self, name: str) -> Any:
-        """What a trainer tells is of no interest here."""
-        return lambda *arguments: None
 
 
 class Line:
@@ -71,7 +65,7 @@ class Parts:
     state: TrainerState
     followers: Followers
     place: Place
-    outlet: Any
+    outlet: Outlet
 
 
 def state_of(layer: int, version: int = STEP) -> LayerState:
@@ -85,7 +79,7 @@ def play(tmp_path: Path) -> Callable[..., None]:
     """Runs what it is given with the parts of a peer that is in the view, at its first step."""
 
     def run(scenario: Callable[[Parts], Awaitable[None]]) -> None:
-        line, outlet = Line(), Outlet()
+        line, outlet = Line(), QuietOutlet()
         tools = trainer_tools(tmp_path, ME, line)
         state = TrainerState()
         state.view, state.step = VIEW, STEP

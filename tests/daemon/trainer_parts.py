@@ -6,6 +6,11 @@ from typing import Any
 
 import msgspec
 
+from p2p_dtfm.core.messages.agreement_messages import SavedState
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.messages.stage_progress import StageProgress
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.compute import Compute
@@ -14,7 +19,7 @@ from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.telemetry.status import Status
-from p2p_dtfm.daemon.trainer.trainer_state import Tools
+from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.train.data import BlobStore, Dataset, prepare
 from p2p_dtfm.train.stage.batches import Batches
@@ -45,6 +50,42 @@ class DeadLine:
 
     async def send(self, peer_id: str, lane: str, header: Any, payload: Any) -> None:
         raise Unreachable(peer_id, "gone")
+
+
+class QuietOutlet(Outlet):
+    """The daemon's side of a trainer: what it is told is of no interest, unless a test says so."""
+
+    def say_prepared(self, signed: Signed, view: View) -> None: ...
+
+    def committed(self, outcome: StepOutcome) -> None: ...
+
+    def states_changed(self) -> None: ...
+
+    def has_cuts(self, cuts: tuple[SavedState, ...]) -> None: ...
+
+    def reduced(self, step: int, layers: set[int]) -> None: ...
+
+    def computed(self, step: int, progress: StageProgress | None) -> None: ...
+
+    def skip_to(self, step: int, lineage: str) -> None: ...
+
+    def trouble(self, peer_id: str, cause: str) -> None: ...
+
+    def poison(self, peer_id: str, cause: str) -> None: ...
+
+    def contradiction(self, reason: str) -> None: ...
+
+    def lineage_at(self, step: int) -> str:
+        return ""
+
+    def ready_for(self) -> ViewId | None:
+        return None
+
+    def synced(self, view: ViewId) -> None: ...
+
+    async def fetch_shards(self, digests: set[str]) -> None: ...
+
+    def damaged_shard(self, digest: str) -> None: ...
 
 
 def view_of(number: int, peer_count: int) -> View:

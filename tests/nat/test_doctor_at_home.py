@@ -5,12 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.nat.home_networks import HOME, Network, missing
 from tests.nat.swarm import PORT, HomeSwarm
+from tests.programs import skip_without
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+pytestmark = skip_without("translation", missing())
 ANY = "/ip4/0.0.0.0/tcp/0"
 FORWARDED = 4001
 

@@ -11,9 +11,10 @@ from tests.e2e.helpers import assert_nothing_is_left, logged, step_of, wait_unti
 from tests.e2e.parity import assert_equals_the_plain_loop
 from tests.nat.home_networks import Network, missing
 from tests.nat.swarm import HomeSwarm
+from tests.programs import skip_without
 
 pytestmark = [
-    pytest.mark.skipif(bool(missing()), reason=missing()),
+    skip_without("translation", missing()),
     pytest.mark.nightly,
 ]
 STEPS = 60

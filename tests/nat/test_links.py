@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.nat.home_networks import HOME, Namespace, Network, missing
+from tests.programs import skip_without
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+pytestmark = skip_without("translation", missing())
 PORT = 4001
 RELAY_MBPS = 8
 PATIENCE_S = 60.0

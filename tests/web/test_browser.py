@@ -8,13 +8,14 @@ import pytest
 
 from p2p_dtfm.web.state import Event, Timeline, ViewState, Worth
 from tests.e2e.helpers import wait_until
+from tests.programs import skip_without
 from tests.web import chromium as browser
 from tests.web.chromium import Page
 from tests.web.examples import Example, sixty_four, two
 from tests.web.serving import TOKEN, served
 
-pytestmark = pytest.mark.skipif(
-    browser.PROGRAM is None, reason="no Chromium here: apt-get install chromium"
+pytestmark = skip_without(
+    "browser", "" if browser.PROGRAM else "no Chromium here: apt-get install chromium"
 )
 DRAWN = "document.querySelector('#map .peer') && document.querySelector('#timeline .span')"
 

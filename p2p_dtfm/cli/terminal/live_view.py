@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import TextIO
+from typing import TextIO, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -39,7 +39,7 @@ async def live_view(
     ) as live:
         console.show_cursor(True)  # a daemon that ends at once could not bring it back
         above = _Above(console)
-        before = handler.setStream(above)
+        before = handler.setStream(cast(TextIO, above))
         stdout = contextlib.redirect_stdout(above if sys.stdout.isatty() else sys.stdout)
         refreshing = asyncio.create_task(_refresh(live, state))
         try:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -35,7 +35,7 @@ class DashboardHost:
     def __init__(self) -> None:
         self.address: str | None = None
         self._state = _nothing_yet
-        self._actions: dict[str, Action] = {}
+        self._actions: Mapping[str, Action] = {}
         self._token = ""
         self._page: Path | None = None
         self._dashboard: Dashboard | None = None
@@ -46,7 +46,7 @@ class DashboardHost:
         """Whether a page is open."""
         return self._dashboard is not None and self._dashboard.watchers > 0
 
-    def show(self, state: Callable[[], DashboardState], actions: dict[str, Action]) -> None:
+    def show(self, state: Callable[[], DashboardState], actions: Mapping[str, Action]) -> None:
         """From now on: what to show, and what may be asked."""
         self._state = state
         self._actions = actions

@@ -83,6 +83,7 @@ def _flows(snapshot: Snapshot, plan: Plan, kind: str, loads: Loads) -> Iterator[
         records = snapshot.records[numbers[one]], snapshot.records[numbers[other]]
         links = (records[0].links.get(other), records[1].links.get(one))
         measured = [link for link in links if link is not None]
+        rates = [None if link is None else link.bytes_per_s for link in links]
         sent = (loads[one, other], back_bytes)
         yield Flow(
             here=numbers[one],
@@ -92,7 +93,7 @@ def _flows(snapshot: Snapshot, plan: Plan, kind: str, loads: Loads) -> Iterator[
             here_bytes=sent[1],
             bytes_per_s=min((link.bytes_per_s for link in measured), default=None),
             round_trip_ns=min((link.round_trip_ns for link in measured), default=None),
-            use=_use(sent, [link and link.bytes_per_s for link in links], plan.predicted_step_ns),
+            use=_use(sent, rates, plan.predicted_step_ns),
         )
 
 

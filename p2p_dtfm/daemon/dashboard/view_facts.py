@@ -82,12 +82,12 @@ def _part(snapshot: Snapshot, plan: Plan, me: str) -> MyPart:
     workload = snapshot.workload
     microbatches = sum(plan.pipelines[n].microbatch_count for n, _ in plan.places_of(me))
     share = len(plan.layers_of(me)) * microbatches
-    share /= workload.layer_count * workload.microbatch_count
+    share_of_all = share / (workload.layer_count * workload.microbatch_count)
     alternative = explained.alternative
     guards = guards_in(snapshot, plan)
     return MyPart(
         role=explained.role,
-        share=round(share, 4),
+        share=round(share_of_all, 4),
         step_ns=plan.predicted_step_ns,
         other_step_ns=alternative.step_ns if alternative else None,
         guards=tuple(layer for layer, guardian in guards.items() if guardian == me),

@@ -2,12 +2,12 @@
 
 peer_state      what it knows of itself
 acquaintances   whom its home has met, and finding them again
-entrance        founding and joining a run, measuring
+join            founding and joining a run, measuring
 membership      views: being let in, the actions of the agreement, leaving
 trainer_outlet  what the trainer asks for
-reception       what arrives
-upkeep          heartbeats, presence, measurements, data
-readings        what it tells those who ask on this machine
+dispatch        what arrives
+background      heartbeats, presence, measurements, data
+status_api      what it tells those who ask on this machine
 """
 
 import asyncio
@@ -345,7 +345,7 @@ class Daemon(Background, Joining, StatusApi):
 
     async def _until_end(self) -> int:
         assert self._failed is not None and self._trainer is not None
-        waits = {
+        waits: dict[str, asyncio.Future[Any]] = {
             "failed": asyncio.ensure_future(self._failed),
             "lost": asyncio.create_task(self._host.lost.wait()),
             "left": asyncio.create_task(self._left.wait()),

@@ -8,6 +8,8 @@ from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS, WAN_LIVENESS, Liveness
 from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.observer import Observer
 from p2p_dtfm.daemon.dashboard.seen import Seen
@@ -15,18 +17,32 @@ from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
+from p2p_dtfm.daemon.peers.gate import GateKeeper
 from p2p_dtfm.daemon.peers.held_back import HeldBack
 from p2p_dtfm.daemon.peers.home_memory import Memory
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.peers.reachability import ReachabilityService
 from p2p_dtfm.daemon.peers.run_source import Run
+from p2p_dtfm.daemon.peers.self_record import SelfRecord
 from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
+from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.telemetry.device_pace import DevicePace
 from p2p_dtfm.daemon.telemetry.event_files import EventFiles
+from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.daemon.telemetry.plan_times import PlanTimes
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.daemon.telemetry.step_recorder import StepRecorder
+from p2p_dtfm.daemon.telemetry.trace_collector import TraceCollector
 from p2p_dtfm.daemon.trainer.step_watch import StepWatch
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.net.contacts.nearby import Nearby
+from p2p_dtfm.net.directory.directory import Directory
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.streams.blobs import BlobExchange
+from p2p_dtfm.net.streams.bulk import BulkPlane
+from p2p_dtfm.net.streams.probing import Probes
+from p2p_dtfm.web.api import LocalApi
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -40,6 +56,26 @@ class PeerState:
     Each part of the daemon is a class on top of this one or of the part below it, in a file of its
     own; `daemon.node.daemon` puts them together.
     """
+
+    _host: Host
+    """From here on: there once the network has started."""
+    _me: Member
+    _control: ControlPlane
+    _keeper: GateKeeper
+    _messenger: Messenger
+    _reachability: ReachabilityService
+    _directory: Directory
+    _traces: TraceCollector
+    _probes: Probes
+    _blobs: BlobExchange
+    _api: LocalApi
+    _workload: Workload
+    """From here on: there once the run is known."""
+    _events: EventLog
+    _bulk: BulkPlane
+    _offers: Offers
+    _self_record: SelfRecord
+    """There once this machine is measured."""
 
     def __init__(
         self, settings: Settings, dashboard: DashboardHost, seen: Seen | None = None

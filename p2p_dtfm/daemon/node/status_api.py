@@ -98,8 +98,8 @@ class StatusApi(PeerState):
         view = self._agreement.view if self._agreement else None
         if view is None or not isinstance(view.plan, Plan):
             return {"peers": [], "missing": []}
-        count = parameters.get("steps", "1")
-        count = min(max(int(count), 1), STEPS_LIMIT) if count.isdecimal() else 1
+        asked = parameters.get("steps", "1")
+        count = min(max(int(asked), 1), STEPS_LIMIT) if asked.isdecimal() else 1
         newest = self._recorder.newest
         first = None if newest is None else max(0, newest - count + 1)
         traces, missing = await self._traces.collect(view.plan.stage_holders(), first, count)

@@ -240,8 +240,8 @@ async def examine_network(
                 for finding in await check_initial_peer(host, address):
                     add(Check(finding.name, Verdict(finding.verdict), *finding.rest))
             addresses = await host.addresses()
-            finding = await _finding(host, what, daemon)
-            add(check_reachability(addresses, what.listen, what.announce, finding))
+            found = await _finding(host, what, daemon)
+            add(check_reachability(addresses, what.listen, what.announce, found))
         except Unreachable as error:
             fix = "try again; if it stays so, reinstall hivemind"
             add(Check("libp2p", Verdict.FAILED, error.cause, fix))

@@ -112,8 +112,8 @@ class SelfRecord:
 
         `progress(done, total)` hears how many are done.
         """
-        waiting = partner_order(self._me.peer_id, sorted({*peers, self._me.peer_id}))
-        waiting = [peer for peer in waiting if peer is not None][:PROBED_PEERS_LIMIT]
+        partners = partner_order(self._me.peer_id, sorted({*peers, self._me.peer_id}))
+        waiting = [peer for peer in partners if peer is not None][:PROBED_PEERS_LIMIT]
         total = len(waiting)
         for _ in range(PROBE_ROUNDS):
             busy = []

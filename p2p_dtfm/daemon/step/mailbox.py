@@ -25,7 +25,7 @@ class FrameKey(NamedTuple):
     step: int
     kind: FrameKind
     layer: int
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple's own method is not wanted here
     sender: str
 
 
@@ -170,7 +170,7 @@ class Mailbox:
             self._arrivals = [arrival for arrival in self._arrivals if arrival != key]
             return payload
         assert key not in self._waiting, f"two wait for {key}"
-        future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[bytearray] = asyncio.get_running_loop().create_future()
         self._waiting[key] = future
         try:
             return await future

@@ -335,12 +335,7 @@ class Microbatches:
                     entry = await self._boundary(key, payload)
                 except PeerFault as fault:
                     await self._frames.refuse(key.sender, fault)
-            evaluate = self._recorder.timed("evaluate", number, self._runner.evaluate)
-            work = self._compute.run(
-                lambda evaluate=evaluate, number=number, entry=entry: evaluate(
-                    *self._entry(step, number, entry)
-                )
-            )
+            work = self._compute.run(self._evaluate, step, number, entry)
             result = await self._unless_poisoned(work)
             if self._runner.has_head:
                 loss_sum += float(result)
@@ -348,6 +343,11 @@ class Microbatches:
                 sent = await self._compute.run(self._outgoing, FrameKind.ACTIVATION, number, result)
                 self._send(step, FrameKind.ACTIVATION, number, sent)
         return loss_sum
+
+    def _evaluate(self, step: int, number: int, activation: Tensor | None) -> Tensor | float:
+        """Compute thread."""
+        evaluate = self._recorder.timed("evaluate", number, self._runner.evaluate)
+        return evaluate(*self._entry(step, number, activation))
 
     def _entry(self, step: int, number: int, activation: Tensor | None) -> tuple[Tensor, ...]:
         """The arguments of a forward: input, and targets where the head is. Compute thread."""

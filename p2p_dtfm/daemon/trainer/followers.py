@@ -241,14 +241,14 @@ class Followers:
             donor.unsubscribe(sender, message.view, message.number)
         elif isinstance(message, LayerReceipt):
             self._receive_receipt(sender, message)
-        elif (follower := self._that_asked(sender, message.number)) is None:
+        elif (asking := self._that_asked(sender, message.number)) is None:
             return  # the answer to an earlier request
         elif isinstance(message, LayerOffered):
-            follower.offered(sender, message)
+            asking.offered(sender, message)
         elif isinstance(message, LayersCommitted):
-            follower.committed(sender, message)
+            asking.committed(sender, message)
         else:
-            follower.ended(sender, message)
+            asking.ended(sender, message)
 
     def stream_lost(self, sender: str) -> None:
         """What `sender` had sent of layers' states may not all arrive."""

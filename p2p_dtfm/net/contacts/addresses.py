@@ -167,7 +167,8 @@ class WireAddress:
         self._address = address
 
     def to_bytes(self) -> bytes:
-        encoded, rest = b"", []
+        encoded = b""
+        rest: list[str] = []
         parts = iter(self._address.strip("/").split("/"))
         for part in parts:
             if part == "p2p":

@@ -154,7 +154,7 @@ class Directory:
             for peer_id in peer_ids
             if peer_id != self._host.peer_id
         ]
-        answers = await self._bounded(asyncio.gather(*asked, return_exceptions=True))
+        answers = await asyncio.gather(*map(self._bounded, asked), return_exceptions=True)
         values = [
             item[0].value
             for answer in answers

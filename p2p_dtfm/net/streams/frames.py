@@ -211,7 +211,7 @@ class FrameReader:
 
     def feed(self, data: Payload) -> list[tuple[FrameHeader, bytearray]]:
         """The frames that `data` completes. Raises `PeerFault`; the reader is then of no use."""
-        frames = []
+        frames: list[tuple[FrameHeader, bytearray]] = []
         view = as_bytes(data)
         while True:
             view = view[self._take(view) :]
@@ -226,7 +226,7 @@ class FrameReader:
             return self._due - self._filled
         if len(self._start) < _PREFIX.size:
             return _PREFIX.size - len(self._start)
-        return _PREFIX.size + parse_prefix(self._start[: _PREFIX.size]) - len(self._start)
+        return _PREFIX.size + parse_prefix(bytes(self._start[: _PREFIX.size])) - len(self._start)
 
     def _take(self, view: memoryview) -> int:
         """Use bytes of `view` until a frame is complete or they run out; returns how many."""

@@ -100,7 +100,8 @@ class SimulatedWaits(SimulatedTraining):
         return [Lack(stages[beside].peer_id, kind, 0, number)]
 
     def _has_given(self, peer_id: str, lack: Lack) -> bool:
-        key = (self.agreement.view.id if self.agreement.view else None, self.agreement.step)
+        view, step = self.agreement.view, self.agreement.step
+        key = (view.id if view else None, step)
         if lack.kind is Kind.ACTIVE:
             return True
         if lack.kind is Kind.PREPARED:
@@ -109,5 +110,5 @@ class SimulatedWaits(SimulatedTraining):
             return lack.index in self.work.forwarded
         if lack.kind is Kind.GRADIENT:
             return lack.index in self.work.forwarded[: self.work.backwards]
-        parts = self.partials.get(self._tensor_key(*key), {}) if key[0] is not None else {}
+        parts = self.partials.get(self._tensor_key(view.id, step), {}) if view else {}
         return lack.kind is Kind.PART and self.name in parts

@@ -22,7 +22,6 @@ class World(Protocol):
     liars: Any
     liveness_timing: LivenessTiming
     now_ns: int
-    peers: Mapping[str, Any]
     plan_ns: int
     planner: Callable[[Snapshot], Plan | NoPlan]
     redone: dict[ViewId, PartialReplay]
@@ -31,6 +30,9 @@ class World(Protocol):
     timing: Timing
     transfer_ns: int
     workload: Workload
+
+    @property
+    def peers(self) -> Mapping[str, Any]: ...
 
     def after(self, delay_ns: int, event: Callable[[], None]) -> None: ...
 

@@ -143,7 +143,7 @@ def _rest(values: dict[str, Any], error: ValidationError) -> ScenarioFile | None
     wrong = {item["loc"][:2] for item in error.errors()}
     if not all(len(path) == 2 and path[0] in models for path in wrong):
         return None
-    tables = {
+    tables: dict[str, Any] = {
         name: tuple(
             None if (name, number) in wrong else model.model_validate(table)
             for number, table in enumerate(values.get(name, ()))

@@ -28,7 +28,7 @@ class Fp32(Codec):
 
     def encode(self, values: Tensor, turn: Turn = FIRST) -> Buffer:
         flat = _flat(values).cpu()
-        return memoryview(flat.numpy()).cast("B")
+        return flat.numpy().data.cast("B")
 
     def _decoded(self, payload: Tensor, count: int, turn: Turn) -> Tensor:
         return payload.view(torch.float32)

@@ -47,7 +47,7 @@ def _numbers_in_byte(bits: int) -> int:
 def join(parts: Sequence[Tensor]) -> memoryview:
     """The bytes of flat tensors, one after the other; copied to the CPU at once."""
     whole = torch.cat([part.contiguous().view(torch.uint8) for part in parts])
-    return memoryview(whole.cpu().numpy())
+    return whole.cpu().numpy().data
 
 
 def as_tensor(payload: Buffer, device: torch.device | str) -> Tensor:

@@ -77,8 +77,8 @@ class PreparedData:
 class _Survey:
     """What the first reading found."""
 
-    field: str
-    """The rows' text."""
+    text_field: str
+    """Of the rows."""
     piece_bytes: int
     files: list[Candidate] = field(default_factory=list)
     text_bytes: int = 0
@@ -91,7 +91,7 @@ class _Survey:
         with the files any more. Raises `UserError`."""
         for file in self.files:
             try:
-                for piece in read_documents(file, self.field, self.piece_bytes, Skipped()):
+                for piece in read_documents(file, self.text_field, self.piece_bytes, Skipped()):
                     yield piece, file.held_out or piece.key <= self.threshold
             except (NotText, NoTextField, OSError) as error:
                 raise UserError(
@@ -255,8 +255,8 @@ def _remove_unused(store: BlobStore, manifest: Manifest) -> None:
 class _Found:
     """What the first reading found in one file; a number for each piece."""
 
-    keys: array = field(default_factory=lambda: array("Q"))
-    sizes_bytes: array = field(default_factory=lambda: array("Q"))
+    keys: "array[int]" = field(default_factory=lambda: array("Q"))
+    sizes_bytes: "array[int]" = field(default_factory=lambda: array("Q"))
     documents: int = 0
 
 
@@ -299,7 +299,7 @@ def _read_file_first(
     """None, and counted, if the file cannot be used; `UserError` if the user asked for it."""
     found = _Found()
     try:
-        for piece in read_documents(file, survey.field, survey.piece_bytes, skipped):
+        for piece in read_documents(file, survey.text_field, survey.piece_bytes, skipped):
             found.keys.append(piece.key)
             found.sizes_bytes.append(len(piece.text))
             found.documents += piece.ends_document

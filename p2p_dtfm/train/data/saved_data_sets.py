@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from p2p_dtfm.core.protocol.errors import UserError
 
@@ -37,7 +38,7 @@ def stated_licence(paths: list[Path]) -> str:
     return ""
 
 
-def _read_json(path: Path) -> dict:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

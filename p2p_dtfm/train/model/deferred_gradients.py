@@ -21,7 +21,7 @@ class _Product(NamedTuple):
     gradient: Tensor
     entry: Tensor
 
-    def __call__(self) -> None:
+    def add(self) -> None:
         weight, gradient, entry = self
         assert weight.grad is not None
         if gradient.dtype == weight.grad.dtype:
@@ -38,7 +38,7 @@ class WeightGradients:
 
     def owe(self, weight: nn.Parameter, gradient: Tensor, entry: Tensor) -> None:
         """A matrix's gradient."""
-        self.owe_work(_Product(weight, gradient, entry))
+        self.owe_work(_Product(weight, gradient, entry).add)
 
     def owe_work(self, work: Callable[[], None]) -> None:
         """Anything else that can wait as long."""
@@ -66,7 +66,8 @@ class Linear(nn.Linear):
     def forward(self, entry: Tensor) -> Tensor:
         if self.weight_gradients is None or not torch.is_grad_enabled():
             return functional.linear(entry, self.weight, self.bias)
-        result: Tensor = _SplitLinear.apply(entry, self.weight, self.bias, self.weight_gradients)
+        given = (entry, self.weight, self.bias, self.weight_gradients)
+        result: Tensor = _SplitLinear.apply(*given)  # type: ignore[no-untyped-call]
         return result
 
 

@@ -44,21 +44,21 @@ class LayerSnapshot:
     def to_bytes(self) -> bytes:
         """A safetensors file; equal states have equal bytes."""
         header = _header(self.run_digest, self.layer, self.version, self.shapes)
-        return b"".join([header, *(memoryview(part.numpy()).cast("B") for part in self.parts)])
+        return b"".join([header, *(part.numpy().data.cast("B") for part in self.parts)])
 
     def file_digest(self) -> bytes:
         """The first bytes of the digest of what `to_bytes` gives, as Prepared states it."""
         digest = hashlib.blake2b(digest_size=32)
         digest.update(_header(self.run_digest, self.layer, self.version, self.shapes))
         for part in self.parts:
-            digest.update(memoryview(part.numpy()).cast("B"))
+            digest.update(part.numpy().data.cast("B"))
         return digest.digest()[:DIGEST_BYTES]
 
     def digest(self) -> str:
         """Hexadecimal BLAKE2b-256 of the parameters' and the moments' bytes."""
         digest = hashlib.blake2b(digest_size=32)
         for part in self.parts:
-            digest.update(memoryview(part.numpy()).cast("B"))
+            digest.update(part.numpy().data.cast("B"))
         return digest.hexdigest()
 
 

@@ -58,7 +58,7 @@ def write_tensors(
             for entry, tensor in zip(entries, tensors, strict=True):
                 assert tuple(tensor.shape) == entry[1], (entry, tensor.shape)
                 values = tensor.detach().float().cpu().contiguous().numpy()
-                file.write(memoryview(values).cast("B"))
+                file.write(values.data.cast("B"))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

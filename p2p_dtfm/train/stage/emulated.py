@@ -122,7 +122,9 @@ class EmulatedStageRunner(StageRunner):
         is_head = layer == layer_count(self.spec) - 1
         timing = self._timings[layer]
         parts = (timing, targets if is_head else None, self)
-        result: Tensor = _EmulatedPass.apply(self._anchor, entry, *parts)
+        result: Tensor = _EmulatedPass.apply(  # type: ignore[no-untyped-call]
+            self._anchor, entry, *parts
+        )
         return result
 
     def backward_pass(self, timing: LayerTiming) -> None:

@@ -76,7 +76,7 @@ def tensor_to_bytes(tensor: Tensor) -> memoryview:
     """
     assert tensor.dtype == torch.float32, tensor.dtype
     values = tensor.detach().to("cpu").contiguous().reshape(-1).numpy()
-    return memoryview(values).cast("B")
+    return values.data.cast("B")
 
 
 def tensor_from_bytes(buffer: Buffer, shape: Sequence[int]) -> Tensor:

@@ -1,6 +1,6 @@
 """The pictures of docs/screenshots: real daemons on this machine, in Chromium and in the terminal.
 
-    python benchmarks/screenshots.py
+    python -m tests.web.screenshots
 
 Needs Chromium (`apt-get install chromium`). The 64 peers are the example of the tests: a real plan,
 made-up progress.
@@ -25,7 +25,7 @@ from tests.web.chromium import Page, chromium
 from tests.web.examples import sixty_four, two
 from tests.web.serving import TOKEN, served
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WIDE, NARROW, HEIGHT = 1200, 390, 844
 DRAWN = (
     "document.querySelector('#map .peer') && document.querySelector('#timeline .span')"

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.random_swarms import mixed_swarm
 from p2p_dtfm.core.cost_model.placement_problem import problem_of
 from p2p_dtfm.core.planner.bound import grid_lower_bound_ns, step_lower_bound_ns
 from p2p_dtfm.core.planner.planner import compute_plan
@@ -12,6 +11,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.sim.paper.named_plans import grid_plan, region_order, within_memory
 from p2p_dtfm.sim.scenario.execution import OURS
 from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.sim.scenario.random_swarms import mixed_swarm
 from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot, workload_in
 from p2p_dtfm.sim.step_time.simulator import simulate_step
 from tests.sim.sim_support import equal_peers, small_spec

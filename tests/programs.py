@@ -1,0 +1,14 @@
+"""Tests that need programs of the system skip without them, but not where `.ci/run` has them."""
+
+import os
+
+import pytest
+
+MUST_RUN = os.environ.get("TESTS_MUST_RUN", "").split()
+"""Kinds of tests whose programs are installed: if they would skip, something is wrong."""
+
+
+def skip_without(kind: str, missing: str) -> pytest.MarkDecorator:
+    """Skips where something is `missing`, for that reason; an error where this kind must run."""
+    assert not missing or kind not in MUST_RUN, f"{kind}: {missing}"
+    return pytest.mark.skipif(bool(missing), reason=missing)

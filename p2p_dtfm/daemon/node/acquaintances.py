@@ -38,10 +38,11 @@ CALL_LIMIT_S = 3.0
 CALLED_LIMIT = 16
 LOOKS_FOR_WHO_STARTS = 4
 LOOK_AGAIN_S = 4.0
-LOOK_AGAIN_LIMIT_S = 60.0
+LOOK_AGAIN_LIMIT_S = 16.0
 REMEMBER_EVERY_S = 60.0
 REUNION_S = 10.0
-REUNION_LIMIT_S = 120.0
+REUNION_LIMIT_S = 30.0
+NOBODY_ANSWERS = "members"
 UNREACHABLE = 6
 
 log = logging.getLogger("p2p_dtfm")
@@ -127,10 +128,22 @@ class Acquaintances(PeerState):
         if found is None:
             log.info("no member of run %s answers: asked %s", run_digest[:16], places)
         else:
+            self.status.troubles.over(NOBODY_ANSWERS)
             log.info(
                 "found %s, a member of run %s, %s", found.peer_id, run_digest[:16], found.where
             )
         return found
+
+    def _say_nobody_answers(self, run_digest: str, pause_s: float) -> None:
+        """It goes on looking by itself; somebody may have to start one of the others."""
+        what = f"no member of run {run_digest[:16]} answers"
+        self.status.say(State.WAITING, f"{what}; looks again in {pause_s:.0f} s")
+        self.status.troubles.tell(
+            NOBODY_ANSWERS,
+            what,
+            "start one of them; or, if one runs elsewhere, start this one again with "
+            "--initial-peers and its address",
+        )
 
     async def _look_before_going_alone(self, run_digest: str) -> Found | None:
         """Where others start at the same moment, as after a power cut, one goes first: the others

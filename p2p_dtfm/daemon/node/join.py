@@ -142,8 +142,7 @@ class Joining(Acquaintances):
                 self._founds = True
                 log.info("takes up run %s (%s) alone", digest[:16], recalled.spec.name)
                 return open_local_run(recalled.signed_spec, store)
-            what = f"no member of run {digest[:16]} answers; looks again every {pause_s:.0f} s"
-            self.status.say(State.WAITING, what)
+            self._say_nobody_answers(digest, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
             await self._call_again(recalled)

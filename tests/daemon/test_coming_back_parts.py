@@ -3,14 +3,16 @@
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.machine.settings import Settings
-from p2p_dtfm.daemon.node.acquaintances import Acquaintances
+from p2p_dtfm.daemon.node.acquaintances import Acquaintances, Past
 from p2p_dtfm.daemon.node.join import Joining
+from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.resident import _to_come_back
 from p2p_dtfm.daemon.peers.home_memory import (
     FILE_NAME,
@@ -23,8 +25,26 @@ from tests.core.builders import run_spec
 from tests.daemon.test_memory import memory_of, peer_ids, place_of
 
 
-def daemon_of(home: Path, **settings: object) -> Joining:
-    return Joining(Settings(home=home, dashboard="off", **settings), DashboardHost())
+def settings_of(home: Path, **settings: object) -> Settings:
+    return Settings(home=home, dashboard="off", **settings)
+
+
+def recall(settings: Settings) -> Past:
+    return asyncio.run(Past.recall(settings, Path(settings.home)))
+
+
+def acquaintances_of(home: Path, network: Any, past: Past, **settings: object) -> Acquaintances:
+    local = Local(settings_of(home, nearby=False, **settings), DashboardHost())
+    return Acquaintances(local, network, past, directory=None)  # type: ignore[arg-type]
+
+
+def network_of(me: str = "me", connected: tuple[str, ...] = ()) -> Any:
+    async def connected_peers() -> tuple[str, ...]:
+        return connected
+
+    host = SimpleNamespace(addresses=None, connected_peers=connected_peers)
+    messenger = SimpleNamespace(where=lambda peer_id: ("/ip4/192.0.2.7/tcp/4001",))
+    return SimpleNamespace(me=SimpleNamespace(peer_id=me), host=host, messenger=messenger)
 
 
 def remember(home: Path, memory: Memory) -> Path:
@@ -33,30 +53,25 @@ def remember(home: Path, memory: Memory) -> Path:
     return directory
 
 
-def recalled_by(daemon: Acquaintances) -> Memory | None:
-    asyncio.run(daemon._recall())
-    return daemon._recalled
-
-
 def test_a_bare_daemon_recalls_the_run_that_it_was_in_last(tmp_path: Path) -> None:
     older, newer = (
         memory_of(tmp_path, run_spec(seed=seed), used_s) for seed, used_s in ((1, 5), (2, 9))
     )
     remember(tmp_path, older)
     remember(tmp_path, newer)
-    assert recalled_by(daemon_of(tmp_path)) == newer
+    assert recall(settings_of(tmp_path)).recalled == newer
     digest = older.run_digest
-    assert recalled_by(daemon_of(tmp_path, run_digest=digest[:12])) == older
+    assert recall(settings_of(tmp_path, run_digest=digest[:12])).recalled == older
     with pytest.raises(UserError, match="does not remember run 00ff"):
-        recalled_by(daemon_of(tmp_path, run_digest="00ff"))
+        recall(settings_of(tmp_path, run_digest="00ff"))
 
 
 def test_whoever_was_told_what_to_do_needs_no_past(tmp_path: Path) -> None:
     at = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWM4Tq2kcoqm7cK6wfTyt6ycm2EBUmoDZ5mYb9biyQ69cP"
-    assert recalled_by(daemon_of(tmp_path, run="tiny")) is None
-    assert recalled_by(daemon_of(tmp_path, initial_peers=(at,))) is None
+    assert recall(settings_of(tmp_path, run="tiny")).recalled is None
+    assert recall(settings_of(tmp_path, initial_peers=(at,))).recalled is None
     with pytest.raises(UserError, match="nothing says what to do") as error:
-        recalled_by(daemon_of(tmp_path))
+        recall(settings_of(tmp_path))
     assert error.value.exit_code == 2 and len(error.value.fixes) == 4
 
 
@@ -65,39 +80,46 @@ def test_the_same_line_goes_on_with_the_newest_founding_of_its_spec(tmp_path: Pa
     marked = spec.model_copy(update={"founding": "00112233aabbccdd"})
     for known, used_s in ((spec, 5), (marked, 9), (run_spec(seed=8), 12)):
         remember(tmp_path, memory_of(tmp_path, known, used_s))
-    again = daemon_of(tmp_path, run="tiny")
-    asyncio.run(again._recall())
+    again = joining_of(tmp_path)
     assert again._which_founding(spec) == marked
-    assert again._recalled is not None and again._recalled.spec == marked
+    assert again._acquaintances.memory is not None
+    assert again._acquaintances.memory.spec == marked
     assert again._which_founding(run_spec(seed=9)) == run_spec(seed=9)
-    assert again._recalled is None, "of that run nobody was met"
-    new = daemon_of(tmp_path, run="tiny", new=True)
-    asyncio.run(new._recall())
+    assert again._acquaintances.memory is None, "of that run nobody was met"
+    new = joining_of(tmp_path, new=True)
     founded = new._which_founding(spec)
     assert founded.unmarked == spec and founded not in (spec, marked)
-    assert new._recalled is None, "nobody is asked"
+    assert new._acquaintances.memory is None, "nobody is asked"
+
+
+def joining_of(home: Path, **settings: object) -> Joining:
+    past = recall(settings_of(home, run="tiny", **settings))
+    network = network_of()
+    acquaintances = acquaintances_of(home, network, past, run="tiny", **settings)
+    local = Local(settings_of(home, run="tiny", **settings), DashboardHost())
+    return Joining(local, network, acquaintances)
 
 
 def test_a_full_disk_costs_the_memory_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (one,) = peer_ids(tmp_path, 1)
-    daemon = daemon_of(tmp_path, run="tiny")
-    daemon._memory = memory_of(tmp_path)
-    seen = [acquaintance(one, ["/ip4/192.0.2.7/tcp/4001"], 5)]
+    known = acquaintances_of(tmp_path, network_of(), Past([], memory_of(tmp_path)), run="tiny")
+    known.members_named = (one,)
 
     def is_full(directory: Path, memory: Memory) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
         full.setattr("p2p_dtfm.daemon.node.acquaintances.write_memory", is_full)
-        asyncio.run(daemon._remember(seen))
-        daemon._memory_lock = asyncio.Lock()
-        asyncio.run(daemon._remember(seen))
+        asyncio.run(known.remember(None))
+        known._memory_lock = asyncio.Lock()
+        asyncio.run(known.remember(None))
     assert caplog.text.count("cannot write down whom it met") == 1
-    daemon._memory_lock = asyncio.Lock()
-    asyncio.run(daemon._remember(seen))
-    found = read_memory(place_of(tmp_path, daemon._memory))
+    known._memory_lock = asyncio.Lock()
+    asyncio.run(known.remember(None))
+    assert known.memory is not None
+    found = read_memory(place_of(tmp_path, known.memory))
     assert found is not None and [item.peer_id for item in found.members] == [one]
     assert list(tmp_path.glob(f"runs/*/{FILE_NAME}"))
 
@@ -105,16 +127,10 @@ def test_a_full_disk_costs_the_memory_and_nothing_else(
 def test_of_several_that_start_at_once_the_first_goes_first(tmp_path: Path) -> None:
     low, high = sorted(peer_ids(tmp_path, 2))
     for me, other, waits in ((high, low, True), (low, high, False)):
-        daemon = daemon_of(tmp_path, run="tiny")
-        daemon._me = SimpleNamespace(peer_id=me)
         met = [acquaintance(other, ["/ip4/192.0.2.7/tcp/4001"], 5)]
-        daemon._recalled = memory_of(tmp_path).met(met)
-
-        async def connected(peer: str = other) -> tuple[str, ...]:
-            return (peer,)
-
-        daemon._host = SimpleNamespace(connected_peers=connected)
-        assert asyncio.run(daemon._goes_another_first()) is waits
+        past = Past([], memory_of(tmp_path).met(met))
+        known = acquaintances_of(tmp_path, network_of(me, (other,)), past, run="tiny")
+        assert asyncio.run(known._goes_another_first()) is waits
 
 
 def test_after_a_pause_it_comes_back_as_it_was_started(tmp_path: Path) -> None:

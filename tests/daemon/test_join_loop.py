@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.core.protocol.canonical import encode
-from p2p_dtfm.daemon.node import membership
-from p2p_dtfm.daemon.node.membership import Membership
+from p2p_dtfm.daemon.node import coming_and_going
+from p2p_dtfm.daemon.node.coming_and_going import Entry
 from p2p_dtfm.daemon.peers.member_search import Found, Search, Sought, first_found
 from p2p_dtfm.daemon.peers.wire import KnownPeers, PeerAddress
 from p2p_dtfm.daemon.telemetry.status import Status
@@ -56,50 +56,70 @@ class FakeMessenger:
         self.known = (*self.known, peer_id)
 
 
-class Newcomer(Membership):
-    """With all that the loop touches, and nothing else."""
-
-    def __init__(self, looks: Iterable[Found | None] = (), run: str = "") -> None:
-        self._agreement = FakeAgreement()  # type: ignore[assignment]
-        self._messenger = FakeMessenger(self._agreement)  # type: ignore[arg-type]
-        self._me = SimpleNamespace(peer_id="me")
-        self._run = SimpleNamespace(digest="ab" * 32)
-        self._memory = None
-        self._welcomed_by = self._asked_first = ""
-        self.status = Status()
-        self.settings = SimpleNamespace(run=run, initial_peers=())
-        self.views = []
+class FakeAcquaintances:
+    def __init__(self, looks: Iterable[Found | None]) -> None:
+        self.welcomed_by = ""
         self.looked = 0
-        self.resumed = False
+        self.said: list[str] = []
         self._looks = iter(looks)
 
-    async def _call_again(self, memory: object) -> None:
+    async def call_again(self) -> None:
         pass
 
-    async def _look_for_members(self, run_digest: str) -> Found | None:
+    async def look_for_members(self, run_digest: str) -> Found | None:
         self.looked += 1
         return next(self._looks, None)
 
-    async def _resume_from_checkpoint(self) -> None:
+    def say_nobody_answers(self, run_digest: str, pause_s: float) -> None:
+        self.said.append(run_digest)
+
+    async def look_for_the_lost(self, agreement: object) -> None:
+        pass
+
+
+class Newcomer(Entry):
+    """With all that the loop touches, and nothing else."""
+
+    def __init__(self, looks: Iterable[Found | None] = (), run: str = "") -> None:
+        self.agreement = FakeAgreement()
+        self.messenger = FakeMessenger(self.agreement)
+        self.acquaintances = FakeAcquaintances(looks)
+        self.settings = SimpleNamespace(run=run, initial_peers=())
+        self.status = Status()
+        self.resumed = False
+        self.membership = SimpleNamespace(
+            agreement=self.agreement,
+            acquaintances=self.acquaintances,
+            me=SimpleNamespace(peer_id="me"),
+            run=SimpleNamespace(digest="ab" * 32),
+            founds=False,
+            asked_first="",
+            actions=SimpleNamespace(do=lambda actions: None),
+        )
+        self.participant = SimpleNamespace(
+            membership=self.membership,
+            local=SimpleNamespace(
+                settings=self.settings,
+                status=self.status,
+                life=SimpleNamespace(spawn=asyncio.ensure_future),
+            ),
+            network=SimpleNamespace(messenger=self.messenger),
+            views=[],
+            resume_from_checkpoint=self._resume,
+        )
+        super().__init__(self.participant)  # type: ignore[arg-type]
+
+    async def _resume(self) -> None:
         self.resumed = True
-
-    async def _reunion_loop(self) -> None:
-        pass
-
-    def _do(self, actions: object) -> None:
-        pass
-
-    def _spawn(self, coroutine: Any) -> Any:
-        return asyncio.ensure_future(coroutine)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "JOIN_RETRY_S", 0.001)
-    monkeypatch.setattr(membership, "TICK_S", 0.001)
-    monkeypatch.setattr(membership, "LOOK_AGAIN_S", 0.004)
-    monkeypatch.setattr(membership, "LOOK_AGAIN_LIMIT_S", 0.02)
-    monkeypatch.setattr(membership, "FOUNDS_AFTER_S", 0.016)
+    monkeypatch.setattr(coming_and_going, "JOIN_RETRY_S", 0.001)
+    monkeypatch.setattr(coming_and_going, "TICK_S", 0.001)
+    monkeypatch.setattr(coming_and_going, "LOOK_AGAIN_S", 0.004)
+    monkeypatch.setattr(coming_and_going, "LOOK_AGAIN_LIMIT_S", 0.02)
+    monkeypatch.setattr(coming_and_going, "FOUNDS_AFTER_S", 0.016)
 
 
 def play(work: Callable[[], Awaitable[None]]) -> None:
@@ -116,81 +136,79 @@ def member(name: str) -> Found:
 
 def test_who_knows_nobody_looks_until_somebody_is_found() -> None:
     newcomer = Newcomer([None, None, member("alive")])
-    newcomer._messenger.living = {"alive"}  # type: ignore[attr-defined]
+    newcomer.messenger.living = {"alive"}
     newcomer.settings.initial_peers = ("given",)  # one that waits, and does not found
-    play(newcomer._join_loop)
-    assert newcomer._agreement.view == "together" and newcomer.looked == 3
-    assert newcomer._messenger.asked == ["alive"]
+    play(newcomer.join)
+    assert newcomer.agreement.view == "together" and newcomer.acquaintances.looked == 3
+    assert newcomer.messenger.asked == ["alive"]
 
 
 def test_members_that_vanish_are_passed_over() -> None:
     newcomer = Newcomer()
-    messenger = newcomer._messenger
-    newcomer._welcomed_by = "first"
+    messenger = newcomer.messenger
+    newcomer.acquaintances.welcomed_by = "first"
     messenger.known = ("dead-1", "dead-2", "last")
     messenger.heard_s = {"first": 3.0, "dead-1": 2.0, "dead-2": 1.0}
     messenger.living = {"last"}
-    play(newcomer._join_loop)
-    assert newcomer._agreement.view == "together" and newcomer.looked == 0
+    play(newcomer.join)
+    assert newcomer.agreement.view == "together" and newcomer.acquaintances.looked == 0
     assert messenger.asked[-1] == "last" and len(messenger.asked) <= 4
 
 
 def test_a_member_that_is_only_busy_is_asked_again() -> None:
     newcomer = Newcomer()
-    messenger = newcomer._messenger
+    messenger = newcomer.messenger
     messenger.known, messenger.refuses, messenger.living = ("busy",), {"busy"}, {"busy"}
 
     async def calms_down() -> None:
-        loop = asyncio.create_task(newcomer._join_loop())
+        loop = asyncio.create_task(newcomer.join())
         while len(messenger.asked) < 3:
             await asyncio.sleep(0.001)
         messenger.refuses.clear()
         await loop
 
     play(calms_down)
-    assert set(messenger.asked) == {"busy"} and newcomer.looked == 0
+    assert set(messenger.asked) == {"busy"} and newcomer.acquaintances.looked == 0
 
 
 def test_when_all_known_members_are_dead_it_says_so_and_waits_ever_longer() -> None:
     newcomer = Newcomer()
     newcomer.settings.initial_peers = ("given",)
-    newcomer._messenger.known = ("dead-1", "dead-2")
+    newcomer.messenger.known = ("dead-1", "dead-2")
 
     async def for_a_while() -> None:
-        loop = asyncio.create_task(newcomer._join_loop())
-        said = set()
-        while newcomer.looked < 6:
+        loop = asyncio.create_task(newcomer.join())
+        while newcomer.acquaintances.looked < 6:
             await asyncio.sleep(0.001)
-            said.add(newcomer.status.reason)
         assert not loop.done()
-        assert any(text.startswith("no member of run abab") for text in said)
-        newcomer._agreement.view = "let in by somebody who called"
+        assert newcomer.acquaintances.said
+        newcomer.agreement.view = "let in by somebody who called"
         await loop
 
     play(for_a_while)
-    assert not newcomer._agreement.founded, "who was told of peers never founds"
+    assert not newcomer.agreement.founded, "who was told of peers never founds"
 
 
 def test_who_came_back_to_members_that_then_died_goes_on_alone() -> None:
     newcomer = Newcomer(run="tiny")
-    newcomer._welcomed_by = "died-since"
-    play(newcomer._join_loop)
-    assert newcomer.resumed and newcomer._agreement.founded and newcomer._founds
+    newcomer.acquaintances.welcomed_by = "died-since"
+    play(newcomer.join)
+    assert newcomer.resumed and newcomer.agreement.founded and newcomer.membership.founds
 
 
 def test_who_has_been_in_a_view_never_founds_another() -> None:
     newcomer = Newcomer(run="tiny")
-    newcomer.views = [{"view": 3}]
+    newcomer.participant.views = [{"view": 3}]
 
     async def for_a_while() -> None:
-        loop = asyncio.create_task(newcomer._join_loop())
-        while newcomer.looked < 6:
+        loop = asyncio.create_task(newcomer.join())
+        while newcomer.acquaintances.looked < 6:
             await asyncio.sleep(0.001)
-        newcomer._agreement.view = "let in"
+        newcomer.agreement.view = "let in"
         await loop
 
     play(for_a_while)
-    assert not newcomer._agreement.founded
+    assert not newcomer.agreement.founded
 
 
 # ---- looking in all places at once

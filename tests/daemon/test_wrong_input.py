@@ -13,8 +13,8 @@ from p2p_dtfm.cli.commands.data import prepare
 from p2p_dtfm.cli.commands.run import run_daemon
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.machine.before_start import check_before_start
 from p2p_dtfm.daemon.machine.settings import Settings, resolve
-from p2p_dtfm.daemon.node.before_start import check_before_start
 from p2p_dtfm.net.contacts.addresses import check_listen_address, parse_address
 from p2p_dtfm.sim.scenario.files import find_run_spec
 from p2p_dtfm.sim.scenario.scenario import parse_scenario

@@ -14,7 +14,7 @@ import numpy
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.records import Device, LayerTiming, Link
-from p2p_dtfm.daemon.node import trainer_outlet
+from p2p_dtfm.daemon.node import participant
 from p2p_dtfm.daemon.peers import self_record
 from p2p_dtfm.daemon.step.step_reduction import _Courses
 from p2p_dtfm.daemon.trainer import step_loop
@@ -74,10 +74,10 @@ def say_each_another_norm() -> None:
             if lies(prepared.step):
                 norms = {n: v * (1 + number) for n, v in prepared.squared_norms.items()}
                 other = msgspec.structs.replace(prepared, squared_norms=norms)
-                said = sign_prepared(other, self._host.identity.sign)
-            self._messenger.tell(peer_id, trainer_outlet.SignedPrepared(said))
+                said = sign_prepared(other, self.network.host.identity.sign)
+            self.network.messenger.tell(peer_id, participant.SignedPrepared(said))
 
-    trainer_outlet.TrainerOutlet.say_prepared = say_prepared  # type: ignore[method-assign]
+    participant.Participant.say_prepared = say_prepared  # type: ignore[method-assign]
 
 
 def send_each_another_sum() -> None:

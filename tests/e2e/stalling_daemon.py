@@ -38,11 +38,11 @@ class _Lying(step_watch.StepWatch):
 
 
 def _install() -> None:
-    from p2p_dtfm.daemon.node import daemon
+    from p2p_dtfm.daemon.node import participant
     from p2p_dtfm.daemon.trainer import step_loop
 
     step_loop.StepEngine = _Stalling  # type: ignore[misc]
-    daemon.StepWatch = _Lying  # type: ignore[misc]
+    participant.StepWatch = _Lying  # type: ignore[misc]
 
 
 if __name__ == "__main__":

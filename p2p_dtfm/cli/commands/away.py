@@ -1,11 +1,11 @@
-"""The small program that a daemon becomes for the time of a pause; see `daemon.node.away`."""
+"""The small program that a daemon becomes for the time of a pause; see `daemon.machine.away`."""
 
 import sys
 
 from p2p_dtfm.cli.commands.run import go_on
 from p2p_dtfm.cli.terminal.plain import harmless_lines
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.daemon.node.away import received
+from p2p_dtfm.daemon.machine.away import received
 
 
 def main() -> int:

@@ -11,8 +11,8 @@ from rich.console import Console
 from p2p_dtfm.cli.terminal.live_view import live_view
 from p2p_dtfm.cli.terminal.logs import set_up_logging
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.away import Away, StepAside
 from p2p_dtfm.daemon.machine.settings import Settings
-from p2p_dtfm.daemon.node.away import Away, StepAside
 from p2p_dtfm.daemon.node.resident import Resident
 
 

@@ -16,12 +16,15 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.resident_limit import planned_bytes
+from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.acquaintances import (
     LOOK_AGAIN_LIMIT_S,
     LOOK_AGAIN_S,
-    UNREACHABLE,
     Acquaintances,
+    meeting_points,
 )
+from p2p_dtfm.daemon.node.local import Local
+from p2p_dtfm.daemon.node.network import UNREACHABLE, Network
 from p2p_dtfm.daemon.peers.discovery import find_run
 from p2p_dtfm.daemon.peers.home_memory import Memory
 from p2p_dtfm.daemon.peers.run_source import (
@@ -57,19 +60,27 @@ KNOCKING_S = 10.0
 KNOCK_PAUSE_S = 1.0
 
 
-class Joining(Acquaintances):
-    """Founding, joining, and measuring what this peer can do."""
+class Joining:
+    """Founding and joining. `founds`: nobody else is there, so this peer makes the first view."""
 
-    async def _enter_run(self) -> Run:
+    def __init__(self, local: Local, network: Network, acquaintances: Acquaintances) -> None:
+        self.founds = local.settings.founds
+        self._local = local
+        self._network = network
+        self._acquaintances = acquaintances
+
+    async def enter_run(self) -> Run:
         """Found it, join it, or take up the last one."""
-        if self.settings.run:
+        if self._local.settings.run:
             return await self._found_run()
-        recalled = self._recalled
+        recalled = self._acquaintances.memory
         if recalled is None:
-            return await self._join_run(self.settings.run_digest)
-        if self.settings.initial_peers and self._meeting_points():
+            return await self._join_run(self._local.settings.run_digest)
+        if self._local.settings.initial_peers and meeting_points(
+            self._local.settings, self._network
+        ):
             try:
-                return await self._join_run(self.settings.run_digest)
+                return await self._join_run(self._local.settings.run_digest)
             except UserError as error:
                 if error.exit_code != UNREACHABLE:
                     raise
@@ -77,81 +88,87 @@ class Joining(Acquaintances):
         return await self._take_up(recalled)
 
     async def _found_run(self) -> Run:
-        self.status.say(State.STARTING, "prepares the data of the run")
-        path = find_run_spec(self.settings.run)
-        scratch = self.home.root / "prepared"
+        self._local.status.say(State.STARTING, "prepares the data of the run")
+        path = find_run_spec(self._local.settings.run)
+        scratch = self._local.home.root / "prepared"
         spec, prepared = await asyncio.to_thread(
             prepare_run, path, scratch, self._progress_of_data()
         )
         spec = self._which_founding(spec)
-        if self.settings.initial_peers or self._has_met_somebody(spec.digest()):
-            found = await self._look_before_going_alone(spec.digest())
+        if self._local.settings.initial_peers or self._has_met_somebody(spec.digest()):
+            found = await self._acquaintances.look_before_going_alone(spec.digest())
             if found is not None:
-                self._founds = False
+                self.founds = False
                 return await self._join_found(found.peer_id, found.welcome)
-        signed = sign_spec(spec, self._host.identity)
-        store = BlobStore(self.home.run_directory(spec.digest()) / "blobs")
+        signed = sign_spec(spec, self._network.host.identity)
+        store = BlobStore(self._local.home.run_directory(spec.digest()) / "blobs")
         await asyncio.to_thread(store_initial, spec, path, store)
         digests = prepared.digests()
         for done, digest in enumerate(digests):
-            self.status.advance(State.STARTING, "checks the data", done, len(digests))
+            self._local.status.advance(State.STARTING, "checks the data", done, len(digests))
             blob = prepared.path(digest)
             assert blob is not None
             stored = await asyncio.to_thread(store.put_file, blob)
             if stored != digest:
                 store.remove(stored)
                 raise damaged_data(blob)
-        for address in self._first_contacts:
-            self._messenger.forget(parse_address(address)[0])
+        for address in self._network.first_contacts:
+            self._network.messenger.forget(parse_address(address)[0])
         return open_local_run(signed, store)
 
     def _which_founding(self, spec: RunSpec) -> RunSpec:
         """A run of this spec that this home was in last goes on, unless a new one is wanted."""
-        runs = [memory for memory in self._past if memory.spec.unmarked == spec.unmarked]
-        if not self.settings.new:
-            self._recalled = next(iter(runs), None)
-            return spec if self._recalled is None else self._recalled.spec
+        runs = [
+            memory for memory in self._acquaintances.runs if memory.spec.unmarked == spec.unmarked
+        ]
+        if not self._local.settings.new:
+            recalled = self._acquaintances.memory = next(iter(runs), None)
+            return spec if recalled is None else recalled.spec
         marked = spec.model_copy(update={"founding": secrets.token_hex(8)})
         for memory in runs[:1]:
             log.info(
                 "founds run %s afresh; leaves run %s, whose checkpoints stay in %s",
                 marked.digest()[:16],
                 memory.run_digest[:16],
-                self.home.run_directory(memory.run_digest),
+                self._local.home.run_directory(memory.run_digest),
             )
         return marked
 
     def _has_met_somebody(self, run_digest: str) -> bool:
-        recalled = self._recalled
+        recalled = self._acquaintances.memory
         return recalled is not None and recalled.run_digest == run_digest and bool(recalled.members)
 
     async def _take_up(self, recalled: Memory) -> Run:
         """Go where the others are. Where nobody is, a daemon that was told of no peers goes on from
         its own disk, if that has a whole checkpoint or this peer founded the run; others wait."""
         digest, pause_s = recalled.run_digest, LOOK_AGAIN_S
-        store = BlobStore(self.home.run_directory(digest) / "blobs")
-        may_go_on = not self.settings.initial_peers and await asyncio.to_thread(
+        store = BlobStore(self._local.home.run_directory(digest) / "blobs")
+        may_go_on = not self._local.settings.initial_peers and await asyncio.to_thread(
             self._can_go_on, recalled, store
         )
         while True:
-            look = self._look_before_going_alone if may_go_on else self._look_for_members
+            look = (
+                self._acquaintances.look_before_going_alone
+                if may_go_on
+                else self._acquaintances.look_for_members
+            )
             found = await look(digest)
             if found is not None:
                 return await self._join_found(found.peer_id, found.welcome)
             if may_go_on:
-                self._founds = True
+                self.founds = True
                 log.info("takes up run %s (%s) alone", digest[:16], recalled.spec.name)
                 return open_local_run(recalled.signed_spec, store)
-            self._say_nobody_answers(digest, pause_s)
+            self._acquaintances.say_nobody_answers(digest, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
-            await self._call_again(recalled)
+            await self._acquaintances.call_again()
 
     def _can_go_on(self, recalled: Memory, store: BlobStore) -> bool:
         layers = layer_count(recalled.spec)
-        saved = list_checkpoints(self.home.checkpoints(recalled.run_digest))
+        saved = list_checkpoints(self._local.home.checkpoints(recalled.run_digest))
         is_whole = any(len(checkpoint.layers) == layers for checkpoint in saved)
-        founded_it = recalled.signed_spec.peer_id == self._me.peer_id
+        founded_it = recalled.signed_spec.peer_id == self._network.me.peer_id
         return (is_whole or founded_it) and is_here(recalled.signed_spec, store)
 
     def _progress_of_data(self) -> Progress:
@@ -161,82 +178,41 @@ class Joining(Acquaintances):
         def tell(done_bytes: int, total_bytes: int, stage: str) -> None:
             what = f"prepares the data of the run, {stage}"
             loop.call_soon_threadsafe(
-                self.status.advance, State.STARTING, what, done_bytes, total_bytes
+                self._local.status.advance, State.STARTING, what, done_bytes, total_bytes
             )
 
         return tell
 
-    def _memory_limit_bytes(self, device: TorchDevice) -> int | None:
-        """For the plan. On an accelerator what torch takes there is capped as well."""
-        limit_bytes = int(self.settings.memory_gib * (1 << 30)) or None
-        if limit_bytes is not None:
-            cap_device_memory(device, limit_bytes)
-        return limit_bytes
-
-    def _within_resident_limit(self, measured: Device) -> Device:
-        """Told to others with as much memory as leaves the whole process under its limit. Asked
-        after measuring, when all that the program itself needs is loaded."""
-        limit_bytes = int(self.settings.resident_gib * (1 << 30))
-        if not limit_bytes or measured.kind != "cpu":
-            return measured
-        memory_bytes = min(measured.memory_bytes, planned_bytes(limit_bytes))
-        return msgspec.structs.replace(measured, memory_bytes=memory_bytes)
-
-    def _progress_of_measuring(self) -> Callable[[int, int], None]:
-        loop = asyncio.get_running_loop()
-        advance = self.status.advance
-
-        def tell(done: int, total: int) -> None:
-            what = "times the layers on this device"
-            loop.call_soon_threadsafe(advance, State.MEASURING, what, done, total)
-
-        return tell
-
-    async def _print_invitation(self) -> None:
-        run = self._run
-        assert run is not None
-        addresses = await self._host.addresses()
-        comes_back = self._checkpoints is not None and bool(self._checkpoints.saved)
-        what = "takes up" if comes_back else "founded"
-        log.info("%s run %s (%s)", what, run.digest[:16], run.spec.name)
-        lines = ["", "others join with one of these lines:"]
-        lines += [f"  p2p-dtfm --initial-peers {address}" for address in addresses]
-        lines += [
-            f"  p2p-dtfm --initial-peers {address} --run-digest {run.digest}"
-            for address in self.settings.initial_peers
-        ]
-        print("\n".join(lines), flush=True)
-
     async def _join_run(self, run_digest: str) -> Run:
-        self.status.say(State.JOINING, "asks which run is trained here")
-        initial = [parse_address(address)[0] for address in self.settings.initial_peers]
+        self._local.status.say(State.JOINING, "asks which run is trained here")
+        initial = [parse_address(address)[0] for address in self._local.settings.initial_peers]
         peer_id, welcome = await find_run(
-            self._messenger,
-            self._directory,
+            self._network.messenger,
+            self._acquaintances.directory,
             initial,
-            await self._host.addresses(),
+            await self._network.host.addresses(),
             run_digest,
-            lambda text: self.status.say(State.JOINING, text),
+            lambda text: self._local.status.say(State.JOINING, text),
         )
         return await self._join_found(peer_id, welcome)
 
     async def _join_found(self, peer_id: str, welcome: Welcome) -> Run:
         """Learn the run and its members from one that has answered."""
-        self._welcomed_by = peer_id
-        self.observer.came_to(welcome.tokens_per_s, welcome.members)
+        self._acquaintances.welcomed_by = peer_id
+        self._local.observer.came_to(welcome.tokens_per_s, welcome.members)
         members = {peer_id, *(peer.peer_id for peer in welcome.peers)}
-        for address in self._first_contacts:
+        for address in self._network.first_contacts:
             if (contact := parse_address(address)[0]) not in members:
-                self._messenger.forget(contact)  # a bootstrap node
+                self._network.messenger.forget(contact)  # a bootstrap node
         for peer in welcome.peers:
-            self._messenger.learn(peer.peer_id, peer.addresses)
-        self._members_named = tuple(sorted(members))
+            self._network.messenger.learn(peer.peer_id, peer.addresses)
+        self._acquaintances.members_named = tuple(sorted(members))
         spec_digest = digest_bytes(welcome.run_spec.payload)
-        store = BlobStore(self.home.run_directory(spec_digest) / "blobs")
-        peers = list(dict.fromkeys([peer_id, *self._messenger.known]))
-        self._messenger.run_digest = spec_digest
+        store = BlobStore(self._local.home.run_directory(spec_digest) / "blobs")
+        peers = list(dict.fromkeys([peer_id, *self._network.messenger.known]))
+        self._network.messenger.run_digest = spec_digest
         run = await self._fetch_run(welcome, store, peers)
-        await self._directory.meet(sorted({peer_id} - {self._me.peer_id}))
+        await self._acquaintances.directory.meet(sorted({peer_id} - {self._network.me.peer_id}))
         if welcome.step > run.spec.total_steps:
             raise UserError(
                 f"run {spec_digest[:16]} is complete: all {run.spec.total_steps} steps are done",
@@ -253,50 +229,76 @@ class Joining(Acquaintances):
         while True:
             for peer_id in peers[:KNOCKED_LIMIT]:
                 with contextlib.suppress(Unreachable):
-                    await self._messenger.knock(peer_id)
+                    await self._network.messenger.knock(peer_id)
             try:
-                return await fetch_run(welcome, store, self._blobs, peers)
+                return await fetch_run(welcome, store, self._network.blobs, peers)
             except UserError:
                 if time.monotonic() > end_s:
                     raise
-            self._messenger.forget_knocks()
+            self._network.messenger.forget_knocks()
             await asyncio.sleep(KNOCK_PAUSE_S)
 
-    async def _measure(self) -> None:
-        assert self._run is not None
-        settings = self.settings
-        self.status.say(State.MEASURING, "times the layers on this device")
-        device = select_device(settings.device)
-        limit = self._memory_limit_bytes(device)
-        emulated = emulated_flops_per_s(settings.device)
-        measured = await self.compute.run(
-            measure_device,
-            self._run.spec,
-            device,
-            settings.compute_threads,
-            limit,
-            emulated,
-            self._progress_of_measuring(),
-        )
-        measured = self._within_resident_limit(measured)
-        if emulated is not None:
-            self.compute.stage_runner = partial(EmulatedStageRunner, measured)
-        self._self_record = SelfRecord(
-            self._me, self._run.digest, measured, await self._host.addresses(), self._probes
-        )
-        self._self_record.state_way_in(
-            await self._host.addresses(), self._reachability.finding.reachability
-        )
-        if (shaper := self._host.shaper) is not None:
-            self._self_record.state_line(shaper.uplink_bytes_per_s, shaper.downlink_bytes_per_s)
-        await self._self_record.probe_all(
-            [peer for peer in self._messenger.known if peer != self._me.peer_id],
-            self._messenger,
-            lambda done, total: self.status.advance(
-                State.MEASURING, "measures the links to the other peers", done, total
-            ),
-        )
-        self._set_record()
+
+async def measure(local: Local, network: Network, run: Run) -> SelfRecord:
+    """What this peer can do, and its links to those that it knows: its record, not yet signed."""
+    settings, host = local.settings, network.host
+    local.status.say(State.MEASURING, "times the layers on this device")
+    device = select_device(settings.device)
+    limit = _memory_limit_bytes(settings, device)
+    emulated = emulated_flops_per_s(settings.device)
+    measured = await local.compute.run(
+        measure_device,
+        run.spec,
+        device,
+        settings.compute_threads,
+        limit,
+        emulated,
+        _progress_of_measuring(local),
+    )
+    measured = _within_resident_limit(settings, measured)
+    if emulated is not None:
+        local.compute.stage_runner = partial(EmulatedStageRunner, measured)
+    record = SelfRecord(network.me, run.digest, measured, await host.addresses(), network.probes)
+    record.state_way_in(await host.addresses(), network.reachability.finding.reachability)
+    if (shaper := host.shaper) is not None:
+        record.state_line(shaper.uplink_bytes_per_s, shaper.downlink_bytes_per_s)
+    await record.probe_all(
+        network.others(),
+        network.messenger,
+        lambda done, total: local.status.advance(
+            State.MEASURING, "measures the links to the other peers", done, total
+        ),
+    )
+    return record
+
+
+def _memory_limit_bytes(settings: Settings, device: TorchDevice) -> int | None:
+    """For the plan. On an accelerator what torch takes there is capped as well."""
+    limit_bytes = int(settings.memory_gib * (1 << 30)) or None
+    if limit_bytes is not None:
+        cap_device_memory(device, limit_bytes)
+    return limit_bytes
+
+
+def _within_resident_limit(settings: Settings, measured: Device) -> Device:
+    """Told to others with as much memory as leaves the whole process under its limit. Asked after
+    measuring, when all that the program itself needs is loaded."""
+    limit_bytes = int(settings.resident_gib * (1 << 30))
+    if not limit_bytes or measured.kind != "cpu":
+        return measured
+    memory_bytes = min(measured.memory_bytes, planned_bytes(limit_bytes))
+    return msgspec.structs.replace(measured, memory_bytes=memory_bytes)
+
+
+def _progress_of_measuring(local: Local) -> Callable[[int, int], None]:
+    loop = asyncio.get_running_loop()
+    advance = local.status.advance
+
+    def tell(done: int, total: int) -> None:
+        what = "times the layers on this device"
+        loop.call_soon_threadsafe(advance, State.MEASURING, what, done, total)
+
+    return tell
 
 
 def damaged_data(blob: Path) -> UserError:

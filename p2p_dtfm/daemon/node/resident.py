@@ -3,7 +3,7 @@
 A pause is a planned leave, after which the process stays, holds its home and answers `status` and
 `resume`. Neither the model nor torch and libp2p are in memory meanwhile: this module and what it
 imports know nothing of them, and a process that has trained makes room for one that has not
-(`daemon.node.away`). To come back is to join like a newcomer, at
+(`daemon.machine.away`). To come back is to join like a newcomer, at
 whom was met before; if they are gone, or there were none, as the daemon was started.
 """
 
@@ -25,10 +25,10 @@ from p2p_dtfm import __version__
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.seen import Seen
+from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.hours import Hours
 from p2p_dtfm.daemon.machine.settings import Settings
-from p2p_dtfm.daemon.node.away import Away, StepAside, as_plain
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.web.api import LocalApi, make_app
 from p2p_dtfm.web.state import DashboardState, Event, Live, Timeline, ViewState

@@ -1,5 +1,6 @@
 """What a daemon tells those who ask on its own machine."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -11,61 +12,125 @@ from p2p_dtfm import __version__
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.settings import Settings
-from p2p_dtfm.daemon.node.peer_state import PeerState
+from p2p_dtfm.daemon.node.local import Local
+from p2p_dtfm.daemon.node.network import Network
+from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.reachability import relay_of
 from p2p_dtfm.daemon.telemetry.trace_collector import STEPS_LIMIT, peer_traces_json
 from p2p_dtfm.net.contacts.addresses import is_relayed
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
+from p2p_dtfm.web.api import LocalApi, make_app
 
 log = logging.getLogger("p2p_dtfm")
 
 
-class StatusApi(PeerState):
-    """Plain data for `p2p-dtfm status`, `plan`, `peers`, `trace` and the dashboard."""
+class StatusApi:
+    """Plain data for `p2p-dtfm status`, `plan`, `peers`, `trace` and the dashboard; before this
+    peer takes part in a run there is no `participant`."""
+
+    def __init__(self, local: Local, network: Network) -> None:
+        self._local = local
+        self._network = network
+        self.participant: Participant | None = None
+
+    async def start(self, stack: contextlib.AsyncExitStack) -> None:
+        """Answer those who ask on this machine."""
+        local, life = self._local, self._local.life
+
+        async def pause() -> dict[str, Any]:
+            life.pause("its user asked for it; p2p-dtfm resume ends it")
+            return {"state": "leaving"}
+
+        async def leave() -> dict[str, Any]:
+            life.leave()
+            return {"state": "leaving"}
+
+        readers = {
+            "status": self.status_json,
+            "plan": self.plan_json,
+            "peers": self.peers_json,
+            "history": self.history_json,
+            "dashboard": local.dashboard.invitation,
+        }
+        actions = {"pause": pause, "leave": leave}
+        local.observer.marks = laboratory_marks(local.settings, self._network.host)
+        local.dashboard.show(local.observer.state, actions)
+        await local.dashboard.start(local.settings.dashboard, local.home.root)
+        api = LocalApi(make_app(readers, actions, {"trace": self._trace_json}), local.home.socket)
+        await api.start()
+        stack.push_async_callback(api.close)
+        if local.dashboard.address is not None:
+            log.info("dashboard %s", local.dashboard.address)
+
+    @property
+    def _view(self) -> View | None:
+        participant = self.participant
+        return participant.membership.agreement.view if participant is not None else None
 
     def status_json(self) -> dict[str, Any]:
         """What `p2p-dtfm status --json` prints."""
-        view = self._agreement.view if self._agreement else None
+        local, network, participant = self._local, self._network, self.participant
+        reachability = network.reachability
+        shaper = network.host.shaper
         return {
             "version": __version__,
-            "dashboard": self._dashboard.address,
-            "peer_id": self._me.peer_id,
-            "way_in": {
-                **self._reachability.finding.as_json(),
-                "relays": list(self._reachability.relays),
-            },
-            "life": self._life,
-            "shaped_links": self._host.shaper.label if self._host.shaper else None,
-            "emulated_device": emulated_flops_per_s(self.settings.device) is not None,
-            "run": self._run.spec.name if self._run else None,
-            "run_digest": self._run.digest if self._run else None,
-            "data": self._run.manifest.notes.describe() if self._run else None,
-            **self.status.as_json(),
-            "step": self.observer.step(),
-            "problems": msgspec.to_builtins(self.observer.problems()),
-            "safe_step": self._trainer.safe_step if self._trainer else None,
-            "refused": [msgspec.to_builtins(each) for each in self._keeper.refused_most()],
+            "dashboard": local.dashboard.address,
+            "peer_id": network.me.peer_id,
+            "way_in": {**reachability.finding.as_json(), "relays": list(reachability.relays)},
+            "life": participant.membership.me.life if participant else network.me.life,
+            "shaped_links": shaper.label if shaper else None,
+            "emulated_device": emulated_flops_per_s(local.settings.device) is not None,
+            **self._run_json(),
+            **local.status.as_json(),
+            "step": local.observer.step(),
+            "problems": msgspec.to_builtins(local.observer.problems()),
+            "refused": [msgspec.to_builtins(each) for each in network.keeper.refused_most()],
+            **self._view_json(),
+            **self._states_json(),
+        }
+
+    def _run_json(self) -> dict[str, Any]:
+        if self.participant is None:
+            return dict.fromkeys(("run", "run_digest", "data", "checkpoints"))
+        run = self.participant.membership.run
+        return {
+            "run": run.spec.name,
+            "run_digest": run.digest,
+            "data": run.manifest.notes.describe(),
+            "checkpoints": str(self._local.home.checkpoints(run.digest)),
+        }
+
+    def _view_json(self) -> dict[str, Any]:
+        view = self._view
+        return {
             "view": view.id.number if view else None,
             "snapshot": view.id.snapshot if view else None,
             "plan": view.plan.digest() if view else None,
             "members": list(view.member_ids) if view else [],
             "addresses": self._addresses_in(view),
-            "layers": sorted(self._trainer.states) if self._trainer else [],
-            "stage": list(view.layers_of(self._me.peer_id)) if view else [],
-            "whole_checkpoint_step": self._checkpoints.whole_step if self._checkpoints else None,
-            "checkpoints": str(self.home.checkpoints(self._run.digest)) if self._run else None,
+            "stage": list(view.layers_of(self._network.me.peer_id)) if view else [],
+        }
+
+    def _states_json(self) -> dict[str, Any]:
+        participant = self.participant
+        if participant is None:
+            return {"safe_step": None, "layers": [], "whole_checkpoint_step": None}
+        return {
+            "safe_step": participant.trainer.safe_step,
+            "layers": sorted(participant.trainer.states),
+            "whole_checkpoint_step": participant.checkpoints.whole_step,
         }
 
     def _addresses_in(self, view: View | None) -> list[str]:
         """Where others reach this peer, once it is a member: each is a way into the swarm."""
         records = view.snapshot.records if view is not None else ()
-        mine = [record for record in records if record.peer_id == self._me.peer_id]
+        mine = [record for record in records if record.peer_id == self._network.me.peer_id]
         return [address for record in mine for address in record.addresses]
 
     def plan_json(self) -> dict[str, Any]:
         """The snapshot and plan in force, as plain data."""
-        view = self._agreement.view if self._agreement else None
+        view = self._view
         if view is None:
             return {"view": None}
         return {
@@ -77,17 +142,17 @@ class StatusApi(PeerState):
         }
 
     def peers_json(self) -> list[dict[str, Any]]:
-        view = self._agreement.view if self._agreement else None
+        view = self._view
         records = view.snapshot.records if view else ()
         now_s = time.monotonic()
-        heard = self._messenger.heard_s
+        heard = self._network.messenger.heard_s
         return [
             {
                 **msgspec.to_builtins(record),
                 "heard_s_ago": round(now_s - heard[record.peer_id], 1)
                 if record.peer_id in heard
                 else None,
-                "way": way_words(self._far_ends.get(record.peer_id)),
+                "way": way_words(self._network.far_ends.get(record.peer_id)),
                 "layers": list(view.layers_of(record.peer_id)) if view else [],
             }
             for record in records
@@ -95,24 +160,29 @@ class StatusApi(PeerState):
 
     async def _trace_json(self, parameters: Mapping[str, str]) -> dict[str, Any]:
         """The newest steps of all stage-holders by one clock; `steps` says how many."""
-        view = self._agreement.view if self._agreement else None
+        view = self._view
         if view is None or not isinstance(view.plan, Plan):
             return {"peers": [], "missing": []}
         asked = parameters.get("steps", "1")
         count = min(max(int(asked), 1), STEPS_LIMIT) if asked.isdecimal() else 1
-        newest = self._recorder.newest
+        newest = self._local.recorder.newest
         first = None if newest is None else max(0, newest - count + 1)
-        traces, missing = await self._traces.collect(view.plan.stage_holders(), first, count)
+        traces, missing = await self._network.traces.collect(
+            view.plan.stage_holders(), first, count
+        )
         return {"peers": peer_traces_json(view.plan, traces), "missing": missing}
 
     def history_json(self) -> dict[str, Any]:
         """Views, losses and held-out losses so far."""
-        trainer = self._trainer
+        participant, step = self.participant, self._local.observer.step()
+        if participant is None:
+            return {"step": step, "views": [], "losses": [], "held_out_losses": []}
+        history = participant.trainer.history
         return {
-            "step": self.observer.step(),
-            "views": self.views,
-            "losses": list(trainer.history.losses) if trainer else [],
-            "held_out_losses": list(trainer.history.held_out) if trainer else [],
+            "step": step,
+            "views": participant.views,
+            "losses": list(history.losses),
+            "held_out_losses": list(history.held_out),
         }
 
 

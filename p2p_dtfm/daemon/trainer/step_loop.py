@@ -88,6 +88,7 @@ class StepLoop:
         self._work, self.engine = engine.work, engine
         while state.view is view and state.step <= self._spec.total_steps:
             await self._one_step(view, plan, engine)
+            await self._outlet.settled()
 
     def _work_of(self, states: dict[int, LayerState]) -> OpenStepWork | None:
         """That of the view before, if it was done on these very states."""

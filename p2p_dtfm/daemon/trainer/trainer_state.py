@@ -39,7 +39,11 @@ class Outlet(Protocol):
         """Send to all other members of the view."""
 
     def committed(self, outcome: StepOutcome) -> None:
-        """The ledger gave an outcome, which is not applied yet."""
+        """The ledger gave an outcome, which is not applied yet. A view that follows is taken over
+        later, by when `settled` returns."""
+
+    async def settled(self) -> None:
+        """Until what came of earlier words is done, for instance another view taken over."""
 
     def states_changed(self) -> None:
         """What is held, or its version, is another."""

@@ -1,0 +1,104 @@
+"""The life of one daemon: the tasks that it has begun, and how it comes to its end."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+ORPHAN_GRACE_S = 15.0
+"""A daemon whose parent has died hands its layers over within this time, or ends without."""
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class Life:
+    """`leaving` is set when it is told to go, `left` when nobody depends on it any more, `failed`
+    when one of its tasks has, with `error`."""
+
+    def __init__(self, on_leaving: Callable[[], None]) -> None:
+        self.leaving = asyncio.Event()
+        self.left = asyncio.Event()
+        self.failed = asyncio.Event()
+        self.error: BaseException | None = None
+        self.pause_reason: str | None = None
+        """Why this peer left, if it is to come back."""
+        self._on_leaving = on_leaving
+        self._signalled = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Begin a task that lives as long as the daemon, whose failure ends it."""
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or task.exception() is None or self.failed.is_set():
+            return
+        self.error = task.exception()
+        self.failed.set()
+
+    def cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def pause(self, reason: str) -> None:
+        """Leave like any peer, but to come back: `run` ends with `pause_reason` set."""
+        if not self.leaving.is_set():
+            self.pause_reason = reason
+            self._begin_to_leave()
+
+    def leave(self) -> None:
+        """For good, even if a pause has begun."""
+        self.pause_reason = None
+        self._begin_to_leave()
+
+    def _begin_to_leave(self) -> None:
+        self._on_leaving()
+        self.leaving.set()
+
+    async def unless_leaving(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Whether `work` came to its end; it is cancelled when this peer is told to leave."""
+        working = asyncio.create_task(work)
+        leaving = asyncio.create_task(self.leaving.wait())
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+            return working.done()
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+
+    def handle_signals(self, *, until_stdin_closes: bool) -> None:
+        """Leave at the first signal; end at once at the second."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        if until_stdin_closes:
+            threading.Thread(target=self._watch_stdin, args=(loop,), daemon=True).start()
+
+    def _watch_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while os.read(sys.stdin.fileno(), 4096):
+                pass
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            loop.call_soon_threadsafe(self._begin_to_leave)
+            threading.Event().wait(ORPHAN_GRACE_S)
+            os._exit(130)
+
+    def _on_signal(self) -> None:
+        if self._signalled:
+            log.warning("ends at once")
+            logging.shutdown()
+            os._exit(130)  # waits for no thread; p2pd ends with this process
+        self._signalled = True
+        log.info("leaves after this step; a second signal ends at once")
+        self.leave()

@@ -1,0 +1,69 @@
+"""Does what the agreement asks for: one action after another, never one within another."""
+
+import asyncio
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from p2p_dtfm.core.consensus.actions import Actions
+
+QUEUE_LIMIT = 1 << 16
+"""Far more than the agreement asks for in one turn: more is a mistake of ours."""
+
+
+class ActionLoop:
+    """`do` is for those outside of training: it returns when all is done, unless it is called from
+    within an action; then what it is given comes after that one. Who takes part in a step, and so
+    would be replaced under its own feet, says `later` and awaits `settled` before it goes on.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[type, Callable[[Any], None]] = {}
+        self._queue: collections.deque[Any] = collections.deque()
+        self._is_draining = False
+        self._waiting = asyncio.Event()
+        self._is_settled = asyncio.Event()
+        self._is_settled.set()
+
+    def handle(self, handlers: Mapping[type, Callable[[Any], None]]) -> None:
+        """Who does actions of these types; each type has one who does."""
+        assert not self._handlers.keys() & handlers.keys()
+        self._handlers.update(handlers)
+
+    def do(self, actions: Actions) -> None:
+        """Now, or after the action that is being done."""
+        self._put(actions)
+        if not self._is_draining:
+            self._drain()
+
+    def later(self, actions: Actions) -> None:
+        """In a turn of the event loop of their own."""
+        self._put(actions)
+        if self._queue:
+            self._is_settled.clear()
+            self._waiting.set()
+
+    async def settled(self) -> None:
+        """Until what was put off is done."""
+        await self._is_settled.wait()
+
+    async def run(self) -> None:
+        """Do what is put off, for ever."""
+        while True:
+            await self._waiting.wait()
+            self._drain()
+
+    def _put(self, actions: Actions) -> None:
+        self._queue.extend(actions)
+        assert len(self._queue) <= QUEUE_LIMIT
+
+    def _drain(self) -> None:
+        self._is_draining = True
+        try:
+            while self._queue:
+                action = self._queue.popleft()
+                self._handlers[type(action)](action)
+        finally:
+            self._is_draining = False
+        self._waiting.clear()
+        self._is_settled.set()

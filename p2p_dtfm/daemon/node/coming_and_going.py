@@ -1,0 +1,217 @@
+"""Being let into views, and leaving them."""
+
+import asyncio
+import itertools
+import logging
+import time
+
+from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import NoPlan
+from p2p_dtfm.core.protocol.records import Intent, PeerRecord
+from p2p_dtfm.daemon.node.acquaintances import LOOK_AGAIN_LIMIT_S, LOOK_AGAIN_S
+from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.peers.wire import KnownPeers
+from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.net.errors import Unreachable
+
+log = logging.getLogger("p2p_dtfm")
+
+TICK_S = 0.1
+LINKS_WAIT_S = 8.0
+FOUNDS_AFTER_S = 4 * LOOK_AGAIN_S
+"""Once a pause between two looks in vain has grown to this, who may found goes on alone."""
+JOIN_RETRY_S = 1.0
+LEAVE_LIMIT_S = 60.0
+"""How long a peer with the only copy of a layer waits for others to be enough to train."""
+DONE_WAIT_S = 60.0
+
+
+class Entry:
+    """From being nobody's member to the first view with this peer."""
+
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+        self._membership = participant.membership
+        self._local = participant.local
+        self._network = participant.network
+
+    async def found(self) -> None:
+        """Wait for the expected newcomers, for a bounded time; then make the first view."""
+        membership, settings, status = self._membership, self._local.settings, self._local.status
+        expected = settings.expect_peers
+        end_s = time.monotonic() + settings.expect_wait_s
+        while len(membership.joiners()) + 1 < expected and time.monotonic() < end_s:
+            present = len(membership.joiners()) + 1
+            status.say(State.WAITING, f"{present} of {expected} expected peers are here")
+            await asyncio.sleep(TICK_S)
+        end_s = min(end_s, time.monotonic() + LINKS_WAIT_S)
+        while not links_are_measured(membership.joiners()) and time.monotonic() < end_s:
+            status.say(State.WAITING, "the newcomers measure the links between them")
+            await asyncio.sleep(TICK_S)
+        membership.actions.do(membership.agreement.found(time.monotonic_ns()))
+
+    async def join(self) -> None:
+        """Ask members to be let in until there is a view with this peer."""
+        agreement = self._membership.agreement
+        silent: set[str] = set()
+        turn, pause_s = 0, LOOK_AGAIN_S
+        while agreement.view is None:
+            if not agreement.attempting and agreement.next_view is None:
+                members = [peer for peer in self._may_let_in() if peer not in silent]
+                if members:
+                    member = members[turn % len(members)]
+                    turn += 1
+                    what = f"asks {member} to be let in at the next view"
+                    self._local.status.say(State.JOINING, what)
+                    if await self._ask_to_be_let_in(member):
+                        pause_s = LOOK_AGAIN_S
+                    else:
+                        silent.add(member)
+                        continue
+                else:
+                    silent.clear()
+                    if not await self._find_others(pause_s):
+                        pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
+            await asyncio.sleep(JOIN_RETRY_S)
+
+    def _may_let_in(self) -> list[str]:
+        """Who may be a member: those heard last come first. It may be nobody."""
+        membership, messenger = self._membership, self._network.messenger
+        first = membership.asked_first
+        known = {
+            first,
+            membership.acquaintances.welcomed_by,
+            *messenger.known,
+            *membership.agreement.known_peers,
+        }
+        known -= {"", membership.me.peer_id}
+        heard_s = messenger.heard_s
+        return sorted(known, key=lambda peer: (peer != first, -heard_s.get(peer, 0.0), peer))
+
+    async def _find_others(self, pause_s: float) -> bool:
+        """None of those that are known answers: look in all places again. Whether somebody was
+        found; if nobody was, a pause lies behind."""
+        agreement, acquaintances = self._membership.agreement, self._membership.acquaintances
+        settings, digest = self._local.settings, self._membership.run.digest
+        await acquaintances.call_again()
+        found = await acquaintances.look_for_members(digest)
+        if found is not None:
+            acquaintances.welcomed_by = found.peer_id
+            for peer in found.welcome.peers:
+                self._network.messenger.learn(peer.peer_id, peer.addresses)
+            return True
+        may_found = bool(settings.run) or not settings.initial_peers
+        if may_found and not self._participant.views and pause_s >= FOUNDS_AFTER_S:
+            await self._go_on_alone()
+            return False
+        acquaintances.say_nobody_answers(digest, pause_s)
+        end_s = time.monotonic() + pause_s
+        while time.monotonic() < end_s and agreement.view is None and not agreement.attempting:
+            await asyncio.sleep(TICK_S)
+        return False
+
+    async def _go_on_alone(self) -> None:
+        """Those that were found when this peer came back have died before they let it in."""
+        log.warning("goes on alone: nobody that it found when it came back answers any more")
+        membership = self._membership
+        agreement = membership.agreement
+        membership.founds = True
+        await self._participant.resume_from_checkpoint()
+        if agreement.view is None and not agreement.attempting:
+            membership.actions.do(agreement.found(time.monotonic_ns()))
+            self._local.life.spawn(membership.acquaintances.look_for_the_lost(agreement))
+
+    async def _ask_to_be_let_in(self, member: str) -> bool:
+        """Whether it answered."""
+        try:
+            request = self._membership.agreement.wants_view()
+            self._learn_known(
+                decode(await self._network.messenger.ask(member, request), KnownPeers)
+            )
+        except (Unreachable, PeerFault) as error:
+            log.debug("not let in yet: %s", error)
+            return isinstance(error, PeerFault) and not isinstance(error, Unreachable)
+        return True
+
+    def _learn_known(self, known: KnownPeers) -> None:
+        """What the member that this peer has asked says of others."""
+        messenger = self._network.messenger
+        for peer in known.peers:
+            messenger.learn(peer.peer_id, peer.addresses)
+        self._membership.waiting_too = tuple(peer.peer_id for peer in known.waiting)
+        for other in known.waiting:
+            self._network.host.calling.seen_by_another(other.peer_id, other.seen_host)
+            messenger.hear_of(other.peer_id, other.addresses)
+
+
+class Departure:
+    """Leaving in order: nobody loses what only this peer has."""
+
+    def __init__(self, participant: Participant) -> None:
+        self.participant = participant
+        self._membership = participant.membership
+        self._life = participant.local.life
+        self._without_plan_s: float | None = None
+
+    def leave_now_or_ask(self) -> None:
+        """Leave at once where nobody depends on this peer; else ask for a view without it."""
+        membership = self._membership
+        view = membership.agreement.view
+        if view is None or len(view.members) == 1:
+            self.leave_now()
+            return
+        membership.set_record(Intent.LEAVING)
+        membership.actions.do(membership.agreement.tick(time.monotonic_ns()))
+
+    def leave_now(self) -> None:
+        self.participant.trainer.leave_views()
+        self._life.left.set()
+
+    def leave_at_last(self) -> None:
+        """No steps happen, so nobody takes over what only this peer has: it is on its disk."""
+        view = self._membership.agreement.view
+        if not self._life.leaving.is_set() or view is None or not isinstance(view.plan, NoPlan):
+            self._without_plan_s = None
+            return
+        now_s = time.monotonic()
+        if self._without_plan_s is None:
+            self._without_plan_s = now_s
+        elif now_s - self._without_plan_s > LEAVE_LIMIT_S and not self._life.left.is_set():
+            log.warning("leaves with the only copy of some layers; its checkpoint has them")
+            self.leave_now()
+
+    async def end(self) -> None:
+        """Nothing depends on this peer any more: save what it holds, give what was asked for."""
+        participant, view = self.participant, self._membership.agreement.view
+        trainer = participant.trainer
+        await trainer.settled()
+        step = max((state.version for state in trainer.states.values()), default=0)
+        newest = {n: state for n, state in trainer.states.items() if state.version == step}
+        if step > 0:  # what it guarded for others may be a step behind
+            await participant.checkpoints.save(step, newest, participant.lineage_at(step))
+        if view is None or view.members:  # else all leave, and nobody asks for anything
+            await trainer.hand_over()
+        log.info("left the swarm")
+        participant.local.status.say(State.STOPPED, "left")
+
+    async def run_ended(self) -> None:
+        """After the last step: see that everyone has the whole model; then end if so set."""
+        participant, membership = self.participant, self._membership
+        await participant.trainer.done.wait()
+        view = membership.agreement.view
+        others = set(view.member_ids) - {membership.me.peer_id} if view is not None else set()
+        step = membership.run.spec.total_steps
+        end_s = time.monotonic() + DONE_WAIT_S
+        while not participant.checkpoints.whole_at(step, others) and time.monotonic() < end_s:
+            await asyncio.sleep(TICK_S)
+        if not participant.local.settings.exit_when_done:
+            await self._life.leaving.wait()
+
+
+def links_are_measured(records: tuple[PeerRecord, ...]) -> bool:
+    """Whether one end at least of each pair has measured the link between them."""
+    return all(
+        right.peer_id in left.links or left.peer_id in right.links
+        for left, right in itertools.combinations(records, 2)
+    )

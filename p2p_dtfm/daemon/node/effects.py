@@ -1,0 +1,217 @@
+"""What the agreement asks of a member that trains: to stop, take over, come back, or leave."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from p2p_dtfm import __version__
+from p2p_dtfm.core.consensus.actions import (
+    Disagreed,
+    Left,
+    Rejoin,
+    StopStep,
+    TakeOver,
+    ViewAgreed,
+)
+from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.daemon.node.acquaintances import NOBODY_ANSWERS
+from p2p_dtfm.daemon.node.coming_and_going import Departure, Entry
+from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.net.errors import Unreachable
+
+HISTORY_LIMIT = 256
+DISAGREEMENTS_KEPT = 16
+LIFE_RETRY_S = 5.0
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class Effects:
+    """Handlers of a participant's `action_loop`."""
+
+    def __init__(self, participant: Participant, entry: Entry, departure: Departure) -> None:
+        self._participant = participant
+        self._entry = entry
+        self._departure = departure
+        self._membership = membership = participant.membership
+        self._local = participant.local
+        self._messenger = participant.network.messenger
+        membership.actions.handle(
+            {
+                StopStep: self._stop_step,
+                ViewAgreed: self._agreed,
+                TakeOver: self._take_over,
+                Rejoin: lambda action: self._local.life.spawn(self._rejoin(action)),
+                Left: self._left,
+                Disagreed: self._disagreed,
+            }
+        )
+
+    def _stop_step(self, action: StopStep) -> None:
+        self._local.status.say(State.WAITING, "a failure: the members agree on how to go on")
+        self._local.observer.fault("a failure: the step under way has stopped")
+        self._participant.trainer.stop_step()
+        self._take_sides()
+
+    def _take_sides(self) -> None:
+        """At once, before all have agreed: say who holds up this peer, too, of those of whom one
+        accuses the other."""
+        membership, now_ns = self._membership, time.monotonic_ns()
+        agreement = membership.agreement
+        for suspicion in self._participant.step_watch.take_sides(agreement):
+            accused = agreement.holds_up(suspicion.peer_id, suspicion.reason, now_ns)
+            membership.actions.do(accused)
+
+    def _left(self, action: Left) -> None:
+        self._departure.leave_now()
+
+    def _agreed(self, action: ViewAgreed) -> None:
+        view = action.view
+        for record in view.snapshot.records:
+            self._messenger.learn(record.peer_id, record.addresses)
+        log.info(
+            "agreed on view %s: plan %s, %d members",
+            view.id,
+            view.plan.digest()[:12],
+            len(view.members),
+        )
+        self._participant.trainer.view_agreed(view, action.discard)
+
+    def _take_over(self, action: TakeOver) -> None:
+        participant, membership = self._participant, self._membership
+        view, step, life = action.view, action.step, self._local.life
+        observer, status = self._local.observer, self._local.status
+        entry = _history_entry(action)
+        participant.views = [*participant.views, entry][-HISTORY_LIMIT:]
+        participant.events.write("view", **entry)
+        life.spawn(membership.acquaintances.remember(view))
+        observer.view_took_over(view, step)
+        history = membership.agreement.history
+        life.spawn(asyncio.to_thread(membership.view_history.write, history))
+        log.info("view %s from step %d on", view.id, step)
+        for text in _remarks(action):
+            log.info("%s", text)
+            observer.note(text)
+        if isinstance(view.plan, NoPlan):
+            status.say(State.WAITING, view.plan.reason)
+            log.info("waiting: %s", view.plan.reason)
+        elif status.state in (State.MEASURING, State.JOINING):
+            status.say(State.SYNCING, f"takes its place in view {view.id.number}")
+        status.troubles.over(NOBODY_ANSWERS)
+        for peer_id in view.member_ids:
+            life.spawn(self._connect(peer_id))
+        participant.step_watch.took_over(view, step)
+        membership.plan_times.took_over(view)
+        participant.device_pace.took_over()
+        participant.trainer.take_over(view, step, action.ledger, action.restart, action.replay)
+        if life.leaving.is_set():
+            self._departure.leave_now_or_ask()
+
+    async def _connect(self, peer_id: str) -> None:
+        try:
+            await self._messenger.connect(peer_id)
+        except Unreachable as error:
+            log.warning("%s", error)
+
+    async def _rejoin(self, action: Rejoin) -> None:
+        """The others went on without this peer: keep its work, and come back as a newcomer."""
+        trainer, reason = self._participant.trainer, action.reason
+        log.warning("rejoins: %s", reason)
+        self._local.status.say(State.JOINING, f"rejoins: {reason}")
+        trainer.stop_step()
+        if action.gives_up_steps:
+            await self._set_aside()
+        trainer.leave_views()
+        await asyncio.sleep(action.pause_ns / 1e9)
+        self._membership.begin_life(await self._next_life())
+        await self._entry.join()
+
+    async def _set_aside(self) -> None:
+        """The other side of a split swarm counts; what this one has done is kept and told."""
+        participant, agreement = self._participant, self._membership.agreement
+        step, lineage = agreement.step, agreement.recovery_evidence.lineage.digest
+        states = participant.trainer.states
+        path = await participant.checkpoints.set_aside(states, step, lineage)
+        where = f"its layers are kept in {path}" if path else "it had no state to keep"
+        text = f"gives up what this side of a split swarm came to by step {step}; {where}"
+        log.warning("%s", text)
+        participant.events.write("given up", step=step, kept=str(path or ""))
+        self._local.observer.note(text)
+
+    async def _next_life(self) -> int:
+        """Without a number on disk that grows, a later start could speak as an earlier one."""
+        status = self._local.status
+        while True:
+            try:
+                life = self._local.home.next_life()
+                status.troubles.over("life")
+                return life
+            except OSError as error:
+                what = f"its life cannot be written down: {error.strerror or error}"
+                fix = "free space on that disk"
+                status.say(State.WAITING, f"{what}; {fix}")
+                status.troubles.tell("life", what, fix)
+                await asyncio.sleep(LIFE_RETRY_S)
+
+    def _disagreed(self, action: Disagreed) -> None:
+        """Keep what the others planned differently; the newest few are enough to find out why."""
+        number = action.snapshot.number % DISAGREEMENTS_KEPT
+        path = self._local.home.root / f"disagreement-{number}.msgpack"
+        text = f"{action.reason}. This peer runs version {__version__}: compare it with theirs"
+        try:
+            path.write_bytes(encode(action.snapshot))
+            text += f"; what was planned is in {path}"
+        except OSError as error:
+            log.warning("a disagreement cannot be written down: %s", error)
+        log.warning("%s", text)
+        self._local.observer.note(text)
+
+
+def _history_entry(action: TakeOver) -> dict[str, Any]:
+    """What the history keeps of a view."""
+    view, replay = action.view, action.replay
+    entry: dict[str, Any] = {
+        "view": view.id.number,
+        "snapshot": view.id.snapshot,
+        "plan": view.plan.digest(),
+        "members": list(view.member_ids),
+        "step": action.step,
+    }
+    if view.cut_pace is not None:
+        entry["may_repeat_steps"] = view.cut_pace.may_repeat_steps
+    if replay is not None:
+        entry["kept_microbatches"] = replay.kept_forwards
+        entry["redone_microbatches"] = replay.redone_forwards
+    if isinstance(view.plan, NoPlan):
+        entry["no_plan"] = view.plan.reason
+    elif view.plan.stand_ins:
+        entry["stand_ins"] = sorted(view.plan.stand_ins)
+    elif view.plan.provisional:
+        entry["provisional"] = True
+    return entry
+
+
+def _remarks(action: TakeOver) -> Iterator[str]:
+    """What somebody who watches should know of a view."""
+    view, replay = action.view, action.replay
+    if replay is not None:
+        kept, redone = replay.kept_forwards, replay.redone_forwards
+        kept_text = f"{kept} microbatches are kept at their stages, {redone} redone"
+        yield f"of step {action.step}, {kept_text}"
+    if view.cut_pace is not None:
+        yield (
+            f"guardians get copies every {view.cut_pace.every_steps} steps or more, beside "
+            f"training; a failure may cost up to {view.cut_pace.may_repeat_steps} steps"
+        )
+    if view.unguarded:
+        layers = ", ".join(map(str, view.unguarded))
+        yield f"nobody has room to guard layers {layers}: one peer alone holds each of them"
+    if isinstance(view.plan, Plan) and view.plan.stand_ins:
+        names = ", ".join(sorted(view.plan.stand_ins))
+        yield f"until the next plan, {names} computes in two pipelines"
+    elif isinstance(view.plan, Plan) and view.plan.provisional:
+        yield "goes on at once with who has the states; a better plan is made meanwhile"

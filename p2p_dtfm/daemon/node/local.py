@@ -1,0 +1,39 @@
+"""What a daemon has of its own before it meets anybody."""
+
+from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.dashboard.observer import Observer
+from p2p_dtfm.daemon.dashboard.seen import Seen
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.life import Life
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.telemetry.event_files import EventFiles
+from p2p_dtfm.daemon.telemetry.status import State, Status
+from p2p_dtfm.daemon.telemetry.step_recorder import StepRecorder
+
+
+class Local:
+    """Settings, home, compute thread and life; and where is told how things stand."""
+
+    def __init__(
+        self, settings: Settings, dashboard: DashboardHost, seen: Seen | None = None
+    ) -> None:
+        """`dashboard` is closed by whoever made it. `seen`: by an earlier daemon of this home."""
+        self.settings = settings
+        self.dashboard = dashboard
+        self.status = Status()
+        self.observer = Observer(self.status, seen)
+        self.recorder = StepRecorder()
+        self.event_files: EventFiles | None = None
+        """If the user wants TensorBoard's."""
+        self.home = Home(settings.home)
+        self.compute = Compute()
+        self.life = Life(self._say_leaving)
+
+    def _say_leaving(self) -> None:
+        self.status.say(State.LEAVING, "finishes the step and hands its layers to the others")
+
+    @property
+    def disk_limit_bytes(self) -> int:
+        """0: no limit."""
+        return int(self.settings.disk_gib * (1 << 30))

@@ -1,0 +1,208 @@
+"""A daemon's place in the network: there before any run is known, and it outlives none of them."""
+
+import contextlib
+import logging
+import time
+from pathlib import Path
+from typing import Protocol
+
+from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS, WAN_LIVENESS, Liveness
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.daemon.node.local import Local
+from p2p_dtfm.daemon.peers.gate import GateKeeper
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.peers.reachability import ReachabilityService
+from p2p_dtfm.daemon.peers.wire import Hello, Knock, Message, unpack
+from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.daemon.telemetry.trace_collector import TraceCollector
+from p2p_dtfm.net.contacts.first_contacts import (
+    FIRST_CONNECT_DEADLINE_S,
+    reach_any,
+    reach_first_peers,
+)
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.shaping import LineLimit, Shape, Shaper
+from p2p_dtfm.net.streams.blobs import BlobExchange
+from p2p_dtfm.net.streams.probing import Probes
+
+CALL_LIMIT_S = 3.0
+CALLED_LIMIT = 16
+UNREACHABLE = 6
+"""The exit code of a daemon that reaches nobody."""
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class Inside(Protocol):
+    """Who answers what comes through the gate."""
+
+    async def answer(self, sender: str, message: Message) -> bytes:
+        """Raises `PeerFault`."""
+
+    def open_blob(self, digest: str) -> Path | bytes | None:
+        """A file of the run, or None."""
+
+    def require_may_have(self, sender: str, digest: str) -> None:
+        """Raises `PeerFault` where a file is not for `sender`."""
+
+    def name_of(self, digest: str) -> str:
+        """What a file is, for those who watch a download."""
+
+    def stream_lost(self, sender: str) -> None:
+        """A stream of `sender` has ended by its own fault."""
+
+
+class NoRunYet:
+    """Before this peer takes part in a run."""
+
+    async def answer(self, sender: str, message: Message) -> bytes:
+        if isinstance(message, Hello | Knock):
+            raise PeerFault("this peer has no run yet, try again in a moment", sender)
+        raise PeerFault("this peer does not take part in a run yet", sender)
+
+    def open_blob(self, digest: str) -> Path | bytes | None:
+        return None
+
+    def require_may_have(self, sender: str, digest: str) -> None:
+        """There is nothing to get."""
+
+    def name_of(self, digest: str) -> str:
+        return f"file {digest[:8]}"
+
+    def stream_lost(self, sender: str) -> None:
+        """Nothing waits for it."""
+
+
+class Network:
+    """Host, gate and messages; what comes in is answered by `inside`, once there is a run."""
+
+    def __init__(
+        self, local: Local, host: Host, life: int, first_contacts: tuple[str, ...]
+    ) -> None:
+        settings = local.settings
+        self.inside: Inside = NoRunYet()
+        self.host = host
+        self.me = Member(host.peer_id, life)
+        """As this process began; a peer that rejoins begins another life."""
+        self.first_contacts = first_contacts
+        """Addresses that were reached before anything else."""
+        self.far_ends: dict[str, str] = {}
+        """Of each connected peer, the address of its end; empty on loopback."""
+        self.liveness = Liveness(LAN_LIVENESS if settings.is_near else WAN_LIVENESS)
+        self.keeper = GateKeeper.of(host)
+        self.reachability = ReachabilityService(host, settings.relay)
+        self.control = ControlPlane(host, self._serve)
+        self.messenger = Messenger(
+            host,
+            self.control,
+            life,
+            self._on_heard,
+            self._on_call_failed,
+            self.reachability.straighten,
+        )
+        self.traces = TraceCollector(local.recorder, self.messenger, host)
+        self.probes = Probes(host)
+        self.blobs = BlobExchange(
+            host,
+            lambda digest: self.inside.open_blob(digest),
+            self.on_fault,
+            self._on_download,
+            lambda sender, digest: self.inside.require_may_have(sender, digest),
+        )
+        self._status = local.status
+
+    @classmethod
+    async def start(
+        cls,
+        local: Local,
+        life: int,
+        remembered: tuple[str, ...] | None,
+        stack: contextlib.AsyncExitStack,
+    ) -> "Network":
+        """`remembered`: addresses of the run to come back to; None where there is none. Raises
+        `UserError` if nobody who should be there is reached."""
+        settings, status = local.settings, local.status
+        status.say(State.STARTING, "starts libp2p")
+        host = await Host.start(local.home.identity, settings.listen, settings.announce)
+        stack.push_async_callback(host.close)
+        network = cls(local, host, life, await _first_contacts(local, host, remembered))
+        local.observer.guarded_by(network.keeper.refused_most)
+        network._limit_line(local)
+        log.info("peer %s", host.peer_id)
+        await network.control.ready()  # from now on others are answered
+        stack.push_async_callback(network.control.close)
+        await network.reachability.ready()
+        stack.push_async_callback(network.reachability.close)
+        status.say(State.STARTING, "asks whether others can reach this machine")
+        await network.reachability.find(network.first_contacts)
+        local.life.spawn(network.reachability.keep())
+        stack.push_async_callback(network.messenger.close)
+        local.observer.meets(network.messenger)
+        await network.probes.ready()
+        await network.blobs.ready()
+        return network
+
+    def _limit_line(self, local: Local) -> None:
+        settings, host = local.settings, self.host
+        if settings.shape is not None:
+            shaper = host.shaper = Shaper(Shape.load(settings.shape), host.peer_id)
+            local.life.spawn(shaper.follow(settings.shape))
+            log.info("shaped links: %s", shaper.label)
+        elif settings.uplink_mbps or settings.downlink_mbps:
+            host.shaper = LineLimit(
+                _bytes_per_s(settings.uplink_mbps), _bytes_per_s(settings.downlink_mbps)
+            )
+
+    def others(self) -> list[str]:
+        """All peers of whom it is known where they are."""
+        return [peer for peer in self.messenger.known if peer != self.me.peer_id]
+
+    # what comes in -------------------------------------------------------------------------------
+
+    async def _serve(self, sender: str, body: bytes) -> bytes:
+        _, message = unpack(body)
+        self.keeper.require_message(sender, message, len(body))
+        self.messenger.heard(sender)
+        return await self.inside.answer(sender, message)
+
+    def _on_heard(self, peer_id: str) -> None:
+        self.liveness.heard(peer_id, time.monotonic_ns())
+
+    def _on_call_failed(self, peer_id: str) -> None:
+        self.liveness.stream_reset(peer_id, time.monotonic_ns())
+
+    def on_fault(self, sender: str, fault: PeerFault) -> None:
+        """A stream of `sender` ends, for it carries what is not allowed."""
+        log.warning("disconnected %s: %s", sender, fault.cause)
+        self.inside.stream_lost(sender)
+
+    def _on_download(self, digest: str, done_bytes: int, total_bytes: int) -> None:
+        self._status.receives(self.inside.name_of(digest), done_bytes, total_bytes)
+
+
+async def _first_contacts(
+    local: Local, host: Host, remembered: tuple[str, ...] | None
+) -> tuple[str, ...]:
+    """Call the initial peers; those that are remembered where there are none, or none answers.
+    The addresses that were reached. Raises `UserError` where nobody is remembered either."""
+    initial = local.settings.initial_peers
+    if initial:
+        patience_s = FIRST_CONNECT_DEADLINE_S if remembered is None else CALL_LIMIT_S
+        try:
+            return await reach_first_peers(host, initial, patience_s)
+        except UserError as error:
+            if remembered is None or error.exit_code != UNREACHABLE:
+                raise
+            log.warning("%s", error.cause)
+    if not remembered:
+        return ()
+    addresses = remembered[:CALLED_LIMIT]
+    local.status.say(State.STARTING, f"calls {len(addresses)} peers that it met before")
+    return await reach_any(host, addresses, CALL_LIMIT_S)
+
+
+def _bytes_per_s(mbps: float) -> int:
+    """Of a rate in Mbit/s; 0 stays 0, no limit."""
+    return int(mbps * 125_000)

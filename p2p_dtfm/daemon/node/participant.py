@@ -1,0 +1,346 @@
+"""A member that trains: the trainer with all that it works with, and what it asks of the daemon.
+
+What the trainer asks for is `daemon.trainer.trainer_state.Outlet`: Prepared, commits, lost tensors,
+data shards and checkpoints on their way out. What the agreement makes of it is done later, when the
+trainer is not in the middle of a step (`action_loop`).
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import shutil
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from p2p_dtfm.core.consensus.actions import Actions
+from p2p_dtfm.core.messages.agreement_messages import SavedState
+from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, StepOutcome
+from p2p_dtfm.core.messages.stage_progress import StageProgress
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.contradictions import agreed_states
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.machine.resident_limit import memory_bytes
+from p2p_dtfm.daemon.node.membership import Membership
+from p2p_dtfm.daemon.peers.held_back import HeldBack
+from p2p_dtfm.daemon.peers.run_source import fetch_blob
+from p2p_dtfm.daemon.peers.wire import CheckpointFiles
+from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
+from p2p_dtfm.daemon.state_transfer.donor import Donor
+from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
+from p2p_dtfm.daemon.state_transfer.offers import Offers
+from p2p_dtfm.daemon.telemetry.device_pace import DevicePace
+from p2p_dtfm.daemon.telemetry.event_log import EventLog
+from p2p_dtfm.daemon.trainer.step_watch import StepWatch
+from p2p_dtfm.daemon.trainer.trainer import Trainer
+from p2p_dtfm.daemon.trainer.trainer_state import Tools
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.streams.bulk import BulkPlane
+from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
+from p2p_dtfm.train.data import Dataset
+from p2p_dtfm.train.model.checkpoint import list_checkpoints, load_layer
+from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.stage.batches import Batches
+
+IN_FLIGHT_PART = 8  # of the memory offered here; in tensors that others have announced
+POISON_GRACE_S = 0.25
+"""For others to find out as well who sends what no correct peer sends."""
+LANE_KINDS = {
+    "forward": (FrameKind.ACTIVATION,),
+    "backward": (FrameKind.ACTIVATION_GRADIENT,),
+    "reduce": (FrameKind.GRADIENT_PART, FrameKind.GRADIENT_SUM),
+    "state": (FrameKind.LAYER_GRADIENT, FrameKind.LAYER_STATE),
+}
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class Participant:
+    """Trains in the views that `membership` comes to."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.membership = membership
+        self.local = local = membership.local
+        self.network = network = membership.network
+        self._agreement = membership.agreement
+        run = membership.run
+        directory = local.home.run_directory(run.digest)
+        shutil.rmtree(directory / "offers", ignore_errors=True)  # of a process that was killed
+        for leftover in run.blobs.root.glob(".*"):
+            leftover.unlink(missing_ok=True)
+        self.events = EventLog(directory / "events.jsonl", local.status.troubles)
+        self.views: list[dict[str, Any]] = []
+        """What the history keeps of each."""
+        self.offers = Offers(directory / "offers")
+        self.bulk = self._bulk_plane()
+        self.checkpoints = Checkpoints(
+            local.home.checkpoints(run.digest),
+            run.spec,
+            network.blobs,
+            local.compute,
+            self._announce,
+            membership.has_stage,
+            local.status.troubles,
+        )
+        self.trainer = Trainer(self._tools(), self)
+        self.trainer.history.on_record = self._on_step
+        self.step_watch = StepWatch(
+            network.me.peer_id,
+            run.spec,
+            max(run.manifest.blobs().values(), default=0),
+            self.trainer.waits,
+            network.liveness.sleep_ns,
+        )
+        self.device_pace = DevicePace()
+        self._troubled: set[str] = set()
+        """Peers with whom a tensor was lost since the last commit."""
+        self._held_back = HeldBack()
+
+    @classmethod
+    async def start(cls, membership: Membership, stack: contextlib.AsyncExitStack) -> "Participant":
+        """Ready for tensors of others."""
+        participant = cls(membership)
+        await participant.bulk.ready()
+        for close in (
+            participant.bulk.close,
+            participant.trainer.close,
+            participant.checkpoints.close,
+        ):
+            stack.push_async_callback(close)
+        run, observer = membership.run, membership.local.observer
+        observer.trains(run.spec, run.digest, membership.workload, membership.agreement)
+        observer.measures_with(lambda: participant.measured_rate() > 0)
+        return participant
+
+    def _bulk_plane(self) -> BulkPlane:
+        membership, network = self.membership, self.network
+        frames = FrameLimits(payload_bytes=max(64 << 20, membership.workload.boundary_bytes))
+        listeners = BulkListeners(
+            self._on_frame, network.on_fault, self._on_lost, self._on_undelivered, self._admit_frame
+        )
+        in_flight_bytes = memory_bytes(self.local.settings) // IN_FLIGHT_PART
+        limits = BulkLimits(frames, in_flight_bytes=in_flight_bytes)
+        return BulkPlane(network.host, membership.run.digest, listeners, limits)
+
+    def _tools(self) -> Tools:
+        local, network, run = self.local, self.network, self.membership.run
+        dataset = Dataset(run.manifest, run.blobs.path, run.spec.model.context)
+        return Tools(
+            me=network.me.peer_id,
+            spec=run.spec,
+            batches=Batches(dataset, run.spec),
+            messenger=network.messenger,
+            bulk=self.bulk,
+            blobs=network.blobs,
+            compute=local.compute,
+            checkpoints=self.checkpoints,
+            donor=Donor(network.messenger, self.bulk, local.compute, self.offers),
+            initial=InitialStates(
+                run.spec, run.blobs, network.blobs, local.compute, local.status, network.others
+            ),
+            status=local.status,
+            sign=network.host.identity.sign,
+            recorder=local.recorder,
+        )
+
+    async def resume_from_checkpoint(self) -> None:
+        """A founder that finds whole checkpoints of its run goes on from the newest."""
+        run, compute = self.membership.run, self.local.compute
+        if not self.membership.founds:
+            return
+        for checkpoint in list_checkpoints(self.local.home.checkpoints(run.digest)):
+            if len(checkpoint.layers) < layer_count(run.spec):
+                continue
+            step = checkpoint.manifest.step
+            states = {}
+            for layer in checkpoint.layers:
+                states[layer] = await compute.run(load_layer, checkpoint.directory, layer)
+            self.trainer.adopt(states, step)
+            held = dict.fromkeys(states, step)
+            lineage = checkpoint.manifest.lineage
+            self._agreement.resume(step, held, lineage, self.checkpoints.saved)
+            log.info("goes on from the checkpoint of step %d", step)
+            return
+
+    def measured_rate(self) -> int:
+        """Tokens a second of the view in force; 0 while too little of it was seen."""
+        if not self.trainer.history.pace.is_settled:
+            return 0
+        return int(self.local.status.figures().get("tokens_per_s") or 0)
+
+    # what the trainer asks for -------------------------------------------------------------------
+
+    def _later(self, actions: Actions) -> None:
+        self.membership.actions.later(actions)
+
+    async def settled(self) -> None:
+        await self.membership.actions.settled()
+
+    def say_prepared(self, signed: Signed, view: View) -> None:
+        """First to those for whom the others wait: the first stages begin the next step.
+
+        Where this peer alone computes and guardians lag nobody waits: the others hear of several
+        steps at a time, but at once of one after which another view may take over.
+        """
+        message: SignedPrepared | PreparedSteps = SignedPrepared(signed)
+        if self._computes_alone(view):
+            now_s = time.monotonic()
+            self._held_back.add(view.id, signed)
+            if self._may_wait() and not self._held_back.is_due(now_s):
+                return
+            message = PreparedSteps(self._held_back.take(now_s))
+        position = {peer_id: math.inf for peer_id in view.member_ids}
+        if isinstance(view.plan, Plan):
+            for pipeline in view.plan.pipelines:
+                position |= {stage.peer_id: at for at, stage in enumerate(pipeline.stages)}
+        for peer_id in sorted(view.member_ids, key=position.__getitem__):
+            self.network.messenger.tell(peer_id, message)
+
+    def _computes_alone(self, view: View) -> bool:
+        me = self.network.me.peer_id
+        is_alone = isinstance(view.plan, Plan) and view.plan.stage_holders() == (me,)
+        return is_alone and view.cut_pace is not None
+
+    def _may_wait(self) -> bool:
+        """No view waits for the step under way, and it is not the last one."""
+        agreement, spec = self._agreement, self.membership.run.spec
+        return agreement.next_view is None and agreement.step < spec.total_steps
+
+    def committed(self, outcome: StepOutcome) -> None:
+        self._troubled.clear()
+        self.step_watch.committed(time.monotonic_ns())
+        self.membership.plan_times.committed()
+        self.device_pace.committed(self.local.compute.busy_ns)
+        ledger = self._agreement.ledger
+        if ledger is not None:
+            self.checkpoints.committed(outcome.step, agreed_states(ledger.last_commit))
+        self._later(self._agreement.committed(outcome, time.monotonic_ns()))
+
+    def states_changed(self) -> None:
+        held = self.trainer.held
+        if held is not None:
+            self._agreement.held = held
+
+    def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
+        self._agreement.has_cuts(cuts)
+
+    def reduced(self, step: int, layers: set[int]) -> None:
+        self._agreement.reduced(step, layers)
+
+    def computed(self, step: int, progress: StageProgress | None) -> None:
+        self._agreement.computed(step, progress)
+
+    def skip_to(self, step: int, lineage: str) -> None:
+        self._agreement.skip_to(step, lineage)
+
+    def trouble(self, peer_id: str, cause: str) -> None:
+        """Once in a step it may be the link, and the step is repeated; twice it is the peer."""
+        view, now_ns = self._agreement.view, time.monotonic_ns()
+        if view is None or peer_id not in view.member_ids:
+            return
+        self.network.liveness.stream_reset(peer_id, now_ns)
+        if peer_id in self._troubled:
+            self._later(self._agreement.suspect(peer_id, cause, now_ns))
+        else:
+            self._troubled.add(peer_id)
+            text = f"what goes to or comes from {peer_id} is lost: {cause}"
+            self._later(self._agreement.repeat_step(text, now_ns))
+
+    def poison(self, peer_id: str, cause: str) -> None:
+        """It is no link that makes such numbers, so the step is repeated without their sender."""
+        view = self._agreement.view
+        if view is not None and peer_id in view.member_ids:
+            log.warning("%s sends %s", peer_id, cause)
+            self._later(self._agreement.distrust(peer_id, cause, time.monotonic_ns()))
+            loop = asyncio.get_running_loop()
+            loop.call_later(POISON_GRACE_S, self._accuse, view, peer_id, cause)
+
+    def _accuse(self, view: View, peer_id: str, cause: str) -> None:
+        if self._agreement.view is view:
+            self._later(self._agreement.suspect(peer_id, cause, time.monotonic_ns()))
+
+    def contradiction(self, reason: str) -> None:
+        """The next view finds out from what all were told who is to be left out."""
+        self._later(self._agreement.repeat_step(reason, time.monotonic_ns()))
+
+    def lineage_at(self, step: int) -> str:
+        return self._agreement.recovery_evidence.lineage.at(step) or ""
+
+    def ready_for(self) -> ViewId | None:
+        return self._agreement.ready_for
+
+    def synced(self, view: ViewId) -> None:
+        self.states_changed()
+        self._later(self._agreement.synced(view))
+
+    async def fetch_shards(self, digests: set[str]) -> None:
+        run, network = self.membership.run, self.network
+        sizes = run.manifest.blobs()
+        for digest in sorted(digests):
+            peers = network.others()
+            await fetch_blob(run.blobs, network.blobs, digest, peers, sizes[digest])
+
+    def damaged_shard(self, digest: str) -> None:
+        self.membership.run.blobs.quarantine(digest)
+
+    def _announce(self, files: CheckpointFiles) -> None:
+        view = self._agreement.view
+        for peer_id in view.member_ids if view is not None else ():
+            self.network.messenger.tell(peer_id, files)
+
+    def _on_step(self, outcome: StepOutcome) -> None:
+        self.events.write(
+            "step",
+            step=outcome.step,
+            loss=outcome.loss,
+            held_out_loss=outcome.held_out_loss,
+            gradient_norm=outcome.gradient_norm,
+            view=self.views[-1]["view"] if self.views else 0,
+            safe_step=self.trainer.safe_step,
+        )
+        self.local.observer.step_committed(outcome)
+        if self.local.event_files is not None:
+            rate = self.local.status.figures().get("tokens_per_s")
+            self.local.event_files.step_committed(outcome, rate)
+        held_out = outcome.held_out_loss
+        text = "" if held_out is None else f", held-out loss {held_out:.4f}"
+        if outcome.loss is not None:
+            log.log(
+                logging.INFO if held_out is not None else logging.DEBUG,
+                "step %d: loss %.4f%s",
+                outcome.step,
+                outcome.loss,
+                text,
+            )
+
+    # tensors -------------------------------------------------------------------------------------
+
+    def _admit_frame(self, sender: str, lane: str, header: FrameHeader) -> None:
+        """Before memory is taken for it. Raises `PeerFault`."""
+        if not self.network.keeper.is_near(sender):
+            raise PeerFault("a tensor of somebody who has no place here", sender)
+        if header.kind not in LANE_KINDS[lane]:
+            raise PeerFault(f"a frame of kind {header.kind} on the lane {lane}", sender)
+        self.trainer.require_possible(sender, header)
+
+    def _on_frame(
+        self, sender: str, header: FrameHeader, payload: bytearray
+    ) -> Coroutine[Any, Any, None]:
+        self.network.messenger.heard(sender)
+        return self.trainer.frame(sender, header, payload)
+
+    def _on_lost(self, peer_id: str, lane: str, error: Unreachable) -> None:
+        log.debug("stream %s with %s: %s", lane, peer_id, error.cause)
+        self.network.liveness.stream_reset(peer_id, time.monotonic_ns())
+
+    def _on_undelivered(self, peer_id: str, lane: str, failure: Refused | Unreachable) -> None:
+        log.debug("frames of %s to %s are lost: %s", lane, peer_id, failure.cause)
+        if lane == "state":
+            self.trainer.undelivered(peer_id)
+        else:
+            self.trouble(peer_id, failure.cause)

@@ -1,16 +1,23 @@
 """What ends a daemon is told to its user as what it is: a gone peer, or a bug."""
 
+import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.plan import NoPlan
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.node import membership
 from p2p_dtfm.daemon.node.daemon import explained
+from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.telemetry import event_log
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.net.errors import Refused, Unreachable
+from tests.daemon.trainer_parts import view_of
 
 
 def test_gone_peers_are_no_bug() -> None:
@@ -64,3 +71,42 @@ def test_the_event_log_keeps_a_bounded_history(
 
 def test_a_disk_that_refuses_costs_the_line_only(tmp_path: Path) -> None:
     EventLog(tmp_path / "missing" / "events.jsonl").write("step", step=1)
+
+
+class Leaver:
+    """As much of a daemon as decides when to leave at last."""
+
+    leave_at_last = Membership._leave_at_last
+
+    def __init__(self, view: View) -> None:
+        self._agreement = SimpleNamespace(view=view)
+        self._leaving, self._left = asyncio.Event(), asyncio.Event()
+        self._leaves_without_plan_s: float | None = None
+
+    def _leave_now(self) -> None:
+        self._left.set()
+
+
+def test_who_has_the_only_copy_waits_for_a_while_before_it_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a plan no step is made in which anybody could take its layers over."""
+    now_s = 100.0
+    monkeypatch.setattr(membership.time, "monotonic", lambda: now_s)
+    trains = view_of(1, 2)
+    stuck = View(trains.snapshot, NoPlan("too little memory"))
+    peer = Leaver(stuck)
+
+    def left_after(seconds: float) -> bool:
+        nonlocal now_s
+        now_s += seconds
+        peer.leave_at_last()  # type: ignore[arg-type]
+        return peer._left.is_set()
+
+    assert not left_after(0) and not left_after(1000), "nobody asked it to leave"
+    peer._leaving.set()
+    assert not left_after(0) and not left_after(membership.LEAVE_LIMIT_S - 1)
+    peer._agreement.view = trains
+    assert not left_after(10), "somebody came, and takes the layers over"
+    peer._agreement.view = stuck
+    assert not left_after(10) and left_after(membership.LEAVE_LIMIT_S + 1)

@@ -25,7 +25,7 @@ from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.model.layer_copy import PartialCopy, pieces_of
 from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState
-from p2p_dtfm.train.stage.gradient_parts import tensor_from_bytes, tensor_to_bytes
+from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes, tensor_to_bytes
 
 RECEIPT_LIMIT_S = 10.0
 """How long after its last piece a guardian's receipt may take, before a layer is sent anew."""

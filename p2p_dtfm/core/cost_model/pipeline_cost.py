@@ -29,7 +29,7 @@ from p2p_dtfm.core.cost_model.placement_problem import (
     PlanningProblem,
     duration_ns,
 )
-from p2p_dtfm.core.schedule.split_backward import weight_part_ns
+from p2p_dtfm.core.schedule.tasklets import weight_part_ns
 
 IN_FLIGHT_LIMIT = 4096
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.schedule.pieces import pieces_of
-from p2p_dtfm.core.schedule.split_backward import weight_part_ns
+from p2p_dtfm.core.schedule.tasklets import weight_part_ns
 from p2p_dtfm.sim.scenario.execution import Execution, wire_bytes
 from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import flops_of, layer_timing

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming, TimedPipeline
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.schedule.pieces import pieces_of
@@ -11,7 +12,7 @@ from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import flops_of, layer_timing
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StageWork:
     """One stage: its peer (a number in the scenario's order) and a microbatch's times."""
 
@@ -19,16 +20,11 @@ class StageWork:
     name: str
     pipeline: int
     position: int
-    last: bool
     microbatches: int
-    in_flight: int
-    forward_ns: int
-    backward_ns: int
-    weight_ns: int
-    """What of the backward can wait; 0 where nothing is left to wait."""
+    timing: StageTiming
     below_ns: dict[int, int]
-    """By layer at which a gradient may set out: how much of the last part of a microbatch (its
-    `weight_ns` if that is left, else its backward) comes after the layer's."""
+    """By layer at which a gradient may set out: how much of the last part of a microbatch (what a
+    split leaves of the backward, else all of it) comes after the layer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +46,16 @@ class StepWork:
     pipelines: tuple[tuple[StageWork, ...], ...]
     segments: tuple[SegmentWork, ...]
     boundary_bytes: int
+
+    def timed(self) -> list[TimedPipeline]:
+        return [
+            TimedPipeline(
+                tuple(stage.peer for stage in stages),
+                tuple(stage.timing for stage in stages),
+                stages[0].microbatches,
+            )
+            for stages in self.pipelines
+        ]
 
 
 def step_work(
@@ -91,12 +97,13 @@ def step_work(
                     name=stage.peer_id,
                     pipeline=index,
                     position=position,
-                    last=position == len(pipeline.stages) - 1,
                     microbatches=pipeline.microbatch_count,
-                    in_flight=stage.in_flight,
-                    forward_ns=sum(timing.forward_ns for timing in times.values()),
-                    backward_ns=sum(backward.values()),
-                    weight_ns=sum(weight.values()),
+                    timing=StageTiming(
+                        forward_ns=sum(timing.forward_ns for timing in times.values()),
+                        backward_ns=sum(backward.values()),
+                        in_flight=stage.in_flight,
+                        weight_ns=sum(weight.values()),
+                    ),
                     below_ns={
                         x: sum(last_part[y] for y in range(stage.first_layer, x))
                         for x in stage.layers

@@ -23,13 +23,13 @@ the round trip over the period; `pipeline_timing` tells.
 
 from dataclasses import dataclass
 
+from p2p_dtfm.core.cost_model.layer_times import kinds_in
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming
 from p2p_dtfm.core.cost_model.placement_problem import (
     UNLIMITED_BYTES_PER_S,
     PlanningProblem,
     duration_ns,
 )
-from p2p_dtfm.core.schedule.tasklets import weight_part_ns
 
 IN_FLIGHT_LIMIT = 4096
 
@@ -190,20 +190,11 @@ class PipelineModel:
     ) -> tuple[list[int], list[int]]:
         """Forward and backward nanoseconds of each stage."""
         forward, backward = [], []
-        end_of_blocks = self.problem.block_count + 1
+        layer_ns, layer_count = self.problem.layer_ns, self.problem.layer_count
         for stage, peer in enumerate(peers):
-            first, end = cuts[stage], cuts[stage + 1]
-            times = self.problem.layer_ns[peer]
-            blocks = min(end, end_of_blocks) - max(first, 1)
-            there, back = blocks * times.block_forward_ns, blocks * times.block_backward_ns
-            if first == 0:
-                there += times.embedding_forward_ns
-                back += times.embedding_backward_ns
-            if end > end_of_blocks:
-                there += times.head_forward_ns
-                back += times.head_backward_ns
-            forward.append(there)
-            backward.append(back)
+            kinds = kinds_in(cuts[stage], cuts[stage + 1], layer_count)
+            forward.append(layer_ns[peer].forward_ns(kinds))
+            backward.append(layer_ns[peer].backward_ns(kinds))
         return forward, backward
 
     def _shared_links_ns(self, peers: tuple[int, ...]) -> int:
@@ -220,18 +211,9 @@ class PipelineModel:
         return self.problem.splits_backwards and stage > 0
 
     def last_part_ns(self, peer: int, first: int, end: int, stage: int) -> int:
-        """Of the layers `first .. end - 1`: the last part of a microbatch, in which their gradients
-        become final. That is what a split leaves of the backward, else all of it."""
-        times, end_of_blocks = self.problem.layer_ns[peer], self.problem.block_count + 1
-        blocks = max(0, min(end, end_of_blocks) - max(first, 1))
-        kinds = [(blocks, times.block_forward_ns, times.block_backward_ns)]
-        if first == 0 < end:
-            kinds.append((1, times.embedding_forward_ns, times.embedding_backward_ns))
-        if end > end_of_blocks > first or end > first >= end_of_blocks:
-            kinds.append((1, times.head_forward_ns, times.head_backward_ns))
-        if not self.splits(stage):
-            return sum(count * back for count, _, back in kinds)
-        return sum(count * weight_part_ns(there, back) for count, there, back in kinds)
+        """The last part of a microbatch at the layers `first .. end - 1` of this stage."""
+        kinds = kinds_in(first, end, self.problem.layer_count)
+        return self.problem.layer_ns[peer].last_part_ns(kinds, self.splits(stage))
 
     def _limited_ns(self, bytes_per_s: int) -> int:
         """Of one boundary tensor through a shared limit; 0 if there is none."""
@@ -242,8 +224,8 @@ class PipelineModel:
     def room(self, peer: int, first: int, end: int) -> int:
         """Microbatches in flight for which this peer has memory; below 1 if it has too little."""
         problem = self.problem
-        state, saved = held_bytes(problem, first, end)
-        spare = problem.memory_bytes[peer] - state
+        saved = problem.saved_bytes(first, end)
+        spare = problem.memory_bytes[peer] - problem.state_bytes(first, end)
         if saved == 0 and spare >= 0:
             return IN_FLIGHT_LIMIT
         return spare // max(1, saved)
@@ -312,16 +294,3 @@ class PipelineModel:
                 return None
             cuts.append(layer)
         return tuple(cuts) if layer == layer_count else None
-
-
-def held_bytes(problem: PlanningProblem, first: int, end: int) -> tuple[int, int]:
-    """(state, saved for each microbatch in flight) of the layers `first .. end - 1`."""
-    blocks = min(end, problem.block_count + 1) - max(first, 1)
-    state, saved = blocks * problem.block.state_bytes, blocks * problem.block.saved_bytes
-    if first == 0:
-        state += problem.embedding.state_bytes
-        saved += problem.embedding.saved_bytes
-    if end == problem.layer_count:
-        state += problem.head.state_bytes
-        saved += problem.head.saved_bytes
-    return state, saved

@@ -54,8 +54,8 @@ class StageAtWork:
     """One stage on its way. Everything arrives in the order of the microbatches."""
 
     __slots__ = ("backward_was_last", "backwards", "busy", "forwards", "forwards_begun", "held",
-                 "left", "microbatches", "next", "owed", "peer", "pipeline", "position", "previous",
-                 "timing")  # fmt: skip
+                 "in_flight", "left", "microbatches", "next", "owed", "peer", "pipeline",
+                 "position", "previous", "timing")  # fmt: skip
 
     def __init__(
         self, place: tuple[int, int], peer: int, timing: StageTiming, microbatches: int
@@ -63,6 +63,7 @@ class StageAtWork:
         self.pipeline, self.position = place
         self.peer = peer
         self.timing = timing
+        self.in_flight = timing.in_flight
         self.microbatches = microbatches
         self.forwards = self.backwards = 0
         """Whose input, or output's gradient, is here and which did not run yet."""
@@ -80,15 +81,19 @@ class StageAtWork:
 
 Event = Callable[[StageAtWork], None]
 Choose = Callable[[StageAtWork], TaskletKind | None]
-Began = Callable[[StageAtWork, TaskletKind, int], None]
+Began = Callable[[StageAtWork, TaskletKind, int, int], None]
 Send = Callable[[StageAtWork, StageAtWork, Event], None]
 """`send(origin, to, arrived)`: a tensor to a neighbour; `arrived(to)` when it is there."""
 
 
 def in_turns(stage: StageAtWork) -> TaskletKind | None:
     """1F1B, with as many microbatches in flight as the plan says."""
-    forward = stage.forwards > 0 and stage.held < stage.timing.in_flight
-    return next_tasklet(forward, stage.backwards > 0, stage.owed > 0, stage.backward_was_last)
+    return next_tasklet(
+        stage.forwards > 0 and stage.held < stage.in_flight,
+        stage.backwards > 0,
+        stage.owed > 0,
+        stage.backward_was_last,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ class Hooks:
     """`(stage, count, end_ns)`: the last part of its last `count` microbatches has begun; layers
     are final on the way."""
     began: Began | None = None
-    """`(stage, kind, end_ns)`: a tasklet begins, and is not counted yet."""
+    """`(stage, kind, count, end_ns)`: a tasklet has begun, or so many weights at once."""
 
 
 class PipelinesAtWork:
@@ -128,34 +133,31 @@ class PipelinesAtWork:
         kind = self._choose(stage)
         if kind is None:
             return
-        timing, count = stage.timing, 1
-        ended: Event
-        if kind is FORWARD:
-            duration, is_last, ended = timing.forward_ns, False, self._forward_ended
-        elif kind is BACKWARD:
-            duration, ended = timing.backward_ns - timing.weight_ns, self._backward_ended
-            is_last = stage.left == 1 and not timing.weight_ns
-        else:
-            is_last, ended = not stage.left, self._weights_ended
-            count = stage.owed if is_last else 1  # in the end all that is left, layer by layer
-            duration = count * timing.weight_ns
-        end_ns = self._time.now_ns + duration
-        if self._began is not None:
-            self._began(stage, kind, end_ns)
-        if is_last and self._last_part is not None:
-            self._last_part(stage, count, end_ns)
+        timing, count, is_last = stage.timing, 1, False
         stage.busy = True
+        ended: Event
         if kind is FORWARD:
             stage.forwards -= 1
             stage.forwards_begun += 1
             stage.held += 1
             stage.backward_was_last = False
+            duration_ns, ended = timing.forward_ns, self._forward_ended
         elif kind is BACKWARD:
             stage.backwards -= 1
             stage.backward_was_last = True
+            duration_ns, ended = timing.backward_ns - timing.weight_ns, self._backward_ended
+            is_last = stage.left == 1 and not timing.weight_ns
         else:
+            is_last = not stage.left
+            count = stage.owed if is_last else 1  # in the end all that is left, layer by layer
             stage.owed -= count
             stage.held -= count - 1
+            duration_ns, ended = count * timing.weight_ns, self._weights_ended
+        end_ns = self._time.now_ns + duration_ns
+        if self._began is not None:
+            self._began(stage, kind, count, end_ns)
+        if is_last and self._last_part is not None:
+            self._last_part(stage, count, end_ns)
         self._time.at(end_ns, ended, stage)
 
     def _forward_ended(self, stage: StageAtWork) -> None:

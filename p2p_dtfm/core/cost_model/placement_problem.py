@@ -4,9 +4,9 @@ from collections.abc import Container
 from dataclasses import dataclass
 from itertools import repeat
 
+from p2p_dtfm.core.cost_model.layer_times import LayerNs, kinds_in, layer_ns_of
 from p2p_dtfm.core.protocol.records import (
     ACCELERATOR,
-    Device,
     Intent,
     Link,
     PeerRecord,
@@ -24,30 +24,6 @@ MESSAGE_NS = 100_000
 """Framing, checksum and hand-over of one message, for which its link is taken."""
 
 Matrix = tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNs:
-    """Forward and backward time of the layer kinds on one peer, for one microbatch."""
-
-    embedding_forward_ns: int
-    embedding_backward_ns: int
-    block_forward_ns: int
-    block_backward_ns: int
-    head_forward_ns: int
-    head_backward_ns: int
-
-    @property
-    def embedding_ns(self) -> int:
-        return self.embedding_forward_ns + self.embedding_backward_ns
-
-    @property
-    def block_ns(self) -> int:
-        return self.block_forward_ns + self.block_backward_ns
-
-    @property
-    def head_ns(self) -> int:
-        return self.head_forward_ns + self.head_backward_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +83,23 @@ class PlanningProblem:
             return self.embedding
         return self.block if layer <= self.block_count else self.head
 
-    def state_bytes(self, first_layer: int, end_layer: int) -> int:
-        return sum(self.layer_bytes(layer).state_bytes for layer in range(first_layer, end_layer))
+    def state_bytes(self, first: int, end: int) -> int:
+        """Of the layers `first .. end - 1`."""
+        embeddings, blocks, heads = kinds_in(first, end, self.layer_count)
+        return (
+            embeddings * self.embedding.state_bytes
+            + blocks * self.block.state_bytes
+            + heads * self.head.state_bytes
+        )
 
-    def saved_bytes(self, first_layer: int, end_layer: int) -> int:
-        return sum(self.layer_bytes(layer).saved_bytes for layer in range(first_layer, end_layer))
+    def saved_bytes(self, first: int, end: int) -> int:
+        """Of the layers `first .. end - 1`, for each microbatch in flight."""
+        embeddings, blocks, heads = kinds_in(first, end, self.layer_count)
+        return (
+            embeddings * self.embedding.saved_bytes
+            + blocks * self.block.saved_bytes
+            + heads * self.head.saved_bytes
+        )
 
 
 @dataclass(frozen=True)
@@ -151,7 +139,7 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
         embedding=_layer_bytes(workload, workload.embedding),
         block=_layer_bytes(workload, workload.block),
         head=_layer_bytes(workload, workload.head),
-        layer_ns=tuple(_layer_ns(record.device) for record in able),
+        layer_ns=tuple(layer_ns_of(record.device) for record in able),
         memory_bytes=tuple(record.device.memory_bytes for record in able),
         uplink_bytes_per_s=tuple(_limit(record.uplink_bytes_per_s) for record in able),
         downlink_bytes_per_s=tuple(_limit(record.downlink_bytes_per_s) for record in able),
@@ -197,18 +185,6 @@ def _layer_bytes(workload: Workload, cost: LayerCost) -> LayerBytes:
         cost.saved_bytes,
         workload.gradient_wire_bytes(cost),
         workload.guarded_bytes(cost),
-    )
-
-
-def _layer_ns(device: Device) -> LayerNs:
-    """A layer that took no measurable time counts one nanosecond."""
-    return LayerNs(
-        max(1, device.embedding.forward_ns),
-        max(1, device.embedding.backward_ns),
-        max(1, device.block.forward_ns),
-        max(1, device.block.backward_ns),
-        max(1, device.head.forward_ns),
-        max(1, device.head.backward_ns),
     )
 
 

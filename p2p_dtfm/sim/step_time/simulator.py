@@ -102,8 +102,9 @@ def _watched(
         for pipeline in work.pipelines
     ]
 
-    def began(stage: StageAtWork, kind: TaskletKind, end_ns: int) -> None:
-        lines[stage.pipeline][stage.position].began(stage, kind, step.time.now_ns, end_ns)
+    def began(stage: StageAtWork, kind: TaskletKind, count: int, end_ns: int) -> None:
+        line = lines[stage.pipeline][stage.position]
+        line.began(stage, kind, count, step.time.now_ns, end_ns)
 
     return tuple(itertools.chain(*lines)), began
 

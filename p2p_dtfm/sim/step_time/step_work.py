@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
+from p2p_dtfm.core.cost_model.layer_times import kinds_in, layer_ns_of
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming, TimedPipeline
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.schedule.pieces import pieces_of
-from p2p_dtfm.core.schedule.tasklets import weight_part_ns
 from p2p_dtfm.sim.scenario.execution import Execution, wire_bytes
 from p2p_dtfm.sim.scenario.scenario import Scenario
-from p2p_dtfm.sim.scenario.scenario_snapshot import flops_of, layer_timing
+from p2p_dtfm.sim.scenario.scenario_snapshot import device_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,35 +82,24 @@ def step_work(
     for index, pipeline in enumerate(plan.pipelines):
         stages = []
         for position, stage in enumerate(pipeline.stages):
-            flops = flops_of(scenario.peer(stage.peer_id), measured_flops)
-            times = {x: layer_timing(workload.cost(x), flops, execution) for x in stage.layers}
-            backward = {x: timing.backward_ns for x, timing in times.items()}
+            peer = scenario.peer(stage.peer_id)
+            times = layer_ns_of(device_of(peer, workload, execution, measured_flops))
+            first, end, count = stage.first_layer, stage.end_layer, workload.layer_count
+            kinds = kinds_in(first, end, count)
             splits = execution.splits and position > 0
-            weight = {
-                x: weight_part_ns(timing.forward_ns, timing.backward_ns) if splits else 0
-                for x, timing in times.items()
+            below_ns = {
+                x: times.last_part_ns(kinds_in(first, x, count), splits)
+                for x in stage.layers
+                if x in starts
             }
-            last_part = weight if splits else backward
-            stages.append(
-                StageWork(
-                    peer=numbers[stage.peer_id],
-                    name=stage.peer_id,
-                    pipeline=index,
-                    position=position,
-                    microbatches=pipeline.microbatch_count,
-                    timing=StageTiming(
-                        forward_ns=sum(timing.forward_ns for timing in times.values()),
-                        backward_ns=sum(backward.values()),
-                        in_flight=stage.in_flight,
-                        weight_ns=sum(weight.values()),
-                    ),
-                    below_ns={
-                        x: sum(last_part[y] for y in range(stage.first_layer, x))
-                        for x in stage.layers
-                        if x in starts
-                    },
-                )
+            timing = StageTiming(
+                times.forward_ns(kinds),
+                times.backward_ns(kinds),
+                stage.in_flight,
+                weight_ns=times.last_part_ns(kinds, splits) if splits else 0,
             )
+            place = numbers[stage.peer_id], stage.peer_id, index, position
+            stages.append(StageWork(*place, pipeline.microbatch_count, timing, below_ns))
         pipelines.append(tuple(stages))
     boundary = wire_bytes(workload.boundary_bytes // 4, execution.activation_codec)
     return StepWork(tuple(pipelines), segments, boundary)

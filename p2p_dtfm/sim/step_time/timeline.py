@@ -39,14 +39,15 @@ class StageTimeline:
         self.busy_ns += end_ns - start_ns
         self.idle_since_ns = self.done_ns = end_ns
 
-    def began(self, stage: StageAtWork, kind: TaskletKind, start_ns: int, end_ns: int) -> None:
-        """The engine begins a tasklet, which `stage` does not count yet."""
-        done = stage.microbatches - stage.left
-        number = stage.forwards_begun if kind is FORWARD else done
-        if kind is WEIGHT:
-            number -= stage.owed
+    def began(
+        self, stage: StageAtWork, kind: TaskletKind, count: int, start_ns: int, end_ns: int
+    ) -> None:
+        """The engine has begun a tasklet, or `count` weights at once."""
         if kind is FORWARD:
-            self.peak_in_flight = max(self.peak_in_flight, stage.held + 1)
+            number = stage.forwards_begun - 1
+            self.peak_in_flight = max(self.peak_in_flight, stage.held)
+        else:
+            number = stage.microbatches - stage.left - (stage.owed + count if kind is WEIGHT else 0)
         self.ran(start_ns, end_ns, kind is not WEIGHT and number % self.flush == 0)
         if self.tasklets is not None:
             self.tasklets.append((kind is not FORWARD, number, start_ns, end_ns))

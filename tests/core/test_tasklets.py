@@ -60,7 +60,7 @@ stages = st.lists(
 ).map(tuple)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(stages, st.integers(1, 12))
 def test_the_daemon_runs_what_is_timed(timings: tuple[StageTiming, ...], microbatches: int) -> None:
     assert by_daemons(timings, microbatches) == by_the_engine(timings, microbatches)

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from p2p_dtfm.core.cost_model.guarding import Guarded, guarded_by, guarded_ns, waited_for
-from p2p_dtfm.core.cost_model.microbatch_split import split_microbatches
-from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost, PipelineModel
+from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost, PipelineModel, split_microbatches
 from p2p_dtfm.core.cost_model.pipeline_timing import TimedPipeline, stage_ends_ns
 from p2p_dtfm.core.cost_model.placement_problem import (
     MESSAGE_NS,

@@ -1,4 +1,5 @@
-"""How long one pipeline takes: which layers each stage holds, and the time per microbatch.
+"""How long one pipeline takes: which layers each stage holds, and the time per microbatch; and how
+many of these each of several gets.
 
 The model (times of one microbatch, S stages, k_s microbatches in flight at stage s):
 
@@ -21,14 +22,16 @@ term (Little 1961) is right to a hundredth on average, but up to a tenth too sho
 the round trip over the period; `pipeline_timing` tells.
 """
 
+import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2p_dtfm.core.cost_model.layer_times import kinds_in
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming
 from p2p_dtfm.core.cost_model.placement_problem import (
     UNLIMITED_BYTES_PER_S,
     PlanningProblem,
     duration_ns,
+    kinds_in,
 )
 
 IN_FLIGHT_LIMIT = 4096
@@ -294,3 +297,44 @@ class PipelineModel:
                 return None
             cuts.append(layer)
         return tuple(cuts) if layer == layer_count else None
+
+
+def split_microbatches(
+    costs: list[PipelineCost], count: int, tails_ns: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Microbatches for each pipeline so that the last to end ends soonest; some may get none.
+
+    `tails_ns`: for each pipeline, what follows on its end.
+    """
+    fills = [cost.fill_ns for cost in costs]
+    if tails_ns:
+        fills = list(map(int.__add__, fills, tails_ns))
+    periods = [cost.period_ns for cost in costs]
+    dealt = _dealt_at_once(fills, periods, count)
+    queue = [
+        (fill + own * period, index)
+        for index, (fill, period, own) in enumerate(zip(fills, periods, dealt, strict=True))
+    ]
+    heapq.heapify(queue)
+    for _ in range(count - sum(dealt)):
+        end_ns, index = queue[0]
+        dealt[index] += 1
+        heapq.heapreplace(queue, (end_ns + periods[index], index))
+    return tuple(dealt)
+
+
+def _dealt_at_once(fills: list[int], periods: list[int], count: int) -> list[int]:
+    """A little fewer than each gets in the end: the solution in fractions, rounded down."""
+    active = list(range(len(fills)))
+    while True:
+        rates = {index: (1 << 80) // periods[index] for index in active}
+        lost = sum((fills[i] - periods[i]) * rates[i] for i in active)
+        end_ns = ((count << 80) + lost) // sum(rates.values())
+        remaining = [index for index in active if fills[index] <= end_ns]
+        if len(remaining) == len(active) or not remaining:
+            break
+        active = remaining
+    dealt = [0] * len(fills)
+    for index in active:
+        dealt[index] = max(0, (end_ns - fills[index]) // periods[index])
+    return dealt if sum(dealt) <= count else [0] * len(fills)

@@ -4,9 +4,9 @@ from collections.abc import Container
 from dataclasses import dataclass
 from itertools import repeat
 
-from p2p_dtfm.core.cost_model.layer_times import LayerNs, kinds_in, layer_ns_of
 from p2p_dtfm.core.protocol.records import (
     ACCELERATOR,
+    Device,
     Intent,
     Link,
     PeerRecord,
@@ -14,6 +14,7 @@ from p2p_dtfm.core.protocol.records import (
 )
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import LayerCost, Workload
+from p2p_dtfm.core.schedule.tasklets import weight_part_ns
 
 UNKNOWN_ROUND_TRIP_NS = 300_000_000
 """Of a link that neither end has measured: halfway around the world."""
@@ -24,6 +25,71 @@ MESSAGE_NS = 100_000
 """Framing, checksum and hand-over of one message, for which its link is taken."""
 
 Matrix = tuple[tuple[int, ...], ...]
+
+
+Kinds = tuple[int, int, int]
+"""How many embeddings, blocks and heads."""
+
+
+def kinds_in(first: int, end: int, layer_count: int) -> Kinds:
+    """Of the layers `first .. end - 1`."""
+    if first >= end:
+        return 0, 0, 0
+    head = layer_count - 1
+    return int(first == 0), min(end, head) - max(first, 1), int(end > head)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNs:
+    """Forward and backward time of the layer kinds on one peer, for one microbatch."""
+
+    embedding_forward_ns: int
+    embedding_backward_ns: int
+    block_forward_ns: int
+    block_backward_ns: int
+    head_forward_ns: int
+    head_backward_ns: int
+
+    @property
+    def embedding_ns(self) -> int:
+        return self.embedding_forward_ns + self.embedding_backward_ns
+
+    @property
+    def block_ns(self) -> int:
+        return self.block_forward_ns + self.block_backward_ns
+
+    @property
+    def head_ns(self) -> int:
+        return self.head_forward_ns + self.head_backward_ns
+
+    def forward_ns(self, kinds: Kinds) -> int:
+        embeddings, blocks, heads = kinds
+        return (
+            embeddings * self.embedding_forward_ns
+            + blocks * self.block_forward_ns
+            + heads * self.head_forward_ns
+        )
+
+    def backward_ns(self, kinds: Kinds) -> int:
+        """With what a split leaves for later."""
+        embeddings, blocks, heads = kinds
+        return (
+            embeddings * self.embedding_backward_ns
+            + blocks * self.block_backward_ns
+            + heads * self.head_backward_ns
+        )
+
+    def last_part_ns(self, kinds: Kinds, splits: bool) -> int:
+        """The last part of a microbatch, in which the gradients become final: what a split leaves
+        of the backward, else all of it."""
+        if not splits:
+            return self.backward_ns(kinds)
+        embeddings, blocks, heads = kinds
+        return (
+            embeddings * weight_part_ns(self.embedding_forward_ns, self.embedding_backward_ns)
+            + blocks * weight_part_ns(self.block_forward_ns, self.block_backward_ns)
+            + heads * weight_part_ns(self.head_forward_ns, self.head_backward_ns)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +251,18 @@ def _layer_bytes(workload: Workload, cost: LayerCost) -> LayerBytes:
         cost.saved_bytes,
         workload.gradient_wire_bytes(cost),
         workload.guarded_bytes(cost),
+    )
+
+
+def layer_ns_of(device: Device) -> LayerNs:
+    """A layer that took no measurable time counts one nanosecond."""
+    return LayerNs(
+        max(1, device.embedding.forward_ns),
+        max(1, device.embedding.backward_ns),
+        max(1, device.block.forward_ns),
+        max(1, device.block.backward_ns),
+        max(1, device.head.forward_ns),
+        max(1, device.head.backward_ns),
     )
 
 

@@ -81,11 +81,7 @@ def _add_pipeline_of_spares(drawn: _Drawn) -> None:
 
 
 def _leave_out(drawn: _Drawn) -> None:
-    drawn.source.pop(drawn.here)
-
-
-def _leave_out_all(drawn: _Drawn) -> None:
-    drawn.source.clear()
+    del drawn.source[drawn.here]
 
 
 def _dissolve(drawn: _Drawn) -> None:
@@ -99,16 +95,8 @@ def _dissolve(drawn: _Drawn) -> None:
     drawn.source.clear()
 
 
-def _swap_stages_of_all(drawn: _Drawn) -> None:
-    """Alike in all pipelines, since replicas gain by having equal cuts."""
-    _swap_stages(drawn.pipelines, drawn.prng)
-
-
-def _swap_stages_of_one(drawn: _Drawn) -> None:
-    _swap_stages([drawn.source], drawn.prng)
-
-
 def _swap_stages(pipelines: list[list[int]], prng: Prng) -> None:
+    """Alike in all of them, since replicas gain by having equal cuts."""
     longest = max(map(len, pipelines))
     a, b = prng.below(longest), prng.below(longest)
     for peers in pipelines:
@@ -119,10 +107,6 @@ def _swap_stages(pipelines: list[list[int]], prng: Prng) -> None:
 def _reverse_all(drawn: _Drawn) -> None:
     for peers in drawn.pipelines:
         peers.reverse()
-
-
-def _reverse_one(drawn: _Drawn) -> None:
-    drawn.source.reverse()
 
 
 def _join(drawn: _Drawn) -> None:
@@ -139,8 +123,13 @@ _MOVES: tuple[Callable[[_Drawn], None], ...] = (
     *(_swap_alike, _swap_alike, _swap_alike, _swap_places, _swap_places),
     *(_move_over, _move_over),
     *(_insert_spare, _put_spare_in_place, _put_spare_in_place, _add_pipeline_of_spares),
-    *(_leave_out, _leave_out_all, _dissolve),
-    *(_swap_stages_of_all, _swap_stages_of_one, _reverse_all, _reverse_one),
+    _leave_out,
+    lambda drawn: drawn.source.clear(),
+    _dissolve,
+    lambda drawn: _swap_stages(drawn.pipelines, drawn.prng),
+    lambda drawn: _swap_stages([drawn.source], drawn.prng),
+    _reverse_all,
+    lambda drawn: drawn.source.reverse(),
     *(_join, _split),
 )
 """As often as each stands here."""

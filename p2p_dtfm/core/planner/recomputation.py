@@ -8,8 +8,7 @@ alike.
 
 from dataclasses import replace
 
-from p2p_dtfm.core.cost_model.layer_times import LayerNs
-from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
+from p2p_dtfm.core.cost_model.placement_problem import LayerNs, PlanningProblem
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import Workload

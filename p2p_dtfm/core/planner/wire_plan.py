@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from p2p_dtfm.core.cost_model.layer_times import kinds_in
-from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, duration_ns, problem_of
+from p2p_dtfm.core.cost_model.placement_problem import (
+    PlanningProblem,
+    duration_ns,
+    kinds_in,
+    problem_of,
+)
 from p2p_dtfm.core.cost_model.segment_weights import segment_weights
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec

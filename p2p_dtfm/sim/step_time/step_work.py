@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from p2p_dtfm.core.cost_model.layer_times import kinds_in, layer_ns_of
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming, TimedPipeline
+from p2p_dtfm.core.cost_model.placement_problem import kinds_in, layer_ns_of
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.schedule.pieces import pieces_of

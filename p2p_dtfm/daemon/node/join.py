@@ -130,15 +130,16 @@ class Joining(Acquaintances):
         its own disk, if that has a whole checkpoint or this peer founded the run; others wait."""
         digest, pause_s = recalled.run_digest, LOOK_AGAIN_S
         store = BlobStore(self.home.run_directory(digest) / "blobs")
-        may_go_on = not self.settings.initial_peers and await asyncio.to_thread(
+        self._may_go_on_alone = not self.settings.initial_peers and await asyncio.to_thread(
             self._can_go_on, recalled, store
         )
+        alone = self._may_go_on_alone
         while True:
-            look = self._look_before_going_alone if may_go_on else self._look_for_members
+            look = self._look_before_going_alone if alone else self._look_for_members
             found = await look(digest)
             if found is not None:
                 return await self._join_found(found.peer_id, found.welcome)
-            if may_go_on:
+            if alone:
                 self._founds = True
                 log.info("takes up run %s (%s) alone", digest[:16], recalled.spec.name)
                 return open_local_run(recalled.signed_spec, store)

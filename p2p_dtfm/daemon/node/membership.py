@@ -119,8 +119,7 @@ class Membership(Acquaintances):
             for peer in found.welcome.peers:
                 self._messenger.learn(peer.peer_id, peer.addresses)
             return True
-        may_found = bool(self.settings.run) or not self.settings.initial_peers
-        if may_found and not self.views and pause_s >= FOUNDS_AFTER_S:
+        if self._may_go_on_alone and not self.views and pause_s >= FOUNDS_AFTER_S:
             await self._go_on_alone(agreement)
             return False
         self._say_nobody_answers(self._run.digest, pause_s)
@@ -139,14 +138,15 @@ class Membership(Acquaintances):
             self._spawn(self._reunion_loop())
 
     async def _ask_to_be_let_in(self, member: str, agreement: Agreement) -> bool:
-        """Whether it answered."""
+        """Whether it answered, and may do so; else it is of no use now."""
         try:
             reply = await self._messenger.ask(member, agreement.wants_view())
-            self._learn_known(decode(reply, KnownPeers))
+            known = decode(reply, KnownPeers)
+            self._learn_known(known)
         except (Unreachable, PeerFault) as error:
             log.debug("not let in yet: %s", error)
             return isinstance(error, PeerFault) and not isinstance(error, Unreachable)
-        return True
+        return known.lets_in
 
     def _learn_known(self, known: KnownPeers) -> None:
         """What the member that this peer has asked says of others."""

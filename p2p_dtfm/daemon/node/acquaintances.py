@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.home import home_option
 from p2p_dtfm.daemon.node.peer_state import PeerState
 from p2p_dtfm.daemon.peers.home_memory import (
     MEETING_POINTS_LIMIT,
@@ -90,14 +91,13 @@ class Acquaintances(PeerState):
         return await reach_any(self._host, addresses, CALL_LIMIT_S)
 
     async def _start_directory(self, serves: bool) -> Directory:
-        """Through those that were reached. Raises `UserError` if the initial peers do not do."""
-        try:
+        """Through those that were reached. Raises `UserError` if the initial peers do not do; those
+        that are only remembered may be nodes of it or not."""
+        if self._meeting_points():
             return await Directory.start(self._host, self._first_contacts, serves)
-        except UserError as error:
-            if self._meeting_points():
-                raise
-            log.warning("%s", error.cause)
-            return await Directory.start(self._host, (), serves)
+        directory = await Directory.start(self._host, (), serves)
+        await directory.meet([parse_address(address)[0] for address in self._first_contacts])
+        return directory
 
     def _begin_to_search(self) -> None:
         if self.settings.nearby:
@@ -308,9 +308,10 @@ class Acquaintances(PeerState):
 
 def nothing_to_take_up(home: Path, run_digest: str) -> UserError:
     """A daemon without an argument, in a home without a past."""
+    here = home_option(home)
     fixes = (
-        "join a swarm: p2p-dtfm --initial-peers ADDRESS",
-        "found one: p2p-dtfm --run tiny, or a run spec of your own",
+        f"join a swarm: p2p-dtfm{here} --initial-peers ADDRESS",
+        f"found one: p2p-dtfm{here} --run tiny, or a run spec of your own",
         "see one train on this machine: p2p-dtfm demo",
         "look at this machine and its network: p2p-dtfm doctor",
     )

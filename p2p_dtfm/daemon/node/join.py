@@ -224,7 +224,7 @@ class Joining(Acquaintances):
     async def _join_found(self, peer_id: str, welcome: Welcome) -> Run:
         """Learn the run and its members from one that has answered."""
         self._welcomed_by = peer_id
-        self.observer.came_to(welcome.tokens_per_s, welcome.members)
+        self.observer.came_to(welcome.tokens_per_s, welcome.members, welcome.step)
         members = {peer_id, *(peer.peer_id for peer in welcome.peers)}
         for address in self._first_contacts:
             if (contact := parse_address(address)[0]) not in members:

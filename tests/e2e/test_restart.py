@@ -45,9 +45,9 @@ def test_all_are_killed_and_two_go_on_from_a_committed_step(tmp_path: Path) -> N
         wait_until(lambda: min(step_of(again), step_of(second)) >= end, "they go on")
     assert_equals_the_plain_loop(again, step_of(again) + 1, may_repeat=True)
     views = [event for event in again.events() if event["event"] == "view"]
-    resumed = [view["step"] for view in views if view["time_s"] > killed_s]
-    assert len(views[0]["members"]) == 3 and len(views[-1]["members"]) == 2
-    assert 2 * EVERY <= resumed[0] <= killed_at + 1, "from a checkpoint, not from the start"
+    after = [view for view in views if view["time_s"] > killed_s]
+    assert len(views[0]["members"]) == 3 and any(len(view["members"]) == 2 for view in after)
+    assert 2 * EVERY <= after[0]["step"] <= killed_at + 1, "from a checkpoint, not from the start"
     assert losses(second)[end] == losses(again)[end]
 
 

@@ -4,19 +4,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.daemon.machine.home import home_option
 from p2p_dtfm.daemon.node.peer_state import PeerState
+from p2p_dtfm.daemon.node.recall import recall
 from p2p_dtfm.daemon.peers.home_memory import (
     MEETING_POINTS_LIMIT,
     Acquaintance,
     Memory,
     acquaintance,
-    remembered_runs,
     this_machine,
     write_memory,
 )
@@ -55,23 +53,7 @@ class Acquaintances(PeerState):
 
     async def _recall(self) -> None:
         """Read what this home remembers. Raises `UserError` if nothing says what to do."""
-        settings = self.settings
-        if settings.new and not settings.run:
-            raise UserError(
-                "--new founds afresh, and no run spec says what",
-                "name one: p2p-dtfm --new --run FILE",
-            )
-        for address in settings.initial_peers:
-            parse_address(address)  # what is mistyped is told before anything is begun
-        self._past = await asyncio.to_thread(remembered_runs, self.home.root)
-        if not settings.new:
-            wanted = (
-                item for item in self._past if item.run_digest.startswith(settings.run_digest)
-            )
-            self._recalled = next(wanted, None)
-        if self._recalled is not None or settings.run or settings.initial_peers:
-            return
-        raise nothing_to_take_up(self.home.root, settings.run_digest)
+        self._past, self._recalled = await asyncio.to_thread(recall, self.settings)
 
     async def _reach_first_contacts(self) -> tuple[str, ...]:
         """Call the initial peers; those that are remembered where there are none, or none answers.
@@ -304,17 +286,3 @@ class Acquaintances(PeerState):
             await self._directory.meet(sorted(absent & await self._connected()))
             await asyncio.sleep(pause_s)
             pause_s = min(1.5 * pause_s, REUNION_LIMIT_S)
-
-
-def nothing_to_take_up(home: Path, run_digest: str) -> UserError:
-    """A daemon without an argument, in a home without a past."""
-    here = home_option(home)
-    fixes = (
-        f"join a swarm: p2p-dtfm{here} --initial-peers ADDRESS",
-        f"found one: p2p-dtfm{here} --run tiny, or a run spec of your own",
-        "see one train on this machine: p2p-dtfm demo",
-        "look at this machine and its network: p2p-dtfm doctor",
-    )
-    if run_digest:
-        return UserError(f"{home} does not remember run {run_digest[:16]}", fixes)
-    return UserError(f"nothing says what to do, and {home} remembers no run to take up", fixes)

@@ -1,13 +1,17 @@
 """What records may tell of steps under earlier plans."""
 
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from p2p_dtfm.core.planner.planner import compute_plan, fixed_plan
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan
+from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan, shape_of
+from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import open_record, sign_record
 from p2p_dtfm.net.contacts.identity import Identity, verify
 from tests.core.builders import record, run_spec
+from tests.core.planning import Peer, snapshot
 
 SHAPE = ((("a", "b"), (0, 3, 6)), (("c",), (0, 6)))
 DIGEST = run_spec().digest()
@@ -46,3 +50,15 @@ def test_they_come_through() -> None:
 def test_what_no_plan_can_be_is_refused(measured: list[MeasuredPlan]) -> None:
     with pytest.raises(PeerFault):
         opened(*measured)
+
+
+def test_a_tried_plan_of_which_only_one_pipeline_would_get_work_now() -> None:
+    """A swarm of three ended at this: each pipeline of it had been of use when it was tried."""
+    made = snapshot([Peer(block_ns=1_000_000), Peer(block_ns=1_000_000_000)])
+    in_force, tried = fixed_plan(made, (2,)), fixed_plan(made, (1, 1))
+    late_ns = 1_000_000_000_000
+    told = (MeasuredPlan(shape_of(in_force), late_ns), MeasuredPlan(shape_of(tried), late_ns))
+    records = tuple(msgspec.structs.replace(each, measured=told) for each in made.records)
+    found = compute_plan(msgspec.structs.replace(made, records=records, present=in_force))
+    assert isinstance(found, Plan)
+    assert [stage.peer_id for p in found.pipelines for stage in p.stages] == ["peer-0000"]

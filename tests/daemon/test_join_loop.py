@@ -42,11 +42,15 @@ class FakeMessenger:
         self.living: set[str] = set()
         self.asked: list[str] = []
         self.refuses: set[str] = set()
+        self.newcomers: set[str] = set()
+        """That live, and ask to be let in themselves."""
 
     async def ask(self, peer_id: str, message: object) -> bytes:
         self.asked.append(peer_id)
         if peer_id in self.refuses:
             raise Refused("busy", peer_id)
+        if peer_id in self.newcomers:
+            return encode(KnownPeers((), lets_in=False))
         if peer_id not in self.living:
             raise Unreachable(peer_id, "no answer")
         self.agreement.view = "together"
@@ -66,6 +70,7 @@ class Newcomer(Membership):
         self._run = SimpleNamespace(digest="ab" * 32)
         self._memory = None
         self._welcomed_by = self._asked_first = ""
+        self._may_go_on_alone = bool(run)
         self.status = Status()
         self.settings = SimpleNamespace(run=run, initial_peers=())
         self.views = []
@@ -176,6 +181,32 @@ def test_who_came_back_to_members_that_then_died_goes_on_alone() -> None:
     newcomer._welcomed_by = "died-since"
     play(newcomer._join_loop)
     assert newcomer.resumed and newcomer._agreement.founded and newcomer._founds
+
+
+def test_two_newcomers_do_not_wait_for_each_other() -> None:
+    """They came back as the last member died: each had found the other, and asked it for ever."""
+    newcomer = Newcomer(run="tiny")
+    newcomer._welcomed_by = "came-back-too"
+    newcomer._messenger.newcomers = {"came-back-too"}  # type: ignore[attr-defined]
+    play(newcomer._join_loop)
+    assert newcomer.resumed and newcomer._agreement.founded
+
+
+def test_who_may_not_go_on_alone_waits_with_another_newcomer() -> None:
+    newcomer = Newcomer()
+    newcomer._welcomed_by = "came-back-too"
+    newcomer._messenger.newcomers = {"came-back-too"}  # type: ignore[attr-defined]
+
+    async def for_a_while() -> None:
+        loop = asyncio.create_task(newcomer._join_loop())
+        while newcomer.looked < 6:
+            await asyncio.sleep(0.001)
+        newcomer._messenger.newcomers = set()
+        newcomer._messenger.living = {"came-back-too"}  # it is let in, or goes on alone
+        await loop
+
+    play(for_a_while)
+    assert newcomer._agreement.view == "together" and not newcomer._agreement.founded
 
 
 def test_who_has_been_in_a_view_never_founds_another() -> None:

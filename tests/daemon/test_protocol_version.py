@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "7fa990c42eb719dfab3e449fbae751f90ac1dd2c3d15588f8ca8751623d6068c"}
+SAID = {2: "5bf6d9880dc67cfece699a74349380703f3b121c9e090ead137a81772de3a5a8"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

@@ -186,8 +186,9 @@ class Present:
     def _how_far_off_alone(self) -> tuple[int, int] | None:
         """The same of peers that were tried alone: the most."""
         alone = [cost for cost in self._tried() if cost.stage_count == 1]
-        pairs = [(self.measured[self._shape(cost)], cost.step_ns) for cost in alone]
-        late = [(took, planned) for took, planned in pairs if took > planned]
+        # a plan of several pipelines of which only one gets work is another one than was tried
+        times = [(self.measured.get(self._shape(cost), 0), cost.step_ns) for cost in alone]
+        late = [(took, planned) for took, planned in times if took > planned]
         return max(late, key=lambda pair: (pair[0] * 1000 // max(1, pair[1]), pair), default=None)
 
     def _shape(self, cost: PlacementCost) -> Shape:

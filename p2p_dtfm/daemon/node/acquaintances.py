@@ -4,18 +4,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.node.peer_state import PeerState
+from p2p_dtfm.daemon.node.recall import recall
 from p2p_dtfm.daemon.peers.home_memory import (
     MEETING_POINTS_LIMIT,
     Acquaintance,
     Memory,
     acquaintance,
-    remembered_runs,
     this_machine,
     write_memory,
 )
@@ -38,10 +37,11 @@ CALL_LIMIT_S = 3.0
 CALLED_LIMIT = 16
 LOOKS_FOR_WHO_STARTS = 4
 LOOK_AGAIN_S = 4.0
-LOOK_AGAIN_LIMIT_S = 60.0
+LOOK_AGAIN_LIMIT_S = 16.0
 REMEMBER_EVERY_S = 60.0
 REUNION_S = 10.0
-REUNION_LIMIT_S = 120.0
+REUNION_LIMIT_S = 30.0
+NOBODY_ANSWERS = "members"
 UNREACHABLE = 6
 
 log = logging.getLogger("p2p_dtfm")
@@ -53,23 +53,7 @@ class Acquaintances(PeerState):
 
     async def _recall(self) -> None:
         """Read what this home remembers. Raises `UserError` if nothing says what to do."""
-        settings = self.settings
-        if settings.new and not settings.run:
-            raise UserError(
-                "--new founds afresh, and no run spec says what",
-                "name one: p2p-dtfm --new --run FILE",
-            )
-        for address in settings.initial_peers:
-            parse_address(address)  # what is mistyped is told before anything is begun
-        self._past = await asyncio.to_thread(remembered_runs, self.home.root)
-        if not settings.new:
-            wanted = (
-                item for item in self._past if item.run_digest.startswith(settings.run_digest)
-            )
-            self._recalled = next(wanted, None)
-        if self._recalled is not None or settings.run or settings.initial_peers:
-            return
-        raise nothing_to_take_up(self.home.root, settings.run_digest)
+        self._past, self._recalled = await asyncio.to_thread(recall, self.settings)
 
     async def _reach_first_contacts(self) -> tuple[str, ...]:
         """Call the initial peers; those that are remembered where there are none, or none answers.
@@ -89,14 +73,13 @@ class Acquaintances(PeerState):
         return await reach_any(self._host, addresses, CALL_LIMIT_S)
 
     async def _start_directory(self, serves: bool) -> Directory:
-        """Through those that were reached. Raises `UserError` if the initial peers do not do."""
-        try:
+        """Through those that were reached. Raises `UserError` if the initial peers do not do; those
+        that are only remembered may be nodes of it or not."""
+        if self._meeting_points():
             return await Directory.start(self._host, self._first_contacts, serves)
-        except UserError as error:
-            if self._meeting_points():
-                raise
-            log.warning("%s", error.cause)
-            return await Directory.start(self._host, (), serves)
+        directory = await Directory.start(self._host, (), serves)
+        await directory.meet([parse_address(address)[0] for address in self._first_contacts])
+        return directory
 
     def _begin_to_search(self) -> None:
         if self.settings.nearby:
@@ -127,10 +110,22 @@ class Acquaintances(PeerState):
         if found is None:
             log.info("no member of run %s answers: asked %s", run_digest[:16], places)
         else:
+            self.status.troubles.over(NOBODY_ANSWERS)
             log.info(
                 "found %s, a member of run %s, %s", found.peer_id, run_digest[:16], found.where
             )
         return found
+
+    def _say_nobody_answers(self, run_digest: str, pause_s: float) -> None:
+        """It goes on looking by itself; somebody may have to start one of the others."""
+        what = f"no member of run {run_digest[:16]} answers"
+        self.status.say(State.WAITING, f"{what}; looks again in {pause_s:.0f} s")
+        self.status.troubles.tell(
+            NOBODY_ANSWERS,
+            what,
+            "start one of them; or, if one runs elsewhere, start this one again with "
+            "--initial-peers and its address",
+        )
 
     async def _look_before_going_alone(self, run_digest: str) -> Found | None:
         """Where others start at the same moment, as after a power cut, one goes first: the others
@@ -291,16 +286,3 @@ class Acquaintances(PeerState):
             await self._directory.meet(sorted(absent & await self._connected()))
             await asyncio.sleep(pause_s)
             pause_s = min(1.5 * pause_s, REUNION_LIMIT_S)
-
-
-def nothing_to_take_up(home: Path, run_digest: str) -> UserError:
-    """A daemon without an argument, in a home without a past."""
-    fixes = (
-        "join a swarm: p2p-dtfm --initial-peers ADDRESS",
-        "found one: p2p-dtfm --run tiny, or a run spec of your own",
-        "see one train on this machine: p2p-dtfm demo",
-        "look at this machine and its network: p2p-dtfm doctor",
-    )
-    if run_digest:
-        return UserError(f"{home} does not remember run {run_digest[:16]}", fixes)
-    return UserError(f"nothing says what to do, and {home} remembers no run to take up", fixes)

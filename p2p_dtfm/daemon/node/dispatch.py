@@ -124,7 +124,7 @@ class Dispatch(TrainerOutlet):
         ]
         mine = () if view else (PeerAddress(self._me.peer_id, await self._host.addresses()),)
         peers = (*mine, *(PeerAddress(r.peer_id, r.addresses) for r in members))
-        return KnownPeers(peers, tuple(waiting))
+        return KnownPeers(peers, tuple(waiting), self._lets_in)
 
     def _receive(self, sender: str, message: Message) -> None:
         assert self._agreement is not None and self._trainer is not None
@@ -207,8 +207,14 @@ class Dispatch(TrainerOutlet):
                 self._agreement.step,
                 len(records),
                 self._measured_rate(),
+                self._lets_in,
             )
         )
+
+    @property
+    def _lets_in(self) -> bool:
+        """Two newcomers that take each other for members would wait for ever."""
+        return self._founds or (self._agreement is not None and self._agreement.view is not None)
 
     def _admit_frame(self, sender: str, lane: str, header: FrameHeader) -> None:
         """Before memory is taken for it. Raises `PeerFault`."""

@@ -130,20 +130,20 @@ class Joining(Acquaintances):
         its own disk, if that has a whole checkpoint or this peer founded the run; others wait."""
         digest, pause_s = recalled.run_digest, LOOK_AGAIN_S
         store = BlobStore(self.home.run_directory(digest) / "blobs")
-        may_go_on = not self.settings.initial_peers and await asyncio.to_thread(
+        self._may_go_on_alone = not self.settings.initial_peers and await asyncio.to_thread(
             self._can_go_on, recalled, store
         )
+        alone = self._may_go_on_alone
         while True:
-            look = self._look_before_going_alone if may_go_on else self._look_for_members
+            look = self._look_before_going_alone if alone else self._look_for_members
             found = await look(digest)
             if found is not None:
                 return await self._join_found(found.peer_id, found.welcome)
-            if may_go_on:
+            if alone:
                 self._founds = True
                 log.info("takes up run %s (%s) alone", digest[:16], recalled.spec.name)
                 return open_local_run(recalled.signed_spec, store)
-            what = f"no member of run {digest[:16]} answers; looks again every {pause_s:.0f} s"
-            self.status.say(State.WAITING, what)
+            self._say_nobody_answers(digest, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
             await self._call_again(recalled)
@@ -224,7 +224,7 @@ class Joining(Acquaintances):
     async def _join_found(self, peer_id: str, welcome: Welcome) -> Run:
         """Learn the run and its members from one that has answered."""
         self._welcomed_by = peer_id
-        self.observer.came_to(welcome.tokens_per_s, welcome.members)
+        self.observer.came_to(welcome.tokens_per_s, welcome.members, welcome.step)
         members = {peer_id, *(peer.peer_id for peer in welcome.peers)}
         for address in self._first_contacts:
             if (contact := parse_address(address)[0]) not in members:

@@ -30,6 +30,7 @@ from p2p_dtfm.core.protocol.snapshot import Member, Snapshot
 from p2p_dtfm.daemon.node.acquaintances import (
     LOOK_AGAIN_LIMIT_S,
     LOOK_AGAIN_S,
+    NOBODY_ANSWERS,
     Acquaintances,
 )
 from p2p_dtfm.daemon.peers.wire import KnownPeers
@@ -118,12 +119,10 @@ class Membership(Acquaintances):
             for peer in found.welcome.peers:
                 self._messenger.learn(peer.peer_id, peer.addresses)
             return True
-        may_found = bool(self.settings.run) or not self.settings.initial_peers
-        if may_found and not self.views and pause_s >= FOUNDS_AFTER_S:
+        if self._may_go_on_alone and not self.views and pause_s >= FOUNDS_AFTER_S:
             await self._go_on_alone(agreement)
             return False
-        what = f"no member of run {self._run.digest[:16]} answers; looks again in {pause_s:.0f} s"
-        self.status.say(State.WAITING, what)
+        self._say_nobody_answers(self._run.digest, pause_s)
         end_s = time.monotonic() + pause_s
         while time.monotonic() < end_s and agreement.view is None and not agreement.attempting:
             await asyncio.sleep(TICK_S)
@@ -139,14 +138,15 @@ class Membership(Acquaintances):
             self._spawn(self._reunion_loop())
 
     async def _ask_to_be_let_in(self, member: str, agreement: Agreement) -> bool:
-        """Whether it answered."""
+        """Whether it answered, and may do so; else it is of no use now."""
         try:
             reply = await self._messenger.ask(member, agreement.wants_view())
-            self._learn_known(decode(reply, KnownPeers))
+            known = decode(reply, KnownPeers)
+            self._learn_known(known)
         except (Unreachable, PeerFault) as error:
             log.debug("not let in yet: %s", error)
             return isinstance(error, PeerFault) and not isinstance(error, Unreachable)
-        return True
+        return known.lets_in
 
     def _learn_known(self, known: KnownPeers) -> None:
         """What the member that this peer has asked says of others."""
@@ -229,6 +229,9 @@ class Membership(Acquaintances):
         if isinstance(view.plan, NoPlan):
             self.status.say(State.WAITING, view.plan.reason)
             log.info("waiting: %s", view.plan.reason)
+        elif self.status.state in (State.MEASURING, State.JOINING):
+            self.status.say(State.SYNCING, f"takes its place in view {view.id.number}")
+        self.status.troubles.over(NOBODY_ANSWERS)
         for peer_id in view.member_ids:
             self._spawn(self._connect(peer_id))
         assert self._step_watch is not None
@@ -276,11 +279,10 @@ class Membership(Acquaintances):
                 self.status.troubles.over("life")
                 return life
             except OSError as error:
-                text = f"its life cannot be written down ({error}); free space on that disk"
-                self.status.say(State.WAITING, text)
-                self.status.troubles.tell(
-                    "life", f"its life cannot be written down ({error})", "free space on that disk"
-                )
+                what = f"its life cannot be written down: {error.strerror or error}"
+                fix = "free space on that disk"
+                self.status.say(State.WAITING, f"{what}; {fix}")
+                self.status.troubles.tell("life", what, fix)
                 await asyncio.sleep(DATA_RETRY_S)
 
     async def _connect(self, peer_id: str) -> None:

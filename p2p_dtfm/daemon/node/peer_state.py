@@ -133,6 +133,8 @@ class PeerState:
         self._asked_first = ""
         """Whose word has made this peer come back as a newcomer."""
         self._founds = settings.founds
+        self._may_go_on_alone = settings.founds
+        """Where nobody else is there."""
         self.pause_reason: str | None = None
         """Why this peer left, if it is to come back."""
         self._replanned_s = -REPLAN_INTERVAL_S

@@ -142,6 +142,7 @@ class Search:
                 )
         if found is None:
             self._messenger.forget(peer_id)
+        if found is None or not found[1].lets_in:
             return None
         return Found(*found, where)
 

@@ -18,7 +18,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.daemon.peers.wire import Knock, Message, pack
 from p2p_dtfm.net.contacts.calling import NO_WAY
 from p2p_dtfm.net.door import BUSY
-from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.errors import Refused, Unreachable, in_plain_words
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import ADDRESSES_LIMIT, Host
 
@@ -221,7 +221,8 @@ class Messenger:
                     self._silent.add(peer_id)
                     is_news = first and not isinstance(message, Standing)  # told to outsiders
                     level = logging.WARNING if is_news else logging.DEBUG
-                    log.log(level, "%s cannot be delivered: %s", _name(message), error)
+                    why = in_plain_words(error.cause)
+                    log.log(level, "%s cannot be delivered: %s: %s", _name(message), peer_id, why)
             except PeerFault as fault:
                 log.warning("reply to a %s: %s", _name(message), fault)
                 return
@@ -232,7 +233,8 @@ class Messenger:
         """Once for each cause in a row; a peer that has just started refuses much at first."""
         first = self._refusals.get(peer_id) != cause
         _remember(self._refusals, peer_id, cause)
-        level = logging.WARNING if first else logging.DEBUG
+        is_news = first and not isinstance(message, Standing)  # told to who may just have started
+        level = logging.WARNING if is_news else logging.DEBUG
         log.log(level, "%s refuses a %s: %s", peer_id, _name(message), cause)
 
     async def _next(self, peer_id: str, queue: asyncio.Queue[Message]) -> Message | None:

@@ -42,6 +42,7 @@ async def have_shards(
         await _fetch(tools, outlet, state, view, needed)
     finally:
         state.fetches = False
+        tools.status.troubles.over("data")  # there, or no longer this peer's concern
 
 
 async def _fetch(
@@ -53,7 +54,6 @@ async def _fetch(
             await outlet.fetch_shards(needed)
             state.fetches = False
             await tools.compute.run(tools.batches.open_shards, needed)
-            tools.status.troubles.over("data")
             return
         except ShardDamaged as error:
             log.warning("%s", error.cause)
@@ -64,7 +64,7 @@ async def _fetch(
             _say_missing(tools, error)
             await asyncio.sleep(SHARD_RETRY_S)
         except OSError as error:
-            what = f"a data shard cannot be written ({error})"
+            what = f"a data shard cannot be written: {error.strerror or error}"
             tools.status.say(State.WAITING, f"{what}; free space on that disk")
             tools.status.troubles.tell("data", what, "free space on that disk")
             await asyncio.sleep(SHARD_RETRY_S)

@@ -57,6 +57,7 @@ RUN_TTL_S = 600.0
 OPERATION_DEADLINE_S = 20.0
 ASK_FOR_RUNS_S = 1.0
 """Between two searches for a run that somebody claims to take part in."""
+REFUSED = "the directory refused to publish a %s: %s"
 
 __all__ = ["Directory", "DirectoryValidator", "Presence", "open_run", "sign_run"]
 
@@ -128,7 +129,10 @@ class Directory:
         signed = sign_presence(dated, self._host.identity.sign)
         key = presence_key(presence.run_digest, shard_of(presence.peer_id))
         subkey = base58.b58decode(presence.peer_id)
-        return await self._store(key, signed, expires_ms / 1000, subkey)
+        reason = await self._store(key, signed, expires_ms / 1000, subkey)
+        if reason is not None:
+            log.warning(REFUSED, signed.kind, reason)
+        return reason is None
 
     async def withdraw_presence(self) -> None:
         """Stop refreshing the presence: it expires by itself."""
@@ -201,10 +205,15 @@ class Directory:
         open_run(signed, run_digest)
         self._runs[run_digest] = signed
         self._validator.own(run_digest)
-        if await self._store(run_key(run_digest), signed, get_dht_time() + RUN_TTL_S, None):
+        expires_s = get_dht_time() + RUN_TTL_S
+        reason = await self._store(run_key(run_digest), signed, expires_s, None)
+        if reason is None:
             return True
         # a copy that lives longer is as good: its name is the digest of its content
-        return await self.fetch_run(run_digest) is not None
+        if await self.fetch_run(run_digest) is not None:
+            return True
+        log.warning(REFUSED, signed.kind, reason)
+        return False
 
     async def fetch_run(self, run_digest: str) -> Signed | None:
         """The run spec of that name, or None."""
@@ -254,16 +263,15 @@ class Directory:
 
     async def _store(
         self, key: str, signed: Signed, expires_s: float, subkey: bytes | None
-    ) -> bool:
+    ) -> str | None:
+        """Why it was not stored; None if it was."""
         value = encode(signed)
         reason = DirectoryValidator.refusal(key_bytes(key), subkey, value, expires_s)
         if reason is None:
             stored = await self._bounded(self._node.store(key, value, expires_s, subkey=subkey))
-            if stored:
-                return True
-            reason = "other nodes hold a later one, or did not accept it"
-        log.warning("the directory refused to publish a %s: %s", signed.kind, reason)
-        return False
+            if not stored:
+                return "other nodes hold a later one, or did not accept it"
+        return reason
 
     async def _get(self, keys: list[str]) -> list[object]:
         # only the latest: a plain get answers from whatever is nearest, which is stale

@@ -94,6 +94,9 @@ class AgreementState:
         self._replan_reason = ""
         self._replan_number = 0
         self._last_ready: Ready | None = None
+        self._said_ready: dict[ViewId, Attempt] = {}
+        """Attempts in which this peer has said Ready since its view took over: it may have gone on
+        from one, for want of somebody else's Ready, on which the others did agree."""
         self._known.begin_life()
         self._accusers = Accusers()
         self._active = Active(me, GENESIS, 0)

@@ -4,7 +4,7 @@ A contribution counts if its contributor is a member of a view that this peer kn
 or a newcomer that such a member names. Nobody else is ever waited for.
 """
 
-from p2p_dtfm.core.consensus.actions import Actions, SendMessage
+from p2p_dtfm.core.consensus.actions import Actions, Report, SendMessage
 from p2p_dtfm.core.consensus.attempt import Attempt
 from p2p_dtfm.core.consensus.gathering import Gathering
 from p2p_dtfm.core.messages.agreement_messages import (
@@ -14,8 +14,9 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Gather,
     open_contribution,
 )
+from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.message_bounds import CERTIFICATES_LIMIT, require_bounded_contribution
-from p2p_dtfm.core.messages.statements import is_charge, signers, stated
+from p2p_dtfm.core.messages.statements import is_charge, ready_of, signers, stated
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member
@@ -36,6 +37,10 @@ class GatherReception(Gathering):
             self._open_record(signed)  # before anything is changed: a fault must not leave half
         opened = [contribution for _, contribution in contributions.values()]
         self._learn_certificates(message)
+        for certificate in message.certificates:
+            missed = self._hear_of_agreement(certificate, now_ns)
+            if missed:
+                return missed  # from where that leads it answers when it is asked again
         attempt = self._attempt
         if attempt is None or message.number != attempt.number:
             if attempt is None and self._repeats_last(message):
@@ -76,6 +81,42 @@ class GatherReception(Gathering):
                 based = certificate.view == message.base
                 if based if message.planned else message.sender in certificate.members:
                     self._known.trust(certificate, self._verify)
+
+    def _hear_of_agreement(self, certificate: Certificate, now_ns: int) -> Actions:
+        """Others have taken over what this peer waits for, or has gone on from: all said Ready.
+
+        A member that went on, to an attempt of which the others know more, would be in a view that
+        they have left, and some would not know theirs: what they gather would never be the same.
+        """
+        attempt, present = self._said_ready.get(certificate.view), self._attempt
+        if attempt is None or attempt.snapshot is None:
+            return []
+        if attempt is not present and not self._may_go_back_to(attempt):
+            return []
+        missing = {m.peer_id for m in attempt.snapshot.contributors if m not in attempt.ready}
+        said = signers(certificate, self._verify, missing)
+        for member, signature in certificate.ready:
+            if member in said and member in attempt.snapshot.contributors:
+                attempt.ready[member] = ready_of(certificate, member, signature)
+        if attempt is present:
+            return self._check_ready(now_ns)
+        if set(attempt.snapshot.contributors) - attempt.ready.keys():
+            return []
+        if present is not None:
+            self._give_up(now_ns)
+        self._attempt = attempt
+        report = Report(f"missed the takeover of view {certificate.view}")
+        actions = [report, *self._check_ready(now_ns)]
+        if present is not None:
+            self._reopen_ns = now_ns  # the others wait for an answer
+        return actions
+
+    def _may_go_back_to(self, attempt: Attempt) -> bool:
+        """Not from one in which it has said Ready as well: that may be the view by now."""
+        view, present = self.view, self._attempt
+        if view is None or attempt.planned or attempt.number <= view.id.number:
+            return False
+        return present is None or (not present.planned and self.me not in present.ready)
 
     def _keep_certificates(self, attempt: Attempt, message: Gather) -> None:
         """To pass them on, if all members of the view have signed."""

@@ -30,6 +30,8 @@ ROUNDS_LIMIT = 64
 """Rounds of Gather that may each start the deadline anew."""
 DEADLINES_LIMIT = 8
 """So many deadlines after its beginning no news starts the deadline of a Gather anew."""
+SAID_READY_LIMIT = 4
+"""So many attempts are kept in which this peer has said Ready, and that may have ended well."""
 DISAGREEMENT_NS = 10 * SECOND_NS
 DISAGREEMENT_LIMIT_NS = 640 * SECOND_NS
 """Whom most others contradict waits so long before it asks to join again; longer each time."""
@@ -47,11 +49,14 @@ class Gathering(Takeover):
         attempt.progress_ns = now_ns
         self._readied_number = max(self._readied_number, attempt.number)
         assert attempt.view_id is not None and attempt.snapshot is snapshot
-        self._known.says_ready(View(snapshot, plan))
+        self._known.says_ready(View(snapshot, plan), attempt.sources)
         members = members_digest(snapshot.members)
         ready = Ready(self.me, attempt.view_id, plan.digest(), members)
         mine = attempt.ready[self.me] = stated(ready, self._signer)
         self._last_ready = mine
+        self._said_ready[attempt.view_id] = attempt
+        while len(self._said_ready) > SAID_READY_LIMIT:
+            del self._said_ready[next(iter(self._said_ready))]
         return [SendMessage(attempt.others, mine), *self._check_ready(now_ns)]
 
     def holds_up(self, peer_id: str, reason: str, now_ns: int) -> Actions:
@@ -251,7 +256,8 @@ class Gathering(Takeover):
         """Everything; to those that may not know of contributors' views, with proof of them."""
         attempt.told.update(peer_ids)
         alike = self.view is not None and set(attempt.certificates) <= {self.view.id}
-        fellows = set(self.view.member_ids) if self.view is not None and alike else set()
+        active = self._active_members.get(self.view.id, {}) if self.view and alike else {}
+        fellows = {member.peer_id for member in active}
         actions: Actions = []
         for proofs in (False, True):
             to = tuple(peer_id for peer_id in peer_ids if (peer_id not in fellows) == proofs)
@@ -265,6 +271,10 @@ class Gathering(Takeover):
             return self._excluded(attempt, now_ns)
         if not attempt.settled or (attempt.planned and attempt.only_newcomers):
             return []  # newcomers alone never make a planned view
+        if attempt.has_lost_members:
+            self._give_up(now_ns)
+            self.frozen = False
+            return [Report(f"gives up view {attempt.number}: no member of its views is left")]
         left_out = [Report(f"leaves out {p}: {why}") for p, why in attempt.distrust.told()]
         snapshot = attempt.freeze(self._run_digest, self._workload, self._open_record)
         attempt.progress_ns = attempt.frozen_ns = now_ns

@@ -31,15 +31,21 @@ class Meeting(Activity):
             return self._missed(message.sender, message.view, now_ns)
         if message.sender in view.members:
             return self._hear_from_fellow(view, message, now_ns)
-        common = self._known.newest_common((message.view, *message.ancestors))
+        ancestors = (message.view, *message.ancestors)
+        common = self._known.newest_common(ancestors)
         mine = own_side(self._standing(view), common)
-        is_firm = common is None and len(view.members) >= FIRM_MEMBERS
-        if is_firm and isinstance(view.plan, Plan):
-            return self._tell_of_foreigners(message)
+        is_large = len(view.members) >= FIRM_MEMBERS
+        if is_large and isinstance(view.plan, Plan):
+            if self._known.has_left(ancestors, common):
+                return self._answer_outsider(message.sender, now_ns)  # this was judged before
+            if common is None:
+                return self._tell_of_foreigners(message)
+        is_firm = is_large and common is None
         theirs = self._side_of(message, common)
         if theirs is None or (is_firm and len(theirs.support) < len(view.members)):
             return []
         if outranks(theirs, mine):
+            self._known.leaves(common)
             reason = f"view {message.view} of {message.sender.peer_id} counts"
             return self._rejoin(reason, isinstance(view.plan, Plan))
         return self._answer_outsider(message.sender, now_ns)

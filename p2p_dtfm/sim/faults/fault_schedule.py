@@ -185,7 +185,7 @@ class Faults:
         """While a view trains whose guardians lag: its other members, all well, have together a
         copy of each layer as of one step, no older than the newest whole cut."""
         view = victim.view
-        if view is None or view.cut_pace is None:
+        if view is None or view.cut_pace is None or not self.world.invariants.may_go_back_to_cut:
             return False
         others = [self.world.peers[name] for name in view.member_ids if name != victim.name]
         if any(p not in rest or (p.view is not view and p.view.id != view.id) for p in others):  # type: ignore[union-attr]
@@ -203,7 +203,8 @@ class Faults:
     def _has_stand_ins(self, victim: SimulatedPeer) -> bool:
         """While a view trains: all its members are well, and each layer has another holder that has
         got the state, or, if the victim alone holds it, a guardian that has it from the start or
-        has acknowledged it. Others may still commit the step for which the victim has said
+        has acknowledged it; where guardians lag, the steps since the newest whole cut may be lost.
+        Others may still commit the step for which the victim has said
         Prepared.
         """
         view, peers = victim.view, self.world.peers
@@ -227,6 +228,8 @@ class Faults:
                 victim.receipts.received_all_of(guardian)
                 or (layer in view.guarded_at_once and in_place(guardian, layer))
             )
+            if view.cut_pace is not None:
+                guarded = self.world.invariants.may_go_back_to_cut
             if not others and not guarded:
                 return False
             if others and not any(other.is_up_to_date(layer) for other in others):

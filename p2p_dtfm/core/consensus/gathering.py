@@ -14,6 +14,7 @@ from p2p_dtfm.core.consensus.actions import (
     ViewAgreed,
 )
 from p2p_dtfm.core.consensus.attempt import Attempt
+from p2p_dtfm.core.consensus.silence import silent_in
 from p2p_dtfm.core.consensus.takeover import Takeover
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
@@ -425,7 +426,7 @@ class Gathering(Takeover):
         is_dispensable = not attempt.planned or not waits_for & attempt.members
         if attempt.snapshot is None and waits_for and is_dispensable:
             return self._go_on_without(attempt, waits_for, now_ns)
-        silent = self._silent(attempt)
+        silent = silent_in(attempt, is_member=self.view is not None)
         names = ", ".join(sorted(m.peer_id for m in waits_for or silent)) or "all alike"
         reason = f"view {attempt.number} had no answer from {names}"
         if attempt.planned and self._are_newcomers_links(silent):
@@ -447,29 +448,6 @@ class Gathering(Takeover):
             self.frozen = False
             return [Report(f"gives up: {reason}")]
         return self._reopen(reason, now_ns)
-
-    def _silent(self, attempt: Attempt) -> list[Member]:
-        """Who keeps the attempt from ending: has not been heard of late, or says that it knows
-        something else than most."""
-        due = attempt.snapshot.contributors if attempt.snapshot else attempt.participants
-        mine = attempt.digests[self.me][1]
-        silent = [
-            member
-            for member in due
-            if member != self.me
-            and attempt.heard_ns.get(member, -1) < attempt.progress_ns
-            and member not in attempt.ready
-            and (attempt.snapshot or Accusation(self.me, member) not in attempt.charges)
-            and attempt.digests.get(member, (0, ""))[1] != (mine if not attempt.snapshot else "")
-        ]
-        if attempt.snapshot is not None:
-            missing = [m for m in due if m not in attempt.ready]
-            return missing if 2 * len(missing) < len(due) and not silent else silent
-        if silent or self.view is None:
-            return silent
-        accused = {item.of for item in attempt.charges if item.by == self.me}
-        dissenting = [member for member in attempt.dissenting if member not in accused]
-        return dissenting if 2 * len(dissenting) < len(due) else []
 
     def _doubt(self, members: Iterable[Member], now_ns: int) -> None:
         """Newcomers that must not be in the next attempt, should this one fail."""

@@ -23,21 +23,13 @@ class Activity(GatherReception):
             asked = message.asks and not self.frozen
             return [SendMessage(to, self._active)] if asked else []
         self._view_heard_ns = now_ns
-        if message.certificate is not None:
-            actions = self._hear_of_agreement(message.certificate, now_ns)
-            if actions:
-                return actions
-        if attempt is not None and attempt.view_id == message.view:
-            return []  # it shows all Ready once this peer says again that it still gathers
+        missed = self._hear_of_agreement([message.certificate], now_ns)
+        if missed or (attempt is not None and attempt.view_id == message.view):
+            return missed  # it shows all Ready once this peer says again that it still gathers
         for agreed in (self.next_view, self._dropped):
             if agreed is not None and agreed.id == message.view:
-                present = agreed.snapshot.present if agreed.snapshot.planned else None
-                if view is None or present is None or present.stage_of(self.me.peer_id) is None:
-                    if not self._catch_up(agreed):
-                        return []  # until more say the same
-                    return self._take_over(agreed, now_ns)
-                return []  # this peer commits the step before by itself, and takes over then
-        last = self._last_ready
+                return self._follow(agreed, now_ns)
+        last = self._said_ready.last
         if view is None and attempt is None and last is not None and last.view == message.view:
             return self._rejoin(f"had given up view {message.view}, which waits for this peer")
         return self._missed(message.sender, message.view, now_ns)
@@ -62,6 +54,13 @@ class Activity(GatherReception):
             oldest = min(view for view in self._active_members if view != present)
             del self._active_members[oldest]
         return True
+
+    def _follow(self, agreed: View, now_ns: int) -> Actions:
+        """Others have taken over the view that waits here."""
+        present = agreed.snapshot.present if agreed.snapshot.planned else None
+        if self.view is not None and present and present.stage_of(self.me.peer_id) is not None:
+            return []  # this peer commits the step before by itself, and takes over then
+        return self._take_over(agreed, now_ns) if self._catch_up(agreed) else []
 
     def _catch_up(self, agreed: View) -> bool:
         """Be where a view that others have taken over starts, by the word of most of those that

@@ -18,9 +18,10 @@ from p2p_dtfm.core.messages.agreement_messages import (
     knowledge_digest,
 )
 from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.statements import ready_of, signers
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import PeerRecord
-from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.signed import Signed, Verify
 from p2p_dtfm.core.protocol.snapshot import (
     GENESIS,
     HeldLayer,
@@ -264,6 +265,20 @@ class Attempt:
             msgspec.structs.replace(first if n == 0 else self.gather(), contributions=tuple(part))
             for n, part in enumerate(parts)
         ]
+
+    def take_ready(self, certificate: Certificate, verify: Verify) -> None:
+        """Those that this peer lacks, as others have put them together."""
+        assert self.snapshot is not None
+        missing = {m.peer_id for m in self.snapshot.contributors if m not in self.ready}
+        said = signers(certificate, verify, missing)
+        for member, signature in certificate.ready:
+            if member in said and member in self.snapshot.contributors:
+                self.ready[member] = ready_of(certificate, member, signature)
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether all have said Ready."""
+        return self.snapshot is not None and set(self.snapshot.contributors) <= self.ready.keys()
 
     @property
     def settled(self) -> bool:

@@ -4,6 +4,8 @@ A contribution counts if its contributor is a member of a view that this peer kn
 or a newcomer that such a member names. Nobody else is ever waited for.
 """
 
+from collections.abc import Iterable
+
 from p2p_dtfm.core.consensus.actions import Actions, Report, SendMessage
 from p2p_dtfm.core.consensus.attempt import Attempt
 from p2p_dtfm.core.consensus.gathering import Gathering
@@ -12,11 +14,12 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Charge,
     Contribution,
     Gather,
+    Ready,
     open_contribution,
 )
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.message_bounds import CERTIFICATES_LIMIT, require_bounded_contribution
-from p2p_dtfm.core.messages.statements import is_charge, ready_of, signers, stated
+from p2p_dtfm.core.messages.statements import is_charge, signers, stated
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member
@@ -37,15 +40,14 @@ class GatherReception(Gathering):
             self._open_record(signed)  # before anything is changed: a fault must not leave half
         opened = [contribution for _, contribution in contributions.values()]
         self._learn_certificates(message)
-        for certificate in message.certificates:
-            missed = self._hear_of_agreement(certificate, now_ns)
-            if missed:
-                return missed  # from where that leads it answers when it is asked again
+        missed = self._hear_of_agreement(message.certificates, now_ns)
+        if missed:
+            return missed  # from where that leads it answers when it is asked again
         attempt = self._attempt
         if attempt is None or message.number != attempt.number:
-            if attempt is None and self._repeats_last(message):
-                assert self._last_ready is not None
-                return [SendMessage((message.sender.peer_id,), self._last_ready)]
+            lost = self._lost_ready(message)
+            if lost is not None:
+                return [SendMessage((message.sender.peer_id,), lost)]
             if not self._may_enter(message, opened):
                 return self._stays_out(message, opened, now_ns)
             actions = self._enter(message.number, message.planned, message.base, now_ns)
@@ -82,32 +84,37 @@ class GatherReception(Gathering):
                 if based if message.planned else message.sender in certificate.members:
                     self._known.trust(certificate, self._verify)
 
-    def _hear_of_agreement(self, certificate: Certificate, now_ns: int) -> Actions:
+    def _hear_of_agreement(
+        self, certificates: Iterable[Certificate | None], now_ns: int
+    ) -> Actions:
         """Others have taken over what this peer waits for, or has gone on from: all said Ready.
 
         A member that went on, to an attempt of which the others know more, would be in a view that
         they have left, and some would not know theirs: what they gather would never be the same.
         """
-        attempt, present = self._said_ready.get(certificate.view), self._attempt
-        if attempt is None or attempt.snapshot is None:
-            return []
-        if attempt is not present and not self._may_go_back_to(attempt):
-            return []
-        missing = {m.peer_id for m in attempt.snapshot.contributors if m not in attempt.ready}
-        said = signers(certificate, self._verify, missing)
-        for member, signature in certificate.ready:
-            if member in said and member in attempt.snapshot.contributors:
-                attempt.ready[member] = ready_of(certificate, member, signature)
-        if attempt is present:
+        for certificate in certificates:
+            attempt = self._said_ready.find(certificate.view) if certificate is not None else None
+            if certificate is None or attempt is None:
+                continue
+            is_present = attempt is self._attempt
+            if is_present or self._may_go_back_to(attempt):
+                attempt.take_ready(certificate, self._verify)
+                if is_present or attempt.is_agreed:
+                    actions = self._end_of(attempt, is_present, now_ns)
+                    if actions:
+                        return actions
+        return []
+
+    def _end_of(self, attempt: Attempt, is_present: bool, now_ns: int) -> Actions:
+        if is_present:
             return self._check_ready(now_ns)
-        if set(attempt.snapshot.contributors) - attempt.ready.keys():
-            return []
-        if present is not None:
+        is_awaited = self._attempt is not None
+        if is_awaited:
             self._give_up(now_ns)
         self._attempt = attempt
-        report = Report(f"missed the takeover of view {certificate.view}")
+        report = Report(f"missed the takeover of view {attempt.view_id}")
         actions = [report, *self._check_ready(now_ns)]
-        if present is not None:
+        if is_awaited:
             self._reopen_ns = now_ns  # the others wait for an answer
         return actions
 
@@ -244,12 +251,12 @@ class GatherReception(Gathering):
             and attempt.known[member].payload != signed.payload
         ]
 
-    def _repeats_last(self, message: Gather) -> bool:
+    def _lost_ready(self, message: Gather) -> Ready | None:
         """The sender still gathers what this peer has agreed to: its Ready must have got lost."""
-        last = self._last_ready
-        if last is None or last.view.number != message.number:
-            return False
-        return self.view is None or self.view.id.number < message.number
+        last = self._said_ready.last
+        if self._attempt is not None or last is None or last.view.number != message.number:
+            return None
+        return last if self.view is None or self.view.id.number < message.number else None
 
     def _open_contributions(self, message: Gather) -> Contributions:
         attempt = self._attempt

@@ -31,8 +31,6 @@ ROUNDS_LIMIT = 64
 """Rounds of Gather that may each start the deadline anew."""
 DEADLINES_LIMIT = 8
 """So many deadlines after its beginning no news starts the deadline of a Gather anew."""
-SAID_READY_LIMIT = 4
-"""So many attempts are kept in which this peer has said Ready, and that may have ended well."""
 DISAGREEMENT_NS = 10 * SECOND_NS
 DISAGREEMENT_LIMIT_NS = 640 * SECOND_NS
 """Whom most others contradict waits so long before it asks to join again; longer each time."""
@@ -54,10 +52,7 @@ class Gathering(Takeover):
         members = members_digest(snapshot.members)
         ready = Ready(self.me, attempt.view_id, plan.digest(), members)
         mine = attempt.ready[self.me] = stated(ready, self._signer)
-        self._last_ready = mine
-        self._said_ready[attempt.view_id] = attempt
-        while len(self._said_ready) > SAID_READY_LIMIT:
-            del self._said_ready[next(iter(self._said_ready))]
+        self._said_ready.add(attempt, mine)
         return [SendMessage(attempt.others, mine), *self._check_ready(now_ns)]
 
     def holds_up(self, peer_id: str, reason: str, now_ns: int) -> Actions:

@@ -215,7 +215,7 @@ class Takeover(AgreementState):
             self._last_commit = self.ledger.last_commit
         self._known.takes_over(view)
         self.next_view = self._attempt = self._dropped = self._reopen_ns = self._vouched = None
-        self._said_ready = {}
+        self._said_ready.take_over()
         self._self_synced = self._drop_next = self.frozen = self._accepts_loss = False
         self._synced, self._records = set(), {}
         self.view, self._taken_over_ns = view, now_ns

@@ -268,5 +268,7 @@ class Takeover(AgreementState):
             return []
         self._active_sent_ns = now_ns
         said, to = self._active, tuple(sorted(m.peer_id for m in missing))
-        asking = Active(self.me, view.id, said.step, said.lineage, True, view.certificate)
+        is_late = now_ns - self._taken_over_ns >= self._timing.resend_ns
+        proof = view.certificate if is_late else None  # it may lack somebody's Ready
+        asking = Active(self.me, view.id, said.step, said.lineage, True, proof)
         return [SendMessage(to, stated(asking, self._signer))]

@@ -2,10 +2,15 @@
 
 from collections.abc import Callable
 
-from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.consensus.actions import SECOND_NS, SendMessage
 from p2p_dtfm.core.consensus.attempt import Attempt
 from p2p_dtfm.core.consensus.known_views import KnownView, KnownViews
-from p2p_dtfm.core.messages.agreement_messages import AgreementMessage, Contribution, Ready
+from p2p_dtfm.core.messages.agreement_messages import (
+    AgreementMessage,
+    Contribution,
+    Ready,
+    Standing,
+)
 from p2p_dtfm.core.messages.prepared import SignedPrepared
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
@@ -13,7 +18,7 @@ from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.hash_training import Tensor, true_state
 from tests.core.builders import WORKLOAD, record
-from tests.core.liars import contribution, trains_on, view_of
+from tests.core.liars import contribution, say, trains_on, view_of
 from tests.core.test_agreement import one_pipeline_each, same_view
 
 FOUR = ["a", "b", "c", "d"]
@@ -134,3 +139,14 @@ def test_who_answers_late_is_not_told_to_be_silent() -> None:
         digests.append(attempt.digest)
         assert attempt.silent == set()
     assert digests[0] == digests[1]
+
+
+def test_a_newcomer_hears_of_the_view_while_its_members_deal_with_a_failure() -> None:
+    """Nobody answered it: after a while newcomers took it that nobody was in a view."""
+    world = trained(FOUR)
+    member, newcomer = world.peers["a"], world.add_peer("n")
+    member.do(member.agreement.repeat_step("a lost tensor", member.now_ns))
+    assert member.agreement.frozen
+    actions, _ = say(world, "n", "a", newcomer.agreement.wants_view())
+    told = [it.message for it in actions if isinstance(it, SendMessage)]
+    assert [type(message) for message in told] == [Standing]

@@ -223,7 +223,7 @@ class Agreement(Meeting):
         return [*actions, report, *self._open_if_due(now_ns)]
 
     def _tell_while_frozen(self, newcomer: str, now_ns: int) -> Actions:
-        """That there is a view, whose members deal with a failure: it is to make none of its own."""
+        """That there is a view, whose members deal with a failure: it must make none of its own."""
         if self.view is None or not self.frozen or self.me not in self.view.members:
             return []
         return self._tell(newcomer, self._standing(self.view), now_ns)

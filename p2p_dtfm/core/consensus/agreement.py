@@ -216,10 +216,17 @@ class Agreement(Meeting):
         if not self._newcomers.is_refused(record.peer_id, now_ns):
             bound = self._highest_number + NUMBERS_PASSED_LIMIT
             self._highest_number = max(self._highest_number, min(message.passed, bound))
+        actions += self._tell_while_frozen(sender, now_ns)
         if not self._newcomers.ask(record, message.record, now_ns):
             return actions
         report = Report(f"{record.peer_id} asks to join")
         return [*actions, report, *self._open_if_due(now_ns)]
+
+    def _tell_while_frozen(self, newcomer: str, now_ns: int) -> Actions:
+        """That there is a view, whose members deal with a failure: it must make none of its own."""
+        if self.view is None or not self.frozen or self.me not in self.view.members:
+            return []
+        return self._tell(newcomer, self._standing(self.view), now_ns)
 
     def _open_if_due(self, now_ns: int) -> Actions:
         if self._attempt is not None or self.next_view is not None:

@@ -14,13 +14,13 @@ from p2p_dtfm.core.consensus.actions import (
 )
 from p2p_dtfm.core.consensus.attempt import Attempt
 from p2p_dtfm.core.consensus.known_views import KnownView, KnownViews
+from p2p_dtfm.core.consensus.said_ready import SaidReady
 from p2p_dtfm.core.membership.accusers import Accusers
 from p2p_dtfm.core.membership.newcomers import Newcomers
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     AgreementMessage,
     PresentView,
-    Ready,
     SavedState,
     Standing,
 )
@@ -93,7 +93,7 @@ class AgreementState:
         self._wants_view = False
         self._replan_reason = ""
         self._replan_number = 0
-        self._last_ready: Ready | None = None
+        self._said_ready = SaidReady()
         self._known.begin_life()
         self._accusers = Accusers()
         self._active = Active(me, GENESIS, 0)

@@ -18,9 +18,10 @@ from p2p_dtfm.core.messages.agreement_messages import (
     knowledge_digest,
 )
 from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.statements import ready_of, signers
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import PeerRecord
-from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.signed import Signed, Verify
 from p2p_dtfm.core.protocol.snapshot import (
     GENESIS,
     HeldLayer,
@@ -119,7 +120,12 @@ class Attempt:
     def digest(self) -> str:
         named = self.universe
         counted = [item for item in self.charges if item.by in named and item.of in named]
-        return knowledge_digest(self.number, self.known, self.absent, counted)
+        return knowledge_digest(self.number, self.known, self.silent, counted)
+
+    @property
+    def silent(self) -> set[Member]:
+        """Who is held for absent, and has not answered after all: others know nothing of that."""
+        return (self.absent & self.universe) - set(self.opened)
 
     @property
     def universe(self) -> frozenset[Member]:
@@ -206,6 +212,13 @@ class Attempt:
     def only_newcomers(self) -> bool:
         return all(part.present is None for part in self.opened.values())
 
+    @property
+    def has_lost_members(self) -> bool:
+        """Members have opened it, and none of them is left: newcomers may be where they were not,
+        and do not go on by themselves while there are any."""
+        left = any(self.opened[member].present is not None for member in self.participants)
+        return not left and not self.only_newcomers
+
     def same_as(self, peer_ids: Iterable[str]) -> tuple[str, ...]:
         """Those of the peers that are known to know what this peer knows."""
         mine = self.digests[self.me][1]
@@ -227,7 +240,7 @@ class Attempt:
             base=self.base,
             round=self.round,
             contributions=(),
-            absent=tuple(sorted(self.absent)),
+            absent=tuple(sorted(self.silent)),
             digest=self.digests[self.me][1],
             accusations=tuple(self.charges[item] for item in sorted(self.charges)),
         )
@@ -253,6 +266,20 @@ class Attempt:
             for n, part in enumerate(parts)
         ]
 
+    def take_ready(self, certificate: Certificate, verify: Verify) -> None:
+        """Those that this peer lacks, as others have put them together."""
+        assert self.snapshot is not None
+        missing = {m.peer_id for m in self.snapshot.contributors if m not in self.ready}
+        said = signers(certificate, verify, missing)
+        for member, signature in certificate.ready:
+            if member in said and member in self.snapshot.contributors:
+                self.ready[member] = ready_of(certificate, member, signature)
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether all have said Ready."""
+        return self.snapshot is not None and set(self.snapshot.contributors) <= self.ready.keys()
+
     @property
     def settled(self) -> bool:
         """Every participant knows the same, and nobody else is waited for."""
@@ -275,6 +302,11 @@ class Attempt:
             return planned
         assert self.snapshot is not None
         return with_stand_ins(self.snapshot, planned, target, self._counted)
+
+    @property
+    def sources(self) -> set[ViewId]:
+        """The views that those come from whom the snapshot counts."""
+        return {part.present.view for part in self._counted if part.present is not None}
 
     @property
     def _counted(self) -> list[Contribution]:

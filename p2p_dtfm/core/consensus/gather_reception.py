@@ -4,7 +4,9 @@ A contribution counts if its contributor is a member of a view that this peer kn
 or a newcomer that such a member names. Nobody else is ever waited for.
 """
 
-from p2p_dtfm.core.consensus.actions import Actions, SendMessage
+from collections.abc import Iterable
+
+from p2p_dtfm.core.consensus.actions import Actions, Report, SendMessage
 from p2p_dtfm.core.consensus.attempt import Attempt
 from p2p_dtfm.core.consensus.gathering import Gathering
 from p2p_dtfm.core.messages.agreement_messages import (
@@ -12,8 +14,10 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Charge,
     Contribution,
     Gather,
+    Ready,
     open_contribution,
 )
+from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.message_bounds import CERTIFICATES_LIMIT, require_bounded_contribution
 from p2p_dtfm.core.messages.statements import is_charge, signers, stated
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -36,11 +40,14 @@ class GatherReception(Gathering):
             self._open_record(signed)  # before anything is changed: a fault must not leave half
         opened = [contribution for _, contribution in contributions.values()]
         self._learn_certificates(message)
+        missed = self._hear_of_agreement(message.certificates, now_ns)
+        if missed:
+            return missed  # from where that leads it answers when it is asked again
         attempt = self._attempt
         if attempt is None or message.number != attempt.number:
-            if attempt is None and self._repeats_last(message):
-                assert self._last_ready is not None
-                return [SendMessage((message.sender.peer_id,), self._last_ready)]
+            lost = self._lost_ready(message)
+            if lost is not None:
+                return [SendMessage((message.sender.peer_id,), lost)]
             if not self._may_enter(message, opened):
                 return self._stays_out(message, opened, now_ns)
             actions = self._enter(message.number, message.planned, message.base, now_ns)
@@ -76,6 +83,47 @@ class GatherReception(Gathering):
                 based = certificate.view == message.base
                 if based if message.planned else message.sender in certificate.members:
                     self._known.trust(certificate, self._verify)
+
+    def _hear_of_agreement(
+        self, certificates: Iterable[Certificate | None], now_ns: int
+    ) -> Actions:
+        """Others have taken over what this peer waits for, or has gone on from: all said Ready.
+
+        A member that went on, to an attempt of which the others know more, would be in a view that
+        they have left, and some would not know theirs: what they gather would never be the same.
+        """
+        for certificate in certificates:
+            attempt = self._said_ready.find(certificate.view) if certificate is not None else None
+            if certificate is None or attempt is None:
+                continue
+            is_present = attempt is self._attempt
+            if is_present or self._may_go_back_to(attempt):
+                attempt.take_ready(certificate, self._verify)
+                if is_present or attempt.is_agreed:
+                    actions = self._end_of(attempt, is_present, now_ns)
+                    if actions:
+                        return actions
+        return []
+
+    def _end_of(self, attempt: Attempt, is_present: bool, now_ns: int) -> Actions:
+        if is_present:
+            return self._check_ready(now_ns)
+        is_awaited = self._attempt is not None
+        if is_awaited:
+            self._give_up(now_ns)
+        self._attempt = attempt
+        report = Report(f"missed the takeover of view {attempt.view_id}")
+        actions = [report, *self._check_ready(now_ns)]
+        if is_awaited:
+            self._reopen_ns = now_ns  # the others wait for an answer
+        return actions
+
+    def _may_go_back_to(self, attempt: Attempt) -> bool:
+        """Not from one in which it has said Ready as well: that may be the view by now."""
+        view, present = self.view, self._attempt
+        if view is None or attempt.planned or attempt.number <= view.id.number:
+            return False
+        return present is None or (not present.planned and self.me not in present.ready)
 
     def _keep_certificates(self, attempt: Attempt, message: Gather) -> None:
         """To pass them on, if all members of the view have signed."""
@@ -203,12 +251,12 @@ class GatherReception(Gathering):
             and attempt.known[member].payload != signed.payload
         ]
 
-    def _repeats_last(self, message: Gather) -> bool:
+    def _lost_ready(self, message: Gather) -> Ready | None:
         """The sender still gathers what this peer has agreed to: its Ready must have got lost."""
-        last = self._last_ready
-        if last is None or last.view.number != message.number:
-            return False
-        return self.view is None or self.view.id.number < message.number
+        last = self._said_ready.last
+        if self._attempt is not None or last is None or last.view.number != message.number:
+            return None
+        return last if self.view is None or self.view.id.number < message.number else None
 
     def _open_contributions(self, message: Gather) -> Contributions:
         attempt = self._attempt

@@ -14,6 +14,7 @@ from p2p_dtfm.core.consensus.actions import (
     ViewAgreed,
 )
 from p2p_dtfm.core.consensus.attempt import Attempt
+from p2p_dtfm.core.consensus.silence import silent_in
 from p2p_dtfm.core.consensus.takeover import Takeover
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
@@ -47,11 +48,11 @@ class Gathering(Takeover):
         attempt.progress_ns = now_ns
         self._readied_number = max(self._readied_number, attempt.number)
         assert attempt.view_id is not None and attempt.snapshot is snapshot
-        self._known.says_ready(View(snapshot, plan))
+        self._known.says_ready(View(snapshot, plan), attempt.sources)
         members = members_digest(snapshot.members)
         ready = Ready(self.me, attempt.view_id, plan.digest(), members)
         mine = attempt.ready[self.me] = stated(ready, self._signer)
-        self._last_ready = mine
+        self._said_ready.add(attempt, mine)
         return [SendMessage(attempt.others, mine), *self._check_ready(now_ns)]
 
     def holds_up(self, peer_id: str, reason: str, now_ns: int) -> Actions:
@@ -251,7 +252,8 @@ class Gathering(Takeover):
         """Everything; to those that may not know of contributors' views, with proof of them."""
         attempt.told.update(peer_ids)
         alike = self.view is not None and set(attempt.certificates) <= {self.view.id}
-        fellows = set(self.view.member_ids) if self.view is not None and alike else set()
+        active = self._active_members.get(self.view.id, {}) if self.view and alike else {}
+        fellows = {member.peer_id for member in active}
         actions: Actions = []
         for proofs in (False, True):
             to = tuple(peer_id for peer_id in peer_ids if (peer_id not in fellows) == proofs)
@@ -265,6 +267,10 @@ class Gathering(Takeover):
             return self._excluded(attempt, now_ns)
         if not attempt.settled or (attempt.planned and attempt.only_newcomers):
             return []  # newcomers alone never make a planned view
+        if attempt.has_lost_members:
+            self._give_up(now_ns)
+            self.frozen = False
+            return [Report(f"gives up view {attempt.number}: no member of its views is left")]
         left_out = [Report(f"leaves out {p}: {why}") for p, why in attempt.distrust.told()]
         snapshot = attempt.freeze(self._run_digest, self._workload, self._open_record)
         attempt.progress_ns = attempt.frozen_ns = now_ns
@@ -415,7 +421,7 @@ class Gathering(Takeover):
         is_dispensable = not attempt.planned or not waits_for & attempt.members
         if attempt.snapshot is None and waits_for and is_dispensable:
             return self._go_on_without(attempt, waits_for, now_ns)
-        silent = self._silent(attempt)
+        silent = silent_in(attempt, is_member=self.view is not None)
         names = ", ".join(sorted(m.peer_id for m in waits_for or silent)) or "all alike"
         reason = f"view {attempt.number} had no answer from {names}"
         if attempt.planned and self._are_newcomers_links(silent):
@@ -437,29 +443,6 @@ class Gathering(Takeover):
             self.frozen = False
             return [Report(f"gives up: {reason}")]
         return self._reopen(reason, now_ns)
-
-    def _silent(self, attempt: Attempt) -> list[Member]:
-        """Who keeps the attempt from ending: has not been heard of late, or says that it knows
-        something else than most."""
-        due = attempt.snapshot.contributors if attempt.snapshot else attempt.participants
-        mine = attempt.digests[self.me][1]
-        silent = [
-            member
-            for member in due
-            if member != self.me
-            and attempt.heard_ns.get(member, -1) < attempt.progress_ns
-            and member not in attempt.ready
-            and (attempt.snapshot or Accusation(self.me, member) not in attempt.charges)
-            and attempt.digests.get(member, (0, ""))[1] != (mine if not attempt.snapshot else "")
-        ]
-        if attempt.snapshot is not None:
-            missing = [m for m in due if m not in attempt.ready]
-            return missing if 2 * len(missing) < len(due) and not silent else silent
-        if silent or self.view is None:
-            return silent
-        accused = {item.of for item in attempt.charges if item.by == self.me}
-        dissenting = [member for member in attempt.dissenting if member not in accused]
-        return dissenting if 2 * len(dissenting) < len(due) else []
 
     def _doubt(self, members: Iterable[Member], now_ns: int) -> None:
         """Newcomers that must not be in the next attempt, should this one fail."""

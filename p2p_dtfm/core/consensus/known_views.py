@@ -1,7 +1,8 @@
 """Views that a peer can vouch for itself: a claim about any other one needs proof.
 
-It knows those to which it said Ready in this life, those that it was in (in earlier lives too), and
-those whose Ready set more than half of the members of a view that it knows have signed.
+It knows those to which it said Ready in this life, those that it was in (in earlier lives too) or
+that its own came from, and those whose Ready set more than half of the members of a view that it
+knows have signed.
 """
 
 from collections.abc import Iterable
@@ -33,35 +34,60 @@ class KnownView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KnownViews:
-    """`history` outlives this peer's lives; the rest does not."""
+    """`history` outlives this peer's lives; the rest does not.
+
+    It holds ancestors of the present view only. Those that this peer has left, with a part of a
+    split swarm that went over to the other one, it does not compare by again, or it would go to and
+    fro; others, who were in them, may.
+    """
 
     def __init__(self, history: Iterable[KnownView] = ()) -> None:
         self._history = {item.view: item for item in history}
         self._readied: dict[ViewId, KnownView] = {}
         self._certified: dict[ViewId, KnownView] = {}
+        self._sources: dict[ViewId, tuple[KnownView, ...]] = {}
+        self._left: dict[ViewId, KnownView] = {}
         self._trim()
 
     def begin_life(self) -> None:
-        self._readied, self._certified = {}, {}
+        self._readied, self._certified, self._sources = {}, {}, {}
 
     @property
     def history(self) -> tuple[KnownView, ...]:
-        """The views that this peer was in, oldest first."""
+        """The views that this peer was in, and those from which they came, oldest first."""
         return tuple(self._history.values())
 
     @property
     def told(self) -> tuple[ViewId, ...]:
-        """What others are told of it: newest first."""
-        return tuple(reversed(self._history))[:TOLD_VIEWS]
+        """What others are told: the newest first, and also of those that this peer has left."""
+        return tuple(sorted({*self._history, *self._left}, reverse=True)[:TOLD_VIEWS])
 
-    def says_ready(self, view: View) -> None:
+    def says_ready(self, view: View, sources: Iterable[ViewId]) -> None:
+        """`sources`: the views that its contributors come from. Who lets a newcomer in makes it a
+        part of what they are part of: where the swarm was split before, it goes along with them."""
+        found = (self.find(source) for source in sorted(set(sources)))
+        self._sources[view.id] = tuple(known for known in found if known is not None)
         self._readied[view.id] = _known(view)
         self._trim()
 
     def takes_over(self, view: View) -> None:
-        self._history.pop(view.id, None)
-        self._history[view.id] = _known(view)
+        for known in (*self._sources.get(view.id, ()), _known(view)):
+            self._left.pop(known.view, None)
+            if known.view == view.id:
+                self._history.pop(view.id, None)
+            self._history.setdefault(known.view, known)
         self._trim()
+
+    def leaves(self, common: KnownView | None) -> None:
+        """This peer goes over to a part of the swarm that has had nothing in common with its own
+        since `common`."""
+        newer = [view for view in self._history if common is None or view > common.view]
+        self._left |= {view: self._history.pop(view) for view in newer}
+        self._trim()
+
+    def has_left(self, theirs: Iterable[ViewId], common: KnownView | None) -> bool:
+        """Whether it was in a view that is among `theirs`, after the `common` one, and left it."""
+        return any(view in self._left and (not common or view > common.view) for view in theirs)
 
     def has_readied(self, view: ViewId) -> bool:
         return view in self._readied
@@ -117,9 +143,8 @@ class KnownViews:
         return bool(members) and members <= said and self._certify(certificate)
 
     def newest_common(self, theirs: Iterable[ViewId]) -> KnownView | None:
-        """Of the views that this peer was in, the newest that is among `theirs`."""
-        mine = set(self.told)
-        both = [view for view in theirs if view in mine]
+        """Of the ancestors of this peer's view, the newest that is among `theirs`."""
+        both = [view for view in theirs if view in self._history]
         return self._history[max(both)] if both else None
 
     def _certify(self, certificate: Certificate) -> bool:
@@ -129,9 +154,11 @@ class KnownViews:
         return True
 
     def _trim(self) -> None:
-        for known in (self._history, self._readied, self._certified):
+        for known in (self._history, self._readied, self._certified, self._left):
             while len(known) > REMEMBERED_VIEWS:
                 del known[next(iter(known))]
+        for view in self._sources.keys() - self._readied.keys():
+            del self._sources[view]
 
 
 def _known(view: View) -> KnownView:

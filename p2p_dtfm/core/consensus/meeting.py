@@ -31,18 +31,32 @@ class Meeting(Activity):
             return self._missed(message.sender, message.view, now_ns)
         if message.sender in view.members:
             return self._hear_from_fellow(view, message, now_ns)
-        common = self._known.newest_common((message.view, *message.ancestors))
+        return self._compare(view, message, now_ns)
+
+    def _compare(self, view: View, message: Standing, now_ns: int) -> Actions:
+        """With a view of which none of this peer's fellows speaks."""
+        ancestors = (message.view, *message.ancestors)
+        common = self._known.newest_common(ancestors)
         mine = own_side(self._standing(view), common)
-        is_firm = common is None and len(view.members) >= FIRM_MEMBERS
-        if is_firm and isinstance(view.plan, Plan):
-            return self._tell_of_foreigners(message)
+        is_large = len(view.members) >= FIRM_MEMBERS
+        if is_large and isinstance(view.plan, Plan):
+            is_judged = self._known.has_left(ancestors, common)
+            if is_judged or common is None:
+                return self._stay(message, is_judged, now_ns)
         theirs = self._side_of(message, common)
-        if theirs is None or (is_firm and len(theirs.support) < len(view.members)):
+        if theirs is None or (is_large and not common and len(theirs.support) < len(view.members)):
             return []
         if outranks(theirs, mine):
+            self._known.leaves(common)
             reason = f"view {message.view} of {message.sender.peer_id} counts"
             return self._rejoin(reason, isinstance(view.plan, Plan))
         return self._answer_outsider(message.sender, now_ns)
+
+    def _stay(self, message: Standing, is_judged: bool, now_ns: int) -> Actions:
+        """With those that this peer has come over to, or where it has no way to compare."""
+        if is_judged:
+            return self._answer_outsider(message.sender, now_ns)
+        return self._tell_of_foreigners(message)
 
     def _hear_from_fellow(self, view: View, message: Standing, now_ns: int) -> Actions:
         """A member of this peer's own view is in another one, without this peer."""

@@ -215,6 +215,7 @@ class Takeover(AgreementState):
             self._last_commit = self.ledger.last_commit
         self._known.takes_over(view)
         self.next_view = self._attempt = self._dropped = self._reopen_ns = self._vouched = None
+        self._said_ready.take_over()
         self._self_synced = self._drop_next = self.frozen = self._accepts_loss = False
         self._synced, self._records = set(), {}
         self.view, self._taken_over_ns = view, now_ns
@@ -266,6 +267,8 @@ class Takeover(AgreementState):
         if not missing or now_ns - self._active_sent_ns < self._timing.resend_ns:
             return []
         self._active_sent_ns = now_ns
-        asking = Active(self.me, view.id, self._active.step, self._active.lineage, asks=True)
-        to = tuple(sorted(m.peer_id for m in missing))
+        said, to = self._active, tuple(sorted(m.peer_id for m in missing))
+        is_late = now_ns - self._taken_over_ns >= self._timing.resend_ns
+        proof = view.certificate if is_late else None  # it may lack somebody's Ready
+        asking = Active(self.me, view.id, said.step, said.lineage, True, proof)
         return [SendMessage(to, stated(asking, self._signer))]

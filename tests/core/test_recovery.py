@@ -34,7 +34,8 @@ AFTER = extend(BASE, 7, VIEW, OUTCOME.digest)
 
 
 def prepared(peer_id: str) -> Prepared:
-    return Prepared(VIEW, 7, peer_id, {0 if peer_id == "a" else 1: 0.5}, 0.0, 2, 0.0, 0, None)
+    norms = {0 if peer_id == "a" else 1: 0.5}
+    return Prepared(VIEW, 7, peer_id, norms, 0.0, 2, 0.0, 0, None, base=BASE)
 
 
 def signed(peers: str) -> tuple[Signed, ...]:
@@ -72,10 +73,11 @@ def test_a_missing_prepared_discards_the_step() -> None:
 
 
 def test_who_committed_brings_the_outcome() -> None:
-    retained = RetainedStep(VIEW, 7, BASE, OUTCOME, (0,))
+    retained = RetainedStep(VIEW, 7, BASE, OUTCOME, (0,), signed("ab"))
     ahead = part(A, {0: 8}, retained=retained, pending=None)
     result = recover([ahead, part(B, {1: 7}, "b")], 2)
     assert result.target == Target(8, AFTER) and result.outcome == OUTCOME
+    assert set(result.prepared) == set(signed("ab")), "whoever goes on from there can show it, too"
 
 
 def test_without_its_gradient_a_layer_does_not_roll() -> None:

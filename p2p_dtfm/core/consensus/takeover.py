@@ -214,6 +214,8 @@ class Takeover(AgreementState):
         if self.ledger is not None and self.ledger.last_commit:
             self._last_commit = self.ledger.last_commit
         self._known.takes_over(view)
+        if self._accepts_loss:  # where most others still wait, it asks again when they have waited
+            self._lost_since_ns = now_ns - self._timing.lost_layers_ns // 2
         self.next_view = self._attempt = self._dropped = self._reopen_ns = self._vouched = None
         self._self_synced = self._drop_next = self.frozen = self._accepts_loss = False
         self._synced, self._records = set(), {}

@@ -24,6 +24,9 @@ RETAINED_LIMIT = 16
 StepKey = tuple[ViewId, int, str]
 """A step by its view, its number, and the lineage digest that it starts from."""
 
+ROUNDING = 1e-6
+"""Of a sum of norms, for a comparison that decides nothing where all is in order."""
+
 
 @dataclass(frozen=True, order=True)
 class Target:
@@ -225,9 +228,23 @@ def _complete_steps(parts: list[Contribution], terms: StepTerms | None) -> Compl
         digests = [outcome.digest for outcome in told[key]]
         outcome = max(told[key], key=lambda it: (digests.count(it.digest), it.digest))
         is_shown_by_all = plan is not None and len(plan.stage_holders()) <= RETAINED_LIMIT
-        if not is_shown_by_all or 2 * digests.count(outcome.digest) > member_count:
+        is_most = 2 * digests.count(outcome.digest) > member_count
+        if is_most or (not is_shown_by_all and _fits(outcome, said.get(key, {}))):
             complete[_target(key, outcome)] = CompleteStep(key, outcome)
     return complete
+
+
+def _fits(outcome: StepOutcome, said: Iterable[Signed]) -> bool:
+    """Whether an outcome that is only told can be that of a step of which these Prepared are."""
+    known = [stated(signed) for signed in said]
+    norms = {number: norm for item in known for number, norm in item.squared_norms.items()}
+    tokens = {item.peer_id: item.token_count for item in known}
+    return (
+        outcome.gradient_norm**2 >= sum(norms.values()) * (1 - ROUNDING)
+        and outcome.token_count >= sum(tokens.values())
+        and all(outcome.take_over in (None, item.ready_for) for item in known)
+        and all(outcome.kept <= item.kept for item in known)
+    )
 
 
 def _most(counts: list[dict[str, int]]) -> dict[str, int]:

@@ -228,8 +228,7 @@ class Takeover(AgreementState):
         self._active = stated(said, self._signer)
         self._active_members = {view.id: early | {self.me: self._active}}
         self._newcomers.let_in(view.member_ids)
-        for peer_id in view.member_ids:
-            self.know(peer_id)
+        self.familiar.meet(view.member_ids)
         plan = view.plan
         self.ledger = self._new_ledger(view.id, plan, replay) if isinstance(plan, Plan) else None
         self._open_ledger()

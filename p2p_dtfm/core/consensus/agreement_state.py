@@ -292,6 +292,11 @@ class AgreementState:
             if self._lost_since_ns is not None:
                 self._lost_since_ns += gap_ns
 
+    @property
+    def standing(self) -> Standing | None:
+        """Where this peer stands, for whoever asks; None in no view."""
+        return self._standing(self.view) if self.view is not None else None
+
     def _standing(self, view: View) -> Standing:
         has_plan = isinstance(view.plan, Plan)
         # Without a plan members are at unlike steps: all must compare alike, or they go to and fro.

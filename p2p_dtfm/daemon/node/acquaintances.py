@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.node.peer_state import PeerState
 from p2p_dtfm.daemon.peers.home_memory import (
@@ -196,6 +197,16 @@ class Acquaintances(PeerState):
         """Of the initial peers, those that were reached: a bootstrap node may be among them."""
         given = {parse_address(address)[0] for address in self.settings.initial_peers}
         return tuple(at for at in self._first_contacts if parse_address(at)[0] in given)
+
+    def _tell_whom_it_follows(self, agreement: Agreement) -> None:
+        """Those that the user named, and those that were met, or that such have named: a swarm of
+        keys that somebody has made has none of them."""
+        addresses = self.settings.initial_peers
+        agreement.familiar.give(parse_address(address)[0] for address in addresses)
+        recalled, digest = self._recalled, self._run.digest if self._run is not None else ""
+        if recalled is not None and recalled.run_digest == digest:
+            agreement.familiar.meet(item.peer_id for item in recalled.members)
+        agreement.familiar.meet(self._members_named)
 
     def _has_met(self, peer_id: str) -> bool:
         return self._memory is not None and any(

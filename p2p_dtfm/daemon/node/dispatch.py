@@ -8,7 +8,12 @@ from typing import Any
 
 from p2p_dtfm.core.consensus.actions import Rejoin
 from p2p_dtfm.core.gate.gate_table import Role
-from p2p_dtfm.core.messages.agreement_messages import Contribution, Heartbeat, JoinRequest
+from p2p_dtfm.core.messages.agreement_messages import (
+    Contribution,
+    Heartbeat,
+    JoinRequest,
+    Standing,
+)
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, Statement, open_prepared
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -207,8 +212,16 @@ class Dispatch(TrainerOutlet):
                 self._agreement.step,
                 len(records),
                 self._measured_rate(),
+                standing=self._proof_of_end(),
             )
         )
+
+    def _proof_of_end(self) -> Standing | None:
+        """Without one nobody believes that the run is complete."""
+        assert self._agreement is not None and self._run is not None
+        if self._agreement.step <= self._run.spec.total_steps:
+            return None
+        return self._agreement.standing
 
     def _admit_frame(self, sender: str, lane: str, header: FrameHeader) -> None:
         """Before memory is taken for it. Raises `PeerFault`."""

@@ -115,6 +115,8 @@ class Membership(Acquaintances):
         found = await self._look_for_members(self._run.digest)
         if found is not None:
             self._welcomed_by = found.peer_id
+            named = (peer.peer_id for peer in found.welcome.peers)
+            agreement.familiar.meet((found.peer_id, *named))
             for peer in found.welcome.peers:
                 self._messenger.learn(peer.peer_id, peer.addresses)
             return True
@@ -142,7 +144,10 @@ class Membership(Acquaintances):
         """Whether it answered."""
         try:
             reply = await self._messenger.ask(member, agreement.wants_view())
-            self._learn_known(decode(reply, KnownPeers))
+            known = decode(reply, KnownPeers)
+            self._learn_known(known)
+            if agreement.familiar.holds(member):
+                agreement.familiar.meet(peer.peer_id for peer in known.peers)
         except (Unreachable, PeerFault) as error:
             log.debug("not let in yet: %s", error)
             return isinstance(error, PeerFault) and not isinstance(error, Unreachable)

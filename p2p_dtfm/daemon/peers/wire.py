@@ -46,6 +46,8 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     members: int = 0
     tokens_per_s: int = 0
     """What they do together now, as measured; 0: not known. Only for the newcomer's user."""
+    standing: Standing | None = None
+    """Of a run that is complete: what shows it."""
 
 
 class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

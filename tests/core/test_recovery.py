@@ -20,8 +20,9 @@ from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, Snapshot, ViewId, sorted_records
 from p2p_dtfm.core.recovery.believed_claims import BelievedClaims
+from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.receipts import Receipts
-from p2p_dtfm.core.recovery.restart_point import Target, recover
+from p2p_dtfm.core.recovery.restart_point import recover
 from tests.core.builders import WORKLOAD, device, record, stated
 
 VIEW = ViewId(3, "view")
@@ -386,3 +387,23 @@ def test_where_prepared_do_not_travel_most_stage_holders_decide() -> None:
 def test_a_claim_of_steps_does_not_change_what_a_planned_view_starts_from() -> None:
     claims = BelievedClaims([*honest(), lie(step=FAR)], slack_steps=1)
     assert claims.furthest() == 7
+
+
+def test_a_prepared_that_was_refused_does_not_undo_the_signed_ones() -> None:
+    """B has said another thing first, of tokens that it cannot have counted; that is kept as
+    evidence, and tells nothing of the step."""
+    other = msgspec.structs.replace(prepared("b"), squared_norms={1: -1.0})
+    pending = PendingStep(7, BASE, (*signed("ab"), stated(other).signed), (0, 1))
+    result = recover([part(A, {0: 7, 1: 7}, pending=pending)], 2)
+    assert result.target == Target(8, AFTER)
+
+
+def test_of_two_words_of_one_peer_that_counts_by_which_somebody_has_committed() -> None:
+    other = msgspec.structs.replace(prepared("b"), token_count=3)
+    pending = PendingStep(7, BASE, (signed("a")[0], stated(other).signed), (0, 1))
+    retained = RetainedStep(VIEW, 7, BASE, OUTCOME, (0,), signed("ab"))
+    ahead = part(A, {0: 8}, retained=retained, pending=None)
+    guardian = part(C, {1: 7}, pending=pending)
+    assert recover([ahead, guardian], 2).target == Target(8, AFTER)
+    both = PendingStep(7, BASE, (*signed("ab"), stated(other).signed), (0, 1))
+    assert recover([part(A, {0: 7}), part(C, {1: 7}, pending=both)], 2).target == Target(7, BASE)

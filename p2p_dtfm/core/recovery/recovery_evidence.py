@@ -11,7 +11,8 @@ from p2p_dtfm.core.messages.stage_progress import StageProgress
 from p2p_dtfm.core.protocol.lineage import Lineage, extend
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
-from p2p_dtfm.core.recovery.restart_point import RETAINED_LIMIT, Recovery, StepKey
+from p2p_dtfm.core.recovery.complete_steps import RETAINED_LIMIT, StepKey
+from p2p_dtfm.core.recovery.restart_point import Recovery
 
 
 @dataclass(frozen=True)

@@ -6,48 +6,14 @@ A pure function of the gathered contributions, so that every member comes to the
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.commit.step import StepTransaction
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.messages.agreement_messages import Contribution
-from p2p_dtfm.core.messages.prepared import Statement, StepOutcome
-from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend
-from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.core.protocol.snapshot import Member, ViewId
-from p2p_dtfm.core.recovery.believed_claims import BelievedClaims, passed_on
-from p2p_dtfm.core.recovery.contradictions import stated
-
-RETAINED_LIMIT = 16
-"""Where more have a stage, contributions do not carry the Prepared of the last step."""
-
-StepKey = tuple[ViewId, int, str]
-"""A step by its view, its number, and the lineage digest that it starts from."""
-
-ROUNDING = 1e-6
-"""Of a sum of norms, for a comparison that decides nothing where all is in order."""
-
-
-@dataclass(frozen=True, order=True)
-class Target:
-    """A lineage, by length and digest."""
-
-    step: int
-    lineage: str
-
-
-@dataclass(frozen=True)
-class CompleteStep:
-    """It can be made again with the reduced gradients alone."""
-
-    key: StepKey
-    outcome: StepOutcome
-    prepared: tuple[Signed, ...] = ()
-    """Of all stage-holders; none where the outcome is only told."""
-
-
-Complete = dict[Target, CompleteStep]
-"""By where they lead."""
+from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.recovery.believed_claims import BelievedClaims
+from p2p_dtfm.core.recovery.complete_steps import Complete, StepKey, Target, complete_steps
 
 
 @dataclass(frozen=True)
@@ -78,7 +44,7 @@ def recover(
     """
     parts = sorted(contributions, key=lambda part: part.member)
     claims = BelievedClaims(parts)
-    complete = _complete_steps(parts, terms)
+    complete = complete_steps(parts, terms)
     members = [part for part in parts if part.present is not None]
     accepts_loss = _accept_loss(members or parts)
     limit = terms.total_steps + 1 if terms is not None else None
@@ -195,80 +161,3 @@ def _stands_on(part: Contribution, target: Target, complete: Complete) -> bool:
         return True
     step = complete.get(target)
     return step is not None and part.lineages.get(step.key[1]) == step.key[2]
-
-
-def _complete_steps(parts: list[Contribution], terms: StepTerms | None) -> Complete:
-    """Every step whose outcome follows from all Prepared together, whoever brings them; else what
-    most say of it counts, where nobody could show it or more than half of the members say so."""
-    plans = {p.present.view: p.present.plan for p in parts if p.present and p.present.plan}
-    said: dict[StepKey, dict[Signed, None]] = {}
-    told: dict[StepKey, list[StepOutcome]] = {}
-    counts: dict[StepKey, list[dict[str, int]]] = {}
-    for part in parts:
-        retained, pending, present = part.retained, part.pending, part.present
-        for signed in passed_on(part):
-            prepared = stated(signed)
-            said.setdefault((prepared.view, prepared.step, prepared.base), {})[signed] = None
-        if retained is not None and retained.outcome is not None:
-            key = (retained.view, retained.step, retained.base)
-            told.setdefault(key, []).append(retained.outcome)
-        if pending is not None and present is not None:
-            counts.setdefault((present.view, pending.step, pending.base), []).append(pending.counts)
-    member_count = sum(1 for part in parts if part.present is not None)
-    complete: Complete = {}
-    for key in sorted({*told, *counts}):
-        plan, found = plans.get(key[0]), None
-        if plan is not None:
-            of_step = tuple(said.get(key, {}))
-            found = _outcome(key, plan, of_step, terms, _most(counts.get(key, [{}])))
-            if found is not None:
-                complete[_target(key, found)] = CompleteStep(key, found, of_step)
-        if found is not None or key not in told:
-            continue
-        digests = [outcome.digest for outcome in told[key]]
-        outcome = max(told[key], key=lambda it: (digests.count(it.digest), it.digest))
-        is_shown_by_all = plan is not None and len(plan.stage_holders()) <= RETAINED_LIMIT
-        is_most = 2 * digests.count(outcome.digest) > member_count
-        if is_most or (not is_shown_by_all and _fits(outcome, said.get(key, {}))):
-            complete[_target(key, outcome)] = CompleteStep(key, outcome)
-    return complete
-
-
-def _fits(outcome: StepOutcome, said: Iterable[Signed]) -> bool:
-    """Whether an outcome that is only told can be that of a step of which these Prepared are."""
-    known = [stated(signed) for signed in said]
-    norms = {number: norm for item in known for number, norm in item.squared_norms.items()}
-    tokens = {item.peer_id: item.token_count for item in known}
-    return (
-        outcome.gradient_norm**2 >= sum(norms.values()) * (1 - ROUNDING)
-        and outcome.token_count >= sum(tokens.values())
-        and all(outcome.take_over in (None, item.ready_for) for item in known)
-        and all(outcome.kept <= item.kept for item in known)
-    )
-
-
-def _most(counts: list[dict[str, int]]) -> dict[str, int]:
-    return max(counts, key=lambda it: (counts.count(it), sorted(it.items())))
-
-
-def _target(key: StepKey, outcome: StepOutcome) -> Target:
-    view, step, base = key
-    return Target(step + 1, extend(base, step, view, outcome.digest))
-
-
-def _outcome(
-    key: StepKey,
-    plan: Plan,
-    said: Iterable[Signed],
-    terms: StepTerms | None,
-    counts: dict[str, int],
-) -> StepOutcome | None:
-    """None while a stage-holder's Prepared is missing, or what they say cannot be true."""
-    view, step, _ = key
-    transaction = StepTransaction(view, step, plan, terms, counts or None)
-    try:
-        for signed in said:
-            transaction.record(Statement(stated(signed), signed))
-    except PeerFault:
-        return None
-    return transaction.outcome()

@@ -267,6 +267,8 @@ class Acquaintances(PeerState):
             states = {}
             for layer in checkpoint.layers:
                 states[layer] = await self.compute.run(load_layer, checkpoint.directory, layer)
+            if self._agreement.view is not None or self._agreement.next_view is not None:
+                return  # let in meanwhile: its states are those of the others
             self._trainer.adopt(states, step)
             held = dict.fromkeys(states, step)
             lineage = checkpoint.manifest.lineage
@@ -285,9 +287,14 @@ class Acquaintances(PeerState):
             return
 
         def on_neighbour(found: Neighbour) -> None:
-            if found.peer_id in names or found.knows_asker:
-                self._messenger.learn(found.peer_id, (f"{found.address}/p2p/{found.peer_id}",))
-                agreement.know(found.peer_id)
+            at = (f"{found.address}/p2p/{found.peer_id}",)
+            if found.peer_id in names:
+                self._messenger.learn(found.peer_id, at)
+            elif found.knows_asker:  # so it says
+                self._messenger.hear_of(found.peer_id, at)
+            else:
+                return
+            agreement.know(found.peer_id)
 
         while True:
             view = agreement.view

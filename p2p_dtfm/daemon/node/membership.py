@@ -133,12 +133,13 @@ class Membership(Acquaintances):
 
     async def _go_on_alone(self, agreement: Agreement) -> None:
         """Those that were found when this peer came back have died before they let it in."""
-        log.warning("goes on alone: nobody that it found when it came back answers any more")
-        self._founds = True
-        await self._resume_from_checkpoint()
-        if agreement.view is None and not agreement.attempting:
-            self._do(agreement.found(time.monotonic_ns()))
+        if not self._founds:  # else it has begun to, and could not end it yet
+            log.warning("goes on alone: nobody that it found when it came back answers any more")
+            self._founds = True
+            await self._resume_from_checkpoint()
             self._spawn(self._reunion_loop())
+        if agreement.view is None and not agreement.attempting and agreement.next_view is None:
+            self._do(agreement.found(time.monotonic_ns()))
 
     async def _ask_to_be_let_in(self, member: str, agreement: Agreement) -> bool:
         """Whether it answered."""
@@ -226,7 +227,8 @@ class Membership(Acquaintances):
         self._remember_members()
         self.observer.view_took_over(view, step)
         if self._view_history is not None and self._agreement is not None:
-            self._spawn(asyncio.to_thread(self._view_history.write, self._agreement.history))
+            self._view_history.keep(self._agreement.history)
+            self._spawn(asyncio.to_thread(self._view_history.write))
         log.info("view %s from step %d on", view.id, step)
         for text in _remarks(action):
             log.info("%s", text)

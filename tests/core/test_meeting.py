@@ -3,11 +3,16 @@
 import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS, Rejoin, Report
+from p2p_dtfm.core.consensus.agreement_state import COMMIT_TOLD, MEMBERS_LIMIT
 from p2p_dtfm.core.consensus.familiar_peers import STRANGERS_LIMIT, FamiliarPeers
 from p2p_dtfm.core.consensus.known_views import KnownView, KnownViews
+from p2p_dtfm.core.gate.gate import Admitted, Gate, Refusal
+from p2p_dtfm.core.gate.gate_table import Role
 from p2p_dtfm.core.messages.agreement_messages import PresentView, Standing
+from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.messages.statements import stated
+from p2p_dtfm.core.protocol.canonical import encode_for_wire
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.simulated_process import sign_for
@@ -200,3 +205,19 @@ def test_invented_standing_is_well_formed() -> None:
     claim = invented_standing()
     actions, fault = say(world, claim.sender.peer_id, "a", claim)
     assert fault is None and any(isinstance(it, Rejoin) for it in actions)
+
+
+def test_the_largest_swarm_can_tell_a_stranger_where_it_stands() -> None:
+    members = tuple(Member(f"12D3KooW{number:044}", 1 << 40) for number in range(MEMBERS_LIMIT))
+    view = ViewId(1 << 40, "f" * 64)
+    certificate = Certificate(view, "e" * 64, members, tuple((m, b"x" * 64) for m in members))
+    sums = {number: (b"x" * 8,) * 8 for number in range(4)}
+    said = Prepared(view, 9, members[0].peer_id, {}, 1.0, 9, 0.0, 0, view, "a" * 64, sums)
+    commit = (sign_prepared(said, lambda text: b"x" * 64),) * COMMIT_TOLD
+    follows = tuple(m.peer_id for m in members[:16])
+    large = Standing(members[0], certificate, True, 9, (view,) * 130, commit, follows, b"x" * 64)
+    size_bytes = len(encode_for_wire(large))
+    gate = Gate(lambda peer_id: Role.STRANGER)
+    for kind in ("control", "Standing"):
+        assert isinstance(gate.admit("stranger", kind, size_bytes, 0), Admitted)
+    assert isinstance(gate.admit("stranger", "Hello", size_bytes, 0), Refusal)

@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "7fa990c42eb719dfab3e449fbae751f90ac1dd2c3d15588f8ca8751623d6068c"}
+SAID = {2: "9ebb3f66f8f09defe93bb2a07f4e6b08c466849f73e63c81d9afd7a72c344a1a"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

@@ -113,7 +113,7 @@ def seeker(home: Path, leads: dict[str, UserError | None], **settings: object) -
 
 
 WITHHELD = UserError("the run cannot be learnt", exit_code=6)
-COMPLETE = RunComplete("run 12 is complete: all 8 steps are done")
+COMPLETE = RunComplete("12", SPEC.total_steps)
 
 
 def test_the_next_who_answers_is_followed(tmp_path: Path) -> None:

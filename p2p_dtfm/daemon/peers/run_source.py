@@ -207,7 +207,7 @@ def fault_of_end(peer_id: str, welcome: Welcome, spec: RunSpec) -> UserError | N
         return None
     run = digest_bytes(welcome.run_spec.payload)[:16]
     if _shows_end(peer_id, welcome.standing, spec):
-        return RunComplete(f"run {run} is complete: all {spec.total_steps} steps are done")
+        return RunComplete(run, spec.total_steps)
     return UserError(
         f"{peer_id} says that run {run} is complete, and does not show it",
         ("join through another peer", "try again in a minute"),
@@ -218,8 +218,12 @@ def fault_of_end(peer_id: str, welcome: Welcome, spec: RunSpec) -> UserError | N
 class RunComplete(UserError):
     """By what its stage-holders have signed."""
 
-    def __init__(self, cause: str) -> None:
-        super().__init__(cause, "found a new run, or ask a member for the model", exit_code=5)
+    def __init__(self, run: str, total_steps: int) -> None:
+        super().__init__(
+            f"run {run} is complete: all {total_steps} steps are done",
+            "found a new run, or ask a member for the model",
+            exit_code=5,
+        )
 
 
 def _shows_end(peer_id: str, standing: Standing | None, spec: RunSpec) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from p2p_dtfm.core.consensus.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.daemon.node import membership
 from p2p_dtfm.daemon.node.membership import Membership
@@ -24,6 +25,7 @@ class FakeAgreement:
         self.next_view = None
         self.attempting = False
         self.known_peers: tuple[str, ...] = ()
+        self.familiar = FamiliarPeers("me")
         self.founded = False
 
     def wants_view(self) -> str:
@@ -71,6 +73,7 @@ class Newcomer(Membership):
         self._memory = None
         self._welcomed_by = self._asked_first = ""
         self._may_go_on_alone = bool(run)
+        self._founds = False
         self.status = Status()
         self.settings = SimpleNamespace(run=run, initial_peers=())
         self.views = []

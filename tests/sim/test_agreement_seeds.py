@@ -18,9 +18,9 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery import partial_replay, restart_point
+from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.partial_replay import StageReplay
 from p2p_dtfm.core.recovery.receipts import Receipts
-from p2p_dtfm.core.recovery.restart_point import Target
 from p2p_dtfm.sim.faults import drawn_plans
 from p2p_dtfm.sim.faults.agreement_seeds import Result, SeededRun, run_seed
 from p2p_dtfm.sim.faults.fault_schedule import KINDS

@@ -31,6 +31,7 @@ from p2p_dtfm.core.protocol.snapshot import (
     sorted_records,
 )
 from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.core.recovery.believed_claims import BelievedClaims
 from p2p_dtfm.core.recovery.contradictions import evidence
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay, replay_of
 from p2p_dtfm.core.recovery.restart_point import Recovery, recover
@@ -321,8 +322,7 @@ class Attempt:
         present = [part.present for part in parts if part.present is not None]
         newest = max(present, key=lambda it: (it.view, it.plan is not None), default=None)
         plan = newest.plan if newest else None
-        members = [part for part in parts if part.present is not None]
-        step, held = max(part.step for part in members or parts), _held(parts)
+        step, held = BelievedClaims(parts, slack_steps=1).furthest(), _held(parts)
         if not self.planned:
             self.recovery = recover(parts, self.layer_count, self.terms)
             if self.recovery.target is not None:

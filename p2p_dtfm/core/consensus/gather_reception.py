@@ -82,7 +82,7 @@ class GatherReception(Gathering):
             if self.view is None and unsettled and not learnt:
                 based = certificate.view == message.base
                 if based if message.planned else message.sender in certificate.members:
-                    self._known.trust(certificate, self._verify)
+                    self._known.trust(certificate, self._verify, self.familiar)
 
     def _hear_of_agreement(
         self, certificates: Iterable[Certificate | None], now_ns: int
@@ -324,8 +324,15 @@ class GatherReception(Gathering):
         if self.next_view is not None:
             previous = self.next_view.snapshot.previous
             return message.planned and bool(proven) and message.base == previous
+        if only_newcomers and not self._knows_one_of(parts):
+            return False
         asked = any(self.me in part.joiners for part in namers)
         return self._wants_view and (asked or any(part.member == self.me for part in parts))
+
+    def _knows_one_of(self, parts: list[Contribution]) -> bool:
+        """Among newcomers alone: one that it asked itself, if it knows anybody at all."""
+        familiar, others = self.familiar, (part.member.peer_id for part in parts)
+        return familiar.is_empty or familiar.any_of(others)
 
     def _stays_out(self, message: Gather, parts: list[Contribution], now_ns: int) -> Actions:
         """Not for this peer: tell the sender what it does not know."""

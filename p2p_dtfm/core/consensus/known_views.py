@@ -9,16 +9,23 @@ from collections.abc import Iterable
 
 import msgspec
 
+from p2p_dtfm.core.consensus.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.statements import signers
+from p2p_dtfm.core.protocol.canonical import digest
 from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
 
 REMEMBERED_VIEWS = 64
-TOLD_VIEWS = 32
-"""Of its history a peer tells others so many, and compares so many."""
+"""Of those that it said Ready to, and those that were proven to it."""
+LEFT_VIEWS = 24
+RECENT_VIEWS = 32
+RARE_VIEWS = 4
+RANKS = 24
+"""Of its history a peer keeps the newest views, and of older ones ever fewer: of each rank so many.
+A view has a rank by its id, so two parts of a swarm that were apart for long keep the same ones."""
 
 
 class KnownView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +67,7 @@ class KnownViews:
     @property
     def told(self) -> tuple[ViewId, ...]:
         """What others are told: the newest first, and also of those that this peer has left."""
-        return tuple(sorted({*self._history, *self._left}, reverse=True)[:TOLD_VIEWS])
+        return tuple(sorted({*self._history, *self._left}, reverse=True))
 
     def says_ready(self, view: View, sources: Iterable[ViewId]) -> None:
         """`sources`: the views that its contributors come from. Who lets a newcomer in makes it a
@@ -134,10 +141,13 @@ class KnownViews:
             return self._certify(certificate)
         return False
 
-    def trust(self, certificate: Certificate, verify: Verify) -> bool:
-        """A newcomer knows no view: it takes the word of all members of one, if they signed it."""
+    def trust(self, certificate: Certificate, verify: Verify, familiar: FamiliarPeers) -> bool:
+        """A newcomer knows no view: it takes the word of all members of one, if they signed it and
+        it knows one of them; unless it knows nobody at all."""
         if self.find(certificate.view) is not None:
             return True
+        if not familiar.is_empty and not familiar.any_of(m.peer_id for m in certificate.members):
+            return False
         said = signers(certificate, verify)
         members = set(certificate.members)
         return bool(members) and members <= said and self._certify(certificate)
@@ -154,11 +164,34 @@ class KnownViews:
         return True
 
     def _trim(self) -> None:
-        for known in (self._history, self._readied, self._certified, self._left):
-            while len(known) > REMEMBERED_VIEWS:
+        limits = (REMEMBERED_VIEWS, REMEMBERED_VIEWS, LEFT_VIEWS)
+        for known, limit in zip((self._readied, self._certified, self._left), limits, strict=True):
+            while len(known) > limit:
                 del known[next(iter(known))]
         for view in self._sources.keys() - self._readied.keys():
             del self._sources[view]
+        if len(self._history) > RECENT_VIEWS:
+            kept = _kept(tuple(self._history))
+            self._history = {view: it for view, it in self._history.items() if view in kept}
+
+
+def _kept(views: tuple[ViewId, ...]) -> set[ViewId]:
+    """Of views in their order: the newest, the first, and some in between."""
+    kept = {views[0], *views[-RECENT_VIEWS:]}
+    left = dict.fromkeys(range(RANKS), RARE_VIEWS)
+    for view in reversed(views[1:-RECENT_VIEWS]):
+        wanted = [rank for rank in range(_rank(view) + 1) if left[rank]]
+        if wanted:
+            kept.add(view)
+        for rank in wanted:
+            left[rank] -= 1
+    return kept
+
+
+def _rank(view: ViewId) -> int:
+    """Of so many views only one in 2^rank has it."""
+    bits = int(digest(view)[:16], 16)
+    return min(RANKS - 1, 64 - bits.bit_length())
 
 
 def _known(view: View) -> KnownView:

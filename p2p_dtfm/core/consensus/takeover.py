@@ -214,6 +214,8 @@ class Takeover(AgreementState):
         if self.ledger is not None and self.ledger.last_commit:
             self._last_commit = self.ledger.last_commit
         self._known.takes_over(view)
+        if self._accepts_loss:  # where most others still wait, it asks again when they have waited
+            self._lost_since_ns = now_ns - self._timing.lost_layers_ns // 2
         self.next_view = self._attempt = self._dropped = self._reopen_ns = self._vouched = None
         self._said_ready.take_over()
         self._self_synced = self._drop_next = self.frozen = self._accepts_loss = False
@@ -227,8 +229,7 @@ class Takeover(AgreementState):
         self._active = stated(said, self._signer)
         self._active_members = {view.id: early | {self.me: self._active}}
         self._newcomers.let_in(view.member_ids)
-        for peer_id in view.member_ids:
-            self.know(peer_id)
+        self.familiar.meet(view.member_ids)
         plan = view.plan
         self.ledger = self._new_ledger(view.id, plan, replay) if isinstance(plan, Plan) else None
         self._open_ledger()

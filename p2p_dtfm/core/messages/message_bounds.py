@@ -30,7 +30,12 @@ CERTIFICATES_LIMIT = 16
 COMMIT_LIMIT_BYTES = 16 * 1024
 """One Prepared in a Standing."""
 CONTRIBUTION_LIMIT_BYTES = 512 * 1024
-_LENGTHS = {"accusations": CHARGES_LIMIT, "newcomers": NEWCOMERS_LIMIT, "ancestors": 64}
+_LENGTHS = {
+    "accusations": CHARGES_LIMIT,
+    "newcomers": NEWCOMERS_LIMIT,
+    "ancestors": 160,
+    "follows": 16,
+}
 _BYTES = {"newcomers": RECORD_LIMIT_BYTES, "record": RECORD_LIMIT_BYTES}
 _SIGNATURE_LIMIT_BYTES = 128
 _LEAST = {"kept": -1}

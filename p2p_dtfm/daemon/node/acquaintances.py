@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.node.peer_state import PeerState
 from p2p_dtfm.daemon.node.recall import recall
@@ -192,6 +193,16 @@ class Acquaintances(PeerState):
         given = {parse_address(address)[0] for address in self.settings.initial_peers}
         return tuple(at for at in self._first_contacts if parse_address(at)[0] in given)
 
+    def _tell_whom_it_follows(self, agreement: Agreement) -> None:
+        """Those that the user named, and those that were met, or that such have named: a swarm of
+        keys that somebody has made has none of them."""
+        addresses = self.settings.initial_peers
+        agreement.familiar.give(parse_address(address)[0] for address in addresses)
+        recalled, digest = self._recalled, self._run.digest if self._run is not None else ""
+        if recalled is not None and recalled.run_digest == digest:
+            agreement.familiar.meet(item.peer_id for item in recalled.members)
+        agreement.familiar.meet(self._members_named)
+
     def _has_met(self, peer_id: str) -> bool:
         return self._memory is not None and any(
             item.peer_id == peer_id for item in self._memory.members
@@ -251,6 +262,8 @@ class Acquaintances(PeerState):
             states = {}
             for layer in checkpoint.layers:
                 states[layer] = await self.compute.run(load_layer, checkpoint.directory, layer)
+            if self._agreement.view is not None or self._agreement.next_view is not None:
+                return  # let in meanwhile: its states are those of the others
             self._trainer.adopt(states, step)
             held = dict.fromkeys(states, step)
             lineage = checkpoint.manifest.lineage
@@ -269,9 +282,14 @@ class Acquaintances(PeerState):
             return
 
         def on_neighbour(found: Neighbour) -> None:
-            if found.peer_id in names or found.knows_asker:
-                self._messenger.learn(found.peer_id, (f"{found.address}/p2p/{found.peer_id}",))
-                agreement.know(found.peer_id)
+            at = (f"{found.address}/p2p/{found.peer_id}",)
+            if found.peer_id in names:
+                self._messenger.learn(found.peer_id, at)
+            elif found.knows_asker:  # so it says
+                self._messenger.hear_of(found.peer_id, at)
+            else:
+                return
+            agreement.know(found.peer_id)
 
         while True:
             view = agreement.view

@@ -251,6 +251,7 @@ class Daemon(Background, Joining, StatusApi):
             self._view_history.read(),
         )
         self._agreement.terms = terms_of(run.spec)
+        self._tell_whom_it_follows(self._agreement)
         self._keeper.attach(self._agreement, run.spec.admission.mode == "open")
         self.observer.trains(run.spec, run.digest, self._workload, self._agreement)
         self._make_trainer(run)

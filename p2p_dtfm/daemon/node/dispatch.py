@@ -8,7 +8,12 @@ from typing import Any
 
 from p2p_dtfm.core.consensus.actions import Rejoin
 from p2p_dtfm.core.gate.gate_table import Role
-from p2p_dtfm.core.messages.agreement_messages import Contribution, Heartbeat, JoinRequest
+from p2p_dtfm.core.messages.agreement_messages import (
+    Contribution,
+    Heartbeat,
+    JoinRequest,
+    Standing,
+)
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, Statement, open_prepared
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -208,6 +213,7 @@ class Dispatch(TrainerOutlet):
                 len(records),
                 self._measured_rate(),
                 self._lets_in,
+                self._proof_of_end(),
             )
         )
 
@@ -215,6 +221,13 @@ class Dispatch(TrainerOutlet):
     def _lets_in(self) -> bool:
         """Two newcomers that take each other for members would wait for ever."""
         return self._founds or (self._agreement is not None and self._agreement.view is not None)
+
+    def _proof_of_end(self) -> Standing | None:
+        """Without one nobody believes that the run is complete."""
+        assert self._agreement is not None and self._run is not None
+        if self._agreement.step <= self._run.spec.total_steps:
+            return None
+        return self._agreement.standing
 
     def _admit_frame(self, sender: str, lane: str, header: FrameHeader) -> None:
         """Before memory is taken for it. Raises `PeerFault`."""

@@ -116,6 +116,8 @@ class Membership(Acquaintances):
         found = await self._look_for_members(self._run.digest)
         if found is not None:
             self._welcomed_by = found.peer_id
+            named = (peer.peer_id for peer in found.welcome.peers)
+            agreement.familiar.meet((found.peer_id, *named))
             for peer in found.welcome.peers:
                 self._messenger.learn(peer.peer_id, peer.addresses)
             return True
@@ -130,12 +132,13 @@ class Membership(Acquaintances):
 
     async def _go_on_alone(self, agreement: Agreement) -> None:
         """Those that were found when this peer came back have died before they let it in."""
-        log.warning("goes on alone: nobody that it found when it came back answers any more")
-        self._founds = True
-        await self._resume_from_checkpoint()
-        if agreement.view is None and not agreement.attempting:
-            self._do(agreement.found(time.monotonic_ns()))
+        if not self._founds:  # else it has begun to, and could not end it yet
+            log.warning("goes on alone: nobody that it found when it came back answers any more")
+            self._founds = True
+            await self._resume_from_checkpoint()
             self._spawn(self._reunion_loop())
+        if agreement.view is None and not agreement.attempting and agreement.next_view is None:
+            self._do(agreement.found(time.monotonic_ns()))
 
     async def _ask_to_be_let_in(self, member: str, agreement: Agreement) -> bool:
         """Whether it answered, and may do so; else it is of no use now."""
@@ -143,6 +146,8 @@ class Membership(Acquaintances):
             reply = await self._messenger.ask(member, agreement.wants_view())
             known = decode(reply, KnownPeers)
             self._learn_known(known)
+            if agreement.familiar.holds(member):
+                agreement.familiar.meet(peer.peer_id for peer in known.peers)
         except (Unreachable, PeerFault) as error:
             log.debug("not let in yet: %s", error)
             return isinstance(error, PeerFault) and not isinstance(error, Unreachable)
@@ -221,7 +226,8 @@ class Membership(Acquaintances):
         self._remember_members()
         self.observer.view_took_over(view, step)
         if self._view_history is not None and self._agreement is not None:
-            self._spawn(asyncio.to_thread(self._view_history.write, self._agreement.history))
+            self._view_history.keep(self._agreement.history)
+            self._spawn(asyncio.to_thread(self._view_history.write))
         log.info("view %s from step %d on", view.id, step)
         for text in _remarks(action):
             log.info("%s", text)

@@ -48,6 +48,8 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What they do together now, as measured; 0: not known. Only for the newcomer's user."""
     lets_in: bool = True
     """Whether the sender is a member, or makes the first view; else it asks to be let in itself."""
+    standing: Standing | None = None
+    """Of a run that is complete: what shows it."""
 
 
 class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -126,7 +126,7 @@ class Attempt:
         """All who must answer."""
         held = self._cache.get("universe")
         if held is None or held[0] != len(self.opened):
-            named = universe(self.opened)
+            named = universe(self.opened, self.planned)
             held = self._cache["universe"] = (len(self.opened), named)
         assert isinstance(held[1], frozenset)
         return held[1]

@@ -43,6 +43,7 @@ class GatherReception(Gathering):
                 return [SendMessage((message.sender.peer_id,), self._last_ready)]
             if not self._may_enter(message, opened):
                 return self._stays_out(message, opened, now_ns)
+            self._side_with_who_opens(now_ns)
             actions = self._enter(message.number, message.planned, message.base, now_ns)
             attempt = self._attempt
             assert attempt is not None

@@ -14,6 +14,7 @@ from p2p_dtfm.core.consensus.actions import (
     ViewAgreed,
 )
 from p2p_dtfm.core.consensus.attempt import Attempt
+from p2p_dtfm.core.consensus.patience import patience_ns
 from p2p_dtfm.core.consensus.takeover import Takeover
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
@@ -180,7 +181,7 @@ class Gathering(Takeover):
             present=self._present_view(),
             step=self.step,
             held=dict(recovery_evidence.held),
-            joiners=tuple(self._newcomers.members),
+            joiners=tuple(self._newcomers.members) if self._names_newcomers(planned) else (),
             lineages=recovery_evidence.lineages(),
             saved=recovery_evidence.saved,
             cuts=recovery_evidence.cuts,
@@ -196,6 +197,10 @@ class Gathering(Takeover):
         self._charge(attempt, self._suspects | self._distrusted | self._carried)
         self._carried = set()
         return actions + (self._knowledge_grew(attempt, now_ns) if grew else [])
+
+    def _names_newcomers(self, planned: bool) -> bool:
+        """After a failure steps wait, and newcomers are let in by the next planned view."""
+        return planned or self.view is None or not isinstance(self.view.plan, Plan)
 
     @property
     def _sees_fork(self) -> bool:
@@ -300,10 +305,11 @@ class Gathering(Takeover):
             return []
         mine, contributors = attempt.ready[self.me], attempt.snapshot.contributors
         answers = [attempt.ready[member] for member in contributors if member in attempt.ready]
-        if any(theirs.view != mine.view for theirs in answers):
+        strays = [theirs.sender for theirs in answers if theirs.view != mine.view]
+        if strays:
             if len(answers) < len(contributors):
                 return []
-            return self._failed(attempt, "members know different things", now_ns)
+            return self._held_up(attempt, strays, "members know different things", now_ns)
         liars = [it for it in answers if not _says_the_same(it, mine)]
         if liars:
             return self._on_other_plans(attempt, liars, len(answers) - len(liars), now_ns)
@@ -323,6 +329,31 @@ class Gathering(Takeover):
         if new:
             self.held = {}
         return [ViewAgreed(view, discard=new)]
+
+    def _held_up(self, attempt: Attempt, by: list[Member], reason: str, now_ns: int) -> Actions:
+        """A few of those that agreed say Ready to something else, or not at all. Messages that
+        cross may bring that about once; who does it again is left out, though it answers."""
+        again = self._accusers.holds_up(by, attempt.number, now_ns)
+        assert attempt.snapshot is not None
+        few = 2 * len(by) < len(attempt.snapshot.contributors)
+        if self.view is None or not (few and again):
+            return self._failed(attempt, reason, now_ns)
+        self._doubt(again, now_ns)
+        self._distrusted |= again & set(self.view.members)
+        if not attempt.planned or not self._distrusted:
+            return self._failed(attempt, reason, now_ns)
+        self._give_up(now_ns)
+        return self._open(False, reason, now_ns)
+
+    def _side_with_who_opens(self, now_ns: int) -> None:
+        """Somebody gives up an attempt and opens another one: who has kept this peer waiting for
+        half of what it may is at fault for it, too. Else it is one word against another."""
+        attempt = self._attempt
+        if attempt is None or attempt.planned or self.view is None:
+            return
+        patience = patience_ns(attempt, self._timing, True)
+        if 2 * (now_ns - attempt.progress_ns) >= patience:
+            self._distrusted |= set(self._silent(attempt)) & set(self.view.members)
 
     def _on_other_plans(
         self, attempt: Attempt, others: list[Ready], alike: int, now_ns: int
@@ -393,23 +424,6 @@ class Gathering(Takeover):
             return self._open(True, reason, now_ns)
         return [Report(f"gives up view {attempt.number}: {reason}")]
 
-    def _patience_ns(self, attempt: Attempt) -> int:
-        """How long to wait without progress: newcomers alone hold up nobody for long."""
-        members = attempt.members
-        if attempt.snapshot is None:
-            silent = attempt.waits_for
-            missing = silent or set(attempt.dissenting)
-            if self.view is None or not missing or missing & members:
-                return self._timing.gather_ns
-            resends_ns = 0 if silent else 2 * self._timing.resend_ns
-            return min(self._timing.gather_ns, self._timing.newcomer_ns + resends_ns)
-        due = set(attempt.snapshot.contributors) - set(attempt.ready)
-        if self.view is None or attempt.plan is None or due & members:
-            return self._timing.ready_ns
-        # They plan on slower machines, perhaps, but not on that much slower ones.
-        own_ns = attempt.progress_ns - attempt.frozen_ns
-        return min(self._timing.ready_ns, self._timing.newcomer_sync_ns + 3 * own_ns)
-
     def _stalled(self, attempt: Attempt, now_ns: int) -> Actions:
         waits_for = attempt.waits_for
         is_dispensable = not attempt.planned or not waits_for & attempt.members
@@ -425,13 +439,14 @@ class Gathering(Takeover):
         if attempt.planned:
             report = Report(f"gives up: {reason}")
             if attempt.snapshot is not None:
-                return [report, *self._failed(attempt, reason, now_ns)]
+                return [report, *self._held_up(attempt, silent, reason, now_ns)]
             self._give_up(now_ns)
             return [report]
-        if attempt.snapshot is None and silent:
-            self._suspects |= set(silent)
-            return [Report(reason), *self._accuse(attempt, silent, now_ns)]
         self._suspects |= set(silent)
+        if self.view is not None:
+            self._distrusted |= set(silent) & set(attempt.opened) & set(self.view.members)
+        if attempt.snapshot is None and silent:
+            return [Report(reason), *self._accuse(attempt, silent, now_ns)]
         if self.view is None:
             self._give_up(now_ns)
             self.frozen = False

@@ -1,4 +1,4 @@
-"""Who accuses others again and again, though they are heard by most."""
+"""Who accuses others again and again, though they are heard by most, or holds up attempts."""
 
 from collections.abc import Collection
 
@@ -16,6 +16,19 @@ class Accusers:
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[int, int]] = {}
+        self._held_up: dict[Member, tuple[int, int]] = {}
+
+    def holds_up(self, members: Collection[Member], number: int, now_ns: int) -> set[Member]:
+        """They kept an attempt from its end; those of them that have done so of late before."""
+        again = set()
+        for member in members:
+            before, at_ns = self._held_up.pop(member, (number, now_ns))
+            if before != number and now_ns - at_ns < REMEMBERED_NS:
+                again.add(member)
+            self._held_up[member] = number, now_ns
+        while len(self._held_up) > PEERS_LIMIT:
+            del self._held_up[next(iter(self._held_up))]
+        return again
 
     def heed(
         self,

@@ -14,7 +14,6 @@ from p2p_dtfm.core.consensus.actions import (
     ViewAgreed,
 )
 from p2p_dtfm.core.consensus.attempt import Attempt
-from p2p_dtfm.core.consensus.patience import patience_ns
 from p2p_dtfm.core.consensus.takeover import Takeover
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
@@ -181,7 +180,7 @@ class Gathering(Takeover):
             present=self._present_view(),
             step=self.step,
             held=dict(recovery_evidence.held),
-            joiners=tuple(self._newcomers.members) if self._names_newcomers(planned) else (),
+            joiners=self._named_newcomers(planned),
             lineages=recovery_evidence.lineages(),
             saved=recovery_evidence.saved,
             cuts=recovery_evidence.cuts,
@@ -197,10 +196,6 @@ class Gathering(Takeover):
         self._charge(attempt, self._suspects | self._distrusted | self._carried)
         self._carried = set()
         return actions + (self._knowledge_grew(attempt, now_ns) if grew else [])
-
-    def _names_newcomers(self, planned: bool) -> bool:
-        """After a failure steps wait, and newcomers are let in by the next planned view."""
-        return planned or self.view is None or not isinstance(self.view.plan, Plan)
 
     @property
     def _sees_fork(self) -> bool:
@@ -339,21 +334,11 @@ class Gathering(Takeover):
         if self.view is None or not (few and again):
             return self._failed(attempt, reason, now_ns)
         self._doubt(again, now_ns)
-        self._distrusted |= again & set(self.view.members)
+        self._distrust_members(again)
         if not attempt.planned or not self._distrusted:
             return self._failed(attempt, reason, now_ns)
         self._give_up(now_ns)
         return self._open(False, reason, now_ns)
-
-    def _side_with_who_opens(self, now_ns: int) -> None:
-        """Somebody gives up an attempt and opens another one: who has kept this peer waiting for
-        half of what it may is at fault for it, too. Else it is one word against another."""
-        attempt = self._attempt
-        if attempt is None or attempt.planned or self.view is None:
-            return
-        patience = patience_ns(attempt, self._timing, True)
-        if 2 * (now_ns - attempt.progress_ns) >= patience:
-            self._distrusted |= set(self._silent(attempt)) & set(self.view.members)
 
     def _on_other_plans(
         self, attempt: Attempt, others: list[Ready], alike: int, now_ns: int
@@ -443,8 +428,7 @@ class Gathering(Takeover):
             self._give_up(now_ns)
             return [report]
         self._suspects |= set(silent)
-        if self.view is not None:
-            self._distrusted |= set(silent) & set(attempt.opened) & set(self.view.members)
+        self._distrust_members(set(silent) & set(attempt.opened))
         if attempt.snapshot is None and silent:
             return [Report(reason), *self._accuse(attempt, silent, now_ns)]
         if self.view is None:

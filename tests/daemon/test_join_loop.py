@@ -227,6 +227,25 @@ def test_who_has_been_in_a_view_never_founds_another() -> None:
     assert not newcomer._agreement.founded
 
 
+def test_who_waits_for_an_agreed_view_says_so_again_and_again() -> None:
+    """The members may have given it up while this peer was silent for a moment."""
+    newcomer = Newcomer()
+    messenger = newcomer._messenger
+    newcomer._agreement.next_view = SimpleNamespace(member_ids=("first", "me", "second"))
+    messenger.known = ("elsewhere",)
+    messenger.refuses = {"first", "second"}
+
+    async def for_a_while() -> None:
+        loop = asyncio.create_task(newcomer._join_loop())
+        while len(messenger.asked) < 4:
+            await asyncio.sleep(0.001)
+        newcomer._agreement.view = "let in"
+        await loop
+
+    play(for_a_while)
+    assert set(messenger.asked) == {"first", "second"} and newcomer.looked == 0
+
+
 # ---- looking in all places at once
 
 

@@ -65,6 +65,11 @@ def state_of(child: Child) -> tuple[str, str]:
     return (facts["state"], facts["reason"]) if facts else ("", "")
 
 
+def takes_part(child: Child) -> bool:
+    """Whether it is in a view. Where the plan is faster without it, it is a spare there."""
+    return state_of(child)[0] in ("training", "spare")
+
+
 def run_program(
     *arguments: str | Path, deadline_s: float = DEADLINE_S, **environment: str
 ) -> subprocess.CompletedProcess[str]:

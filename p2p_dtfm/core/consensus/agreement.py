@@ -39,6 +39,7 @@ from p2p_dtfm.core.consensus.actions import (
 )
 from p2p_dtfm.core.consensus.agreement_state import MEMBERS_LIMIT
 from p2p_dtfm.core.consensus.meeting import Meeting
+from p2p_dtfm.core.consensus.patience import patience_ns
 from p2p_dtfm.core.membership.leaving import is_waited_for
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
@@ -152,7 +153,9 @@ class Agreement(Meeting):
                 actions += self._resend(attempt, now_ns)
             if attempt.snapshot is None and self._believe_absent(attempt, now_ns):
                 actions += self._knowledge_grew(attempt, now_ns)
-            if now_ns - attempt.progress_ns >= self._patience_ns(attempt):
+            if now_ns - attempt.progress_ns >= patience_ns(
+                attempt, self._timing, self.view is not None
+            ):
                 actions += self._stalled(attempt, now_ns)
         elif self._reopen_ns is not None and now_ns >= self._reopen_ns:
             actions += self._open(False, "the attempt before did not end", now_ns)

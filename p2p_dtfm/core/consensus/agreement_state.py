@@ -254,6 +254,16 @@ class AgreementState:
         plan = self.view.plan if isinstance(self.view.plan, Plan) else None
         return PresentView(self.view.id, self.view.members, plan)
 
+    def _named_newcomers(self, planned: bool) -> tuple[Member, ...]:
+        """After a failure steps wait, and newcomers are let in by the next planned view."""
+        trains = self.view is not None and isinstance(self.view.plan, Plan)
+        return () if trains and not planned else tuple(self._newcomers.members)
+
+    def _distrust_members(self, found: Collection[Member]) -> None:
+        """Until a view takes over: being heard from is no excuse."""
+        if self.view is not None:
+            self._distrusted |= set(found) & set(self.view.members)
+
     def _give_up(self, now_ns: int) -> None:
         """For good: rounds of a number that were said once must not begin anew."""
         if self._attempt is not None:

@@ -59,6 +59,8 @@ class Attempt:
     round: int = 0
     known: dict[Member, Signed] = field(default_factory=dict)
     opened: dict[Member, Contribution] = field(default_factory=dict)
+    contradicted: dict[Member, Signed] = field(default_factory=dict)
+    """Who has signed two contributions, and the second one: neither counts, and both are shown."""
     parked: dict[Member, tuple[Signed, Contribution]] = field(default_factory=dict)
     """Of peers that no one who counts has named so far."""
     newcomers: dict[Member, Signed] = field(default_factory=dict)
@@ -76,8 +78,6 @@ class Attempt:
     """Who was sent this peer's contribution."""
     heard_ns: dict[Member, int] = field(default_factory=dict)
     snapshot: Snapshot | None = None
-    view_id: ViewId | None = None
-    """Of the snapshot."""
     recovery: Recovery | None = None
     plan: Plan | NoPlan | None = None
     ready: dict[Member, Ready] = field(default_factory=dict)
@@ -121,7 +121,8 @@ class Attempt:
     def digest(self) -> str:
         named = self.universe
         counted = [item for item in self.charges if item.by in named and item.of in named]
-        return knowledge_digest(self.number, self.known, self.silent, counted)
+        known = self.known | {member: _nothing(member) for member in self.contradicted}
+        return knowledge_digest(self.number, known, self.silent, counted)
 
     @property
     def silent(self) -> set[Member]:
@@ -131,10 +132,10 @@ class Attempt:
     @property
     def universe(self) -> frozenset[Member]:
         """All who must answer."""
-        held = self._cache.get("universe")
-        if held is None or held[0] != len(self.opened):
-            named = universe(self.opened)
-            held = self._cache["universe"] = (len(self.opened), named)
+        held, sizes = self._cache.get("universe"), (len(self.opened), len(self.contradicted))
+        if held is None or held[0] != sizes:
+            counted = {m: it for m, it in self.opened.items() if m not in self.contradicted}
+            held = self._cache["universe"] = (sizes, universe(counted, self.planned))
         assert isinstance(held[1], frozenset)
         return held[1]
 
@@ -191,10 +192,11 @@ class Attempt:
     @property
     def participants(self) -> tuple[Member, ...]:
         """Those of the contributors that can be in one view together."""
-        sizes = len(self.opened), len(self.charges)
+        sizes = len(self.opened), len(self.charges), len(self.contradicted)
         held = self._cache.get("participants")
         if held is None or held[0] != sizes:
-            heard = {m: self.opened[m] for m in self.universe if m in self.opened}
+            counted = self.opened.keys() - self.contradicted.keys()
+            heard = {m: self.opened[m] for m in self.universe if m in counted}
             self.distrust = found = evidence(heard.values(), self.terms)
             heard = {m: part for m, part in heard.items() if m.peer_id not in found.liars}
             named = {member.peer_id: member for member in heard}
@@ -255,8 +257,9 @@ class Attempt:
         )
         parts: list[list[Signed]] = [[]]
         size = sum(len(signed.payload) for signed in first.newcomers)
-        for member in sorted(self.known):
-            signed = self.known[member]
+        told = [self.known[member] for member in sorted(self.known)]
+        told += [self.contradicted[member] for member in sorted(self.contradicted)]
+        for signed in told:
             size += len(signed.payload)
             if size > MESSAGE_LIMIT_BYTES and parts[-1]:
                 parts.append([])
@@ -345,8 +348,23 @@ class Attempt:
             lineage=target.lineage if target is not None else "",
             lost_layers=self.recovery.lost_layers if self.recovery is not None else (),
         )
-        self.view_id = self.snapshot.view_id
         return self.snapshot
+
+    @property
+    def view_id(self) -> ViewId | None:
+        """Of the snapshot."""
+        if self.snapshot is None:
+            return None
+        held = self._cache.get("view_id")
+        if held is None or held[0] is not self.snapshot:
+            held = self._cache["view_id"] = (self.snapshot, self.snapshot.view_id)
+        assert isinstance(held[1], ViewId)
+        return held[1]
+
+
+def _nothing(member: Member) -> Signed:
+    """Counts in place of what a member has said in two ways."""
+    return Signed(member.peer_id, "", b"", b"")
 
 
 def _held(parts: list[Contribution]) -> tuple[HeldLayer, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from p2p_dtfm.core.consensus.actions import Actions, Report, SendMessage
 from p2p_dtfm.core.consensus.attempt import Attempt
 from p2p_dtfm.core.consensus.gathering import Gathering
+from p2p_dtfm.core.consensus.patience import patience_ns
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     Charge,
@@ -50,6 +51,8 @@ class GatherReception(Gathering):
                 return [SendMessage((message.sender.peer_id,), lost)]
             if not self._may_enter(message, opened):
                 return self._stays_out(message, opened, now_ns)
+            self._side_with_who_opens(now_ns)
+            self._note_opener(message, opened, now_ns)
             actions = self._enter(message.number, message.planned, message.base, now_ns)
             attempt = self._attempt
             assert attempt is not None
@@ -63,6 +66,24 @@ class GatherReception(Gathering):
         if sender is not None and sender.present is not None:
             self._view_heard_ns = now_ns  # its members are only slow to agree on the next
         return actions
+
+    def _side_with_who_opens(self, now_ns: int) -> None:
+        """Somebody gives up an attempt and opens another one: who has kept this peer waiting for
+        half of what it may is at fault for it, too. Else it is one word against another."""
+        attempt = self._attempt
+        if attempt is None or attempt.planned or self.view is None:
+            return
+        patience = patience_ns(attempt, self._timing, True)
+        if 2 * (now_ns - attempt.progress_ns) >= patience:
+            self._distrust_members(self._silent(attempt))
+
+    def _note_opener(self, message: Gather, parts: list[Contribution], now_ns: int) -> None:
+        """Whoever stops steps again and again, and accuses nobody, is itself in doubt."""
+        if self.view is None or message.planned or message.accusations or self.frozen:
+            return
+        makers = {part.member for part in parts} - {message.sender} or {message.sender}
+        if len(makers) == 1:  # who passes it on has entered on the word of another one
+            self._distrust_members(self._accusers.stops_steps(makers, now_ns))
 
     # proof ----------------------------------------------------------------------------------------
 
@@ -184,6 +205,9 @@ class GatherReception(Gathering):
         if liars and self._charge(attempt, liars):
             grew = True
             self._doubt(liars, now_ns)
+        for liar in liars:
+            grew |= liar not in attempt.contradicted
+            attempt.contradicted.setdefault(liar, contributions[liar][0])
         if grew:
             return [*actions, *self._knowledge_grew(attempt, now_ns, own=bool(liars))]
         return self._check_settled(attempt, now_ns)
@@ -264,7 +288,8 @@ class GatherReception(Gathering):
         contributions = {}
         for signed in message.contributions:
             contribution = held.get(signed) or self._open_contribution(signed, message.number)
-            contributions[contribution.member] = (signed, contribution)
+            if signed not in held or contribution.member not in contributions:
+                contributions[contribution.member] = (signed, contribution)  # of two the news
         return contributions
 
     def _open_contribution(self, signed: Signed, number: int) -> Contribution:

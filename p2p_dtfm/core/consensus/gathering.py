@@ -181,7 +181,7 @@ class Gathering(Takeover):
             present=self._present_view(),
             step=self.step,
             held=dict(recovery_evidence.held),
-            joiners=tuple(self._newcomers.members),
+            joiners=self._named_newcomers(planned),
             lineages=recovery_evidence.lineages(),
             saved=recovery_evidence.saved,
             cuts=recovery_evidence.cuts,
@@ -311,10 +311,11 @@ class Gathering(Takeover):
             return []
         mine, contributors = attempt.ready[self.me], attempt.snapshot.contributors
         answers = [attempt.ready[member] for member in contributors if member in attempt.ready]
-        if any(theirs.view != mine.view for theirs in answers):
+        strays = [theirs.sender for theirs in answers if theirs.view != mine.view]
+        if strays:
             if len(answers) < len(contributors):
                 return []
-            return self._failed(attempt, "members know different things", now_ns)
+            return self._held_up(attempt, strays, "members know different things", now_ns)
         liars = [it for it in answers if not _says_the_same(it, mine)]
         if liars:
             return self._on_other_plans(attempt, liars, len(answers) - len(liars), now_ns)
@@ -334,6 +335,21 @@ class Gathering(Takeover):
         if new:
             self.held = {}
         return [ViewAgreed(view, discard=new)]
+
+    def _held_up(self, attempt: Attempt, by: list[Member], reason: str, now_ns: int) -> Actions:
+        """A few of those that agreed say Ready to something else, or not at all. Messages that
+        cross may bring that about once; who does it again is left out, though it answers."""
+        again = self._accusers.holds_up(by, attempt.number, now_ns)
+        assert attempt.snapshot is not None
+        few = 2 * len(by) < len(attempt.snapshot.contributors)
+        if self.view is None or not (few and again):
+            return self._failed(attempt, reason, now_ns)
+        self._doubt(again, now_ns)
+        self._distrust_members(again)
+        if not attempt.planned or not self._distrusted:
+            return self._failed(attempt, reason, now_ns)
+        self._give_up(now_ns)
+        return self._open(False, reason, now_ns)
 
     def _on_other_plans(
         self, attempt: Attempt, others: list[Ready], alike: int, now_ns: int
@@ -404,23 +420,6 @@ class Gathering(Takeover):
             return self._open(True, reason, now_ns)
         return [Report(f"gives up view {attempt.number}: {reason}")]
 
-    def _patience_ns(self, attempt: Attempt) -> int:
-        """How long to wait without progress: newcomers alone hold up nobody for long."""
-        members = attempt.members
-        if attempt.snapshot is None:
-            silent = attempt.waits_for
-            missing = silent or set(attempt.dissenting)
-            if self.view is None or not missing or missing & members:
-                return self._timing.gather_ns
-            resends_ns = 0 if silent else 2 * self._timing.resend_ns
-            return min(self._timing.gather_ns, self._timing.newcomer_ns + resends_ns)
-        due = set(attempt.snapshot.contributors) - set(attempt.ready)
-        if self.view is None or attempt.plan is None or due & members:
-            return self._timing.ready_ns
-        # They plan on slower machines, perhaps, but not on that much slower ones.
-        own_ns = attempt.progress_ns - attempt.frozen_ns
-        return min(self._timing.ready_ns, self._timing.newcomer_sync_ns + 3 * own_ns)
-
     def _stalled(self, attempt: Attempt, now_ns: int) -> Actions:
         waits_for = attempt.waits_for
         is_dispensable = not attempt.planned or not waits_for & attempt.members
@@ -436,13 +435,13 @@ class Gathering(Takeover):
         if attempt.planned:
             report = Report(f"gives up: {reason}")
             if attempt.snapshot is not None:
-                return [report, *self._failed(attempt, reason, now_ns)]
+                return [report, *self._held_up(attempt, silent, reason, now_ns)]
             self._give_up(now_ns)
             return [report]
-        if attempt.snapshot is None and silent:
-            self._suspects |= set(silent)
-            return [Report(reason), *self._accuse(attempt, silent, now_ns)]
         self._suspects |= set(silent)
+        self._distrust_members(set(silent) & set(attempt.opened))
+        if attempt.snapshot is None and silent:
+            return [Report(reason), *self._accuse(attempt, silent, now_ns)]
         if self.view is None:
             self._give_up(now_ns)
             self.frozen = False

@@ -65,6 +65,7 @@ class Takeover(AgreementState):
         self.recovery_evidence.committed(self.view.id, outcome, layers, prepared)
         self._failures = 0
         self._vouched = None
+        self._accusers.commits()
         view = self.next_view
         if outcome.take_over is None or view is None or view.id != outcome.take_over:
             if self._drop_next:

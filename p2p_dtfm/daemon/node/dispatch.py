@@ -1,5 +1,6 @@
 """What arrives from other peers: calls, frames, and requests for blobs."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Coroutine
@@ -171,7 +172,8 @@ class Dispatch(TrainerOutlet):
         if isinstance(message, JoinRequest):
             self._learn_from_record(message.record)
         for contribution in getattr(message, "contributions", ()):
-            self._learn_from_record(decode(contribution.payload, Contribution).record)
+            with contextlib.suppress(PeerFault):  # what hearing from its sender began is done
+                self._learn_from_record(decode(contribution.payload, Contribution).record)
         for signed in getattr(message, "newcomers", ()):
             self._learn_from_record(signed)
 

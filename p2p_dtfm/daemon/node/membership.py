@@ -27,6 +27,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import Intent, PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Member, Snapshot
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.acquaintances import (
     LOOK_AGAIN_LIMIT_S,
     LOOK_AGAIN_S,
@@ -45,6 +46,8 @@ LINKS_WAIT_S = 8.0
 FOUNDS_AFTER_S = 4 * LOOK_AGAIN_S
 """Once a pause between two looks in vain has grown to this, who may found goes on alone."""
 JOIN_RETRY_S = 1.0
+REMIND_EVERY = 2
+"""Of these pauses, while an agreed view is waited for."""
 HISTORY_LIMIT = 256
 DISAGREEMENTS_KEPT = 16
 LEAVE_LIMIT_S = 60.0
@@ -91,7 +94,17 @@ class Membership(Acquaintances):
                     silent.clear()
                     if not await self._find_others(agreement, pause_s):
                         pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
+            elif agreement.next_view is not None and not agreement.attempting:
+                turn += 1
+                await self._say_that_it_waits(agreement.next_view, turn, agreement)
             await asyncio.sleep(JOIN_RETRY_S)
+
+    async def _say_that_it_waits(self, view: View, turn: int, agreement: Agreement) -> None:
+        """The members may have given up the agreed view since, as after a silence of this peer; it
+        would wait for as long as any transfer may take. They take no notice where they have not."""
+        members = [peer_id for peer_id in view.member_ids if peer_id != self._me.peer_id]
+        if members and turn % REMIND_EVERY == 0:
+            await self._ask_to_be_let_in(members[turn // REMIND_EVERY % len(members)], agreement)
 
     def _may_let_in(self, agreement: Agreement) -> list[str]:
         """Who may be a member: those heard last come first. It may be nobody."""

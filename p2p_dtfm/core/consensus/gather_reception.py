@@ -10,6 +10,7 @@ from p2p_dtfm.core.consensus.actions import Actions, Report, SendMessage
 from p2p_dtfm.core.consensus.attempt import Attempt
 from p2p_dtfm.core.consensus.gathering import Gathering
 from p2p_dtfm.core.consensus.patience import patience_ns
+from p2p_dtfm.core.consensus.silence import silent_in
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     Charge,
@@ -75,7 +76,7 @@ class GatherReception(Gathering):
             return
         patience = patience_ns(attempt, self._timing, True)
         if 2 * (now_ns - attempt.progress_ns) >= patience:
-            self._distrust_members(self._silent(attempt))
+            self._distrust_members(silent_in(attempt, is_member=True))
 
     def _note_opener(self, message: Gather, parts: list[Contribution], now_ns: int) -> None:
         """Whoever stops steps again and again, and accuses nobody, is itself in doubt."""

@@ -36,10 +36,7 @@ from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import squared_norm, update_of
 from p2p_dtfm.train.stage.batches import Batches
-from p2p_dtfm.train.stage.gradient_parts import (
-    shard_bounds,
-)
-from p2p_dtfm.train.stage.local_steps import LocalSteps, inner_microbatches
+from p2p_dtfm.train.stage.local_steps import LocalSteps, even_ranges, inner_microbatches
 from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
 from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
 from p2p_dtfm.train.stage.stage_runner import StageRunner
@@ -223,7 +220,7 @@ def train(row: Row, steps: int, folder: Path) -> dict[str, Any]:
     prepared = open_prepared(folder)
     batches = Batches(Dataset(prepared.manifest, prepared.store.path, spec.model.context), spec)
     replicas = [Replica(spec) for _ in range(row.replicas)]
-    bounds = shard_bounds(spec.microbatches_per_step, row.replicas)
+    bounds = even_ranges(spec.microbatches_per_step, row.replicas)
     reduction_bytes, began_s = 0, time.monotonic()
     for step in range(spec.total_steps):
         for replica, (start, end) in zip(replicas, bounds, strict=True):

@@ -4,12 +4,11 @@ Processes are killed, stopped and slowed by signals; links are cut and made wors
 file that all daemons follow; a full disk is a limit on the size of files.
 """
 
-import json
 import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.net.shaping import Shape, ShapedLink
 from p2p_dtfm.testbed.chaos_schedule import ChaosFault
+from p2p_dtfm.testbed.growing_history import GrowingHistory
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.recovery_times import Event, Histories, Inflicted
 
@@ -91,7 +91,7 @@ class Chaos:
         self._start_again = start_again
         self._say = say
         self._began_s = time.time()
-        self._histories = {child.name: _History(child.home) for child in swarm.children}
+        self._histories = {child.name: GrowingHistory(child.home) for child in swarm.children}
         self._under_way: list[_UnderWay] = []
         self._harms: list[tuple[ChaosFault, frozenset[Way]]] = []
         """What is done to links now; two faults may harm one link."""
@@ -286,7 +286,7 @@ class Chaos:
 
     def _join(self, name: str) -> None:
         child = self._start_again(name, self._addresses())
-        self._histories.setdefault(name, _History(child.home))
+        self._histories.setdefault(name, GrowingHistory(child.home))
         self._tell(self.step, f"{name} starts")
 
     def _addresses(self) -> tuple[str, ...]:
@@ -358,45 +358,6 @@ class Chaos:
 
     def _tell(self, step: int, what: str) -> None:
         self._say(time.time() - self._began_s, step, what)
-
-
-class _History:
-    """Reads a daemon's history as it grows."""
-
-    def __init__(self, home: Path) -> None:
-        self.events: list[Event] = []
-        self.step = -1
-        self.view: Event | None = None
-        self._new_views: list[Event] = []
-        self._home = home
-        self._offsets: dict[Path, int] = {}
-
-    def read(self) -> None:
-        for event in self._new_events():
-            self.events.append(event)
-            if event["event"] == "step" and event["loss"] is not None:
-                self.step = max(self.step, event["step"])
-            elif event["event"] == "view":
-                self.view = event
-                self._new_views.append(event)
-
-    def take_views(self) -> list[Event]:
-        """Those that have come since this was last asked."""
-        taken, self._new_views = self._new_views, []
-        return taken
-
-    def _new_events(self) -> Iterator[Event]:
-        for path in self._home.glob("runs/*/events.jsonl"):
-            with path.open("rb") as file:
-                file.seek(self._offsets.get(path, 0))
-                data = file.read()
-            whole, newline, _ = data.rpartition(b"\n")
-            self._offsets[path] = self._offsets.get(path, 0) + len(whole) + len(newline)
-            for line in whole.splitlines():
-                try:
-                    yield json.loads(line)
-                except json.JSONDecodeError:
-                    continue  # a line that a killed daemon did not end
 
 
 def _harmed(fault: ChaosFault, link: ShapedLink) -> ShapedLink:

@@ -14,8 +14,9 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import Link
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
-from p2p_dtfm.core.recovery.restart_point import Target, recover
+from p2p_dtfm.core.recovery.restart_point import recover
 from p2p_dtfm.core.recovery.view import View
 from tests.core.builders import stated
 from tests.core.planning import Peer, name_of, snapshot, workload

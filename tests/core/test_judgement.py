@@ -30,8 +30,9 @@ from p2p_dtfm.core.protocol.lineage import extend
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.contradictions import evidence
-from p2p_dtfm.core.recovery.restart_point import Target, recover
+from p2p_dtfm.core.recovery.restart_point import recover
 from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
 from tests.core.builders import stated
 

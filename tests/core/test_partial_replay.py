@@ -11,6 +11,7 @@ from p2p_dtfm.core.messages.stage_progress import StageProgress, as_runs, from_r
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.partial_replay import (
     NOTHING,
     Kept,
@@ -19,7 +20,6 @@ from p2p_dtfm.core.recovery.partial_replay import (
     replay_of,
     whole_step,
 )
-from p2p_dtfm.core.recovery.restart_point import Target
 
 STEP, BASE = 5, "base"
 TARGET = Target(STEP, BASE)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.schedule.pipeline_order import StageOrder, Tasklet, TaskletKind
+from p2p_dtfm.core.schedule.pipeline_order import StageOrder
+from p2p_dtfm.core.schedule.tasklets import Tasklet, TaskletKind
 
 FORWARD, BACKWARD, WEIGHT = TaskletKind.FORWARD, TaskletKind.BACKWARD, TaskletKind.WEIGHT
 

@@ -1,6 +1,7 @@
 """From contributions to the state that the next view starts from."""
 
 import msgspec
+import pytest
 
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.cost_model.guardians import guarded_layers, unguarded_layers
@@ -18,8 +19,10 @@ from p2p_dtfm.core.protocol.lineage import Lineage, extend
 from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, Snapshot, ViewId, sorted_records
+from p2p_dtfm.core.recovery.believed_claims import BelievedClaims
+from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.receipts import Receipts
-from p2p_dtfm.core.recovery.restart_point import Target, recover
+from p2p_dtfm.core.recovery.restart_point import recover
 from tests.core.builders import WORKLOAD, device, record, stated
 
 VIEW = ViewId(3, "view")
@@ -34,7 +37,8 @@ AFTER = extend(BASE, 7, VIEW, OUTCOME.digest)
 
 
 def prepared(peer_id: str) -> Prepared:
-    return Prepared(VIEW, 7, peer_id, {0 if peer_id == "a" else 1: 0.5}, 0.0, 2, 0.0, 0, None)
+    norms = {0 if peer_id == "a" else 1: 0.5}
+    return Prepared(VIEW, 7, peer_id, norms, 0.0, 2, 0.0, 0, None, base=BASE)
 
 
 def signed(peers: str) -> tuple[Signed, ...]:
@@ -72,10 +76,11 @@ def test_a_missing_prepared_discards_the_step() -> None:
 
 
 def test_who_committed_brings_the_outcome() -> None:
-    retained = RetainedStep(VIEW, 7, BASE, OUTCOME, (0,))
+    retained = RetainedStep(VIEW, 7, BASE, OUTCOME, (0,), signed("ab"))
     ahead = part(A, {0: 8}, retained=retained, pending=None)
     result = recover([ahead, part(B, {1: 7}, "b")], 2)
     assert result.target == Target(8, AFTER) and result.outcome == OUTCOME
+    assert set(result.prepared) == set(signed("ab")), "whoever goes on from there can show it, too"
 
 
 def test_without_its_gradient_a_layer_does_not_roll() -> None:
@@ -266,3 +271,139 @@ def test_who_is_far_ahead_shows_it_by_what_others_have_signed() -> None:
     behind = part(C, {}, step=2, pending=None)
     behind = msgspec.structs.replace(behind, held={0: 2, 1: 2}, lineages={2: "old"})
     assert recover([ahead, behind], 2).target == Target(8, AFTER)
+
+
+# what one contributor claims, and cannot show ---------------------------------------------------
+
+FAR = 60
+FAKE = SavedState(FAR, "made up", (0, 1))
+EVERYTHING = {0: FAR, 1: FAR}
+
+
+def honest() -> list[Contribution]:
+    return [part(A, {0: 7}), part(B, {1: 7})]
+
+
+def lie(**changes: object) -> Contribution:
+    """Of a member without a stage, within the run's length."""
+    return msgspec.structs.replace(part(C, {}, pending=None), **changes)
+
+
+@pytest.mark.parametrize("present", [PRESENT, None])
+def test_a_step_within_the_run_that_nobody_else_has_taken_counts_for_nothing(
+    present: PresentView | None,
+) -> None:
+    for claim in (
+        lie(present=present, step=FAR),
+        lie(present=present, step=FAR, held=EVERYTHING, lineages={FAR: "made up"}),
+        lie(present=present, step=8, held={0: 8, 1: 8}, lineages={8: "made up"}),
+        lie(present=present, step=FAR, cuts=(FAKE,)),
+        lie(present=present, step=FAR, saved=(FAKE,), accepts_loss=True),
+    ):
+        result = recover([*honest(), claim], 2, TERMS)
+        assert result.target == Target(7, BASE) and not result.lost_layers, claim
+
+
+def test_a_stage_holder_that_lies_is_refuted_by_the_other_ones() -> None:
+    claim = lie(member=B, step=FAR, held=EVERYTHING, lineages={FAR: "made up"})
+    result = recover([part(A, {0: 7, 1: 7}), claim], 2, TERMS)
+    assert result.target == Target(7, BASE)
+
+
+def test_states_of_another_lineage_are_not_taken_instead_of_lost_ones() -> None:
+    """B has gone with layer 1; C says that it has all layers, as of the same step."""
+    claim = lie(step=7, held={0: 7, 1: 7}, lineages={7: "made up"})
+    spare = part(Member("d", 1), {}, pending=PendingStep(7, BASE, (), ()))
+    assert recover([part(A, {0: 7}), spare, claim], 2, TERMS).lost_layers == (1,)
+
+
+def test_a_false_cut_is_not_taken_where_layers_are_lost() -> None:
+    spare = part(Member("d", 1), {}, pending=PendingStep(7, BASE, (), ()))
+    for cut in (FAKE, SavedState(7, "made up", (0, 1))):
+        claim = lie(step=7, cuts=(cut,))
+        assert recover([part(A, {0: 7}), spare, claim], 2, TERMS).lost_layers == (1,)
+
+
+def test_an_outcome_that_is_told_alone_and_not_shown_is_not_applied() -> None:
+    """B has gone, C guards its layer and says that B had said Prepared."""
+    told = RetainedStep(VIEW, 7, BASE, OUTCOME, (1,))
+    guardian = part(C, {1: 7}, retained=told, pending=None, step=8)
+    assert recover([part(A, {0: 7}, "a"), guardian], 2).target == Target(7, BASE)
+    shown = msgspec.structs.replace(told, prepared=signed("ab"))
+    guardian = msgspec.structs.replace(guardian, retained=shown)
+    assert recover([part(A, {0: 7}, "a"), guardian], 2).target == Target(8, AFTER)
+
+
+def test_prepared_of_other_states_show_nothing_of_these() -> None:
+    elsewhere = PendingStep(7, "made up", signed("ab"), (0, 1))
+    claim = lie(step=7, held={0: 7, 1: 7}, lineages={7: "made up"}, pending=elsewhere)
+    assert recover([*honest(), claim], 2).target == Target(8, AFTER), "theirs, which is shown"
+
+
+def test_one_that_accepts_the_loss_does_not_cost_the_others_what_they_wait_for() -> None:
+    saved = SavedState(3, "old", (0, 1))
+    waiting = [part(A, {0: 7}, saved=(saved,)), part(C, {}, step=7)]
+    hasty = part(Member("d", 1), {}, step=7, accepts_loss=True)
+    assert recover([*waiting, hasty], 2).lost_layers == (1,)
+    also = msgspec.structs.replace(waiting[1], accepts_loss=True)
+    assert recover([waiting[0], also, hasty], 2).target == Target(3, "old")
+
+
+def test_who_says_less_than_it_has_signed_does_not_hold_back_the_others() -> None:
+    """B has said Prepared of step 7, and claims now that it is at 2."""
+    retained = RetainedStep(VIEW, 7, BASE, OUTCOME, (0,), signed("ab"))
+    ahead = part(A, {0: 8, 1: 8}, retained=retained, pending=None)
+    liar = lie(member=B, step=2, held={0: 2, 1: 2}, lineages={2: "old"})
+    assert recover([ahead, liar], 2).target == Target(8, AFTER)
+
+
+def test_where_prepared_do_not_travel_most_stage_holders_decide() -> None:
+    """Of many stage-holders one alone has committed the last step; another one denies all."""
+    members = [Member(f"p{n:02}", 1) for n in range(18)]
+    stages = tuple(Stage(m.peer_id, n, n + 1, 1) for n, m in enumerate(members))
+    plan = Plan((Pipeline(stages, 0, 4),), (), 1)
+    present = PresentView(VIEW, tuple(members), plan)
+    said = tuple(stated(prepared(m.peer_id)).signed for m in members[1:])
+    outcome = msgspec.structs.replace(OUTCOME, token_count=36)
+    after = Target(8, extend(BASE, 7, VIEW, outcome.digest))
+    retained = RetainedStep(VIEW, 7, BASE, outcome, (0,))
+    ahead = lie(member=members[0], present=present, step=8, held={0: 8}, retained=retained)
+    parts = [msgspec.structs.replace(ahead, lineages={8: after.lineage})]
+    for n, member in enumerate(members[1:-1], start=1):
+        pending = PendingStep(7, BASE, (said[n - 1],), (n, 17))
+        parts.append(part(member, {n: 7, 17: 7}, pending=pending, present=present))
+    liar = lie(member=members[-1], present=present, step=2, held={17: 2}, lineages={2: "old"})
+    assert recover([*parts, liar], 18).target == after
+    far = msgspec.structs.replace(liar, step=FAR, held=EVERYTHING, lineages={FAR: "made up"})
+    assert recover([*parts, far], 18).target == after
+    for false in ({"token_count": 4}, {"gradient_norm": 0.1}, {"take_over": VIEW}, {"kept": 3}):
+        told = msgspec.structs.replace(outcome, **false)
+        other = msgspec.structs.replace(retained, outcome=told)
+        lineages = {8: extend(BASE, 7, VIEW, told.digest)}
+        first = msgspec.structs.replace(parts[0], retained=other, lineages=lineages)
+        assert recover([first, *parts[1:], liar], 18).outcome is None
+
+
+def test_a_claim_of_steps_does_not_change_what_a_planned_view_starts_from() -> None:
+    claims = BelievedClaims([*honest(), lie(step=FAR)], slack_steps=1)
+    assert claims.furthest() == 7
+
+
+def test_a_prepared_that_was_refused_does_not_undo_the_signed_ones() -> None:
+    """B has said another thing first, of tokens that it cannot have counted; that is kept as
+    evidence, and tells nothing of the step."""
+    other = msgspec.structs.replace(prepared("b"), squared_norms={1: -1.0})
+    pending = PendingStep(7, BASE, (*signed("ab"), stated(other).signed), (0, 1))
+    result = recover([part(A, {0: 7, 1: 7}, pending=pending)], 2)
+    assert result.target == Target(8, AFTER)
+
+
+def test_of_two_words_of_one_peer_that_counts_by_which_somebody_has_committed() -> None:
+    other = msgspec.structs.replace(prepared("b"), token_count=3)
+    pending = PendingStep(7, BASE, (signed("a")[0], stated(other).signed), (0, 1))
+    retained = RetainedStep(VIEW, 7, BASE, OUTCOME, (0,), signed("ab"))
+    ahead = part(A, {0: 8}, retained=retained, pending=None)
+    guardian = part(C, {1: 7}, pending=pending)
+    assert recover([ahead, guardian], 2).target == Target(8, AFTER)
+    both = PendingStep(7, BASE, (*signed("ab"), stated(other).signed), (0, 1))
+    assert recover([part(A, {0: 7}), part(C, {1: 7}, pending=both)], 2).target == Target(7, BASE)

@@ -1,60 +1,54 @@
-"""Merging rosters in any order, any grouping and any number of times gives one roster."""
+"""Of all records of a peer, heard in any order and any number of times, the same one counts."""
+
+from itertools import permutations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.membership.roster import is_news, merge
+from p2p_dtfm.core.membership.roster import newer, newest_lives
 from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.snapshot import Member
 from tests.core.builders import record
 
 records = st.builds(
-    lambda peer, life, sequence, uplink: record(
-        peer, life=life, sequence=sequence, uplink_bytes_per_s=uplink
+    lambda life, sequence, uplink: record(
+        "a", life=life, sequence=sequence, uplink_bytes_per_s=uplink
     ),
-    st.sampled_from(["a", "b", "c"]),
     st.integers(1, 3),
     st.integers(1, 3),
     st.integers(0, 2),  # so that a peer may sign two records of one version
 )
-rosters = st.lists(records, max_size=8).map(lambda found: merge({}, found))
 
 
-@given(rosters, rosters)
-def test_merge_is_commutative(left: dict, right: dict) -> None:
-    assert merge(left, right.values()) == merge(right, left.values())
+@given(records, records)
+def test_the_newer_is_commutative(left: PeerRecord, right: PeerRecord) -> None:
+    assert newer(left, right) == newer(right, left)
 
 
-@given(rosters, rosters, rosters)
-def test_merge_is_associative(a: dict, b: dict, c: dict) -> None:
-    assert merge(merge(a, b.values()), c.values()) == merge(a, merge(b, c.values()).values())
+@given(records, records, records)
+def test_the_newer_is_associative(a: PeerRecord, b: PeerRecord, c: PeerRecord) -> None:
+    assert newer(newer(a, b), c) == newer(a, newer(b, c))
 
 
-@given(rosters)
-def test_merge_is_idempotent(roster: dict) -> None:
-    assert merge(roster, roster.values()) == roster
+@given(records, records)
+def test_the_newer_is_idempotent(left: PeerRecord, right: PeerRecord) -> None:
+    assert newer(left, left) == left
+    assert newer(newer(left, right), right) == newer(left, right)
 
 
-@given(rosters, records)
-def test_a_lower_or_equal_version_is_never_news(roster: dict, found: PeerRecord) -> None:
-    held = roster.get(found.peer_id)
-    merged = merge(roster, [found])
-    if held is not None and found.version < held.version:
-        assert merged == roster
-    if held is not None and found.version <= held.version:
-        assert not is_news(roster, found)
-    if held is None or found.version > held.version:
-        assert is_news(roster, found)
-        assert merged[found.peer_id] == found
+@given(records, records)
+def test_a_lower_version_never_counts(left: PeerRecord, right: PeerRecord) -> None:
+    found = newer(left, right)
+    assert found in (left, right)
+    assert found.version == max(left.version, right.version)
 
 
 def test_a_newer_life_counts_whatever_its_sequence() -> None:
     old, new = record("a", life=1, sequence=900), record("a", life=2, sequence=1)
-    assert merge({"a": old}, [new]) == {"a": new}
-    assert merge({"a": new}, [old]) == {"a": new}
+    assert newer(old, new) == newer(new, old) == new
 
 
-@given(rosters, st.lists(records, max_size=4))
-def test_merge_leaves_its_argument_alone(roster: dict, found: list) -> None:
-    before = dict(roster)
-    merge(roster, found)
-    assert roster == before
+def test_each_peer_counts_in_its_newest_life() -> None:
+    named = [Member("a", 2), Member("a", 1), Member("b", 3), Member("b", 3)]
+    for order in permutations(named):
+        assert newest_lives(order) == {Member("a", 2), Member("b", 3)}

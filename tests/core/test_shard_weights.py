@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S as UNLIMITED
 from p2p_dtfm.core.cost_model.segment_weights import segment_weights
-from p2p_dtfm.core.schedule.divide import divide
+from p2p_dtfm.core.schedule.pieces import divide
 from p2p_dtfm.core.schedule.shard_weights import fair_weights, has_compiled_weights, shard_weights
 
 Table = list[list[int]]

@@ -6,10 +6,9 @@ import pytest
 from p2p_dtfm.core.cost_model.costs import StepModel
 from p2p_dtfm.core.cost_model.placement_problem import problem_of
 from p2p_dtfm.core.planner.feasibility import memory_pipeline
-from p2p_dtfm.core.planner.planner import compute_plan, fixed_plan
+from p2p_dtfm.core.planner.planner import compute_plan, fixed_plan, standing_plan
 from p2p_dtfm.core.planner.search import search
 from p2p_dtfm.core.planner.stability import Present
-from p2p_dtfm.core.planner.standing_plan import standing_plan
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.prng import prng_of_digest
 from p2p_dtfm.core.protocol.records import Intent

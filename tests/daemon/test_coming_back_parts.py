@@ -1,6 +1,7 @@
 """What decides whether a daemon that comes back founds, joins or waits: without any network."""
 
 import asyncio
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances, Past
 from p2p_dtfm.daemon.node.join import Joining
@@ -30,7 +32,7 @@ def settings_of(home: Path, **settings: object) -> Settings:
 
 
 def recall(settings: Settings) -> Past:
-    return asyncio.run(Past.recall(settings, Path(settings.home)))
+    return asyncio.run(Past.recall(settings))
 
 
 def acquaintances_of(home: Path, network: Any, past: Past, **settings: object) -> Acquaintances:
@@ -143,3 +145,58 @@ def test_after_a_pause_it_comes_back_as_it_was_started(tmp_path: Path) -> None:
     assert joiner.initial_peers == (*met, *given) and joiner.run_digest == digest
     bare = _to_come_back(Settings(home=tmp_path), met, digest)
     assert not bare.initial_peers and bare.run_digest == digest
+
+
+def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever was told of none begins a directory of its own, and meets whom it reached."""
+    at = f"/ip4/192.0.2.7/tcp/4001/p2p/{peer_ids(tmp_path, 1)[0]}"
+    met: list[str] = []
+
+    class OwnDirectory:
+        @classmethod
+        async def start(cls, host: object, contacts: tuple[str, ...], serves: bool) -> object:
+            if contacts:
+                raise UserError("could not join the directory through it", "none", exit_code=6)
+            return cls()
+
+        async def meet(self, peer_ids: list[str]) -> None:
+            met.extend(peer_ids)
+
+    monkeypatch.setattr("p2p_dtfm.daemon.node.acquaintances.Directory", OwnDirectory)
+    network = network_of()
+    network.first_contacts = (at,)
+    network.reachability = SimpleNamespace(is_behind_router=False)
+    network.messenger.learn = lambda peer_id, addresses: None
+    bare, told = (
+        Local(settings_of(tmp_path, nearby=False, **given), DashboardHost())
+        for given in ({}, {"initial_peers": (at,)})
+    )
+    begun = asyncio.run(Acquaintances.start(bare, network, Past([], None)))
+    assert isinstance(begun.directory, OwnDirectory)
+    assert met == [at.split("/")[-1]]
+    with pytest.raises(UserError, match="could not join"):
+        asyncio.run(Acquaintances.start(told, network, Past([], None)))
+
+
+def test_a_copied_home_does_not_speak_as_the_same_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    original, copy = Home(tmp_path / "original"), Home(tmp_path / "copy")
+    original.acquire()
+    copy.root.mkdir()
+    shutil.copy(original.identity, copy.identity)
+    with pytest.raises(
+        UserError, match=f"the daemon of {original.root} .* this very peer"
+    ) as error:
+        copy.acquire()
+    assert error.value.exit_code == 3 and str(copy.identity) in error.value.fixes[0]
+    copy.identity.unlink()
+    copy.acquire()  # as another peer
+    copy.release()
+    shutil.copy(original.identity, copy.identity)
+    original.release()
+    copy.acquire()  # moved
+    copy.release()

@@ -179,6 +179,43 @@ def test_the_next_cut_begins_when_the_one_before_is_whole(play: Callable[..., No
     play(scenario)
 
 
+def test_receipts_may_come_while_layers_are_sent_anew(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next cut may begin meanwhile, whose copies are not made yet."""
+    monkeypatch.setattr("p2p_dtfm.daemon.trainer.cut_transfers.RECEIPT_LIMIT_S", 0.05)
+    caplog.set_level("INFO", "p2p_dtfm.cuts")
+
+    async def scenario(holder: End, guardian: End) -> None:
+        every = VIEW.cut_pace.every_steps if VIEW.cut_pace is not None else 0
+        line: Any = guardian.cuts._tools.messenger
+        receipts: list[Any] = []
+        deliver, line.deliver = line.deliver, lambda *receipt: receipts.append(receipt)
+        holder.cuts.begin(STEP, states_at(STEP))
+        await holder.cuts.copied()
+        bulk: Any = holder.cuts._tools.bulk
+        send, again = bulk.send, asyncio.Event()
+
+        async def commits_meanwhile(*frame: Any) -> None:
+            await send(*frame)
+            if len(receipts) >= LAYERS and holder.cuts.kept == -1:
+                for receipt in receipts:
+                    deliver(*receipt)
+                for step in range(STEP, STEP + every):
+                    holder.state.step = step + 1
+                    holder.cuts.committed(VIEW, outcome(step, holder.cuts.kept))
+                again.set()
+
+        await until(lambda: len(receipts) == LAYERS)
+        bulk.send = commits_meanwhile
+        await again.wait()
+        await until(lambda: holder.cuts._sending is None or holder.cuts._sending.done())
+        assert holder.state._failure is None and holder.cuts.safe_step == STEP
+        assert [r.message.count("anew") for r in caplog.records] == [1], "once, before they came"
+
+    play(scenario)
+
+
 def test_a_cut_goes_on_in_the_next_view_if_all_stay_in_their_places(
     play: Callable[..., None],
 ) -> None:

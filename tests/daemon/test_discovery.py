@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ class _Messenger:
 
     async def look_up(self, peer_id: str, addresses: tuple[str, ...], was_there: bool) -> None:
         self.looked_up.append(peer_id)
-        assert was_there == peer_id.startswith("real")
+        assert was_there == peer_id.startswith(("real", "new"))
         await asyncio.sleep(0.02)
         if peer_id.startswith("false"):
             raise Unreachable(peer_id, "nobody is there")
@@ -52,7 +53,7 @@ class _Messenger:
 @pytest.fixture(autouse=True)
 def answers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(messenger: Any, peer_id: str, *rest: Any) -> Any:
-        return (peer_id, "welcome")
+        return (peer_id, SimpleNamespace(lets_in=not peer_id.startswith("new")))
 
     monkeypatch.setattr(discovery, "ask_welcome_shortly", answer)
 
@@ -72,3 +73,13 @@ def test_a_seeker_knocks_at_a_bounded_number_of_doors() -> None:
     messenger = _Messenger()
     assert _ask(messenger, type("_", (_NodeKnowsNobody,), {"members": ()})()) is None
     assert len(messenger.looked_up) == discovery.ASKED_LIMIT
+
+
+def test_newcomers_that_wait_themselves_are_passed_over() -> None:
+    """Each would wait for the other to let it in."""
+    members = ("new-1", "new-2", "real-1")
+    for _ in range(10):  # whichever answers first
+        found = _ask(_Messenger(), type("_", (_Directory,), {"members": members})())
+        assert found is not None and found[0] == "real-1"
+    only_new = type("_", (_Directory,), {"members": members[:2]})()
+    assert _ask(_Messenger(), only_new) is None

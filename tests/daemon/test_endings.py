@@ -2,15 +2,22 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.plan import NoPlan
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.life import Life
+from p2p_dtfm.daemon.node import coming_and_going
+from p2p_dtfm.daemon.node.coming_and_going import Departure
 from p2p_dtfm.daemon.node.daemon import explained
 from p2p_dtfm.daemon.telemetry import event_log
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.net.errors import Refused, Unreachable
+from tests.daemon.trainer_parts import view_of
 
 
 def test_gone_peers_are_no_bug() -> None:
@@ -64,3 +71,39 @@ def test_the_event_log_keeps_a_bounded_history(
 
 def test_a_disk_that_refuses_costs_the_line_only(tmp_path: Path) -> None:
     EventLog(tmp_path / "missing" / "events.jsonl").write("step", step=1)
+
+
+def leaver(view: View) -> Departure:
+    """As much of a daemon as decides when to leave at last."""
+    participant = SimpleNamespace(
+        membership=SimpleNamespace(agreement=SimpleNamespace(view=view)),
+        local=SimpleNamespace(life=Life(lambda: None)),
+        trainer=SimpleNamespace(leave_views=lambda: None),
+    )
+    return Departure(participant)  # type: ignore[arg-type]
+
+
+def test_who_has_the_only_copy_waits_for_a_while_before_it_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a plan no step is made in which anybody could take its layers over."""
+    now_s = 100.0
+    monkeypatch.setattr(coming_and_going.time, "monotonic", lambda: now_s)
+    trains = view_of(1, 2)
+    stuck = View(trains.snapshot, NoPlan("too little memory"))
+    peer = leaver(stuck)
+    life, agreement = peer.participant.local.life, peer.participant.membership.agreement
+
+    def left_after(seconds: float) -> bool:
+        nonlocal now_s
+        now_s += seconds
+        peer.leave_at_last()
+        return life.left.is_set()
+
+    assert not left_after(0) and not left_after(1000), "nobody asked it to leave"
+    life.leaving.set()
+    assert not left_after(0) and not left_after(coming_and_going.LEAVE_LIMIT_S - 1)
+    agreement.view = trains
+    assert not left_after(10), "somebody came, and takes the layers over"
+    agreement.view = stuck
+    assert not left_after(10) and left_after(coming_and_going.LEAVE_LIMIT_S + 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.daemon.node import coming_and_going
 from p2p_dtfm.daemon.node.coming_and_going import Entry
@@ -24,6 +25,7 @@ class FakeAgreement:
         self.next_view = None
         self.attempting = False
         self.known_peers: tuple[str, ...] = ()
+        self.familiar = FamiliarPeers("me")
         self.founded = False
 
     def wants_view(self) -> str:
@@ -42,11 +44,15 @@ class FakeMessenger:
         self.living: set[str] = set()
         self.asked: list[str] = []
         self.refuses: set[str] = set()
+        self.newcomers: set[str] = set()
+        """That live, and ask to be let in themselves."""
 
     async def ask(self, peer_id: str, message: object) -> bytes:
         self.asked.append(peer_id)
         if peer_id in self.refuses:
             raise Refused("busy", peer_id)
+        if peer_id in self.newcomers:
+            return encode(KnownPeers((), lets_in=False))
         if peer_id not in self.living:
             raise Unreachable(peer_id, "no answer")
         self.agreement.view = "together"
@@ -93,6 +99,7 @@ class Newcomer(Entry):
             me=SimpleNamespace(peer_id="me"),
             run=SimpleNamespace(digest="ab" * 32),
             founds=False,
+            may_go_on_alone=bool(run),
             asked_first="",
             actions=SimpleNamespace(do=lambda actions: None),
         )
@@ -196,6 +203,32 @@ def test_who_came_back_to_members_that_then_died_goes_on_alone() -> None:
     assert newcomer.resumed and newcomer.agreement.founded and newcomer.membership.founds
 
 
+def test_two_newcomers_do_not_wait_for_each_other() -> None:
+    """They came back as the last member died: each had found the other, and asked it for ever."""
+    newcomer = Newcomer(run="tiny")
+    newcomer.acquaintances.welcomed_by = "came-back-too"
+    newcomer.messenger.newcomers = {"came-back-too"}
+    play(newcomer.join)
+    assert newcomer.resumed and newcomer.agreement.founded
+
+
+def test_who_may_not_go_on_alone_waits_with_another_newcomer() -> None:
+    newcomer = Newcomer()
+    newcomer.acquaintances.welcomed_by = "came-back-too"
+    newcomer.messenger.newcomers = {"came-back-too"}
+
+    async def for_a_while() -> None:
+        loop = asyncio.create_task(newcomer.join())
+        while newcomer.acquaintances.looked < 6:
+            await asyncio.sleep(0.001)
+        newcomer.messenger.newcomers = set()
+        newcomer.messenger.living = {"came-back-too"}  # it is let in, or goes on alone
+        await loop
+
+    play(for_a_while)
+    assert newcomer.agreement.view == "together" and not newcomer.agreement.founded
+
+
 def test_who_has_been_in_a_view_never_founds_another() -> None:
     newcomer = Newcomer(run="tiny")
     newcomer.participant.views = [{"view": 3}]
@@ -209,6 +242,25 @@ def test_who_has_been_in_a_view_never_founds_another() -> None:
 
     play(for_a_while)
     assert not newcomer.agreement.founded
+
+
+def test_who_waits_for_an_agreed_view_says_so_again_and_again() -> None:
+    """The members may have given it up while this peer was silent for a moment."""
+    newcomer = Newcomer()
+    messenger = newcomer.messenger
+    newcomer.agreement.next_view = SimpleNamespace(member_ids=("first", "me", "second"))
+    messenger.known = ("elsewhere",)
+    messenger.refuses = {"first", "second"}
+
+    async def for_a_while() -> None:
+        loop = asyncio.create_task(newcomer.join())
+        while len(messenger.asked) < 4:
+            await asyncio.sleep(0.001)
+        newcomer.agreement.view = "let in"
+        await loop
+
+    play(for_a_while)
+    assert set(messenger.asked) == {"first", "second"} and newcomer.acquaintances.looked == 0
 
 
 # ---- looking in all places at once

@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.daemon.machine.device_lock import only_daemon_on
 from p2p_dtfm.daemon.machine.disk import CHECKPOINTS_KEPT, size_of, trim
 from p2p_dtfm.daemon.machine.hours import Hours
+from p2p_dtfm.daemon.machine.locks import only_daemon_on
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, save_layers
 from p2p_dtfm.train.model.layer_state import LayerState

@@ -133,7 +133,7 @@ def test_what_a_peer_adds_is_measured_or_not_known(observed: tuple[Status, Obser
     status.facts["tokens_per_s"] = 500.0
     observer._view_state = msgspec.structs.replace(observer._view_state, me=0)
     assert observer.live().worth is None, "a founder has nothing to compare with"
-    observer.came_to(400, 2)
+    observer.came_to(400, 2, 7)
     worth = observer.live().worth
     assert worth is not None
     assert (worth.before_tokens_per_s, worth.before_members) == (400, 2)
@@ -141,5 +141,13 @@ def test_what_a_peer_adds_is_measured_or_not_known(observed: tuple[Status, Obser
     settled = True
     worth = observer.live().worth
     assert worth is not None and worth.now_tokens_per_s == 500.0
-    observer.came_to(0, 1)
+    observer.came_to(0, 1, 0)
     assert observer.live().worth is None, "the swarm had not measured itself"
+
+
+def test_a_newcomer_shows_the_step_of_the_others_before_it_takes_part() -> None:
+    observer = Observer(Status())
+    assert observer.step() == 0
+    observer.came_to(400, 2, 1532)
+    assert observer.step() == 1532
+    observer.close()

@@ -67,6 +67,16 @@ def test_steps_half_as_long_again_as_planned_are_once() -> None:
     assert clock.asked() is not None, "a while later it may be otherwise"
 
 
+def test_one_of_the_members_that_see_it_asks() -> None:
+    first, second = Clock(), Clock()
+    for clock in (first, second):
+        clock.train(TOGETHER, 0.8)
+    assert second.times.why_anew() is None, "others are given a moment to see it"
+    assert first.asked() is not None
+    second.times.took_over(TOGETHER)
+    assert second.asked() is None, "that plan was made anew a moment ago"
+
+
 def test_few_steps_say_nothing() -> None:
     clock = Clock()
     clock.train(TOGETHER, 5.0, steps=9)

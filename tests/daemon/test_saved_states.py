@@ -3,7 +3,12 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.peers.held_back import LIMIT as HELD_BACK
+from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints import SAVED_TOLD, Checkpoints
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, remove_checkpoint
 from p2p_dtfm.train.model.gpt import layer_count
@@ -33,6 +38,24 @@ def test_what_is_saved_and_removed_is_known_at_once(tmp_path: Path) -> None:
         for step in range(15, 15 + 5 * SAVED_TOLD, 5):
             await save(step, {0})
         assert len(checkpoints.saved) == SAVED_TOLD
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()
+
+
+def test_who_computes_alone_is_believed_of_what_it_saves(tmp_path: Path) -> None:
+    """The others hear of its steps some at a time, and of a checkpoint at once."""
+    compute = Compute()
+    spec = SPEC.model_copy(update={"total_steps": 10_000})
+    checkpoints = Checkpoints(tmp_path, spec, NO_BLOBS, compute, lambda files: None, lambda: False)
+
+    async def scenario() -> None:
+        checkpoints.committed(100, {})
+        files = {0: ("ab" * 32, 100)}
+        checkpoints.remote_files("alone", CheckpointFiles(100 + 3 * HELD_BACK, "", files))
+        with pytest.raises(PeerFault, match="far ahead"):
+            checkpoints.remote_files("alone", CheckpointFiles(1000, "", files))
         await checkpoints.close()
 
     asyncio.run(scenario())

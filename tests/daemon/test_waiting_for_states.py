@@ -23,7 +23,7 @@ from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.stage.gradient_parts import tensor_to_bytes
+from p2p_dtfm.train.stage.tensor_bytes import tensor_to_bytes
 from tests.core.planning import name_of
 from tests.daemon.trainer_parts import ME, SPEC, QuietOutlet, trainer_tools, view_of
 from tests.e2e.test_parity import even_plan

@@ -14,7 +14,7 @@ from p2p_dtfm.cli.commands.run import run_daemon
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.before_start import check_before_start
-from p2p_dtfm.daemon.machine.settings import Settings, resolve
+from p2p_dtfm.daemon.machine.settings import Settings, given_zeros, resolve
 from p2p_dtfm.net.contacts.addresses import check_listen_address, parse_address
 from p2p_dtfm.sim.scenario.files import find_run_spec
 from p2p_dtfm.sim.scenario.scenario import parse_scenario
@@ -51,6 +51,13 @@ def test_a_wrong_setting_is_told_in_words(flags: dict, cause: str, fix: str) -> 
     error = refused(**flags)
     assert cause in error.cause and fix in error.fixes[0]
     assert "pattern" not in error.cause and "Input" not in error.cause
+
+
+def test_what_a_zero_stands_for_is_said_where_somebody_gave_one() -> None:
+    given = resolve(None, {"uplink_mbps": 0.0, "threads": 0, "disk_gib": 3.0, "nearby": False})
+    said = ["threads is 0, which is half of the cores", "uplink_mbps is 0, which is no limit"]
+    assert given_zeros(given.settings) == said
+    assert given_zeros(resolve(None, {}).settings) == []
 
 
 def test_all_wrong_settings_are_told_at_once() -> None:

@@ -45,7 +45,11 @@ def _templates(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if _name(node) == "UserError"]
     for node in ast.walk(tree):  # classes whose own text becomes an error's
-        if isinstance(node, ast.ClassDef) and node.name in ("NoTextField", "NobodyTrains"):
+        if isinstance(node, ast.ClassDef) and node.name in (
+            "NoTextField",
+            "NobodyTrains",
+            "RunComplete",
+        ):
             calls += [inner for inner in ast.walk(node) if _name(inner) == "__init__"]
     for call in calls:
         assert isinstance(call, ast.Call)

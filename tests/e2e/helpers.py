@@ -14,6 +14,7 @@ from p2p_dtfm.testbed.local_swarm import Child
 from tests.core.builders import run_spec
 from tests.documentation.error_messages import PAGE, heading_of
 
+Program = Callable[..., tuple[int, str, str]]
 DEADLINE_S = 240.0
 """Long, since a busy machine is no reason to fail; what succeeds waits for nothing."""
 ENDS_WITHIN_S = 10.0
@@ -64,6 +65,11 @@ def state_of(child: Child) -> tuple[str, str]:
     return (facts["state"], facts["reason"]) if facts else ("", "")
 
 
+def takes_part(child: Child) -> bool:
+    """Whether it is in a view. Where the plan is faster without it, it is a spare there."""
+    return state_of(child)[0] in ("training", "spare")
+
+
 def run_program(
     *arguments: str | Path, deadline_s: float = DEADLINE_S, **environment: str
 ) -> subprocess.CompletedProcess[str]:
@@ -78,10 +84,15 @@ def run_program(
         env={**os.environ, **environment},
     )
     assert "Traceback" not in done.stderr, done.stderr
-    for line in done.stderr.splitlines():
+    assert_errors_are_explained(done.stderr)
+    return done
+
+
+def assert_errors_are_explained(told: str) -> None:
+    """What a user is told stands in the documentation, too."""
+    for line in told.splitlines():
         if line.startswith("error: "):
             assert heading_of(line.removeprefix("error: ")), f"not in {PAGE}: {line}"
-    return done
 
 
 def errors_of(done: subprocess.CompletedProcess[str]) -> str:

@@ -34,6 +34,7 @@ from tests.core.builders import record
 from tests.documentation.screens import check_screen
 from tests.e2e.helpers import (
     DEADLINE_S,
+    Program,
     assert_nothing_is_left,
     errors_of,
     logged,
@@ -55,14 +56,13 @@ TWO_TO_THE_40 = 1 << 40
 
 @pytest.mark.parametrize("address", ["nonsense", f"/ip4/999.0.0.1/tcp/1/p2p/{OTHER_PEER}"])
 def test_a_malformed_address_is_named_with_what_one_looks_like(
-    address: str, tmp_path: Path
+    address: str, tmp_path: Path, program: Program
 ) -> None:
-    done = run_program("--home", tmp_path, "--initial-peers", address)
-    assert done.returncode == 2
-    assert address in done.stderr and "fix" in done.stderr
+    code, _, told = program("--home", tmp_path, "--initial-peers", address)
+    assert code == 2
+    assert address in told and "fix" in told
     if address == "nonsense":
-        typed = ["--initial-peers", address]
-        check_screen("A malformed address", done.stderr, tmp_path, typed)
+        check_screen("A malformed address", told, tmp_path, ["--initial-peers", address])
 
 
 def test_an_unreachable_address_is_named_with_what_to_look_at(tmp_path: Path) -> None:
@@ -86,31 +86,36 @@ def test_an_unknown_key_in_a_run_spec_is_refused_with_a_suggestion(tmp_path: Pat
     check_screen("A run spec with a key that there is not", errors_of(done), tmp_path, typed)
 
 
-def test_an_unknown_setting_in_a_file_is_refused_with_a_suggestion(tmp_path: Path) -> None:
+def test_an_unknown_setting_in_a_file_is_refused_with_a_suggestion(
+    tmp_path: Path, program: Program
+) -> None:
     config = tmp_path / "settings.toml"
     config.write_text("theads = 2\n")
-    done = run_program("--home", tmp_path, "--config", config)
-    assert done.returncode == 2
-    assert "'theads'" in done.stderr and "'threads'" in done.stderr and str(config) in done.stderr
-    check_screen("A setting that there is not", done.stderr, tmp_path, ["--config", config])
+    code, _, told = program("--home", tmp_path, "--config", config)
+    assert code == 2
+    assert "'theads'" in told and "'threads'" in told and str(config) in told
+    check_screen("A setting that there is not", told, tmp_path, ["--config", config])
 
 
-def test_an_unknown_setting_in_the_environment_is_refused_with_a_suggestion(tmp_path: Path) -> None:
-    done = run_program("--home", tmp_path, P2P_DTFM_LISTENN="/ip4/127.0.0.1/tcp/0")
-    assert done.returncode == 2
-    assert "'listenn'" in done.stderr and "'listen'" in done.stderr
+def test_an_unknown_setting_in_the_environment_is_refused_with_a_suggestion(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("P2P_DTFM_LISTENN", "/ip4/127.0.0.1/tcp/0")
+    code, _, told = program("--home", tmp_path)
+    assert code == 2
+    assert "'listenn'" in told and "'listen'" in told
 
 
 @pytest.mark.parametrize("text", ["threads = -1", "threads = 'many'", "log = 'loud'", "= 1"])
-def test_a_wrong_setting_names_its_origin(text: str, tmp_path: Path) -> None:
+def test_a_wrong_setting_names_its_origin(text: str, tmp_path: Path, program: Program) -> None:
     config = tmp_path / "settings.toml"
     config.write_text(text)
-    done = run_program("--home", tmp_path, "--config", config)
-    assert done.returncode == 2
-    assert str(config) in done.stderr and "fix" in done.stderr
+    code, _, told = program("--home", tmp_path, "--config", config)
+    assert code == 2
+    assert str(config) in told and "fix" in told
     if "many" in text:
         heading = "A setting with a value that it cannot have"
-        check_screen(heading, done.stderr, tmp_path, ["--config", config])
+        check_screen(heading, told, tmp_path, ["--config", config])
 
 
 def test_a_founder_with_damaged_data_is_told_before_anyone_joins(
@@ -180,8 +185,9 @@ def test_short_memory_is_named_and_ends_when_a_peer_joins_whose_damaged_shards_a
         assert mended
         for name in mended:
             assert (seeded / name).read_bytes() == (blobs / name).read_bytes()
-        for child in (joiner, founder):
+        for child in swarm.children:  # both: neither has to wait until the other has its layers
             child.process.send_signal(signal.SIGTERM)
+        for child in swarm.children:
             assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
         assert not logged(founder, "Traceback") and not logged(joiner, "Traceback")
 

@@ -3,16 +3,15 @@
 import json
 import re
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.cli import main
 from p2p_dtfm.testbed.local_swarm import LocalSwarm
 from tests.e2e.helpers import (
     DEADLINE_S,
+    Program,
     assert_nothing_is_left,
     logged,
     processes_of,
@@ -23,25 +22,10 @@ from tests.e2e.helpers import (
     write_spec,
 )
 
-Program = Callable[..., tuple[int, str, str]]
 COMMANDS = [
     *("demo", "plan", "status", "peers", "pause", "resume", "leave", "dashboard", "trace"),
     *("id", "prepare", "generate", "simulate", "chaos"),
 ]
-
-
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
-    """(exit code, stdout, stderr) of the program, run in this process."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["p2p-dtfm", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        code = ended.value.code
-        return (code if isinstance(code, int) else 0, *capsys.readouterr())
-
-    return run
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

@@ -1,4 +1,5 @@
-"""Founder and members that are killed and come back with the same line, or with none at all."""
+"""Founders that are killed and come back with the same line. Members that come back with none are
+in `test_restart`."""
 
 import itertools
 import json
@@ -39,11 +40,6 @@ def are_one_swarm(children: list[Child]) -> bool:
     return len(ids) == len(names) == 1 and len(said[0].get("members", ())) == len(children)
 
 
-def stands_at(child: Child) -> int:
-    """The step that it is at now, which may be one that it had come to before."""
-    return (child.status() or {}).get("step") or 0
-
-
 def assert_nothing_was_lost_or_counted_twice(stayed: Child, returned: Child) -> None:
     """Each step of the lineage that stays once at who stayed, any that is repeated with the same
     loss, and the same losses at who came back."""
@@ -58,9 +54,7 @@ def assert_nothing_was_lost_or_counted_twice(stayed: Child, returned: Child) -> 
     assert len(both) > 5 and all(there[step] == here[step] for step in both)
 
 
-def test_a_killed_founder_finds_its_swarm_and_a_bare_daemon_takes_up_its_run(
-    tmp_path: Path,
-) -> None:
+def test_a_killed_founder_finds_its_swarm(tmp_path: Path) -> None:
     spec = write_endless_spec(tmp_path)
     line = ["--run", str(spec)]
     with LocalSwarm(tmp_path, ["--threads", "1", "--dashboard", "off"]) as swarm:
@@ -73,17 +67,9 @@ def test_a_killed_founder_finds_its_swarm_and_a_bare_daemon_takes_up_its_run(
         again = swarm.start(line, "again", founder.home)  # the other may not have noticed yet
         wait_until(lambda: are_one_swarm([again, member]), "one swarm, and not two")
         resumed = step_of(member)
-        wait_until(lambda: min(map(step_of, (again, member))) > resumed + 8, "it goes on")
+        wait_until(lambda: min(map(step_of, (again, member))) > resumed + 6, "it goes on")
         assert logged(again, "met before") and not logged(again, "goes on from the checkpoint")
         assert_nothing_was_lost_or_counted_twice(member, again)
-
-        kill(member)
-        kill(again)  # the other is alone for less than it takes to notice
-        first = swarm.start([], "first", member.home)
-        second = swarm.start([], "second", founder.home)
-        wait_until(lambda: are_one_swarm([first, second]), "two that were told nothing meet")
-        resumed = stands_at(first)
-        wait_until(lambda: min(map(stands_at, (first, second))) > resumed + 5, "they go on")
 
 
 def test_without_a_past_nothing_is_begun(tmp_path: Path) -> None:
@@ -92,10 +78,6 @@ def test_without_a_past_nothing_is_begun(tmp_path: Path) -> None:
     text = errors_of(done)
     for choice in ("--initial-peers", "--run", "p2p-dtfm demo", "p2p-dtfm doctor"):
         assert choice in text
-    done = run_program("--home", tmp_path / "home", "--run-digest", "00ff")
-    assert done.returncode == 2 and "does not remember run 00ff" in errors_of(done)
-    done = run_program("--home", tmp_path / "home", "--new")
-    assert done.returncode == 2 and "fix: name one: p2p-dtfm --new --run" in errors_of(done)
 
 
 CASES = list(itertools.product(("fixed", "random"), (5, 20, 90), (1, 3), (0, 2)))
@@ -124,7 +106,9 @@ def test_a_founder_comes_back(
         again = swarm.start(line, "again", founder.home)
         everyone = [again, *members]
         wait_until(lambda: are_one_swarm(everyone) and step_of(again) > was, "one swarm")
-        assert time.monotonic() - began_s < TOGETHER_WITHIN_S
+        took_s = time.monotonic() - began_s
+        print(f"one swarm {took_s:.1f} s after its return")
+        assert took_s < TOGETHER_WITHIN_S
         resumed = max(map(step_of, everyone))
         wait_until(lambda: min(map(step_of, everyone)) > resumed + 10, "it goes on")
         assert_nothing_was_lost_or_counted_twice(members[0], again)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Standing,
 )
 from p2p_dtfm.core.messages.statements import certified, members_digest, stated
-from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION, sign_record
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -47,11 +48,17 @@ class Stranger:
         self.sign = host.identity.sign
         self.heard: list[tuple[str, AgreementMessage]] = []
         self.control: ControlPlane | None = None
+        self.welcome: Welcome | None = None
+        """What it answers to those who look for a run."""
+        self.asked = 0
 
     async def hear(self, sender: str, body: bytes) -> bytes:
         _, message = unpack(body)
         if isinstance(message, AGREEMENT):
             self.heard.append((sender, message))
+        if isinstance(message, Hello) and self.welcome is not None:
+            self.asked += 1
+            return encode(self.welcome)
         return b""
 
     async def say(self, peer_id: str, message: AgreementMessage) -> bytes:
@@ -118,6 +125,25 @@ async def join_with_another_plan(one: Stranger, target: str, run_digest: str) ->
     return lies
 
 
+async def mislead(one: Stranger, member: str, join: Callable[[str], None]) -> None:
+    """A daemon is told of this peer first, which says that the run is complete; and then, to
+    another one, that it is under way, and keeps what belongs to it."""
+    assert one.control is not None
+    hello = pack(1, Hello(PROTOCOL_VERSION, await one.host.addresses()))
+    true = decode(await one.control.call(member, hello, 5), Welcome)
+    for step in (10**9, 1):
+        one.welcome, one.asked = msgspec.structs.replace(true, step=step, peers=()), 0
+        await asyncio.to_thread(join, (await one.host.addresses())[0])
+        assert one.asked, "it was asked first"
+
+
+def join_through(swarm: LocalSwarm, addresses: list[str]) -> None:
+    """It becomes a member, whoever answers first."""
+    more = [word for address in addresses[1:] for word in ("--initial-peers", address)]
+    child = swarm.join(addresses[0], more)
+    wait_until(lambda: step_of(child) >= 1, "is let in", 60)
+
+
 def test_a_strangers_claims_and_another_plan_move_nobody(
     prepared_data: Path, tmp_path: Path
 ) -> None:
@@ -139,6 +165,7 @@ def test_a_strangers_claims_and_another_plan_move_nobody(
                 view = ViewId(before["view"], before["snapshot"])
                 await forge(one, others, view)
                 assert all(child.running for child in swarm.children)
+                await mislead(one, target, lambda liar: join_through(swarm, [liar, address]))
                 return await join_with_another_plan(one, target, before["run_digest"])
             finally:
                 await host.close()

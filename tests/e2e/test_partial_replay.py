@@ -21,8 +21,8 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay, replay_of
-from p2p_dtfm.core.recovery.restart_point import Target
 from p2p_dtfm.daemon.step.mailbox import Mailbox
 from p2p_dtfm.daemon.step.stage_tools import StageListeners, StagePlace, StageTools
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine

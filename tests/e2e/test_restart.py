@@ -1,22 +1,28 @@
-"""Every peer killed at once: two of them come back from their disks and the loss curve goes on."""
+"""One peer killed, then every peer at once: two of them come back from their disks, the one told
+what it was told before and the other one nothing. No sample is lost, and the loss curve is that of
+one machine."""
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from p2p_dtfm.testbed.chaos_verdict import judge
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import losses, step_of, wait_until, write_endless_spec, write_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
 
 STEPS = 2000
 """More than can pass while a busy machine is slow to notice a checkpoint."""
+KILLED_AT = 50
 STEPS_AFTER = 40
 EVERY = 20
 
 
-def test_all_are_killed_and_two_go_on_from_a_committed_step(tmp_path: Path) -> None:
+def test_one_is_killed_then_all_and_two_go_on_from_a_committed_step(tmp_path: Path) -> None:
+    """The others go on without the first; of the rest, two come back."""
     spec = write_spec(
         tmp_path,
         total_steps=STEPS,
@@ -26,29 +32,48 @@ def test_all_are_killed_and_two_go_on_from_a_committed_step(tmp_path: Path) -> N
         checkpoint={"every_steps": EVERY, "keep": 2},
     )
     with LocalSwarm(tmp_path, ["--threads", "1"]) as swarm:
-        founder, address = swarm.found(["--run", str(spec), "--expect-peers", "3"])
-        peers = [founder, *(swarm.join(address) for _ in range(2))]
-        wait_until(lambda: newest(peers) >= 2 * EVERY, "somebody with a stage has a checkpoint")
-        first, other = sorted(peers, key=whole_checkpoint)[:0:-1]
-        for child in peers:
-            os.kill(child.process.pid, signal.SIGKILL)
-        for child in peers:
-            child.process.wait()
-        killed_at = max(map(step_of, peers))
+        founder, address = swarm.found(["--run", str(spec), "--expect-peers", "4"])
+        victim, *others = [swarm.join(address) for _ in range(3)]
+        rest = [founder, *others]
+        wait_until(lambda: step_of(founder) >= KILLED_AT, "steps of four")
+        kill([victim])
+        went_on = step_of(founder) + STEPS_AFTER
+        wait_until(lambda: min(map(step_of, rest)) >= went_on, "three go on")
+        wait_until(lambda: newest(rest) >= 2 * EVERY, "somebody with a stage has a checkpoint")
+        first, other = sorted(rest, key=whole_checkpoint)[:0:-1]
+        kill(rest)
+        killed_at = max(map(step_of, rest))
         assert killed_at < STEPS - EVERY, "it was killed in the middle of the run"
-        (first.home / "stdout").write_text("")
-        again, address = swarm.found(
-            ["--run", str(spec), "--expect-peers", "2"], first.name, first.home
-        )
-        second = swarm.join(address, (), other.name, other.home)
+        assert_none_is_lost(swarm.children, killed_at + 1)
+
+        killed_s = time.time()
+        again = swarm.start(["--run", str(spec)], first.name, first.home)
+        second = swarm.start([], other.name, other.home)  # it was told nothing, and remembers
         end = killed_at + STEPS_AFTER
         wait_until(lambda: min(step_of(again), step_of(second)) >= end, "they go on")
     assert_equals_the_plain_loop(again, step_of(again) + 1, may_repeat=True)
     views = [event for event in again.events() if event["event"] == "view"]
-    resumed = [view["step"] for view in views if len(view["members"]) == 2]
-    assert len(views[0]["members"]) == 3 and resumed
-    assert 2 * EVERY <= resumed[0] <= killed_at + 1, "from a checkpoint, not from the start"
+    after = [view for view in views if view["time_s"] > killed_s]
+    assert len(views[0]["members"]) == 4 and any(len(view["members"]) == 2 for view in after)
+    assert 2 * EVERY <= after[0]["step"] <= killed_at + 1, "from a checkpoint, not from the start"
     assert losses(second)[end] == losses(again)[end]
+
+
+def kill(children: list[Child]) -> None:
+    """At once, with no time to say anything."""
+    for child in children:
+        os.kill(child.process.pid, signal.SIGKILL)
+    for child in children:
+        child.process.wait()
+
+
+def assert_none_is_lost(children: list[Child], steps: int) -> None:
+    """No step is lost, and none repeated but as the view had said; all saw the same losses."""
+    verdict = judge({child.name: child.events() for child in children}, [], steps, 1, None)
+    assert verdict.ok, verdict.violations
+    curves = list(map(losses, children))
+    for step in range(steps):
+        assert len({curve[step] for curve in curves if step in curve}) == 1, step
 
 
 def newest(peers: list[Child]) -> int:
@@ -70,10 +95,7 @@ def test_lost_layers_come_from_the_newest_checkpoint(tmp_path: Path) -> None:
         founder, address = swarm.found(["--run", str(spec), "--expect-peers", "3", *half])
         others = [swarm.join(address, half) for _ in range(2)]
         wait_until(lambda: whole_checkpoint(founder) >= 2 * EVERY, "all of it is on disk")
-        for child in others:
-            os.kill(child.process.pid, signal.SIGKILL)
-        for child in others:
-            child.process.wait()
+        kill(others)
         killed_at = step_of(founder)
         newcomer = swarm.join(address, half)
         end = killed_at + STEPS_AFTER

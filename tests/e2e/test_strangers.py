@@ -40,7 +40,7 @@ from p2p_dtfm.net.streams.bulk import LANES, LaneHello
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, encode_frame
 from p2p_dtfm.net.streams.stripes import LENGTH
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
-from tests.e2e.helpers import state_of, step_of, wait_until, write_endless_spec
+from tests.e2e.helpers import step_of, takes_part, wait_until, write_endless_spec
 
 MIB = 1 << 20
 MEMORY_LIMIT_MIB = 100
@@ -207,5 +207,5 @@ def test_a_stranger_gets_nothing_and_costs_nobody_a_step(tmp_path: Path) -> None
         assert refused["stranger manifest"] and refused["stranger lane forward"]
         wait_until(lambda: min(map(step_of, children)) > before_step + 5, "all train on")
         late = swarm.join(address)
-        wait_until(lambda: state_of(late)[0] == "training", "an honest newcomer is let in")
+        wait_until(lambda: takes_part(late), "an honest newcomer is let in")
         assert all(child.running for child in swarm.children)

@@ -47,6 +47,24 @@ async def _presence(host: Host, life: int = 1, run_digest: str = RUN) -> Presenc
     return Presence(host.peer_id, life, await host.addresses(), run_digest)
 
 
+def test_who_is_asked_directly_answers_or_is_left_out(tmp_path: Path) -> None:
+    """One that does not answer costs its answer only; without libp2p nobody answers."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            for host, directory in zip(peers, directories, strict=True):
+                assert await directory.publish_presence(await _presence(host))
+            nobody = Identity.load_or_create(tmp_path / "nobody.key").peer_id
+            asked = [peers[0].peer_id, nobody]
+            present = await directories[1].present_at(asked, RUN)
+            assert peers[0].peer_id in [presence.peer_id for presence in present]
+            peers[1].lost.set()
+            assert await directories[1].present_at(asked, RUN) == []
+
+    run(scenario())
+
+
 def test_peers_of_a_run_see_each_other_and_later_lives(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hosts(tmp_path, 3) as peers:

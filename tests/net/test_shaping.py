@@ -15,16 +15,9 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import Host, Writer
-from p2p_dtfm.net.shaping import (
-    _STAMP,
-    QUEUE_BYTES,
-    LineLimit,
-    Shape,
-    ShapedLink,
-    ShapedPeer,
-    Shaper,
-    _Stamps,
-)
+from p2p_dtfm.net.shaping import LineLimit, Shape, ShapedLink, ShapedPeer, Shaper
+from p2p_dtfm.net.shaping.shaped_stream import STAMP, Stamps
+from p2p_dtfm.net.shaping.shaper import QUEUE_BYTES
 from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
@@ -341,9 +334,9 @@ def test_stamped_pieces_come_out_as_they_went_in_however_they_are_cut() -> None:
     async def scenario() -> None:
         began = time.monotonic()
         pieces = [(began - 3.0, b"abc"), (began - 2.0, bytes(100)), (began + 9.0, b"z" * 17)]
-        stream = b"".join(_STAMP.pack(len(data), left_s) + data for left_s, data in pieces)
+        stream = b"".join(STAMP.pack(len(data), left_s) + data for left_s, data in pieces)
         for size in (1, 5, 13, len(stream)):
-            stamps, found = _Stamps(), []
+            stamps, found = Stamps(), []
             for start in range(0, len(stream), size):
                 found += stamps.split(stream[start : start + size])
             assert b"".join(data for _, data in found) == b"".join(data for _, data in pieces)

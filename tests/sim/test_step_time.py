@@ -53,7 +53,7 @@ def with_in_flight(plan: Plan, count: int) -> Plan:
 
 
 def stage_ns(step: StepTime) -> tuple[int, int]:
-    return step.stages[0].work.forward_ns, step.stages[0].work.backward_ns
+    return step.stages[0].work.timing.forward_ns, step.stages[0].work.timing.backward_ns
 
 
 def test_one_peer_alone_computes_and_nothing_else() -> None:
@@ -70,7 +70,7 @@ def test_one_microbatch_through_two_stages_takes_the_sum(monkeypatch: pytest.Mon
     monkeypatch.setattr(cuts, "LAGGING_STEP_SHARE", 0)
     step, workload = run(equal_peers(2), 2, small_spec(global_batch=1))
     hop = workload.boundary_bytes // 2 * 10 + MESSAGE_NS + 10_000_000  # fp16 at 100 MB/s, 10 ms
-    compute = sum(s.work.forward_ns + s.work.backward_ns for s in step.stages)
+    compute = sum(s.work.timing.forward_ns + s.work.timing.backward_ns for s in step.stages)
     assert step.pipelines_done_ns == compute + 2 * hop
     assert step.total_ns == step.pipelines_done_ns + step.guarding_ns + step.commit_ns
     assert step.commit_ns == 10_000_000
@@ -230,10 +230,12 @@ def test_dtfms_transport_computes_nothing_while_it_sends() -> None:
     execution = replace(DTFM, communicator=strict)
     step, workload = run(equal_peers(3, latency_ms=0), 3, small_spec(layers=3), execution)
     message = workload.boundary_bytes // 2 * 10
-    middle = step.stages[1].work
+    middle = step.stages[1].work.timing
     forwards = 15 * (2 * message + middle.forward_ns)
     backwards = 15 * (2 * message + middle.backward_ns)
-    once = 2 * (2 * message) + sum(s.work.forward_ns + s.work.backward_ns for s in step.stages)
+    once = 2 * (2 * message) + sum(
+        s.work.timing.forward_ns + s.work.timing.backward_ns for s in step.stages
+    )
     assert step.pipelines_done_ns == pytest.approx(once + forwards + backwards, rel=0.02)
 
 
@@ -294,7 +296,9 @@ def test_every_step_ends_and_respects_computing_and_order(
         work, tasklets = stage.work, stage.tasklets
         assert tasklets is not None
         assert len(tasklets) == 2 * work.microbatches
-        assert stage.busy_ns == work.microbatches * (work.forward_ns + work.backward_ns)
+        assert stage.busy_ns == work.microbatches * (
+            work.timing.forward_ns + work.timing.backward_ns
+        )
         for before, after in itertools.pairwise(tasklets):
             assert before[3] <= after[2], "one tasklet at a time"
         ends = {(backward, number): end for backward, number, _, end in tasklets}

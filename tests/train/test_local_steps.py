@@ -1,9 +1,12 @@
 """Local steps of hand-wired stages and replicas equal the plain loop's."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
@@ -11,10 +14,15 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec, SyncSpec
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import update_of
 from p2p_dtfm.train.model.reference import LocalReferenceRun
-from p2p_dtfm.train.stage.gradient_parts import flatten_gradients, sum_parts, unflatten_gradients
-from p2p_dtfm.train.stage.local_steps import InnerMoments, LocalSteps, inner_microbatches
+from p2p_dtfm.train.stage.local_steps import (
+    InnerMoments,
+    LocalSteps,
+    even_ranges,
+    inner_microbatches,
+)
 from p2p_dtfm.train.stage.private_memory import PrivateMemory
 from p2p_dtfm.train.stage.stage_runner import StageRunner
+from tests.train.holders import reduce_gradients
 
 Batch = Callable[[int, int], tuple[Tensor, Tensor]]
 STEPS = 5
@@ -86,10 +94,9 @@ class Swarm:
         for segment in self.plan.segments():
             holders = [self.peers[p] for p in segment.holders]
             states = [[peer.states[n] for n in segment.layers] for peer in holders]
-            total = sum_parts([flatten_gradients(each) for each in states])
-            for each in states:
-                for layer, part in unflatten_gradients(total, each).items():
-                    each[layer - each[0].layer].apply(part, *update_of(self.spec, step, 1.0))
+            for peer, side in zip(holders, reduce_gradients(self.spec, step, states), strict=True):
+                for layer, part in side.reduced_layers().items():
+                    peer.states[layer].apply(part, *update_of(self.spec, step, 1.0))
         for peer in self.peers.values():
             peer.memory.commit(step)
 
@@ -142,6 +149,15 @@ def test_inner_steps_use_each_microbatch_once(local_spec: RunSpec) -> None:
     for share in (range(0, 1), range(3, 4), range(1, 4), range(2, 9)):
         groups = inner_microbatches(local_spec, share)
         assert len(groups) == 2 and [n for group in groups for n in group] == list(share)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40))
+def test_ranges_cover_everything_evenly(length: int, count: int) -> None:
+    ranges = even_ranges(length, count)
+    assert len(ranges) == count and ranges[0][0] == 0 and ranges[-1][1] == length
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(ranges))
+    sizes = [end - start for start, end in ranges]
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_private_memory_counts_a_step_once() -> None:

@@ -12,15 +12,10 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import clip_scale, learning_rate, squared_norm
 from p2p_dtfm.train.model.reference import ReferenceRun
-from p2p_dtfm.train.stage.gradient_parts import (
-    flatten_gradients,
-    shard_bounds,
-    sum_parts,
-    tensor_from_bytes,
-    tensor_to_bytes,
-    unflatten_gradients,
-)
+from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
 from p2p_dtfm.train.stage.stage_runner import StageRunner
+from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes, tensor_to_bytes
+from tests.train.holders import reduce_gradients
 
 Batch = Callable[[int, int], tuple[Tensor, Tensor]]
 
@@ -72,13 +67,12 @@ class HandWired:
     def step(self, step: int) -> float:
         loss_sum = math.fsum(self._flow(pipeline, step) for pipeline in self.plan.pipelines)
         segments = self.plan.segments()
-        reduced = [self._reduce(segment) for segment in segments]
-        norm = math.sqrt(math.fsum(squared_norm(gradient) for gradient in reduced))
+        reduced = [self._reduce(segment, step) for segment in segments]
+        norm = math.sqrt(math.fsum(squared_norm(sides[0].reduced) for sides in reduced))
         scale = clip_scale(norm, self.spec.optimizer.clip_norm)
-        for segment, gradient in zip(segments, reduced, strict=True):
-            for peer_id in segment.holders:
-                states = self._states(peer_id, segment)
-                for layer, part in unflatten_gradients(gradient, states).items():
+        for segment, sides in zip(segments, reduced, strict=True):
+            for peer_id, side in zip(segment.holders, sides, strict=True):
+                for layer, part in side.reduced_layers().items():
                     state = self.runners[peer_id].layer_states[layer]
                     state.apply(part, scale, learning_rate(self.spec, step))
         return loss_sum / self.spec.tokens_per_step
@@ -100,18 +94,11 @@ class HandWired:
         assert all(runner.in_flight == 0 for runner in runners)
         return loss_sum
 
-    def _states(self, peer_id: str, segment: Segment) -> list[LayerState]:
-        return [self.runners[peer_id].layer_states[layer] for layer in segment.layers]
-
-    def _reduce(self, segment: Segment) -> Tensor:
-        """Each holder sums its shard and assembles all shard sums; all must be byte-equal."""
-        flats = [flatten_gradients(self._states(p, segment)) for p in segment.holders]
-        shards = shard_bounds(flats[0].numel(), len(flats))
-        sums = [sum_parts([flat[start:end] for flat in flats]) for start, end in shards]
-        assembled = [torch.cat([_over_the_wire(part) for part in sums]) for _ in segment.holders]
-        assert len({bytes(tensor_to_bytes(gradient)) for gradient in assembled}) == 1
-        assert torch.equal(assembled[0], sum_parts(flats)), "shards must not change the sum"
-        return assembled[0]
+    def _reduce(self, segment: Segment, step: int) -> list[SegmentReduction]:
+        """One side for each holder."""
+        runners = [self.runners[peer_id] for peer_id in segment.holders]
+        held = [[runner.layer_states[layer] for layer in segment.layers] for runner in runners]
+        return reduce_gradients(self.spec, step, held)
 
 
 def _over_the_wire(tensor: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from torch import Tensor
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec, SparseSpec
 from p2p_dtfm.train.codecs import Codec, codec_of
-from p2p_dtfm.train.stage.gradient_parts import shard_bounds, sum_parts
+from p2p_dtfm.train.stage.local_steps import even_ranges
 from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
+from tests.train.holders import exchange, in_order
 
 CODECS = CodecSpec(sparse=SparseSpec(one_in=4, keep_percent=25))
 NAMES = ["fp32", "bf16", "int8", "sparse"]
@@ -26,19 +27,10 @@ def reduce(
 ) -> list[SegmentReduction]:
     """All holders of a segment in one process; chunk i belongs to holder i modulo their number."""
     holders = len(values)
-    bounds = cuts or shard_bounds(values[0].numel(), 2 * holders)
+    bounds = cuts or even_ranges(values[0].numel(), 2 * holders)
     codec = codec_of(name, CODECS)
     sides = [side_of(spec, codec, step, bounds, v, o) for v, o in zip(values, owed, strict=True)]
-    for chunk in range(len(bounds)):
-        owner = chunk % holders
-        parts = [
-            None if n == owner else sides[owner].read_part(chunk, bytearray(s.part(chunk)))
-            for n, s in enumerate(sides)
-        ]
-        total = bytes(sides[owner].add_parts(chunk, parts))
-        for number, side in enumerate(sides):
-            if number != owner:
-                side.take_sum(chunk, total)
+    exchange(sides, len(bounds))
     return sides
 
 
@@ -61,6 +53,14 @@ def drawn(holders: int, count: int, seed: int) -> list[Tensor]:
     return [torch.randn(count, generator=generator) for _ in range(holders)]
 
 
+def test_the_sum_keeps_the_order_of_the_holders(spec: RunSpec) -> None:
+    large, small = torch.tensor([2.0**24]), torch.tensor([1.0])
+    for values, total in (([large, small, small], 2.0**24), ([small, small, large], 2.0**24 + 2)):
+        sides = reduce(spec, "fp32", 0, values, [None] * 3, [(0, 1)])
+        assert {side.reduced.item() for side in sides} == {total}
+    assert small.item() == 1.0 and large.item() == 2.0**24, "gradients must stay as they were"
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 3000), st.integers(0, 1 << 20))
 def test_all_holders_end_with_the_same_bits(name: str, holders: int, count: int, seed: int) -> None:
@@ -70,7 +70,7 @@ def test_all_holders_end_with_the_same_bits(name: str, holders: int, count: int,
     first = bytes(sides[0].reduced.numpy())
     assert all(bytes(side.reduced.numpy()) == first for side in sides)
     if name == "fp32":
-        assert torch.equal(sides[0].reduced, sum_parts(values))
+        assert torch.equal(sides[0].reduced, in_order(values))
         assert all(side.owed is None for side in sides)
         return
     owed = [side.owed for side in sides if side.owed is not None]
@@ -88,7 +88,7 @@ def test_what_is_owed_arrives_later_whoever_owns(spec: RunSpec, name: str) -> No
     owed: list[Tensor | None] = [None] * holders
     arrived = torch.zeros(count, dtype=torch.float64)
     for step in range(steps):
-        cuts = shard_bounds(count, holders if step < 25 else 2 * holders + 1)
+        cuts = even_ranges(count, holders if step < 25 else 2 * holders + 1)
         sides = reduce(spec, name, step, given, owed, cuts)
         arrived += sides[0].reduced.double()
         owed = [side.owed for side in sides]

@@ -1,9 +1,9 @@
 """The daemon in the foreground."""
 
 import asyncio
-import errno
 import logging
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 from rich.console import Console
@@ -12,13 +12,14 @@ from p2p_dtfm.cli.terminal.live_view import live_view
 from p2p_dtfm.cli.terminal.logs import set_up_logging
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.away import Away, StepAside
-from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.machine.home import is_full
+from p2p_dtfm.daemon.machine.settings import Settings, given_zeros
 from p2p_dtfm.daemon.node.resident import Resident
 
 
 def run_daemon(settings: Settings) -> int:
     """Run until the end; the exit code. What nobody foresaw is logged whole, with exit code 1."""
-    return _run(Resident(settings, steps_aside=True), settings)
+    return _run(Resident(settings, steps_aside=True), settings, given_zeros(settings))
 
 
 def go_on(away: Away) -> int:
@@ -27,8 +28,10 @@ def go_on(away: Away) -> int:
     return _run(Resident(settings, steps_aside=True, away=away), settings)
 
 
-def _run(resident: Resident, settings: Settings) -> int:
+def _run(resident: Resident, settings: Settings, remarks: Sequence[str] = ()) -> int:
     handler = set_up_logging(settings.log)
+    for remark in remarks:
+        logging.getLogger("p2p_dtfm").info("%s", remark)
     try:
         return _to_the_end(resident, settings, handler)
     except UserError:
@@ -36,7 +39,7 @@ def _run(resident: Resident, settings: Settings) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # the daemon's last resort: say what happened, and end with code 1
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and is_full(error):
             raise UserError(
                 f"a disk is full: {error}", f"free space on the disk of {settings.home}"
             ) from error

@@ -1,10 +1,8 @@
 """Who is active in which view: believed only of views that this peer has agreed to itself."""
 
 from p2p_dtfm.core.consensus.actions import Actions, SendMessage
-from p2p_dtfm.core.consensus.attempt import Attempt
 from p2p_dtfm.core.consensus.gather_reception import GatherReception
 from p2p_dtfm.core.messages.agreement_messages import Active
-from p2p_dtfm.core.messages.statements import ready_of, signers
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
@@ -25,17 +23,13 @@ class Activity(GatherReception):
             asked = message.asks and not self.frozen
             return [SendMessage(to, self._active)] if asked else []
         self._view_heard_ns = now_ns
-        if attempt is not None and attempt.view_id == message.view:
-            return self._hear_of_agreement(attempt, message, now_ns)
+        missed = self._hear_of_agreement([message.certificate], now_ns)
+        if missed or (attempt is not None and attempt.view_id == message.view):
+            return missed  # it shows all Ready once this peer says again that it still gathers
         for agreed in (self.next_view, self._dropped):
             if agreed is not None and agreed.id == message.view:
-                present = agreed.snapshot.present if agreed.snapshot.planned else None
-                if view is None or present is None or present.stage_of(self.me.peer_id) is None:
-                    if not self._catch_up(agreed):
-                        return []  # until more say the same
-                    return self._take_over(agreed, now_ns)
-                return []  # this peer commits the step before by itself, and takes over then
-        last = self._last_ready
+                return self._follow(agreed, now_ns)
+        last = self._said_ready.last
         if view is None and attempt is None and last is not None and last.view == message.view:
             return self._rejoin(f"had given up view {message.view}, which waits for this peer")
         return self._missed(message.sender, message.view, now_ns)
@@ -61,21 +55,12 @@ class Activity(GatherReception):
             del self._active_members[oldest]
         return True
 
-    def _hear_of_agreement(self, attempt: Attempt, message: Active, now_ns: int) -> Actions:
-        """Another member has taken over what this peer still waits for: all have said Ready.
-
-        It shows so with their Ready when this peer says again that it still gathers.
-        """
-        certificate = message.certificate
-        if certificate is None or certificate.view != message.view:
-            return []
-        assert attempt.snapshot is not None
-        missing = {m.peer_id for m in attempt.snapshot.contributors if m not in attempt.ready}
-        said = signers(certificate, self._verify, missing)
-        for member, signature in certificate.ready:
-            if member in said and member in attempt.snapshot.contributors:
-                attempt.ready[member] = ready_of(certificate, member, signature)
-        return self._check_ready(now_ns)
+    def _follow(self, agreed: View, now_ns: int) -> Actions:
+        """Others have taken over the view that waits here."""
+        present = agreed.snapshot.present if agreed.snapshot.planned else None
+        if self.view is not None and present and present.stage_of(self.me.peer_id) is not None:
+            return []  # this peer commits the step before by itself, and takes over then
+        return self._take_over(agreed, now_ns) if self._catch_up(agreed) else []
 
     def _catch_up(self, agreed: View) -> bool:
         """Be where a view that others have taken over starts, by the word of most of those that

@@ -39,6 +39,7 @@ from p2p_dtfm.core.consensus.actions import (
 )
 from p2p_dtfm.core.consensus.agreement_state import MEMBERS_LIMIT
 from p2p_dtfm.core.consensus.meeting import Meeting
+from p2p_dtfm.core.consensus.patience import patience_ns
 from p2p_dtfm.core.membership.leaving import is_waited_for
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
@@ -152,7 +153,9 @@ class Agreement(Meeting):
                 actions += self._resend(attempt, now_ns)
             if attempt.snapshot is None and self._believe_absent(attempt, now_ns):
                 actions += self._knowledge_grew(attempt, now_ns)
-            if now_ns - attempt.progress_ns >= self._patience_ns(attempt):
+            if now_ns - attempt.progress_ns >= patience_ns(
+                attempt, self._timing, self.view is not None
+            ):
                 actions += self._stalled(attempt, now_ns)
         elif self._reopen_ns is not None and now_ns >= self._reopen_ns:
             actions += self._open(False, "the attempt before did not end", now_ns)
@@ -216,10 +219,17 @@ class Agreement(Meeting):
         if not self._newcomers.is_refused(record.peer_id, now_ns):
             bound = self._highest_number + NUMBERS_PASSED_LIMIT
             self._highest_number = max(self._highest_number, min(message.passed, bound))
+        actions += self._tell_while_frozen(sender, now_ns)
         if not self._newcomers.ask(record, message.record, now_ns):
             return actions
         report = Report(f"{record.peer_id} asks to join")
         return [*actions, report, *self._open_if_due(now_ns)]
+
+    def _tell_while_frozen(self, newcomer: str, now_ns: int) -> Actions:
+        """That there is a view, whose members deal with a failure: it must make none of its own."""
+        if self.view is None or not self.frozen or self.me not in self.view.members:
+            return []
+        return self._tell(newcomer, self._standing(self.view), now_ns)
 
     def _open_if_due(self, now_ns: int) -> Actions:
         if self._attempt is not None or self.next_view is not None:

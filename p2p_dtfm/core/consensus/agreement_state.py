@@ -14,13 +14,14 @@ from p2p_dtfm.core.consensus.actions import (
 )
 from p2p_dtfm.core.consensus.attempt import Attempt
 from p2p_dtfm.core.consensus.known_views import KnownView, KnownViews
+from p2p_dtfm.core.consensus.said_ready import SaidReady
 from p2p_dtfm.core.membership.accusers import Accusers
+from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.newcomers import Newcomers
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     AgreementMessage,
     PresentView,
-    Ready,
     SavedState,
     Standing,
 )
@@ -37,6 +38,8 @@ from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
 from p2p_dtfm.core.recovery.view import View
 
 MEMBERS_LIMIT = 1024
+COMMIT_TOLD = 16
+"""Of the Prepared of the last commit, to peers outside: each shows how far the view has come."""
 
 
 class AgreementState:
@@ -70,14 +73,16 @@ class AgreementState:
         self._intent = Intent.TRAIN
         self._records: dict[Signed, PeerRecord] = {}
         self._lives: dict[str, int] = {}
-        self._known_peers: dict[str, None] = {}
+        self.familiar = FamiliarPeers(me.peer_id)
+        """Whom this peer follows, where there is no view that it was in itself."""
         self._last_tick_ns: int | None = None
         self._taken_over_ns = self._agreed_ns = 0
         self._accepts_loss = False
         self._newcomers = Newcomers()
         self._known = KnownViews(history)
-        self._foreign_told = False
-        """Whether the user was told of another swarm of this run."""
+        self.familiar.meet(peer for known in history for peer in sorted(known.peer_ids))
+        self._foreign_told_ns: int | None = None
+        """When the user was told last of another swarm of this run."""
         self._disagreements = 0
         """In a row: plans of this peer that no other peer made."""
         self._begin(me)
@@ -93,7 +98,7 @@ class AgreementState:
         self._wants_view = False
         self._replan_reason = ""
         self._replan_number = 0
-        self._last_ready: Ready | None = None
+        self._said_ready = SaidReady()
         self._known.begin_life()
         self._accusers = Accusers()
         self._active = Active(me, GENESIS, 0)
@@ -170,14 +175,12 @@ class AgreementState:
     def know(self, peer_id: str) -> None:
         """A peer of this run that may be in another view, such as one found in the directory."""
         if peer_id != self.me.peer_id:
-            self._known_peers[peer_id] = None
-            if len(self._known_peers) > MEMBERS_LIMIT:
-                del self._known_peers[next(iter(self._known_peers))]
+            self.familiar.hear_of(peer_id)
 
     @property
     def known_peers(self) -> tuple[str, ...]:
-        """All that were heard of, those that were named last at the end."""
-        return tuple(self._known_peers)
+        """All that were heard of, the familiar ones at the end."""
+        return self.familiar.all
 
     @property
     def attempting(self) -> bool:
@@ -251,6 +254,16 @@ class AgreementState:
         plan = self.view.plan if isinstance(self.view.plan, Plan) else None
         return PresentView(self.view.id, self.view.members, plan)
 
+    def _named_newcomers(self, planned: bool) -> tuple[Member, ...]:
+        """After a failure steps wait, and newcomers are let in by the next planned view."""
+        trains = self.view is not None and isinstance(self.view.plan, Plan)
+        return () if trains and not planned else tuple(self._newcomers.members)
+
+    def _distrust_members(self, found: Collection[Member]) -> None:
+        """Until a view takes over: being heard from is no excuse."""
+        if self.view is not None:
+            self._distrusted |= set(found) & set(self.view.members)
+
     def _give_up(self, now_ns: int) -> None:
         """For good: rounds of a number that were said once must not begin anew."""
         if self._attempt is not None:
@@ -289,6 +302,11 @@ class AgreementState:
             if self._lost_since_ns is not None:
                 self._lost_since_ns += gap_ns
 
+    @property
+    def standing(self) -> Standing | None:
+        """Where this peer stands, for whoever asks; None in no view."""
+        return self._standing(self.view) if self.view is not None else None
+
     def _standing(self, view: View) -> Standing:
         has_plan = isinstance(view.plan, Plan)
         # Without a plan members are at unlike steps: all must compare alike, or they go to and fro.
@@ -296,10 +314,10 @@ class AgreementState:
         assert view.certificate is not None
         ancestors = tuple(item for item in self._known.told if item != view.id)
         commit = self.ledger.last_commit if self.ledger is not None else ()
-        commit = (commit or self._last_commit) if has_plan else ()
-        return stated(
-            Standing(self.me, view.certificate, has_plan, step, ancestors, commit), self._signer
-        )
+        commit = (commit or self._last_commit)[:COMMIT_TOLD] if has_plan else ()
+        follows = tuple(sorted(self.familiar.given))
+        said = Standing(self.me, view.certificate, has_plan, step, ancestors, commit, follows)
+        return stated(said, self._signer)
 
     def _answer_outsider(self, sender: Member, now_ns: int) -> Actions:
         view = self.view

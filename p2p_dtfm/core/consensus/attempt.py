@@ -18,9 +18,10 @@ from p2p_dtfm.core.messages.agreement_messages import (
     knowledge_digest,
 )
 from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.statements import ready_of, signers
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import PeerRecord
-from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.signed import Signed, Verify
 from p2p_dtfm.core.protocol.snapshot import (
     GENESIS,
     HeldLayer,
@@ -30,6 +31,7 @@ from p2p_dtfm.core.protocol.snapshot import (
     sorted_records,
 )
 from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.core.recovery.believed_claims import BelievedClaims
 from p2p_dtfm.core.recovery.contradictions import evidence
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay, replay_of
 from p2p_dtfm.core.recovery.restart_point import Recovery, recover
@@ -57,6 +59,8 @@ class Attempt:
     round: int = 0
     known: dict[Member, Signed] = field(default_factory=dict)
     opened: dict[Member, Contribution] = field(default_factory=dict)
+    contradicted: dict[Member, Signed] = field(default_factory=dict)
+    """Who has signed two contributions, and the second one: neither counts, and both are shown."""
     parked: dict[Member, tuple[Signed, Contribution]] = field(default_factory=dict)
     """Of peers that no one who counts has named so far."""
     newcomers: dict[Member, Signed] = field(default_factory=dict)
@@ -74,8 +78,6 @@ class Attempt:
     """Who was sent this peer's contribution."""
     heard_ns: dict[Member, int] = field(default_factory=dict)
     snapshot: Snapshot | None = None
-    view_id: ViewId | None = None
-    """Of the snapshot."""
     recovery: Recovery | None = None
     plan: Plan | NoPlan | None = None
     ready: dict[Member, Ready] = field(default_factory=dict)
@@ -119,15 +121,21 @@ class Attempt:
     def digest(self) -> str:
         named = self.universe
         counted = [item for item in self.charges if item.by in named and item.of in named]
-        return knowledge_digest(self.number, self.known, self.absent, counted)
+        known = self.known | {member: _nothing(member) for member in self.contradicted}
+        return knowledge_digest(self.number, known, self.silent, counted)
+
+    @property
+    def silent(self) -> set[Member]:
+        """Who is held for absent, and has not answered after all: others know nothing of that."""
+        return (self.absent & self.universe) - set(self.opened)
 
     @property
     def universe(self) -> frozenset[Member]:
         """All who must answer."""
-        held = self._cache.get("universe")
-        if held is None or held[0] != len(self.opened):
-            named = universe(self.opened)
-            held = self._cache["universe"] = (len(self.opened), named)
+        held, sizes = self._cache.get("universe"), (len(self.opened), len(self.contradicted))
+        if held is None or held[0] != sizes:
+            counted = {m: it for m, it in self.opened.items() if m not in self.contradicted}
+            held = self._cache["universe"] = (sizes, universe(counted, self.planned))
         assert isinstance(held[1], frozenset)
         return held[1]
 
@@ -184,10 +192,11 @@ class Attempt:
     @property
     def participants(self) -> tuple[Member, ...]:
         """Those of the contributors that can be in one view together."""
-        sizes = len(self.opened), len(self.charges)
+        sizes = len(self.opened), len(self.charges), len(self.contradicted)
         held = self._cache.get("participants")
         if held is None or held[0] != sizes:
-            heard = {m: self.opened[m] for m in self.universe if m in self.opened}
+            counted = self.opened.keys() - self.contradicted.keys()
+            heard = {m: self.opened[m] for m in self.universe if m in counted}
             self.distrust = found = evidence(heard.values(), self.terms)
             heard = {m: part for m, part in heard.items() if m.peer_id not in found.liars}
             named = {member.peer_id: member for member in heard}
@@ -205,6 +214,13 @@ class Attempt:
     @property
     def only_newcomers(self) -> bool:
         return all(part.present is None for part in self.opened.values())
+
+    @property
+    def has_lost_members(self) -> bool:
+        """Members have opened it, and none of them is left: newcomers may be where they were not,
+        and do not go on by themselves while there are any."""
+        left = any(self.opened[member].present is not None for member in self.participants)
+        return not left and not self.only_newcomers
 
     def same_as(self, peer_ids: Iterable[str]) -> tuple[str, ...]:
         """Those of the peers that are known to know what this peer knows."""
@@ -227,7 +243,7 @@ class Attempt:
             base=self.base,
             round=self.round,
             contributions=(),
-            absent=tuple(sorted(self.absent)),
+            absent=tuple(sorted(self.silent)),
             digest=self.digests[self.me][1],
             accusations=tuple(self.charges[item] for item in sorted(self.charges)),
         )
@@ -241,8 +257,9 @@ class Attempt:
         )
         parts: list[list[Signed]] = [[]]
         size = sum(len(signed.payload) for signed in first.newcomers)
-        for member in sorted(self.known):
-            signed = self.known[member]
+        told = [self.known[member] for member in sorted(self.known)]
+        told += [self.contradicted[member] for member in sorted(self.contradicted)]
+        for signed in told:
             size += len(signed.payload)
             if size > MESSAGE_LIMIT_BYTES and parts[-1]:
                 parts.append([])
@@ -252,6 +269,20 @@ class Attempt:
             msgspec.structs.replace(first if n == 0 else self.gather(), contributions=tuple(part))
             for n, part in enumerate(parts)
         ]
+
+    def take_ready(self, certificate: Certificate, verify: Verify) -> None:
+        """Those that this peer lacks, as others have put them together."""
+        assert self.snapshot is not None
+        missing = {m.peer_id for m in self.snapshot.contributors if m not in self.ready}
+        said = signers(certificate, verify, missing)
+        for member, signature in certificate.ready:
+            if member in said and member in self.snapshot.contributors:
+                self.ready[member] = ready_of(certificate, member, signature)
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether all have said Ready."""
+        return self.snapshot is not None and set(self.snapshot.contributors) <= self.ready.keys()
 
     @property
     def settled(self) -> bool:
@@ -277,6 +308,11 @@ class Attempt:
         return with_stand_ins(self.snapshot, planned, target, self._counted)
 
     @property
+    def sources(self) -> set[ViewId]:
+        """The views that those come from whom the snapshot counts."""
+        return {part.present.view for part in self._counted if part.present is not None}
+
+    @property
     def _counted(self) -> list[Contribution]:
         """Those that the snapshot counts."""
         assert self.snapshot is not None
@@ -289,8 +325,7 @@ class Attempt:
         present = [part.present for part in parts if part.present is not None]
         newest = max(present, key=lambda it: (it.view, it.plan is not None), default=None)
         plan = newest.plan if newest else None
-        members = [part for part in parts if part.present is not None]
-        step, held = max(part.step for part in members or parts), _held(parts)
+        step, held = BelievedClaims(parts, slack_steps=1).furthest(), _held(parts)
         if not self.planned:
             self.recovery = recover(parts, self.layer_count, self.terms)
             if self.recovery.target is not None:
@@ -313,8 +348,23 @@ class Attempt:
             lineage=target.lineage if target is not None else "",
             lost_layers=self.recovery.lost_layers if self.recovery is not None else (),
         )
-        self.view_id = self.snapshot.view_id
         return self.snapshot
+
+    @property
+    def view_id(self) -> ViewId | None:
+        """Of the snapshot."""
+        if self.snapshot is None:
+            return None
+        held = self._cache.get("view_id")
+        if held is None or held[0] is not self.snapshot:
+            held = self._cache["view_id"] = (self.snapshot, self.snapshot.view_id)
+        assert isinstance(held[1], ViewId)
+        return held[1]
+
+
+def _nothing(member: Member) -> Signed:
+    """Counts in place of what a member has said in two ways."""
+    return Signed(member.peer_id, "", b"", b"")
 
 
 def _held(parts: list[Contribution]) -> tuple[HeldLayer, ...]:

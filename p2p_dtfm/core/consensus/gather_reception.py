@@ -4,16 +4,22 @@ A contribution counts if its contributor is a member of a view that this peer kn
 or a newcomer that such a member names. Nobody else is ever waited for.
 """
 
-from p2p_dtfm.core.consensus.actions import Actions, SendMessage
+from collections.abc import Iterable
+
+from p2p_dtfm.core.consensus.actions import Actions, Report, SendMessage
 from p2p_dtfm.core.consensus.attempt import Attempt
 from p2p_dtfm.core.consensus.gathering import Gathering
+from p2p_dtfm.core.consensus.patience import patience_ns
+from p2p_dtfm.core.consensus.silence import silent_in
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     Charge,
     Contribution,
     Gather,
+    Ready,
     open_contribution,
 )
+from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.message_bounds import CERTIFICATES_LIMIT, require_bounded_contribution
 from p2p_dtfm.core.messages.statements import is_charge, signers, stated
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -36,13 +42,18 @@ class GatherReception(Gathering):
             self._open_record(signed)  # before anything is changed: a fault must not leave half
         opened = [contribution for _, contribution in contributions.values()]
         self._learn_certificates(message)
+        missed = self._hear_of_agreement(message.certificates, now_ns)
+        if missed:
+            return missed  # from where that leads it answers when it is asked again
         attempt = self._attempt
         if attempt is None or message.number != attempt.number:
-            if attempt is None and self._repeats_last(message):
-                assert self._last_ready is not None
-                return [SendMessage((message.sender.peer_id,), self._last_ready)]
+            lost = self._lost_ready(message)
+            if lost is not None:
+                return [SendMessage((message.sender.peer_id,), lost)]
             if not self._may_enter(message, opened):
                 return self._stays_out(message, opened, now_ns)
+            self._side_with_who_opens(now_ns)
+            self._note_opener(message, opened, now_ns)
             actions = self._enter(message.number, message.planned, message.base, now_ns)
             attempt = self._attempt
             assert attempt is not None
@@ -56,6 +67,24 @@ class GatherReception(Gathering):
         if sender is not None and sender.present is not None:
             self._view_heard_ns = now_ns  # its members are only slow to agree on the next
         return actions
+
+    def _side_with_who_opens(self, now_ns: int) -> None:
+        """Somebody gives up an attempt and opens another one: who has kept this peer waiting for
+        half of what it may is at fault for it, too. Else it is one word against another."""
+        attempt = self._attempt
+        if attempt is None or attempt.planned or self.view is None:
+            return
+        patience = patience_ns(attempt, self._timing, True)
+        if 2 * (now_ns - attempt.progress_ns) >= patience:
+            self._distrust_members(silent_in(attempt, is_member=True))
+
+    def _note_opener(self, message: Gather, parts: list[Contribution], now_ns: int) -> None:
+        """Whoever stops steps again and again, and accuses nobody, is itself in doubt."""
+        if self.view is None or message.planned or message.accusations or self.frozen:
+            return
+        makers = {part.member for part in parts} - {message.sender} or {message.sender}
+        if len(makers) == 1:  # who passes it on has entered on the word of another one
+            self._distrust_members(self._accusers.stops_steps(makers, now_ns))
 
     # proof ----------------------------------------------------------------------------------------
 
@@ -75,7 +104,48 @@ class GatherReception(Gathering):
             if self.view is None and unsettled and not learnt:
                 based = certificate.view == message.base
                 if based if message.planned else message.sender in certificate.members:
-                    self._known.trust(certificate, self._verify)
+                    self._known.trust(certificate, self._verify, self.familiar)
+
+    def _hear_of_agreement(
+        self, certificates: Iterable[Certificate | None], now_ns: int
+    ) -> Actions:
+        """Others have taken over what this peer waits for, or has gone on from: all said Ready.
+
+        A member that went on, to an attempt of which the others know more, would be in a view that
+        they have left, and some would not know theirs: what they gather would never be the same.
+        """
+        for certificate in certificates:
+            attempt = self._said_ready.find(certificate.view) if certificate is not None else None
+            if certificate is None or attempt is None:
+                continue
+            is_present = attempt is self._attempt
+            if is_present or self._may_go_back_to(attempt):
+                attempt.take_ready(certificate, self._verify)
+                if is_present or attempt.is_agreed:
+                    actions = self._end_of(attempt, is_present, now_ns)
+                    if actions:
+                        return actions
+        return []
+
+    def _end_of(self, attempt: Attempt, is_present: bool, now_ns: int) -> Actions:
+        if is_present:
+            return self._check_ready(now_ns)
+        is_awaited = self._attempt is not None
+        if is_awaited:
+            self._give_up(now_ns)
+        self._attempt = attempt
+        report = Report(f"missed the takeover of view {attempt.view_id}")
+        actions = [report, *self._check_ready(now_ns)]
+        if is_awaited:
+            self._reopen_ns = now_ns  # the others wait for an answer
+        return actions
+
+    def _may_go_back_to(self, attempt: Attempt) -> bool:
+        """Not from one in which it has said Ready as well: that may be the view by now."""
+        view, present = self.view, self._attempt
+        if view is None or attempt.planned or attempt.number <= view.id.number:
+            return False
+        return present is None or (not present.planned and self.me not in present.ready)
 
     def _keep_certificates(self, attempt: Attempt, message: Gather) -> None:
         """To pass them on, if all members of the view have signed."""
@@ -136,6 +206,9 @@ class GatherReception(Gathering):
         if liars and self._charge(attempt, liars):
             grew = True
             self._doubt(liars, now_ns)
+        for liar in liars:
+            grew |= liar not in attempt.contradicted
+            attempt.contradicted.setdefault(liar, contributions[liar][0])
         if grew:
             return [*actions, *self._knowledge_grew(attempt, now_ns, own=bool(liars))]
         return self._check_settled(attempt, now_ns)
@@ -203,12 +276,12 @@ class GatherReception(Gathering):
             and attempt.known[member].payload != signed.payload
         ]
 
-    def _repeats_last(self, message: Gather) -> bool:
+    def _lost_ready(self, message: Gather) -> Ready | None:
         """The sender still gathers what this peer has agreed to: its Ready must have got lost."""
-        last = self._last_ready
-        if last is None or last.view.number != message.number:
-            return False
-        return self.view is None or self.view.id.number < message.number
+        last = self._said_ready.last
+        if self._attempt is not None or last is None or last.view.number != message.number:
+            return None
+        return last if self.view is None or self.view.id.number < message.number else None
 
     def _open_contributions(self, message: Gather) -> Contributions:
         attempt = self._attempt
@@ -216,7 +289,8 @@ class GatherReception(Gathering):
         contributions = {}
         for signed in message.contributions:
             contribution = held.get(signed) or self._open_contribution(signed, message.number)
-            contributions[contribution.member] = (signed, contribution)
+            if signed not in held or contribution.member not in contributions:
+                contributions[contribution.member] = (signed, contribution)  # of two the news
         return contributions
 
     def _open_contribution(self, signed: Signed, number: int) -> Contribution:
@@ -276,8 +350,15 @@ class GatherReception(Gathering):
         if self.next_view is not None:
             previous = self.next_view.snapshot.previous
             return message.planned and bool(proven) and message.base == previous
+        if only_newcomers and not self._knows_one_of(parts):
+            return False
         asked = any(self.me in part.joiners for part in namers)
         return self._wants_view and (asked or any(part.member == self.me for part in parts))
+
+    def _knows_one_of(self, parts: list[Contribution]) -> bool:
+        """Among newcomers alone: one that it asked itself, if it knows anybody at all."""
+        familiar, others = self.familiar, (part.member.peer_id for part in parts)
+        return familiar.is_empty or familiar.any_of(others)
 
     def _stays_out(self, message: Gather, parts: list[Contribution], now_ns: int) -> Actions:
         """Not for this peer: tell the sender what it does not know."""

@@ -14,6 +14,7 @@ from p2p_dtfm.core.consensus.actions import (
     ViewAgreed,
 )
 from p2p_dtfm.core.consensus.attempt import Attempt
+from p2p_dtfm.core.consensus.silence import silent_in
 from p2p_dtfm.core.consensus.takeover import Takeover
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
@@ -47,11 +48,11 @@ class Gathering(Takeover):
         attempt.progress_ns = now_ns
         self._readied_number = max(self._readied_number, attempt.number)
         assert attempt.view_id is not None and attempt.snapshot is snapshot
-        self._known.says_ready(View(snapshot, plan))
+        self._known.says_ready(View(snapshot, plan), attempt.sources)
         members = members_digest(snapshot.members)
         ready = Ready(self.me, attempt.view_id, plan.digest(), members)
         mine = attempt.ready[self.me] = stated(ready, self._signer)
-        self._last_ready = mine
+        self._said_ready.add(attempt, mine)
         return [SendMessage(attempt.others, mine), *self._check_ready(now_ns)]
 
     def holds_up(self, peer_id: str, reason: str, now_ns: int) -> Actions:
@@ -180,13 +181,13 @@ class Gathering(Takeover):
             present=self._present_view(),
             step=self.step,
             held=dict(recovery_evidence.held),
-            joiners=tuple(self._newcomers.members),
+            joiners=self._named_newcomers(planned),
             lineages=recovery_evidence.lineages(),
             saved=recovery_evidence.saved,
             cuts=recovery_evidence.cuts,
             pending=recovery_evidence.pending(self.view.id) if self.view and not planned else None,
             retained=recovery_evidence.told_of_last_step(planned, self._sees_fork),
-            accepts_loss=self._accepts_loss or self._sees_fork,
+            accepts_loss=self._accepts_loss or self._sees_fork or self._has_waited_long(now_ns),
             accusers=self._accusers.named(now_ns),
         )
         attempt.add(sign_contribution(mine, self._signer), mine)
@@ -201,6 +202,11 @@ class Gathering(Takeover):
     def _sees_fork(self) -> bool:
         """Members have states of unlike lineages: no waiting brings one that all layers have."""
         return self.ledger is not None and self.ledger.forks
+
+    def _has_waited_long(self, now_ns: int) -> bool:
+        """For lost layers: long enough to agree with a member that goes back to what is left."""
+        since_ns = self._lost_since_ns
+        return since_ns is not None and now_ns - since_ns >= self._timing.lost_layers_ns // 2
 
     def _reopen(self, reason: str, now_ns: int) -> Actions:
         """An unplanned attempt has failed: again with a higher number, later each time.
@@ -251,7 +257,8 @@ class Gathering(Takeover):
         """Everything; to those that may not know of contributors' views, with proof of them."""
         attempt.told.update(peer_ids)
         alike = self.view is not None and set(attempt.certificates) <= {self.view.id}
-        fellows = set(self.view.member_ids) if self.view is not None and alike else set()
+        active = self._active_members.get(self.view.id, {}) if self.view and alike else {}
+        fellows = {member.peer_id for member in active}
         actions: Actions = []
         for proofs in (False, True):
             to = tuple(peer_id for peer_id in peer_ids if (peer_id not in fellows) == proofs)
@@ -265,6 +272,10 @@ class Gathering(Takeover):
             return self._excluded(attempt, now_ns)
         if not attempt.settled or (attempt.planned and attempt.only_newcomers):
             return []  # newcomers alone never make a planned view
+        if attempt.has_lost_members:
+            self._give_up(now_ns)
+            self.frozen = False
+            return [Report(f"gives up view {attempt.number}: no member of its views is left")]
         left_out = [Report(f"leaves out {p}: {why}") for p, why in attempt.distrust.told()]
         snapshot = attempt.freeze(self._run_digest, self._workload, self._open_record)
         attempt.progress_ns = attempt.frozen_ns = now_ns
@@ -300,10 +311,11 @@ class Gathering(Takeover):
             return []
         mine, contributors = attempt.ready[self.me], attempt.snapshot.contributors
         answers = [attempt.ready[member] for member in contributors if member in attempt.ready]
-        if any(theirs.view != mine.view for theirs in answers):
+        strays = [theirs.sender for theirs in answers if theirs.view != mine.view]
+        if strays:
             if len(answers) < len(contributors):
                 return []
-            return self._failed(attempt, "members know different things", now_ns)
+            return self._held_up(attempt, strays, "members know different things", now_ns)
         liars = [it for it in answers if not _says_the_same(it, mine)]
         if liars:
             return self._on_other_plans(attempt, liars, len(answers) - len(liars), now_ns)
@@ -323,6 +335,21 @@ class Gathering(Takeover):
         if new:
             self.held = {}
         return [ViewAgreed(view, discard=new)]
+
+    def _held_up(self, attempt: Attempt, by: list[Member], reason: str, now_ns: int) -> Actions:
+        """A few of those that agreed say Ready to something else, or not at all. Messages that
+        cross may bring that about once; who does it again is left out, though it answers."""
+        again = self._accusers.holds_up(by, attempt.number, now_ns)
+        assert attempt.snapshot is not None
+        few = 2 * len(by) < len(attempt.snapshot.contributors)
+        if self.view is None or not (few and again):
+            return self._failed(attempt, reason, now_ns)
+        self._doubt(again, now_ns)
+        self._distrust_members(again)
+        if not attempt.planned or not self._distrusted:
+            return self._failed(attempt, reason, now_ns)
+        self._give_up(now_ns)
+        return self._open(False, reason, now_ns)
 
     def _on_other_plans(
         self, attempt: Attempt, others: list[Ready], alike: int, now_ns: int
@@ -393,29 +420,12 @@ class Gathering(Takeover):
             return self._open(True, reason, now_ns)
         return [Report(f"gives up view {attempt.number}: {reason}")]
 
-    def _patience_ns(self, attempt: Attempt) -> int:
-        """How long to wait without progress: newcomers alone hold up nobody for long."""
-        members = attempt.members
-        if attempt.snapshot is None:
-            silent = attempt.waits_for
-            missing = silent or set(attempt.dissenting)
-            if self.view is None or not missing or missing & members:
-                return self._timing.gather_ns
-            resends_ns = 0 if silent else 2 * self._timing.resend_ns
-            return min(self._timing.gather_ns, self._timing.newcomer_ns + resends_ns)
-        due = set(attempt.snapshot.contributors) - set(attempt.ready)
-        if self.view is None or attempt.plan is None or due & members:
-            return self._timing.ready_ns
-        # They plan on slower machines, perhaps, but not on that much slower ones.
-        own_ns = attempt.progress_ns - attempt.frozen_ns
-        return min(self._timing.ready_ns, self._timing.newcomer_sync_ns + 3 * own_ns)
-
     def _stalled(self, attempt: Attempt, now_ns: int) -> Actions:
         waits_for = attempt.waits_for
         is_dispensable = not attempt.planned or not waits_for & attempt.members
         if attempt.snapshot is None and waits_for and is_dispensable:
             return self._go_on_without(attempt, waits_for, now_ns)
-        silent = self._silent(attempt)
+        silent = silent_in(attempt, is_member=self.view is not None)
         names = ", ".join(sorted(m.peer_id for m in waits_for or silent)) or "all alike"
         reason = f"view {attempt.number} had no answer from {names}"
         if attempt.planned and self._are_newcomers_links(silent):
@@ -425,41 +435,18 @@ class Gathering(Takeover):
         if attempt.planned:
             report = Report(f"gives up: {reason}")
             if attempt.snapshot is not None:
-                return [report, *self._failed(attempt, reason, now_ns)]
+                return [report, *self._held_up(attempt, silent, reason, now_ns)]
             self._give_up(now_ns)
             return [report]
-        if attempt.snapshot is None and silent:
-            self._suspects |= set(silent)
-            return [Report(reason), *self._accuse(attempt, silent, now_ns)]
         self._suspects |= set(silent)
+        self._distrust_members(set(silent) & set(attempt.opened))
+        if attempt.snapshot is None and silent:
+            return [Report(reason), *self._accuse(attempt, silent, now_ns)]
         if self.view is None:
             self._give_up(now_ns)
             self.frozen = False
             return [Report(f"gives up: {reason}")]
         return self._reopen(reason, now_ns)
-
-    def _silent(self, attempt: Attempt) -> list[Member]:
-        """Who keeps the attempt from ending: has not been heard of late, or says that it knows
-        something else than most."""
-        due = attempt.snapshot.contributors if attempt.snapshot else attempt.participants
-        mine = attempt.digests[self.me][1]
-        silent = [
-            member
-            for member in due
-            if member != self.me
-            and attempt.heard_ns.get(member, -1) < attempt.progress_ns
-            and member not in attempt.ready
-            and (attempt.snapshot or Accusation(self.me, member) not in attempt.charges)
-            and attempt.digests.get(member, (0, ""))[1] != (mine if not attempt.snapshot else "")
-        ]
-        if attempt.snapshot is not None:
-            missing = [m for m in due if m not in attempt.ready]
-            return missing if 2 * len(missing) < len(due) and not silent else silent
-        if silent or self.view is None:
-            return silent
-        accused = {item.of for item in attempt.charges if item.by == self.me}
-        dissenting = [member for member in attempt.dissenting if member not in accused]
-        return dissenting if 2 * len(dissenting) < len(due) else []
 
     def _doubt(self, members: Iterable[Member], now_ns: int) -> None:
         """Newcomers that must not be in the next attempt, should this one fail."""

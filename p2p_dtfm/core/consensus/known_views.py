@@ -1,23 +1,31 @@
 """Views that a peer can vouch for itself: a claim about any other one needs proof.
 
-It knows those to which it said Ready in this life, those that it was in (in earlier lives too), and
-those whose Ready set more than half of the members of a view that it knows have signed.
+It knows those to which it said Ready in this life, those that it was in (in earlier lives too) or
+that its own came from, and those whose Ready set more than half of the members of a view that it
+knows have signed.
 """
 
 from collections.abc import Iterable
 
 import msgspec
 
+from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.statements import signers
+from p2p_dtfm.core.protocol.canonical import digest
 from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
 
 REMEMBERED_VIEWS = 64
-TOLD_VIEWS = 32
-"""Of its history a peer tells others so many, and compares so many."""
+"""Of those that it said Ready to, and those that were proven to it."""
+LEFT_VIEWS = 24
+RECENT_VIEWS = 32
+RARE_VIEWS = 4
+RANKS = 24
+"""Of its history a peer keeps the newest views, and of older ones ever fewer: of each rank so many.
+A view has a rank by its id, so two parts of a swarm that were apart for long keep the same ones."""
 
 
 class KnownView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,35 +41,60 @@ class KnownView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KnownViews:
-    """`history` outlives this peer's lives; the rest does not."""
+    """`history` outlives this peer's lives; the rest does not.
+
+    It holds ancestors of the present view only. Those that this peer has left, with a part of a
+    split swarm that went over to the other one, it does not compare by again, or it would go to and
+    fro; others, who were in them, may.
+    """
 
     def __init__(self, history: Iterable[KnownView] = ()) -> None:
         self._history = {item.view: item for item in history}
         self._readied: dict[ViewId, KnownView] = {}
         self._certified: dict[ViewId, KnownView] = {}
+        self._sources: dict[ViewId, tuple[KnownView, ...]] = {}
+        self._left: dict[ViewId, KnownView] = {}
         self._trim()
 
     def begin_life(self) -> None:
-        self._readied, self._certified = {}, {}
+        self._readied, self._certified, self._sources = {}, {}, {}
 
     @property
     def history(self) -> tuple[KnownView, ...]:
-        """The views that this peer was in, oldest first."""
+        """The views that this peer was in, and those from which they came, oldest first."""
         return tuple(self._history.values())
 
     @property
     def told(self) -> tuple[ViewId, ...]:
-        """What others are told of it: newest first."""
-        return tuple(reversed(self._history))[:TOLD_VIEWS]
+        """What others are told: the newest first, and also of those that this peer has left."""
+        return tuple(sorted({*self._history, *self._left}, reverse=True))
 
-    def says_ready(self, view: View) -> None:
+    def says_ready(self, view: View, sources: Iterable[ViewId]) -> None:
+        """`sources`: the views that its contributors come from. Who lets a newcomer in makes it a
+        part of what they are part of: where the swarm was split before, it goes along with them."""
+        found = (self.find(source) for source in sorted(set(sources)))
+        self._sources[view.id] = tuple(known for known in found if known is not None)
         self._readied[view.id] = _known(view)
         self._trim()
 
     def takes_over(self, view: View) -> None:
-        self._history.pop(view.id, None)
-        self._history[view.id] = _known(view)
+        for known in (*self._sources.get(view.id, ()), _known(view)):
+            self._left.pop(known.view, None)
+            if known.view == view.id:
+                self._history.pop(view.id, None)
+            self._history.setdefault(known.view, known)
         self._trim()
+
+    def leaves(self, common: KnownView | None) -> None:
+        """This peer goes over to a part of the swarm that has had nothing in common with its own
+        since `common`."""
+        newer = [view for view in self._history if common is None or view > common.view]
+        self._left |= {view: self._history.pop(view) for view in newer}
+        self._trim()
+
+    def has_left(self, theirs: Iterable[ViewId], common: KnownView | None) -> bool:
+        """Whether it was in a view that is among `theirs`, after the `common` one, and left it."""
+        return any(view in self._left and (not common or view > common.view) for view in theirs)
 
     def has_readied(self, view: ViewId) -> bool:
         return view in self._readied
@@ -108,18 +141,20 @@ class KnownViews:
             return self._certify(certificate)
         return False
 
-    def trust(self, certificate: Certificate, verify: Verify) -> bool:
-        """A newcomer knows no view: it takes the word of all members of one, if they signed it."""
+    def trust(self, certificate: Certificate, verify: Verify, familiar: FamiliarPeers) -> bool:
+        """A newcomer knows no view: it takes the word of all members of one, if they signed it and
+        it knows one of them; unless it knows nobody at all."""
         if self.find(certificate.view) is not None:
             return True
+        if not familiar.is_empty and not familiar.any_of(m.peer_id for m in certificate.members):
+            return False
         said = signers(certificate, verify)
         members = set(certificate.members)
         return bool(members) and members <= said and self._certify(certificate)
 
     def newest_common(self, theirs: Iterable[ViewId]) -> KnownView | None:
-        """Of the views that this peer was in, the newest that is among `theirs`."""
-        mine = set(self.told)
-        both = [view for view in theirs if view in mine]
+        """Of the ancestors of this peer's view, the newest that is among `theirs`."""
+        both = [view for view in theirs if view in self._history]
         return self._history[max(both)] if both else None
 
     def _certify(self, certificate: Certificate) -> bool:
@@ -129,9 +164,34 @@ class KnownViews:
         return True
 
     def _trim(self) -> None:
-        for known in (self._history, self._readied, self._certified):
-            while len(known) > REMEMBERED_VIEWS:
+        limits = (REMEMBERED_VIEWS, REMEMBERED_VIEWS, LEFT_VIEWS)
+        for known, limit in zip((self._readied, self._certified, self._left), limits, strict=True):
+            while len(known) > limit:
                 del known[next(iter(known))]
+        for view in self._sources.keys() - self._readied.keys():
+            del self._sources[view]
+        if len(self._history) > RECENT_VIEWS:
+            kept = _kept(tuple(self._history))
+            self._history = {view: it for view, it in self._history.items() if view in kept}
+
+
+def _kept(views: tuple[ViewId, ...]) -> set[ViewId]:
+    """Of views in their order: the newest, the first, and some in between."""
+    kept = {views[0], *views[-RECENT_VIEWS:]}
+    left = dict.fromkeys(range(RANKS), RARE_VIEWS)
+    for view in reversed(views[1:-RECENT_VIEWS]):
+        wanted = [rank for rank in range(_rank(view) + 1) if left[rank]]
+        if wanted:
+            kept.add(view)
+        for rank in wanted:
+            left[rank] -= 1
+    return kept
+
+
+def _rank(view: ViewId) -> int:
+    """Of so many views only one in 2^rank has it."""
+    bits = int(digest(view)[:16], 16)
+    return min(RANKS - 1, 64 - bits.bit_length())
 
 
 def _known(view: View) -> KnownView:

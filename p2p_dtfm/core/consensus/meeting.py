@@ -1,7 +1,7 @@
 """Where peers of two views meet: who goes over to whom, and on what proof."""
 
 from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT
-from p2p_dtfm.core.consensus.actions import Actions, Report, SendMessage
+from p2p_dtfm.core.consensus.actions import SECOND_NS, Actions, Report, SendMessage
 from p2p_dtfm.core.consensus.activity import Activity
 from p2p_dtfm.core.consensus.known_views import KnownView
 from p2p_dtfm.core.consensus.view_precedence import Side, outranks, own_side, side_of
@@ -12,8 +12,9 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.recovery.view import View
 
 FIRM_MEMBERS = 3
-"""A view of so many never yields to another swarm of the run with which it has nothing in common:
-whatever that one shows, anybody could have made it."""
+"""A view of so many that trains never yields to another swarm of the run with which it has nothing
+in common: one member's acquaintance does not outweigh the others."""
+FOREIGN_TOLD_NS = 600 * SECOND_NS
 TOLD_AT_ONCE = 16
 """So many peers outside the view are told of it at a time, in turns."""
 
@@ -31,18 +32,55 @@ class Meeting(Activity):
             return self._missed(message.sender, message.view, now_ns)
         if message.sender in view.members:
             return self._hear_from_fellow(view, message, now_ns)
-        common = self._known.newest_common((message.view, *message.ancestors))
-        mine = own_side(self._standing(view), common)
-        is_firm = common is None and len(view.members) >= FIRM_MEMBERS
-        if is_firm and isinstance(view.plan, Plan):
-            return self._tell_of_foreigners(message)
+        return self._compare(view, message, now_ns)
+
+    def _compare(self, view: View, message: Standing, now_ns: int) -> Actions:
+        """With a view of which none of this peer's fellows speaks."""
+        ancestors = (message.view, *message.ancestors)
+        common = self._known.newest_common(ancestors)
+        is_firm = len(view.members) >= FIRM_MEMBERS and isinstance(view.plan, Plan)
+        if is_firm and self._known.has_left(ancestors, common):
+            return self._answer_outsider(message.sender, now_ns)
+        if common is None and not self._knows_signer(message):
+            return self._tell_of_foreigners(message, now_ns)
         theirs = self._side_of(message, common)
-        if theirs is None or (is_firm and len(theirs.support) < len(view.members)):
+        if theirs is None:
             return []
-        if outranks(theirs, mine):
+        mine = own_side(self._standing(view), common)
+        if common is None:
+            goes = self._follows_foreigners(view, message, theirs, mine)
+        else:
+            goes = outranks(theirs, mine) and not self._stays_where_told(common, theirs, mine)
+        if goes:
+            self._known.leaves(common)
             reason = f"view {message.view} of {message.sender.peer_id} counts"
             return self._rejoin(reason, isinstance(view.plan, Plan))
+        if common is None:
+            return self._tell_of_foreigners(message, now_ns)
         return self._answer_outsider(message.sender, now_ns)
+
+    def _knows_signer(self, message: Standing) -> bool:
+        """Whether somebody that it knows is a member of that view, and has signed so. No other
+        signature is looked at before that: there may be a thousand."""
+        names = [it.peer_id for it in message.members if self.familiar.holds(it.peer_id)]
+        return bool(names and signers(message.certificate, self._verify, names))
+
+    def _follows_foreigners(self, view: View, message: Standing, theirs: Side, mine: Side) -> bool:
+        """Whether to go over to a view with which this peer's has nothing in common: only to where
+        somebody is whom it knows. Where its user told it to go, it goes, unless they come."""
+        is_firm = len(view.members) >= FIRM_MEMBERS
+        if is_firm and (mine.has_plan or len(theirs.support) < len(view.members)):
+            return False
+        given = self.familiar.given
+        was_told = bool(theirs.support & given) and not mine.support & given
+        if was_told and not set(message.follows) & set(view.member_ids):
+            return theirs.has_plan or not mine.has_plan
+        return outranks(theirs, mine)
+
+    def _stays_where_told(self, common: KnownView, theirs: Side, mine: Side) -> bool:
+        """Its user sent it over from the others to somebody who was never among them."""
+        given = self.familiar.given - common.peer_ids
+        return bool(mine.signed & given) and not theirs.signed & given
 
     def _hear_from_fellow(self, view: View, message: Standing, now_ns: int) -> Actions:
         """A member of this peer's own view is in another one, without this peer."""
@@ -65,22 +103,27 @@ class Meeting(Activity):
         return self._rejoin(f"view {message.view} has succeeded {view.id} without this peer")
 
     def _side_of(self, message: Standing, common: KnownView | None) -> Side | None:
-        return side_of(message, common, self._workload.min_members, self._verify)
+        given = self.familiar.given
+        return side_of(message, common, self._workload.min_members, self._verify, given)
 
-    def _tell_of_foreigners(self, message: Standing) -> Actions:
-        if self._foreign_told:
+    def _tell_of_foreigners(self, message: Standing, now_ns: int) -> Actions:
+        """Now and then: by itself nothing brings the two together."""
+        told_ns = self._foreign_told_ns
+        if told_ns is not None and now_ns - told_ns < FOREIGN_TOLD_NS:
             return []
-        self._foreign_told = True
+        self._foreign_told_ns = now_ns
         return [
             Report(
-                f"{message.sender.peer_id} trains the same run in a swarm that was founded apart; "
-                f"this one has {FIRM_MEMBERS} or more members and goes on. To bring the two "
-                "together, start the peers of the other one again with one of this one's addresses"
+                f"{message.sender.peer_id} trains the same run in a swarm with which this one has "
+                "nothing in common; each goes on. To bring the two together, start the peers of "
+                "one again with --initial-peers and an address of the other"
             )
         ]
 
     def _hear_of_view(self, message: Standing, now_ns: int) -> Actions:
         """Newcomers never make a view of their own while there is one."""
+        if not (self.familiar.is_empty or self._knows_signer(message)):
+            return []
         if not self._is_proven_standing(message):
             return []
         self._view_heard_ns = now_ns
@@ -117,10 +160,7 @@ class Meeting(Activity):
         if now_ns - self._met_ns < self._timing.meet_ns:
             return []
         self._met_ns = now_ns
-        outside = [peer_id for peer_id in self._known_peers if peer_id not in view.member_ids]
-        if not outside:
-            return []
-        to = outside[:TOLD_AT_ONCE]
-        for peer_id in to:  # the others' turn is next
-            self._known_peers[peer_id] = self._known_peers.pop(peer_id)
-        return [SendMessage(tuple(sorted(to)), self._standing(view))]
+        members = set(view.member_ids)
+        outside = [peer_id for peer_id in self.familiar.all if peer_id not in members]
+        to = self.familiar.next_of(outside, TOLD_AT_ONCE)
+        return [SendMessage(to, self._standing(view))] if to else []

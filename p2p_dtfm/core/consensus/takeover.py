@@ -65,6 +65,7 @@ class Takeover(AgreementState):
         self.recovery_evidence.committed(self.view.id, outcome, layers, prepared)
         self._failures = 0
         self._vouched = None
+        self._accusers.commits()
         view = self.next_view
         if outcome.take_over is None or view is None or view.id != outcome.take_over:
             if self._drop_next:
@@ -214,7 +215,10 @@ class Takeover(AgreementState):
         if self.ledger is not None and self.ledger.last_commit:
             self._last_commit = self.ledger.last_commit
         self._known.takes_over(view)
+        if self._accepts_loss:  # where most others still wait, it asks again when they have waited
+            self._lost_since_ns = now_ns - self._timing.lost_layers_ns // 2
         self.next_view = self._attempt = self._dropped = self._reopen_ns = self._vouched = None
+        self._said_ready.take_over()
         self._self_synced = self._drop_next = self.frozen = self._accepts_loss = False
         self._synced, self._records = set(), {}
         self.view, self._taken_over_ns = view, now_ns
@@ -226,8 +230,7 @@ class Takeover(AgreementState):
         self._active = stated(said, self._signer)
         self._active_members = {view.id: early | {self.me: self._active}}
         self._newcomers.let_in(view.member_ids)
-        for peer_id in view.member_ids:
-            self.know(peer_id)
+        self.familiar.meet(view.member_ids)
         plan = view.plan
         self.ledger = self._new_ledger(view.id, plan, replay) if isinstance(plan, Plan) else None
         self._open_ledger()
@@ -266,6 +269,8 @@ class Takeover(AgreementState):
         if not missing or now_ns - self._active_sent_ns < self._timing.resend_ns:
             return []
         self._active_sent_ns = now_ns
-        asking = Active(self.me, view.id, self._active.step, self._active.lineage, asks=True)
-        to = tuple(sorted(m.peer_id for m in missing))
+        said, to = self._active, tuple(sorted(m.peer_id for m in missing))
+        is_late = now_ns - self._taken_over_ns >= self._timing.resend_ns
+        proof = view.certificate if is_late else None  # it may lack somebody's Ready
+        asking = Active(self.me, view.id, said.step, said.lineage, True, proof)
         return [SendMessage(to, stated(asking, self._signer))]

@@ -22,12 +22,14 @@ two parts must not both take the other for the longer one."""
 
 @dataclass(frozen=True)
 class Side:
-    """One of two views that have met. `support`: the peers that stand behind it."""
+    """One of two views that have met. `support`: the peers that stand behind it, of those that
+    count; `signed`: all members that have been looked at and have signed it."""
 
     has_plan: bool
     support: frozenset[str]
     step: int
     view: ViewId
+    signed: frozenset[str] = frozenset()
 
     def count(self, other: "Side") -> int:
         """How many of them have not signed the other view later."""
@@ -49,31 +51,39 @@ def outranks(one: Side, other: Side) -> bool:
 
 
 def side_of(
-    standing: Standing, common: KnownView | None, min_members: int, verify: Verify
+    standing: Standing,
+    common: KnownView | None,
+    min_members: int,
+    verify: Verify,
+    given: frozenset[str] = frozenset(),
 ) -> Side | None:
     """What a Standing comes to, by what it proves; None if it proves nothing.
 
-    Support is from the members of the `common` view; without one, from all who have signed.
+    Support is from the members of the `common` view; without one, from all who have signed. Of
+    others only `given` are looked at.
     """
     certificate = standing.certificate
-    among = None if common is None else common.peer_ids | {standing.sender.peer_id}
+    among = None if common is None else common.peer_ids | {standing.sender.peer_id} | given
     said = signers(certificate, verify, among)
     if standing.sender not in certificate.members or standing.sender not in said:
         return None
     has_plan = standing.has_plan and len(certificate.members) >= min_members
-    support = _support(certificate, {member.peer_id for member in said}, common)
-    return Side(has_plan, support, proven_step(standing, verify), standing.view)
+    names = frozenset(member.peer_id for member in said)
+    support = _support(certificate, names, common)
+    return Side(has_plan, support, proven_step(standing, verify), standing.view, names)
 
 
 def own_side(standing: Standing, common: KnownView | None) -> Side:
     """The same of this peer's own view, whose signatures it has checked."""
-    said = {member.peer_id for member, _ in standing.certificate.ready}
+    said = frozenset(member.peer_id for member, _ in standing.certificate.ready)
     support = _support(standing.certificate, said, common)
     step = standing.step if not standing.has_plan else _proven(standing, _committed(standing))
-    return Side(standing.has_plan, support, step, standing.view)
+    return Side(standing.has_plan, support, step, standing.view, said)
 
 
-def _support(certificate: Certificate, said: set[str], common: KnownView | None) -> frozenset[str]:
+def _support(
+    certificate: Certificate, said: frozenset[str], common: KnownView | None
+) -> frozenset[str]:
     """A leaver stands behind nothing, though it signs."""
     members = frozenset(member.peer_id for member in certificate.members) & said
     return members if common is None else members & common.peer_ids

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from p2p_dtfm.core.cost_model.guarding import Guarded, guarded_by, guarded_ns, waited_for
-from p2p_dtfm.core.cost_model.microbatch_split import split_microbatches
-from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost, PipelineModel, held_bytes
-from p2p_dtfm.core.cost_model.pipeline_timing import stage_ends_ns
+from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost, PipelineModel, split_microbatches
+from p2p_dtfm.core.cost_model.pipeline_timing import TimedPipeline, stage_ends_ns
 from p2p_dtfm.core.cost_model.placement_problem import (
     MESSAGE_NS,
     UNLIMITED_BYTES_PER_S,
@@ -24,11 +23,9 @@ from p2p_dtfm.core.cost_model.reduction_cost import ReductionModel, SegmentCost
 from p2p_dtfm.core.cost_model.reduction_timing import Reduction, reduced_ns
 from p2p_dtfm.core.cost_model.segment_weights import MOST_PAIRS as MOST_PAIRS_DIVIDED
 from p2p_dtfm.core.cost_model.segment_weights import segment_weights
-from p2p_dtfm.core.cost_model.step_timing import StepEnds, TimedPipeline, event_count, step_ends
+from p2p_dtfm.core.cost_model.step_timing import StepEnds, event_count, step_ends
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
 from p2p_dtfm.core.schedule.pieces import PIECE_ELEMENTS_EACH, pieces_of
-
-__all__ = ["PlacementCost", "StepModel", "held_bytes"]
 
 Placement = tuple[tuple[int, ...], ...]
 """Pipelines as ordered peer numbers."""

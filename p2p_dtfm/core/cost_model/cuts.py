@@ -15,6 +15,7 @@ nobody keeps more than two, and which steps are cut follows from what all member
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from p2p_dtfm.core.cost_model.placement_problem import duration_ns
 
@@ -35,6 +36,8 @@ FAILURE_EVERY_NS = 3600 * SECOND_NS
 COPY_BYTES_PER_S = 1_000_000_000
 LEAST_CUT_NS = 10_000_000
 """What a cut takes from training, at least: copying, hashing, messages."""
+
+Holder = TypeVar("Holder", str, int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,15 @@ class CutPace:
 def lags(waits_ns: Iterable[int], step_ns: int) -> bool:
     """Whether guardians lag: a step of `step_ns` would wait too long for one of them."""
     return any(wait_ns * LAGGING_STEP_SHARE > step_ns for wait_ns in waits_ns)
+
+
+def has_room_for_cuts(own_bytes: Mapping[Holder, int], left_bytes: Mapping[Holder, int]) -> bool:
+    """Whether each of several stage-holders has room for copies of its own layers, whose parameters
+    take `own_bytes`; a lone one needs none."""
+    copies = HELD_CUTS * STATE_PARTS
+    return len(own_bytes) == 1 or all(
+        copies * size <= left_bytes[holder] for holder, size in own_bytes.items()
+    )
 
 
 def pace_of(copies_ns: Iterable[int], most_bytes: int, step_ns: int) -> CutPace:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from p2p_dtfm.core.cost_model.cuts import (
-    HELD_CUTS,
     STATE_PARTS,
     CutPace,
     GuardedPair,
+    has_room_for_cuts,
     lags,
     pace_of,
 )
@@ -183,18 +183,17 @@ def cut_pace(snapshot: Snapshot, plan: Plan | NoPlan, guards: Mapping[int, str])
         return None
     workload = snapshot.workload
     records = {record.peer_id: record for record in snapshot.records}
-    copies = {
-        peer: STATE_PARTS * sum(workload.cost(n).parameter_count for n in plan.layers_of(peer))
+    own = {
+        peer: FLOAT_BYTES * sum(workload.cost(n).parameter_count for n in plan.layers_of(peer))
         for peer in plan.stage_holders()
     }
-    if len(copies) > 1:
-        left = {peer: _room_bytes(records[peer], plan, workload) for peer in copies}
-        for layer, guardian in guards.items():
-            if guardian in left:
-                left[guardian] -= guarded_bytes(workload, layer)
-        if any(HELD_CUTS * FLOAT_BYTES * copies[peer] > left[peer] for peer in copies):
-            return None
-    most_bytes = FLOAT_BYTES * max(copies.values())
+    left = {peer: _room_bytes(records[peer], plan, workload) for peer in own}
+    for layer, guardian in guards.items():
+        if guardian in left:
+            left[guardian] -= guarded_bytes(workload, layer)
+    if not has_room_for_cuts(own, left):
+        return None
+    most_bytes = STATE_PARTS * max(own.values())
     return pace_of((pair.copy_ns for pair in pairs), most_bytes, plan.predicted_step_ns)
 
 

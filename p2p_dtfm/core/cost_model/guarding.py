@@ -9,11 +9,12 @@ Where several send to one guardian they share its downlink. Where that would tak
 the step guardians lag (`cuts`), and nobody waits for them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from p2p_dtfm.core.cost_model.cuts import HELD_CUTS, STATE_PARTS, lags
-from p2p_dtfm.core.cost_model.guardians import GUARDED_COPIES, LEAST_ROOM_BYTES, assigned
+from p2p_dtfm.core.cost_model.cuts import has_room_for_cuts, lags
+from p2p_dtfm.core.cost_model.guardians import GUARDED_COPIES, LEAST_ROOM_BYTES, Way, assigned
 from p2p_dtfm.core.cost_model.placement_problem import (
     MESSAGE_NS,
     UNLIMITED_BYTES_PER_S,
@@ -54,16 +55,25 @@ def guarded_by(
             first, end = cuts[at], cuts[at + 1]
             room[peer] -= problem.state_bytes(first, end)
             room[peer] -= in_flight[at] * problem.saved_bytes(first, end)
-    room = {peer: max(LEAST_ROOM_BYTES, left) for peer, left in room.items()}
     candidates = sorted(watchers.order, key=lambda peer: peer in held)
     sizes = [problem.layer_bytes(layer).guarded_bytes for layer in range(problem.layer_count)]
-    guardians = assigned(
-        held,
-        candidates,
-        room,
-        lambda layer: GUARDED_COPIES * sizes[layer],
-        lambda holder, guardian: _link(problem, holder, guardian),
-    )
+    return guarded_of(held, candidates, room, sizes, partial(_link, problem))
+
+
+def guarded_of(
+    held: Mapping[int, list[int]],
+    candidates: Sequence[int],
+    room_bytes: Mapping[int, int],
+    sizes: Sequence[int],
+    way: Way[int],
+) -> tuple[Guarded, ...]:
+    """Of each stage-holder that holds layers alone, in order, with what it sends each guardian.
+
+    `room_bytes`: what their stages leave of the members' memory; `sizes`: a layer's reduced
+    gradient; the first of the candidates come first (`guardians.assigned`).
+    """
+    room = {peer: max(LEAST_ROOM_BYTES, left) for peer, left in room_bytes.items()}
+    guardians = assigned(held, candidates, room, lambda n: GUARDED_COPIES * sizes[n], way)
     sent: dict[tuple[int, int], int] = {}
     for holder, layers in held.items():
         for layer in layers:
@@ -73,12 +83,8 @@ def guarded_by(
     for layer, guardian in guardians.items():
         room[guardian] -= GUARDED_COPIES * sizes[layer]
     own = {peer: sum(map(sizes.__getitem__, layers)) for peer, layers in held.items()}
-    may_lag = len(held) == 1 or all(
-        HELD_CUTS * STATE_PARTS * size <= room[peer] for peer, size in own.items()
-    )
-    return tuple(
-        Guarded(*ends, size, *_link(problem, *ends), may_lag) for ends, size in sent.items()
-    )
+    may_lag = has_room_for_cuts(own, room)
+    return tuple(Guarded(*ends, size, *way(*ends), may_lag) for ends, size in sent.items())
 
 
 def _link(problem: PlanningProblem, holder: int, guardian: int) -> tuple[int, int]:

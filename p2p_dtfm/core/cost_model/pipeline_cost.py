@@ -1,4 +1,5 @@
-"""How long one pipeline takes: which layers each stage holds, and the time per microbatch.
+"""How long one pipeline takes: which layers each stage holds, and the time per microbatch; and how
+many of these each of several gets.
 
 The model (times of one microbatch, S stages, k_s microbatches in flight at stage s):
 
@@ -21,6 +22,8 @@ term (Little 1961) is right to a hundredth on average, but up to a tenth too sho
 the round trip over the period; `pipeline_timing` tells.
 """
 
+import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming
@@ -28,8 +31,8 @@ from p2p_dtfm.core.cost_model.placement_problem import (
     UNLIMITED_BYTES_PER_S,
     PlanningProblem,
     duration_ns,
+    kinds_in,
 )
-from p2p_dtfm.core.schedule.split_backward import weight_part_ns
 
 IN_FLIGHT_LIMIT = 4096
 
@@ -190,20 +193,11 @@ class PipelineModel:
     ) -> tuple[list[int], list[int]]:
         """Forward and backward nanoseconds of each stage."""
         forward, backward = [], []
-        end_of_blocks = self.problem.block_count + 1
+        layer_ns, layer_count = self.problem.layer_ns, self.problem.layer_count
         for stage, peer in enumerate(peers):
-            first, end = cuts[stage], cuts[stage + 1]
-            times = self.problem.layer_ns[peer]
-            blocks = min(end, end_of_blocks) - max(first, 1)
-            there, back = blocks * times.block_forward_ns, blocks * times.block_backward_ns
-            if first == 0:
-                there += times.embedding_forward_ns
-                back += times.embedding_backward_ns
-            if end > end_of_blocks:
-                there += times.head_forward_ns
-                back += times.head_backward_ns
-            forward.append(there)
-            backward.append(back)
+            kinds = kinds_in(cuts[stage], cuts[stage + 1], layer_count)
+            forward.append(layer_ns[peer].forward_ns(kinds))
+            backward.append(layer_ns[peer].backward_ns(kinds))
         return forward, backward
 
     def _shared_links_ns(self, peers: tuple[int, ...]) -> int:
@@ -220,18 +214,9 @@ class PipelineModel:
         return self.problem.splits_backwards and stage > 0
 
     def last_part_ns(self, peer: int, first: int, end: int, stage: int) -> int:
-        """Of the layers `first .. end - 1`: the last part of a microbatch, in which their gradients
-        become final. That is what a split leaves of the backward, else all of it."""
-        times, end_of_blocks = self.problem.layer_ns[peer], self.problem.block_count + 1
-        blocks = max(0, min(end, end_of_blocks) - max(first, 1))
-        kinds = [(blocks, times.block_forward_ns, times.block_backward_ns)]
-        if first == 0 < end:
-            kinds.append((1, times.embedding_forward_ns, times.embedding_backward_ns))
-        if end > end_of_blocks > first or end > first >= end_of_blocks:
-            kinds.append((1, times.head_forward_ns, times.head_backward_ns))
-        if not self.splits(stage):
-            return sum(count * back for count, _, back in kinds)
-        return sum(count * weight_part_ns(there, back) for count, there, back in kinds)
+        """The last part of a microbatch at the layers `first .. end - 1` of this stage."""
+        kinds = kinds_in(first, end, self.problem.layer_count)
+        return self.problem.layer_ns[peer].last_part_ns(kinds, self.splits(stage))
 
     def _limited_ns(self, bytes_per_s: int) -> int:
         """Of one boundary tensor through a shared limit; 0 if there is none."""
@@ -242,8 +227,8 @@ class PipelineModel:
     def room(self, peer: int, first: int, end: int) -> int:
         """Microbatches in flight for which this peer has memory; below 1 if it has too little."""
         problem = self.problem
-        state, saved = held_bytes(problem, first, end)
-        spare = problem.memory_bytes[peer] - state
+        saved = problem.saved_bytes(first, end)
+        spare = problem.memory_bytes[peer] - problem.state_bytes(first, end)
         if saved == 0 and spare >= 0:
             return IN_FLIGHT_LIMIT
         return spare // max(1, saved)
@@ -314,14 +299,42 @@ class PipelineModel:
         return tuple(cuts) if layer == layer_count else None
 
 
-def held_bytes(problem: PlanningProblem, first: int, end: int) -> tuple[int, int]:
-    """(state, saved for each microbatch in flight) of the layers `first .. end - 1`."""
-    blocks = min(end, problem.block_count + 1) - max(first, 1)
-    state, saved = blocks * problem.block.state_bytes, blocks * problem.block.saved_bytes
-    if first == 0:
-        state += problem.embedding.state_bytes
-        saved += problem.embedding.saved_bytes
-    if end == problem.layer_count:
-        state += problem.head.state_bytes
-        saved += problem.head.saved_bytes
-    return state, saved
+def split_microbatches(
+    costs: list[PipelineCost], count: int, tails_ns: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Microbatches for each pipeline so that the last to end ends soonest; some may get none.
+
+    `tails_ns`: for each pipeline, what follows on its end.
+    """
+    fills = [cost.fill_ns for cost in costs]
+    if tails_ns:
+        fills = list(map(int.__add__, fills, tails_ns))
+    periods = [cost.period_ns for cost in costs]
+    dealt = _dealt_at_once(fills, periods, count)
+    queue = [
+        (fill + own * period, index)
+        for index, (fill, period, own) in enumerate(zip(fills, periods, dealt, strict=True))
+    ]
+    heapq.heapify(queue)
+    for _ in range(count - sum(dealt)):
+        end_ns, index = queue[0]
+        dealt[index] += 1
+        heapq.heapreplace(queue, (end_ns + periods[index], index))
+    return tuple(dealt)
+
+
+def _dealt_at_once(fills: list[int], periods: list[int], count: int) -> list[int]:
+    """A little fewer than each gets in the end: the solution in fractions, rounded down."""
+    active = list(range(len(fills)))
+    while True:
+        rates = {index: (1 << 80) // periods[index] for index in active}
+        lost = sum((fills[i] - periods[i]) * rates[i] for i in active)
+        end_ns = ((count << 80) + lost) // sum(rates.values())
+        remaining = [index for index in active if fills[index] <= end_ns]
+        if len(remaining) == len(active) or not remaining:
+            break
+        active = remaining
+    dealt = [0] * len(fills)
+    for index in active:
+        dealt[index] = max(0, (end_ns - fills[index]) // periods[index])
+    return dealt if sum(dealt) <= count else [0] * len(fills)

@@ -1,28 +1,39 @@
-"""When each stage of one pipeline ends, tasklet by tasklet: what `pipeline_cost` puts in formulas.
+"""Pipelines at work in virtual time, tasklet by tasklet: one engine for planner and simulator.
 
-The formulas are exact to a thousandth where every stage may hold as many microbatches as it wants.
-Where memory allows fewer, or two links share an uplink, they are off by up to a tenth; so the few
-placements that are left to choose from are timed here. Tasklets run in the order of
-`pipeline_order`; a link, an uplink and a downlink carry one tensor after the other.
+A stage computes and sends at once, and waits for data only; tasklets run in the order of
+`schedule.tasklets`. Who uses the engine says how tensors travel and what follows on a stage's end:
+
+    stage_ends_ns    (here) one pipeline alone: what `pipeline_cost` puts in formulas. These are
+                     exact to a thousandth where every stage may hold as many microbatches as it
+                     wants. Where memory allows fewer, or two links share an uplink, they are off
+                     by up to a tenth; so the few placements left to choose from are timed.
+    step_timing      all pipelines over the links of a swarm, and what comes after them
 """
 
-import heapq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+
+from p2p_dtfm.core.schedule.tasklets import BACKWARD, FORWARD, TaskletKind, next_tasklet
+from p2p_dtfm.core.virtual.virtual_time import VirtualTime
 
 
 @dataclass(frozen=True, slots=True)
 class StageTiming:
-    """One stage and its hop to the next (zeros at the last), for one microbatch."""
+    """One stage and its hop to the next (zeros at the last), for one microbatch.
+
+    The hop and the shared limits count only where a pipeline is timed alone.
+    """
 
     forward_ns: int
     backward_ns: int
     in_flight: int
-    out_ns: int
+    out_ns: int = 0
     """Transmission of the activation, and the handling of a message."""
-    out_latency_ns: int
-    back_ns: int
+    out_latency_ns: int = 0
+    back_ns: int = 0
     """Of the gradient, from the next stage to this one."""
-    back_latency_ns: int
+    back_latency_ns: int = 0
     uplink_ns: int = 0
     """For which one tensor takes the peer's shared uplink; 0: not limited."""
     downlink_ns: int = 0
@@ -30,131 +41,211 @@ class StageTiming:
     """What of the backward is left for when nothing else can run; 0: nothing."""
 
 
-def stage_ends_ns(stages: tuple[StageTiming, ...], microbatches: int) -> tuple[int, ...]:
-    """When each stage has done all its backwards, counted from the start of the step."""
-    return _Run(stages, microbatches).ends_ns()
+@dataclass(frozen=True, slots=True)
+class TimedPipeline:
+    """Its peers in order, what each does for a microbatch, and how many of these there are."""
+
+    peers: tuple[int, ...]
+    stages: tuple[StageTiming, ...]
+    microbatches: int
 
 
-_RAN, _INPUT, _GRADIENT, _WEIGHT = range(4)
-
-
-class _Stage:
+class StageAtWork:
     """One stage on its way. Everything arrives in the order of the microbatches."""
 
-    __slots__ = (
-        "backward_was_last",
-        "backwards",
-        "backwards_done",
-        "busy",
-        "down_ns",
-        "end_ns",
-        "forwards",
-        "held",
-        "link_back_ns",
-        "link_out_ns",
-        "up_ns",
-        "weights_done",
-    )  # fmt: skip
+    __slots__ = ("backward_was_last", "backwards", "busy", "forwards", "forwards_begun", "held",
+                 "in_flight", "left", "microbatches", "next", "owed", "peer", "pipeline",
+                 "position", "previous", "timing")  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(
+        self, place: tuple[int, int], peer: int, timing: StageTiming, microbatches: int
+    ) -> None:
+        self.pipeline, self.position = place
+        self.peer = peer
+        self.timing = timing
+        self.in_flight = timing.in_flight
+        self.microbatches = microbatches
         self.forwards = self.backwards = 0
         """Whose input, or output's gradient, is here and which did not run yet."""
+        self.forwards_begun = 0
         self.held = 0
         """Between the start of their forward and the end of their backward."""
-        self.backwards_done = self.weights_done = 0
-        self.backward_was_last = False
-        self.busy = False
-        self.link_out_ns = self.link_back_ns = 0
-        """Until when the links to the next stage and to the one before are taken."""
-        self.up_ns = self.down_ns = 0
-        self.end_ns = 0
+        self.left = microbatches
+        """Backwards that did not end."""
+        self.owed = 0
+        """Backwards of which the rest is left to do."""
+        self.busy = self.backward_was_last = False
+        self.previous: StageAtWork | None = None
+        self.next: StageAtWork | None = None
 
 
-class _Run:
-    """The events of one pipeline."""
+Event = Callable[[StageAtWork], None]
+Choose = Callable[[StageAtWork], TaskletKind | None]
+Began = Callable[[StageAtWork, TaskletKind, int, int], None]
+Send = Callable[[StageAtWork, StageAtWork, Event], None]
+"""`send(origin, to, arrived)`: a tensor to a neighbour; `arrived(to)` when it is there."""
 
-    def __init__(self, stages: tuple[StageTiming, ...], microbatches: int) -> None:
-        self.timings = stages
-        self.stages = [_Stage() for _ in stages]
-        self.stages[0].forwards = microbatches
-        self.microbatches = microbatches
-        self.queue: list[tuple[int, int, int, int]] = []
-        """(time, number of the event, what, stage)"""
-        self.number = 0
 
-    def ends_ns(self) -> tuple[int, ...]:
-        queue, stages, last = self.queue, self.stages, len(self.stages) - 1
-        self._pick(0, 0)
-        while queue:
-            now, _, what, at = heapq.heappop(queue)
-            stage = stages[at]
-            if what == _INPUT:
-                stage.forwards += 1
-            elif what == _GRADIENT:
-                stage.backwards += 1
-            elif what == _WEIGHT:
-                stage.busy = False
-                stage.held -= 1
-                stage.weights_done += 1
-                stage.end_ns = now
-            else:
-                stage.busy = False
-                if stage.backward_was_last:
-                    stage.held -= 0 if self.timings[at].weight_ns else 1
-                    stage.backwards_done += 1
-                    stage.end_ns = now
-                    if at:
-                        self._send(now, at, at - 1)
-                elif at == last:
-                    stage.backwards += 1
-                else:
-                    self._send(now, at, at + 1)
-            if not stage.busy:
-                self._pick(now, at)
-        assert all(stage.backwards_done == self.microbatches for stage in stages)
-        return tuple(stage.end_ns for stage in stages)
+def in_turns(stage: StageAtWork) -> TaskletKind | None:
+    """1F1B, with as many microbatches in flight as the plan says."""
+    return next_tasklet(
+        stage.forwards > 0 and stage.held < stage.in_flight,
+        stage.backwards > 0,
+        stage.owed > 0,
+        stage.backward_was_last,
+    )
 
-    def _pick(self, now: int, at: int) -> None:
-        """Start the next tasklet, if there is one."""
-        stage, timing = self.stages[at], self.timings[at]
-        forward = stage.forwards > 0 and stage.held < timing.in_flight
-        if stage.backwards and not (forward and stage.backward_was_last):
-            stage.backwards -= 1
-            stage.backward_was_last = True
-            duration = timing.backward_ns - timing.weight_ns
-        elif forward:
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What is told of the work. Times may lie ahead: what has begun also ends."""
+
+    done: Event
+    """All gradients of a stage are whole, now."""
+    last_part: Callable[[StageAtWork, int, int], None] | None = None
+    """`(stage, count, end_ns)`: the last part of its last `count` microbatches has begun; layers
+    are final on the way."""
+    began: Began | None = None
+    """`(stage, kind, count, end_ns)`: a tasklet has begun, or so many weights at once."""
+
+
+class PipelinesAtWork:
+    """The pipelines of a step; `time.run()` does the rest."""
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        pipelines: Sequence[TimedPipeline],
+        send: Send,
+        hooks: Hooks,
+        choose: Choose = in_turns,
+    ) -> None:
+        self._time = time
+        self._send = send
+        self._done, self._last_part, self._began = hooks.done, hooks.last_part, hooks.began
+        self._choose = choose
+        for first in [_chained(*each) for each in enumerate(pipelines)]:
+            first.forwards = first.microbatches
+            self._pick(first)
+
+    def _pick(self, stage: StageAtWork) -> None:
+        """Begin the next tasklet, if there is one."""
+        kind = self._choose(stage)
+        if kind is None:
+            return
+        timing, count, is_last = stage.timing, 1, False
+        stage.busy = True
+        ended: Event
+        if kind is FORWARD:
             stage.forwards -= 1
+            stage.forwards_begun += 1
             stage.held += 1
             stage.backward_was_last = False
-            duration = timing.forward_ns
-        elif timing.weight_ns and stage.weights_done < stage.backwards_done:
-            stage.busy = True
-            self._at(now + timing.weight_ns, _WEIGHT, at)
-            return
+            duration_ns, ended = timing.forward_ns, self._forward_ended
+        elif kind is BACKWARD:
+            stage.backwards -= 1
+            stage.backward_was_last = True
+            duration_ns, ended = timing.backward_ns - timing.weight_ns, self._backward_ended
+            is_last = stage.left == 1 and not timing.weight_ns
         else:
-            return
-        stage.busy = True
-        self._at(now + duration, _RAN, at)
+            is_last = not stage.left
+            count = stage.owed if is_last else 1  # in the end all that is left, layer by layer
+            stage.owed -= count
+            stage.held -= count - 1
+            duration_ns, ended = count * timing.weight_ns, self._weights_ended
+        end_ns = self._time.now_ns + duration_ns
+        if self._began is not None:
+            self._began(stage, kind, count, end_ns)
+        if is_last and self._last_part is not None:
+            self._last_part(stage, count, end_ns)
+        self._time.at(end_ns, ended, stage)
 
-    def _send(self, now: int, at: int, to: int) -> None:
-        sender, receiver = self.stages[at], self.stages[to]
-        hop = self.timings[min(at, to)]
-        start = now
-        uplink, downlink = self.timings[at].uplink_ns, self.timings[to].downlink_ns
-        if uplink:
-            start = max(now, sender.up_ns)
-            sender.up_ns = start + uplink
-        if to > at:
-            end = sender.link_out_ns = max(start, sender.link_out_ns) + hop.out_ns
-            latency, what = hop.out_latency_ns, _INPUT
+    def _forward_ended(self, stage: StageAtWork) -> None:
+        stage.busy = False
+        if stage.next is None:
+            stage.backwards += 1
         else:
-            end = sender.link_back_ns = max(start, sender.link_back_ns) + hop.back_ns
-            latency, what = hop.back_latency_ns, _GRADIENT
-        if downlink:
-            receiver.down_ns = max(receiver.down_ns, start) + downlink
-            end = max(end, receiver.down_ns)
-        self._at(end + latency, what, to)
+            self._send(stage, stage.next, self._input_arrived)
+        self._pick(stage)
 
-    def _at(self, time_ns: int, what: int, stage: int) -> None:
-        self.number += 1
-        heapq.heappush(self.queue, (time_ns, self.number, what, stage))
+    def _backward_ended(self, stage: StageAtWork) -> None:
+        stage.busy = False
+        stage.left -= 1
+        if stage.timing.weight_ns:
+            stage.owed += 1
+        else:
+            stage.held -= 1
+        if stage.previous is not None:
+            self._send(stage, stage.previous, self._gradient_arrived)
+        if not stage.left and not stage.owed:
+            self._done(stage)
+        self._pick(stage)
+
+    def _weights_ended(self, stage: StageAtWork) -> None:
+        stage.busy = False
+        stage.held -= 1
+        if not stage.left and not stage.owed:
+            self._done(stage)
+        self._pick(stage)
+
+    def _input_arrived(self, stage: StageAtWork) -> None:
+        stage.forwards += 1
+        if not stage.busy:
+            self._pick(stage)
+
+    def _gradient_arrived(self, stage: StageAtWork) -> None:
+        stage.backwards += 1
+        if not stage.busy:
+            self._pick(stage)
+
+
+def _chained(number: int, pipeline: TimedPipeline) -> StageAtWork:
+    stages = [
+        StageAtWork((number, position), peer, timing, pipeline.microbatches)
+        for position, (peer, timing) in enumerate(zip(pipeline.peers, pipeline.stages, strict=True))
+    ]
+    for here, there in pairwise(stages):
+        here.next, there.previous = there, here
+    return stages[0]
+
+
+def stage_ends_ns(stages: tuple[StageTiming, ...], microbatches: int) -> tuple[int, ...]:
+    """When each stage has done all its backwards, counted from the start of the step."""
+    time = VirtualTime()
+    ends: dict[int, int] = {}
+
+    def done(stage: StageAtWork) -> None:
+        ends[stage.position] = time.now_ns
+
+    pipeline = TimedPipeline(tuple(range(len(stages))), stages, microbatches)
+    PipelinesAtWork(time, (pipeline,), _Links(time, len(stages)).send, Hooks(done))
+    time.run()
+    return tuple(ends[position] for position in range(len(stages)))
+
+
+class _Links:
+    """Those of one pipeline: a link, an uplink and a downlink carry one tensor after the other."""
+
+    def __init__(self, time: VirtualTime, count: int) -> None:
+        self._time = time
+        self._out_ns, self._back_ns = [0] * count, [0] * count
+        """Until when a stage's links to the next and to the one before are taken."""
+        self._up_ns, self._down_ns = [0] * count, [0] * count
+
+    def send(self, origin: StageAtWork, to: StageAtWork, arrived: Event) -> None:
+        here, there = origin.position, to.position
+        start_ns = now_ns = self._time.now_ns
+        if uplink_ns := origin.timing.uplink_ns:
+            start_ns = max(now_ns, self._up_ns[here])
+            self._up_ns[here] = start_ns + uplink_ns
+        if there > here:
+            hop, busy_ns = origin.timing, self._out_ns
+            sent_ns, latency_ns = hop.out_ns, hop.out_latency_ns
+        else:
+            hop, busy_ns = to.timing, self._back_ns
+            sent_ns, latency_ns = hop.back_ns, hop.back_latency_ns
+        end_ns = busy_ns[here] = max(start_ns, busy_ns[here]) + sent_ns
+        if downlink_ns := to.timing.downlink_ns:
+            self._down_ns[there] = max(self._down_ns[there], start_ns) + downlink_ns
+            end_ns = max(end_ns, self._down_ns[there])
+        self._time.at(end_ns + latency_ns, arrived, to)

@@ -14,6 +14,7 @@ from p2p_dtfm.core.protocol.records import (
 )
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import LayerCost, Workload
+from p2p_dtfm.core.schedule.tasklets import weight_part_ns
 
 UNKNOWN_ROUND_TRIP_NS = 300_000_000
 """Of a link that neither end has measured: halfway around the world."""
@@ -24,6 +25,18 @@ MESSAGE_NS = 100_000
 """Framing, checksum and hand-over of one message, for which its link is taken."""
 
 Matrix = tuple[tuple[int, ...], ...]
+
+
+Kinds = tuple[int, int, int]
+"""How many embeddings, blocks and heads."""
+
+
+def kinds_in(first: int, end: int, layer_count: int) -> Kinds:
+    """Of the layers `first .. end - 1`."""
+    if first >= end:
+        return 0, 0, 0
+    head = layer_count - 1
+    return int(first == 0), min(end, head) - max(first, 1), int(end > head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,35 @@ class LayerNs:
     @property
     def head_ns(self) -> int:
         return self.head_forward_ns + self.head_backward_ns
+
+    def forward_ns(self, kinds: Kinds) -> int:
+        embeddings, blocks, heads = kinds
+        return (
+            embeddings * self.embedding_forward_ns
+            + blocks * self.block_forward_ns
+            + heads * self.head_forward_ns
+        )
+
+    def backward_ns(self, kinds: Kinds) -> int:
+        """With what a split leaves for later."""
+        embeddings, blocks, heads = kinds
+        return (
+            embeddings * self.embedding_backward_ns
+            + blocks * self.block_backward_ns
+            + heads * self.head_backward_ns
+        )
+
+    def last_part_ns(self, kinds: Kinds, splits: bool) -> int:
+        """The last part of a microbatch, in which the gradients become final: what a split leaves
+        of the backward, else all of it."""
+        if not splits:
+            return self.backward_ns(kinds)
+        embeddings, blocks, heads = kinds
+        return (
+            embeddings * weight_part_ns(self.embedding_forward_ns, self.embedding_backward_ns)
+            + blocks * weight_part_ns(self.block_forward_ns, self.block_backward_ns)
+            + heads * weight_part_ns(self.head_forward_ns, self.head_backward_ns)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +149,23 @@ class PlanningProblem:
             return self.embedding
         return self.block if layer <= self.block_count else self.head
 
-    def state_bytes(self, first_layer: int, end_layer: int) -> int:
-        return sum(self.layer_bytes(layer).state_bytes for layer in range(first_layer, end_layer))
+    def state_bytes(self, first: int, end: int) -> int:
+        """Of the layers `first .. end - 1`."""
+        embeddings, blocks, heads = kinds_in(first, end, self.layer_count)
+        return (
+            embeddings * self.embedding.state_bytes
+            + blocks * self.block.state_bytes
+            + heads * self.head.state_bytes
+        )
 
-    def saved_bytes(self, first_layer: int, end_layer: int) -> int:
-        return sum(self.layer_bytes(layer).saved_bytes for layer in range(first_layer, end_layer))
+    def saved_bytes(self, first: int, end: int) -> int:
+        """Of the layers `first .. end - 1`, for each microbatch in flight."""
+        embeddings, blocks, heads = kinds_in(first, end, self.layer_count)
+        return (
+            embeddings * self.embedding.saved_bytes
+            + blocks * self.block.saved_bytes
+            + heads * self.head.saved_bytes
+        )
 
 
 @dataclass(frozen=True)
@@ -151,7 +205,7 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
         embedding=_layer_bytes(workload, workload.embedding),
         block=_layer_bytes(workload, workload.block),
         head=_layer_bytes(workload, workload.head),
-        layer_ns=tuple(_layer_ns(record.device) for record in able),
+        layer_ns=tuple(layer_ns_of(record.device) for record in able),
         memory_bytes=tuple(record.device.memory_bytes for record in able),
         uplink_bytes_per_s=tuple(_limit(record.uplink_bytes_per_s) for record in able),
         downlink_bytes_per_s=tuple(_limit(record.downlink_bytes_per_s) for record in able),
@@ -200,7 +254,7 @@ def _layer_bytes(workload: Workload, cost: LayerCost) -> LayerBytes:
     )
 
 
-def _layer_ns(device: Device) -> LayerNs:
+def layer_ns_of(device: Device) -> LayerNs:
     """A layer that took no measurable time counts one nanosecond."""
     return LayerNs(
         max(1, device.embedding.forward_ns),

@@ -62,6 +62,8 @@ class Row(msgspec.Struct, frozen=True):
     """What a stranger may send, where that is less."""
 
 
+STANDING_BYTES = 320 * KIB
+"""Where a view of 1,024 members stands: what the largest of all swarms says to strangers."""
 _STRANGERS_GATHER = 64 * KIB
 _AGREEMENT = Row(KNOWN, outside=EVERYBODY)
 _FOLLOWING = Row(NEAR)
@@ -72,7 +74,7 @@ TABLE: dict[str, Row] = {
     "Hello": Row(EVERYBODY, 8 * KIB, _CALM, Rate(40, 120)),
     "Knock": Row(EVERYBODY, KIB, _CALM, Rate(10, 40)),
     "JoinRequest": Row(EVERYBODY, 64 * KIB, Rate(2, 10), Rate(20, 60)),
-    "Standing": Row(EVERYBODY, 512 * KIB, _CALM, Rate(10, 40), stranger_bytes=64 * KIB),
+    "Standing": Row(EVERYBODY, STANDING_BYTES, _CALM, Rate(10, 40)),
     "Gather": _AGREEMENT,
     "Ready": _AGREEMENT,
     "Synced": _AGREEMENT,
@@ -97,7 +99,9 @@ TABLE: dict[str, Row] = {
         EVERYBODY, _STRANGERS_GATHER, Rate(2, 6), Rate(10, 30), stranger_bytes=_STRANGERS_GATHER
     ),
     # calls, before they are read
-    "control": Row(EVERYBODY, MIB + 64, Rate(40, 160), Rate(400, 1200), stranger_bytes=64 * KIB),
+    "control": Row(
+        EVERYBODY, MIB + 64, Rate(40, 160), Rate(400, 1200), stranger_bytes=STANDING_BYTES + 64
+    ),
     "blob": Row(EVERYBODY, KIB, Rate(50, 200), Rate(200, 400), at_once=8),
     "echo": Row(EVERYBODY, KIB, Rate(5, 24), Rate(100, 300)),
     "directory": Row(EVERYBODY, MIB, Rate(10, 100), Rate(60, 600)),

@@ -1,4 +1,4 @@
-"""Who accuses others again and again, though they are heard by most."""
+"""Who accuses others again and again, though they are heard by most, or holds up all others."""
 
 from collections.abc import Collection
 
@@ -9,6 +9,10 @@ REMEMBERED_NS = 600_000_000_000
 ATTEMPTS = 2
 PEERS_LIMIT = 256
 NAMED_LIMIT = 64
+STOPS_LIMIT = 3
+"""So often a member may stop the steps without one that commits in between."""
+STOPS_OFTEN = 12
+OFTEN_NS = 60_000_000_000
 
 
 class Accusers:
@@ -16,6 +20,39 @@ class Accusers:
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[int, int]] = {}
+        self._held_up: dict[Member, tuple[int, int]] = {}
+        self._stops: dict[Member, list[tuple[int, int]]] = {}
+        self._commits = 0
+
+    def holds_up(self, members: Collection[Member], number: int, now_ns: int) -> set[Member]:
+        """They kept an attempt from its end; those of them that have done so of late before."""
+        again = set()
+        for member in members:
+            before, at_ns = self._held_up.pop(member, (number, now_ns))
+            if before != number and now_ns - at_ns < REMEMBERED_NS:
+                again.add(member)
+            self._held_up[member] = number, now_ns
+        while len(self._held_up) > PEERS_LIMIT:
+            del self._held_up[next(iter(self._held_up))]
+        return again
+
+    def commits(self) -> None:
+        """A step has committed."""
+        self._commits += 1
+
+    def stops_steps(self, members: Collection[Member], now_ns: int) -> set[Member]:
+        """They have all agree anew, and give no reason; those that do so too often."""
+        found = set()
+        for member in members:
+            stops = self._stops.pop(member, [])
+            stops = [stop for stop in stops if now_ns - stop[1] < OFTEN_NS][-STOPS_OFTEN:]
+            in_a_row = sum(commits == self._commits for commits, _ in stops)
+            if in_a_row >= STOPS_LIMIT or len(stops) >= STOPS_OFTEN:
+                found.add(member)
+            self._stops[member] = [*stops, (self._commits, now_ns)]
+        while len(self._stops) > PEERS_LIMIT:
+            del self._stops[next(iter(self._stops))]
+        return found
 
     def heed(
         self,

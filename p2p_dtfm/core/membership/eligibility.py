@@ -8,17 +8,22 @@ from p2p_dtfm.core.messages.agreement_messages import Accusation, Contribution
 from p2p_dtfm.core.protocol.snapshot import Member
 
 
-def universe(contributions: Mapping[Member, Contribution]) -> frozenset[Member]:
+def universe(
+    contributions: Mapping[Member, Contribution], planned: bool = True
+) -> frozenset[Member]:
     """Contributors, the members of their views, and the newcomers they name; newest lives only.
 
-    Where anyone is in a view, newcomers name nobody: members know whom they had to keep out.
+    Where anyone is in a view, newcomers name nobody: members know whom they had to keep out. After
+    a failure of a view that trains nobody does: a member could have all wait for its inventions.
     """
     named: set[Member] = set(contributions)
     any_view = any(part.present is not None for part in contributions.values())
     for contribution in contributions.values():
         if contribution.present is not None:
             named |= set(contribution.present.members)
-        if contribution.present is not None or not any_view:
+        present = contribution.present
+        trains = present is not None and present.plan is not None and not planned
+        if not trains and (present is not None or not any_view):
             named |= set(contribution.joiners)
     return newest_lives(named)
 

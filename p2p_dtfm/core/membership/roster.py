@@ -1,12 +1,10 @@
-"""The roster: the newest record of every peer. Merging is commutative, associative, idempotent."""
+"""Which of several records, and of several lives, of a peer counts: whatever the order."""
 
 from collections.abc import Iterable
 
 from p2p_dtfm.core.protocol.canonical import digest
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Member
-
-Roster = dict[str, PeerRecord]
 
 
 def newer(left: PeerRecord, right: PeerRecord) -> PeerRecord:
@@ -15,21 +13,6 @@ def newer(left: PeerRecord, right: PeerRecord) -> PeerRecord:
     if left.version != right.version:
         return left if left.version > right.version else right
     return left if digest(left) >= digest(right) else right
-
-
-def merge(roster: Roster, records: Iterable[PeerRecord]) -> Roster:
-    """`roster` with the records that are newer than what it holds."""
-    merged = dict(roster)
-    for record in records:
-        held = merged.get(record.peer_id)
-        merged[record.peer_id] = record if held is None else newer(held, record)
-    return merged
-
-
-def is_news(roster: Roster, record: PeerRecord) -> bool:
-    """Whether `record` would change the roster; a lower or equal sequence never does."""
-    held = roster.get(record.peer_id)
-    return held is None or record.version > held.version
 
 
 def newest_lives(members: Iterable[Member]) -> frozenset[Member]:

@@ -166,8 +166,9 @@ class Active(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="activ
 class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="standing"):
     """Where the sender stands, told to peers outside its view: they left it, or were cut off.
 
-    `ancestors` are the views that it was in before, newest first; `commit` holds the Prepared of
-    the last committed step, as their makers signed them.
+    `ancestors` are views that it was in before, newest first; `commit` holds Prepared of the last
+    committed step, as their makers signed them; `follows` names those that its user told it to go
+    to, wherever they are.
     """
 
     sender: Member
@@ -176,6 +177,7 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sta
     step: int
     ancestors: tuple[ViewId, ...] = ()
     commit: tuple[Signed, ...] = ()
+    follows: tuple[str, ...] = ()
     signature: bytes = b""
 
     @property

@@ -1,5 +1,6 @@
 """Bounds on what arrives: whatever a number, a name or a list could do, it does not get far."""
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -10,9 +11,12 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Gather,
     Standing,
 )
+from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import RECORD_LIMIT_BYTES
 from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 
 NUMBER_LIMIT = 1 << 53
 """Steps, numbers of views, lives, rounds, versions, progress: nothing is ever so high."""
@@ -26,11 +30,17 @@ CERTIFICATES_LIMIT = 16
 COMMIT_LIMIT_BYTES = 16 * 1024
 """One Prepared in a Standing."""
 CONTRIBUTION_LIMIT_BYTES = 512 * 1024
-_LENGTHS = {"accusations": CHARGES_LIMIT, "newcomers": NEWCOMERS_LIMIT, "ancestors": 64}
+_LENGTHS = {
+    "accusations": CHARGES_LIMIT,
+    "newcomers": NEWCOMERS_LIMIT,
+    "ancestors": 160,
+    "follows": 16,
+}
 _BYTES = {"newcomers": RECORD_LIMIT_BYTES, "record": RECORD_LIMIT_BYTES}
 _SIGNATURE_LIMIT_BYTES = 128
 _LEAST = {"kept": -1}
 """0 for all others."""
+_REPEATED = frozenset({Member, ViewId, Plan, Certificate})
 
 
 def require_bounded(message: AgreementMessage, sender: str) -> None:
@@ -85,9 +95,24 @@ def _walk(value: Any, name: str, sender: str) -> None:
         for key, item in value.items():
             _walk(key, name, sender)
             _walk(item, name, sender)
-    elif isinstance(value, msgspec.Struct):
+    elif kind not in _REPEATED or not _is_bounded(value):
+        _walk_fields(value, sender)
+
+
+def _walk_fields(value: Any, sender: str) -> None:
+    if isinstance(value, msgspec.Struct):
         for field in value.__struct_fields__:
             _walk(getattr(value, field), field, sender)
+
+
+@lru_cache(maxsize=1024)
+def _is_bounded(value: msgspec.Struct) -> bool:
+    """Of what many messages say alike, such as a plan by each who is in the view."""
+    try:
+        _walk_fields(value, "")
+    except PeerFault:
+        return False
+    return True
 
 
 def _require_length(value: Any, name: str, sender: str) -> None:

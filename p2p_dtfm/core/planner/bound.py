@@ -37,7 +37,7 @@ only over pairs no faster than r, of which each holder has all but k, at least
 """
 
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, duration_ns
-from p2p_dtfm.core.schedule.split_backward import weight_part_ns
+from p2p_dtfm.core.schedule.tasklets import weight_part_ns
 
 _RATE_SCALE = 1 << 80
 

@@ -1,9 +1,26 @@
 """Neighbours of a placement."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost
 from p2p_dtfm.core.protocol.prng import Prng
 
-_Lists = list[list[int]]
+
+class _Drawn(NamedTuple):
+    """A place in each of two pipelines, which may be the same one."""
+
+    pipelines: list[list[int]]
+    source: list[int]
+    here: int
+    target: list[int]
+    there: int
+    peer_count: int
+    prng: Prng
+
+    def spares(self) -> list[int]:
+        used = {peer for peers in self.pipelines for peer in peers}
+        return [peer for peer in range(self.peer_count) if peer not in used]
 
 
 def random_move(cost: PlacementCost, peer_count: int, prng: Prng) -> Placement | None:
@@ -20,35 +37,10 @@ def random_move(cost: PlacementCost, peer_count: int, prng: Prng) -> Placement |
         here = prng.below(len(source))
     target = pipelines[prng.below(len(pipelines))]
     there = prng.below(len(target))
-    kind = prng.below(20)
-    if kind < 5:
-        _swap(source, here, target, min(here, len(target) - 1) if kind < 3 else there)
-    elif kind < 7:
-        peer = source.pop(here)
-        target.insert(min(there, len(target)), peer)
-    elif kind < 11:
-        _call_spare(pipelines, source, here, kind, peer_count, prng)
-    elif kind < 12:
-        source.pop(here)
-    elif kind < 13:
-        source.clear()
-    elif kind < 14:
-        _dissolve(pipelines, source, prng)
-    elif kind < 16:
-        _swap_positions(pipelines if kind < 15 else [source], prng)
-    elif kind < 17:
-        for peers in pipelines:
-            peers.reverse()
-    elif kind < 18:
-        source.reverse()
-    elif kind < 19:
-        if source is target:
-            return None
-        source.extend(target)
-        target.clear()
-    else:
-        pipelines.append(source[here:])
-        del source[here:]
+    move = _MOVES[prng.below(len(_MOVES))]
+    if move is _join and source is target:
+        return None
+    move(_Drawn(pipelines, source, here, target, there, peer_count, prng))
     return tuple(tuple(peers) for peers in pipelines if peers) or None
 
 
@@ -56,8 +48,55 @@ def _swap(source: list[int], here: int, target: list[int], there: int) -> None:
     source[here], target[there] = target[there], source[here]
 
 
-def _swap_positions(pipelines: _Lists, prng: Prng) -> None:
-    """Exchange two stages alike in all pipelines, since replicas gain by having equal cuts."""
+def _swap_places(drawn: _Drawn) -> None:
+    _swap(drawn.source, drawn.here, drawn.target, drawn.there)
+
+
+def _swap_alike(drawn: _Drawn) -> None:
+    """With whoever has the same place in the other pipeline."""
+    there = min(drawn.here, len(drawn.target) - 1)
+    _swap(drawn.source, drawn.here, drawn.target, there)
+
+
+def _move_over(drawn: _Drawn) -> None:
+    peer = drawn.source.pop(drawn.here)
+    drawn.target.insert(min(drawn.there, len(drawn.target)), peer)
+
+
+def _insert_spare(drawn: _Drawn) -> None:
+    if spares := drawn.spares():
+        drawn.source.insert(drawn.here, spares[drawn.prng.below(len(spares))])
+
+
+def _put_spare_in_place(drawn: _Drawn) -> None:
+    if spares := drawn.spares():
+        drawn.source[drawn.here] = spares[drawn.prng.below(len(spares))]
+
+
+def _add_pipeline_of_spares(drawn: _Drawn) -> None:
+    if spares := drawn.spares():
+        drawn.prng.below(len(spares))  # the draw that its siblings make
+        drawn.prng.shuffle(spares)
+        drawn.pipelines.append(spares[: len(drawn.source)])
+
+
+def _leave_out(drawn: _Drawn) -> None:
+    del drawn.source[drawn.here]
+
+
+def _dissolve(drawn: _Drawn) -> None:
+    """Hand the peers of a pipeline to the others, each at some place."""
+    others = [peers for peers in drawn.pipelines if peers is not drawn.source]
+    if not others:
+        return
+    for peer in drawn.source:
+        target = others[drawn.prng.below(len(others))]
+        target.insert(drawn.prng.below(len(target) + 1), peer)
+    drawn.source.clear()
+
+
+def _swap_stages(pipelines: list[list[int]], prng: Prng) -> None:
+    """Alike in all of them, since replicas gain by having equal cuts."""
     longest = max(map(len, pipelines))
     a, b = prng.below(longest), prng.below(longest)
     for peers in pipelines:
@@ -65,30 +104,32 @@ def _swap_positions(pipelines: _Lists, prng: Prng) -> None:
             _swap(peers, a, peers, b)
 
 
-def _call_spare(
-    pipelines: _Lists, source: list[int], here: int, kind: int, peer_count: int, prng: Prng
-) -> None:
-    """Insert a spare, put it in a peer's place, or make a pipeline of several."""
-    used = {peer for peers in pipelines for peer in peers}
-    spares = [peer for peer in range(peer_count) if peer not in used]
-    if not spares:
-        return
-    spare = spares[prng.below(len(spares))]
-    if kind == 7:
-        source.insert(here, spare)
-    elif kind < 10:
-        source[here] = spare
-    else:
-        prng.shuffle(spares)
-        pipelines.append(spares[: len(source)])
+def _reverse_all(drawn: _Drawn) -> None:
+    for peers in drawn.pipelines:
+        peers.reverse()
 
 
-def _dissolve(pipelines: _Lists, source: list[int], prng: Prng) -> None:
-    """Hand the peers of a pipeline to the others, each at some place."""
-    others = [peers for peers in pipelines if peers is not source]
-    if not others:
-        return
-    for peer in source:
-        target = others[prng.below(len(others))]
-        target.insert(prng.below(len(target) + 1), peer)
-    source.clear()
+def _join(drawn: _Drawn) -> None:
+    drawn.source.extend(drawn.target)
+    drawn.target.clear()
+
+
+def _split(drawn: _Drawn) -> None:
+    drawn.pipelines.append(drawn.source[drawn.here :])
+    del drawn.source[drawn.here :]
+
+
+_MOVES: tuple[Callable[[_Drawn], None], ...] = (
+    *(_swap_alike, _swap_alike, _swap_alike, _swap_places, _swap_places),
+    *(_move_over, _move_over),
+    *(_insert_spare, _put_spare_in_place, _put_spare_in_place, _add_pipeline_of_spares),
+    _leave_out,
+    lambda drawn: drawn.source.clear(),
+    _dissolve,
+    lambda drawn: _swap_stages(drawn.pipelines, drawn.prng),
+    lambda drawn: _swap_stages([drawn.source], drawn.prng),
+    _reverse_all,
+    lambda drawn: drawn.source.reverse(),
+    *(_join, _split),
+)
+"""As often as each stands here."""

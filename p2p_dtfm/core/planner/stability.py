@@ -121,18 +121,16 @@ class Present:
 
         Only who is a spare may differ.
         """
-        cuts = {p: c.cuts for p, c in zip(chosen.placement, chosen.pipelines, strict=True)}
-        fixed = [self._fixed(pipeline, None) for pipeline in self.pipelines]
-        if None in fixed or dict(f for f in fixed if f) != cuts:
+        timed = dict(zip(chosen.placement, chosen.pipelines, strict=True))
+        whole = self._whole()
+        if len(whole) < len(self.pipelines) or dict(whole) != {p: c.cuts for p, c in timed.items()}:
             return None
         counts = [pipeline.microbatch_count for pipeline in self.pipelines]
         stages = [stage for pipeline in self.pipelines for stage in pipeline.stages]
         if sum(counts) != self.problem.microbatch_count or not all(map(self._fits, stages)):
             return None
-        timed = {p: c for p, c in zip(chosen.placement, chosen.pipelines, strict=True)}
-        placement = tuple(peers for peers, _ in (f for f in fixed if f))
+        placement = tuple(peers for peers, _ in whole)
         as_dealt = self.model.dealt(placement, [timed[p] for p in placement], tuple(counts))
-        assert as_dealt is not None, "without a bound every placement that fits has a cost"
         if (as_dealt.step_ns - chosen.step_ns) * DEALING_DIVISOR > as_dealt.step_ns:
             return None
         used = {stage.peer_id for stage in stages}
@@ -178,7 +176,7 @@ class Present:
 
     def _how_far_off(self) -> tuple[int, int] | None:
         """(measured, predicted) of the plan in force, where it takes longer than predicted."""
-        whole = [fixed for p in self.pipelines if (fixed := self._fixed(p, None)) is not None]
+        whole = self._whole()
         cost = self._cost(whole) if self.measured and len(whole) == len(self.pipelines) else None
         found = None if cost is None else self.measured.get(self._shape(cost))
         if cost is None or found is None or found <= cost.step_ns:
@@ -213,7 +211,7 @@ class Present:
 
     def _kept(self) -> Iterator[PlacementCost]:
         """The present pipelines that still stand; and with a spare in the place of each loss."""
-        whole = [fixed for p in self.pipelines if (fixed := self._fixed(p, None)) is not None]
+        whole = self._whole()
         if whole:
             cost = self._cost(whole)
             if cost is not None:
@@ -230,6 +228,11 @@ class Present:
                 cost = self._cost([*whole, *mended[:1]]) if mended else None
                 if cost is not None:
                     yield cost
+
+    def _whole(self) -> list[_Fixed]:
+        """The present pipelines of which nobody is gone."""
+        every = (self._fixed(pipeline, None) for pipeline in self.pipelines)
+        return [fixed for fixed in every if fixed is not None]
 
     def _joined(self) -> Iterator[PlacementCost]:
         """With the layers of each loss given to the stage before it, or to the one after it."""

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, duration_ns, problem_of
+from p2p_dtfm.core.cost_model.placement_problem import (
+    PlanningProblem,
+    duration_ns,
+    kinds_in,
+    problem_of,
+)
 from p2p_dtfm.core.cost_model.segment_weights import segment_weights
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -156,8 +161,5 @@ def _codec(allowed: tuple[str, ...], bytes_per_s: int, limit_ns: int, spec: RunS
 
 def _microbatch_ns(problem: PlanningProblem, peer_id: str, layers: range) -> int:
     times = problem.layer_ns[problem.peer_ids.index(peer_id)]
-    last = problem.layer_count - 1
-    blocks = sum(1 for layer in layers if 0 < layer < last)
-    ns = blocks * times.block_ns
-    ns += times.embedding_ns if 0 in layers else 0
-    return ns + (times.head_ns if last in layers else 0)
+    kinds = kinds_in(layers.start, layers.stop, problem.layer_count)
+    return times.forward_ns(kinds) + times.backward_ns(kinds)

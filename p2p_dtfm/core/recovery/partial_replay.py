@@ -13,7 +13,7 @@ from typing import NamedTuple
 from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.messages.stage_progress import StageProgress, as_runs, from_runs
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.recovery.restart_point import Target
+from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.schedule.one_order import merged
 
 

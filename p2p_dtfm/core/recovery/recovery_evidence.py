@@ -11,9 +11,8 @@ from p2p_dtfm.core.messages.stage_progress import StageProgress
 from p2p_dtfm.core.protocol.lineage import Lineage, extend
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
-from p2p_dtfm.core.recovery.restart_point import Recovery, StepKey
-
-RETAINED_LIMIT = 16
+from p2p_dtfm.core.recovery.complete_steps import RETAINED_LIMIT, StepKey
+from p2p_dtfm.core.recovery.restart_point import Recovery
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ class RecoveryEvidence:
         ]
         if key is not None and recovery.outcome is not None:
             layers = self._gradients_of(key)
-            self.retained = RetainedStep(*key, recovery.outcome, layers)
+            self.retained = RetainedStep(*key, recovery.outcome, layers, recovery.prepared)
         self.lineage.move_to(target.step, target.lineage)
         for layer in discard:
             del self.held[layer]

@@ -6,31 +6,14 @@ A pure function of the gathered contributions, so that every member comes to the
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.commit.step import StepTransaction
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.messages.agreement_messages import Contribution
-from p2p_dtfm.core.messages.prepared import Statement, StepOutcome
-from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend
-from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.core.protocol.snapshot import Member, ViewId
-from p2p_dtfm.core.recovery.contradictions import stated
-
-StepKey = tuple[ViewId, int, str]
-"""A step by its view, its number, and the lineage digest that it starts from."""
-
-
-@dataclass(frozen=True, order=True)
-class Target:
-    """A lineage, by length and digest."""
-
-    step: int
-    lineage: str
-
-
-Complete = dict[Target, tuple[StepKey, StepOutcome]]
-"""Steps that can be made again with the reduced gradients alone, by where they lead."""
+from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.recovery.believed_claims import BelievedClaims
+from p2p_dtfm.core.recovery.complete_steps import Complete, StepKey, Target, complete_steps
 
 
 @dataclass(frozen=True)
@@ -41,6 +24,8 @@ class Recovery:
     rolled: StepKey | None = None
     """The step that members roll forward to get from one step before the target to it."""
     outcome: StepOutcome | None = None
+    prepared: tuple[Signed, ...] = ()
+    """From which the outcome follows; none where it was only told."""
     held: Mapping[Member, tuple[int, ...]] = field(default_factory=dict)
     """Layers that a member has at the target, or reaches by rolling forward."""
     lost_layers: tuple[int, ...] = ()
@@ -53,21 +38,24 @@ def recover(
 
     A lineage that ends more than one step before what members had committed is taken at once where
     it is that of a cut: the view before has said how much it may repeat. Else it is taken only
-    where a contributor accepts the loss; checkpoints and the initial parameters count only then.
-    Steps past the end of the run are nobody's.
+    where most members accept the loss; checkpoints and the initial parameters count only then.
+    Steps past the end of the run are nobody's, nor are those that others' words refute
+    (`believed_claims`).
     """
     parts = sorted(contributions, key=lambda part: part.member)
-    complete = _complete_steps(parts, terms)
-    accepts_loss = any(part.accepts_loss for part in parts)
+    claims = BelievedClaims(parts)
+    complete = complete_steps(parts, terms)
     members = [part for part in parts if part.present is not None]
+    accepts_loss = _accept_loss(members or parts)
     limit = terms.total_steps + 1 if terms is not None else None
-    steps = [p.step for p in members or parts if limit is None or p.step <= limit]
-    floor = max(steps, default=0) - 1
-    candidates = _candidates(parts, complete)
+    floor = claims.furthest(limit) - 1
+    candidates = _candidates(parts, complete, claims)
     cuts = {Target(item.version, item.lineage) for part in parts for item in part.cuts}
+    cuts = {target for target in cuts if _is_backed(parts, target, complete, claims)}
     if accepts_loss:
         floor = 0
-        candidates |= {Target(item.version, item.lineage) for p in parts for item in p.saved}
+        saved = {Target(item.version, item.lineage) for p in parts for item in p.saved}
+        candidates |= {t for t in saved if _is_backed(parts, t, complete, claims)}
     if floor <= 0:
         candidates.add(Target(0, GENESIS_LINEAGE))
     best_missing: tuple[int, ...] | None = None
@@ -84,11 +72,18 @@ def recover(
         there = {layer for layers in held.values() for layer in layers}
         missing = tuple(layer for layer in range(layer_count) if layer not in there)
         if not missing or target == Target(0, GENESIS_LINEAGE):
-            key, outcome = complete.get(target, (None, None))
-            return Recovery(target, key, outcome, held)
+            step = complete.get(target)
+            if step is None:
+                return Recovery(target, held=held)
+            return Recovery(target, step.key, step.outcome, step.prepared, held)
         if best_missing is None or len(missing) < len(best_missing):
             best_missing = missing
     return Recovery(None, lost_layers=best_missing or tuple(range(layer_count)))
+
+
+def _accept_loss(parts: list[Contribution]) -> bool:
+    """One that is in haste, or lies, does not cost the others what they still wait for."""
+    return 2 * sum(1 for part in parts if part.accepts_loss) > len(parts)
 
 
 def can_roll(part: Contribution, layer: int, key: StepKey) -> bool:
@@ -117,12 +112,12 @@ def _reach(
     complete: Complete,
     saved_too: bool,
 ) -> tuple[int, ...]:
-    key, _ = complete.get(target, (None, None))
+    step = complete.get(target)
     layers = {
         layer
         for layer, version in part.held.items()
         if (version == target.step and part.lineages.get(version) == target.lineage)
-        or (key is not None and can_roll(part, layer, key))
+        or (step is not None and can_roll(part, layer, step.key))
     }
     for item in (*part.cuts, *(part.saved if saved_too else ())):
         if (item.version, item.lineage) == (target.step, target.lineage):
@@ -130,73 +125,39 @@ def _reach(
     return tuple(sorted(layers))
 
 
-def _candidates(parts: list[Contribution], complete: Complete) -> set[Target]:
-    found = set(complete)
-    for part in parts:
-        found |= {Target(version, lineage) for version, lineage in part.lineages.items()}
-    return found
+def _candidates(
+    parts: list[Contribution], complete: Complete, claims: BelievedClaims
+) -> set[Target]:
+    told = {Target(version, at) for part in parts for version, at in part.lineages.items()}
+    return {t for t in {*complete, *told} if _is_backed(parts, t, complete, claims)}
+
+
+def _is_backed(
+    parts: list[Contribution], target: Target, complete: Complete, claims: BelievedClaims
+) -> bool:
+    """Whether it is what all Prepared of a step lead to; or the word of somebody against whom the
+    others' speaks not. Where steps happen a newcomer has only states by which members came."""
+    step = complete.get(target)
+    if step is not None and step.prepared:
+        return True
+    if not claims.needs_members:
+        return True
+    members = (part for part in parts if part.present is not None)
+    return any(
+        _tells_of(part, target, complete) and claims.may_have(part, target.step, target.lineage)
+        for part in members
+    )
+
+
+def _tells_of(part: Contribution, target: Target, complete: Complete) -> bool:
+    others = (*part.cuts, *part.saved)
+    is_there = any((it.version, it.lineage) == (target.step, target.lineage) for it in others)
+    return is_there or _stands_on(part, target, complete)
 
 
 def _stands_on(part: Contribution, target: Target, complete: Complete) -> bool:
     """Whether a member's own lineage comes to the target, or can."""
     if part.lineages.get(target.step) == target.lineage:
         return True
-    key, _ = complete.get(target, (None, None))
-    return key is not None and part.lineages.get(key[1]) == key[2]
-
-
-def _complete_steps(parts: list[Contribution], terms: StepTerms | None) -> Complete:
-    """Every step whose outcome is known, or follows from all Prepared together.
-
-    What follows from Prepared needs no word; else what most say of an outcome counts.
-    """
-    told: dict[StepKey, list[StepOutcome]] = {}
-    gathered: dict[StepKey, tuple[Plan, list[dict[str, int]], dict[Signed, None]]] = {}
-    for part in parts:
-        retained, pending, present = part.retained, part.pending, part.present
-        if retained is not None and retained.outcome is not None:
-            key = (retained.view, retained.step, retained.base)
-            told.setdefault(key, []).append(retained.outcome)
-        if pending is None or present is None or present.plan is None:
-            continue
-        key = (present.view, pending.step, pending.base)
-        _, counts, said = gathered.setdefault(key, (present.plan, [], {}))
-        counts.append(pending.counts)
-        said |= dict.fromkeys(pending.prepared)
-    complete: Complete = {}
-    for key, (plan, counts, said) in gathered.items():
-        most = max(counts, key=lambda it: (counts.count(it), sorted(it.items())))
-        outcome = _outcome(key, plan, said, terms, most)
-        if outcome is not None:
-            complete[_target(key, outcome)] = (key, outcome)
-            told.pop(key, None)
-    for key, outcomes in told.items():
-        digests = [outcome.digest for outcome in outcomes]
-        outcome = max(outcomes, key=lambda it: (digests.count(it.digest), it.digest))
-        complete[_target(key, outcome)] = (key, outcome)
-    return complete
-
-
-def _target(key: StepKey, outcome: StepOutcome) -> Target:
-    view, step, base = key
-    return Target(step + 1, extend(base, step, view, outcome.digest))
-
-
-def _outcome(
-    key: StepKey,
-    plan: Plan,
-    said: Iterable[Signed],
-    terms: StepTerms | None,
-    counts: dict[str, int],
-) -> StepOutcome | None:
-    """None while a stage-holder's Prepared is missing, or what they say cannot be true."""
-    view, step, _ = key
-    transaction = StepTransaction(view, step, plan, terms, counts or None)
-    try:
-        for signed in said:
-            item = stated(signed)
-            if (item.view, item.step) == (view, step):
-                transaction.record(Statement(item, signed))
-    except PeerFault:
-        return None
-    return transaction.outcome()
+    step = complete.get(target)
+    return step is not None and part.lineages.get(step.key[1]) == step.key[2]

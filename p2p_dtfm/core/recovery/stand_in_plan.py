@@ -16,8 +16,8 @@ from p2p_dtfm.core.cost_model.placement_problem import problem_of
 from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay, replay_of
-from p2p_dtfm.core.recovery.restart_point import Target
 
 PLACES_LIMIT = 2
 """Of a peer: it computes the microbatches of all of them."""

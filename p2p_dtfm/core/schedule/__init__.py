@@ -1,5 +1,5 @@
 """What engine, planner and simulators must do alike: the order of a stage's tasklets, which samples
 a microbatch holds, in which pieces a segment is reduced and who sums how much of it.
 
-Imports `protocol` only. Begin with `pipeline_order` and `shard_weights`.
+Imports `protocol` only. Begin with `tasklets` and `shard_weights`.
 """

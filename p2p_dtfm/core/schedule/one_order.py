@@ -4,7 +4,7 @@ Each stage computes its own in this order, so none waits for another that waits 
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 
 from p2p_dtfm.core.protocol.plan import Plan
@@ -30,23 +30,30 @@ def merged(
     waiting = [deque(numbers) for numbers in lists]
     order: list[int] = []
     while any(waiting):
-        held_back = {
-            n
-            for peer, numbers in first.items()
-            for n in serves[peer]
-            if numbers and waiting[n] and waiting[n][0] != numbers[0]
-        }
+        held_back = set().union(*(_held_back(first[p], waiting, serves[p]) for p in first))
         free = [n for n, numbers in enumerate(waiting) if numbers and n not in held_back]
         if not free:
             first[max(peer for peer, numbers in first.items() if numbers)].clear()
             continue
         after = {n: (len(lists[n]) - len(waiting[n])) * _ONE // len(lists[n]) for n in free}
-        chosen = min(free, key=lambda n: (after[n], n))
-        order.append(waiting[chosen].popleft())
-        for numbers in first.values():
-            if numbers and numbers[0] == order[-1]:
-                numbers.popleft()
+        order.append(waiting[min(free, key=lambda n: (after[n], n))].popleft())
+        _go_on(first.values(), order[-1])
     return tuple(order)
+
+
+def _go_on(first: Iterable[deque[int]], number: int) -> None:
+    for numbers in first:
+        if numbers and numbers[0] == number:
+            numbers.popleft()
+
+
+def _held_back(
+    first: Sequence[int], waiting: Sequence[Sequence[int]], pipelines: set[int]
+) -> set[int]:
+    """Of a peer's `pipelines` those that do not go on with what it is to compute first."""
+    if not first:
+        return set()
+    return {n for n in pipelines if waiting[n] and waiting[n][0] != first[0]}
 
 
 def _from(

@@ -1,6 +1,8 @@
-"""In which pieces a segment is reduced: what engine, planner and simulator agree on."""
+"""In which pieces a segment is reduced, and how each is shared out: engine, planner and simulator
+agree on it."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 PIECE_ELEMENTS_EACH = 1 << 17
 """Of a piece of a segment, for each holder: less is not worth a message of its own."""
@@ -20,3 +22,13 @@ def pieces_of(lengths: Sequence[int], holder_count: int) -> list[range]:
             pieces.append(range(layer, end))
             end, length = layer, 0
     return pieces
+
+
+def divide(size: int, weights: tuple[int, ...]) -> tuple[int, ...]:
+    """Cut `size` in proportion to the weights; the parts add up to it."""
+    total = sum(weights)
+    edges, seen = [0], 0
+    for weight in weights:
+        seen += weight
+        edges.append(size * seen // total)
+    return tuple(after - before for before, after in pairwise(edges))

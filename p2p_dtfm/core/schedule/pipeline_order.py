@@ -1,35 +1,36 @@
 """Which tasklet a stage computes next: one forward, one backward, with a planned number in flight.
 
-A stage holds at most `in_flight` microbatches between forward and backward. It takes turns: after a
-backward a forward comes first, after a forward a backward; whichever cannot run lets the other go.
-(With backwards always first, as 1F1B is often told, a stage to which many return at once starves
-those after it of forwards: simulated pipelines of like stages took 2 to 8% longer, or needed twice
-as many microbatches in flight.) Backwards run in the order of their microbatches, so that gradient
-sums are the same in every run. With every limit at least one this order cannot deadlock: the last
-stage always turns its oldest forward around.
-
-A stage that splits its backwards (Qi et al. 2023) leaves the gradients of matrices for when nothing
-else can run: while it waits, or when all it may hold is held. What is owed counts as held.
+A stage holds at most `in_flight` microbatches between forward and backward, and takes turns between
+the two (`tasklets`). Backwards run in the order of their microbatches, so that gradient sums are
+the same in every run. With every limit at least one this order cannot deadlock: the last stage
+always turns its oldest forward around. What a stage that splits its backwards owes counts as held.
 """
 
 from collections.abc import Container
-from enum import StrEnum
 from typing import NamedTuple
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.schedule.tasklets import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT,
+    Tasklet,
+    TaskletKind,
+    next_tasklet,
+)
 
 
-class TaskletKind(StrEnum):
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    """Of a stage that splits: the input's gradient."""
-    WEIGHT = "weight"
-    """Of a stage that splits: the rest of a backward."""
+class Done(NamedTuple):
+    """What is done already of a step that goes on: of the first microbatches so many forwards,
+    backwards and weights; and at the next stage the forwards of `forwards_next`."""
+
+    forwards: int = 0
+    backwards: int = 0
+    weights: int = 0
+    forwards_next: Container[int] = ()
 
 
-class Tasklet(NamedTuple):
-    kind: TaskletKind
-    microbatch: int
+NOTHING = Done()
 
 
 class StageOrder:
@@ -43,25 +44,21 @@ class StageOrder:
         makes_inputs: bool,
         makes_losses: bool,
         splits: bool = False,
-        forwards_done: int = 0,
-        backwards_done: int = 0,
-        weights_done: int = 0,
-        done_next: Container[int] = (),
+        done: Done = NOTHING,
     ) -> None:
-        """So many of the first microbatches are done already, and at the next stage the forwards of
-        `done_next`; more than `in_flight` may be held, as after a change of plan."""
+        """With more `done` than `in_flight` allows more may be held, as after a change of plan."""
         assert in_flight >= 1
-        assert 0 <= weights_done <= backwards_done <= forwards_done <= len(microbatches)
+        assert 0 <= done.weights <= done.backwards <= done.forwards <= len(microbatches)
         self.splits = splits
         self._microbatches = microbatches
         self._in_flight = in_flight
         self._makes_losses = makes_losses
         self._inputs = set(microbatches) if makes_inputs else set[int]()
         self._gradients = set[int]()
-        self._next_forward = microbatches.start + forwards_done
-        self._next_backward = microbatches.start + backwards_done
-        self._next_weight = microbatches.start + weights_done
-        self._done_next = done_next
+        self._next_forward = microbatches.start + done.forwards
+        self._next_backward = microbatches.start + done.backwards
+        self._next_weight = microbatches.start + done.weights
+        self._done_next = done.forwards_next
         self._backward_was_last = False
 
     def input_arrived(self, microbatch: int) -> None:
@@ -80,18 +77,7 @@ class StageOrder:
 
     def next(self) -> Tasklet | None:
         """Take the tasklet to compute now. None: wait for an arrival, or all is done."""
-        if self._forward_can_run and (self._backward_was_last or not self._backward_can_run):
-            self._backward_was_last = False
-            self._next_forward += 1
-            return Tasklet(TaskletKind.FORWARD, self._next_forward - 1)
-        if self._backward_can_run:
-            self._backward_was_last = True
-            self._next_backward += 1
-            return Tasklet(TaskletKind.BACKWARD, self._next_backward - 1)
-        if self.splits and self._next_weight < self._next_backward:
-            self._next_weight += 1
-            return Tasklet(TaskletKind.WEIGHT, self._next_weight - 1)
-        return None
+        return self._take(self._choice(self._forward_can_run, self._backward_can_run))
 
     def next_for_sure(self, *, only_weight: bool = False) -> Tasklet | None:
         """Take the tasklet that comes after those taken so far, if nothing that may still arrive
@@ -100,13 +86,31 @@ class StageOrder:
         if self.only_weights_are_left:
             return None
         forward, backward = self._forward_can_run, self._backward_can_run
-        if self._no_forward_comes and self._no_backward_comes:
-            return self.next()
-        if self._backward_was_last:
-            is_sure = forward or (backward and self._no_forward_comes)
-        else:
-            is_sure = backward or (forward and self._no_backward_comes)
-        return self.next() if is_sure and not only_weight else None
+        choices = {
+            self._choice(forward or another, backward or a_gradient)
+            for another in (False, not self._no_forward_comes)
+            for a_gradient in (False, not self._no_backward_comes)
+        }
+        kind = choices.pop()
+        is_wanted = kind is WEIGHT or not only_weight
+        return self._take(kind) if is_wanted and not choices else None
+
+    def _choice(self, forward: bool, backward: bool) -> TaskletKind | None:
+        owes = self.splits and self._next_weight < self._next_backward
+        return next_tasklet(forward, backward, owes, self._backward_was_last)
+
+    def _take(self, kind: TaskletKind | None) -> Tasklet | None:
+        if kind is None:
+            return None
+        if kind is WEIGHT:
+            self._next_weight += 1
+            return Tasklet(kind, self._next_weight - 1)
+        self._backward_was_last = kind is BACKWARD
+        if kind is FORWARD:
+            self._next_forward += 1
+            return Tasklet(kind, self._next_forward - 1)
+        self._next_backward += 1
+        return Tasklet(kind, self._next_backward - 1)
 
     @property
     def _no_forward_comes(self) -> bool:
@@ -162,13 +166,13 @@ class StageOrder:
         any, and so each wait for a gradient leads on to later stages, until one holds nothing and
         waits for an activation, which is then under way or being computed."""
         if self._next_forward > self._next_backward:
-            return Tasklet(TaskletKind.BACKWARD, self._next_backward)
-        return Tasklet(TaskletKind.FORWARD, self._next_forward)
+            return Tasklet(BACKWARD, self._next_backward)
+        return Tasklet(FORWARD, self._next_forward)
 
     @property
     def waits_for(self) -> str:
         """What would let this stage go on, in words."""
         kind, microbatch = self.lacks
-        if kind is TaskletKind.BACKWARD:
+        if kind is BACKWARD:
             return f"the gradient of microbatch {microbatch} from the next stage"
         return f"the activation of microbatch {microbatch} from the stage before"

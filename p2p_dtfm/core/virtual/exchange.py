@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from p2p_dtfm.core.schedule.divide import divide
+from p2p_dtfm.core.schedule.pieces import divide
 from p2p_dtfm.core.virtual.virtual_network import VirtualNetwork
 
 CHUNK_BYTES = 1 << 20

@@ -31,6 +31,9 @@ class Lines(NamedTuple):
     """Bytes/s that all links from a peer share; 0: not limited."""
     downlinks: Sequence[int]
 
+    def latency_ns(self, origin: int, to: int) -> int:
+        return self.link(origin, to)[0]
+
 
 class _Link:
     """One direction between two peers. Work is counted in bytes x 1e9, so rate x ns is exact."""

@@ -30,10 +30,11 @@ class VirtualTime:
 
     def run(self) -> int:
         """Until nothing is due any more; the time of the last event."""
-        queue, pop = self._queue, heapq.heappop
-        while queue or self._settling:
-            if self._settling and (not queue or queue[0][0] > self.now_ns):
-                due, self._settling = self._settling, {}
+        queue, settling, pop = self._queue, self._settling, heapq.heappop
+        while queue or settling:
+            if settling and (not queue or queue[0][0] > self.now_ns):
+                due = list(settling)
+                settling.clear()
                 for settle in due:
                     settle(self.now_ns)
                 continue

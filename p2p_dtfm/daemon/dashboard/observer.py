@@ -52,6 +52,7 @@ class Observer:
         self._series = self.seen.series
         self._events = self.seen.events
         self._before: tuple[float, int] | None = None
+        self._told_step = 0
         self._is_settled: Callable[[], bool] = lambda: False
         self._committed_s = time.monotonic()
         self._usual_rate: float | None = None
@@ -74,8 +75,10 @@ class Observer:
         self._peer_id = messenger.me
         self._messenger = messenger
 
-    def came_to(self, tokens_per_s: float, members: int) -> None:
-        """What the swarm did, as it measured itself, before this peer came; 0: not known."""
+    def came_to(self, tokens_per_s: float, members: int, step: int) -> None:
+        """What the swarm did, as it measured itself, before this peer came; 0: not known. `step`:
+        where it was."""
+        self._told_step = step
         self._before = (tokens_per_s, members) if tokens_per_s > 0 and members > 0 else None
 
     def measures_with(self, is_settled: Callable[[], bool]) -> None:
@@ -207,7 +210,7 @@ class Observer:
     def step(self) -> int:
         """Committed so far; a newcomer begins where the others are."""
         known = self._agreement.step if self._agreement is not None else 0
-        return int(self._status.facts.get("step") or known)
+        return int(self._status.facts.get("step") or known or self._told_step)
 
     def _worth(self, tokens_per_s: float | None) -> Worth | None:
         """Nothing for who was there from the beginning."""

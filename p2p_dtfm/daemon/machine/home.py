@@ -1,6 +1,7 @@
 """Where a daemon keeps what outlives it: identity, runs, and the lock that keeps it alone."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -11,6 +12,7 @@ from typing import IO
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.locks import hold_identity
 
 PRIVATE_UMASK = 0o077
 KEPT_FILES = (
@@ -32,12 +34,23 @@ def default_home() -> Path:
     return Path(base) / "p2p-dtfm"
 
 
+def is_full(error: OSError) -> bool:
+    """Of the disk, or of what its user may have of it."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def home_option(root: Path) -> str:
+    """What a command needs to mean this home: nothing where it is the default."""
+    return "" if root == default_home() else f" --home {root}"
+
+
 class Home:
     """A directory of one daemon."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
         self._lock: IO[str] | None = None
+        self._identity_lock: IO[str] | None = None
 
     @property
     def identity(self) -> Path:
@@ -69,9 +82,8 @@ class Home:
             self._close_to_others()
             lock = (self.root / "daemon.lock").open("a+")
         except OSError as error:
-            raise UserError(
-                f"cannot use {self.root}: {error.strerror}", "choose another --home"
-            ) from error
+            fix = "free space on that disk" if is_full(error) else "choose another --home"
+            raise UserError(f"cannot use {self.root}: {error.strerror}", fix) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -80,13 +92,28 @@ class Home:
             lock.close()
             raise UserError(
                 f"a daemon is already running in {self.root} (process {holder or 'unknown'})",
-                ("look at it: p2p-dtfm status", "run a second one with another --home"),
+                (
+                    f"look at it: p2p-dtfm status{home_option(self.root)}",
+                    "run a second one with another --home",
+                ),
                 exit_code=3,
             ) from None
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
         self._lock = lock
+        try:
+            self._hold_identity()
+        except UserError:
+            self.release()
+            raise
+
+    def _hold_identity(self) -> None:
+        if not self.identity.exists():
+            from p2p_dtfm.net.contacts.identity import Identity  # a daemon that is away needs none
+
+            Identity.load_or_create(self.identity)
+        self._identity_lock = hold_identity(self.identity, self.root)
 
     def _close_to_others(self) -> None:
         """What an earlier program left readable: the directory, and what daemons keep in it."""
@@ -106,6 +133,9 @@ class Home:
             self.socket.unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
+        if self._identity_lock is not None:
+            self._identity_lock.close()
+            self._identity_lock = None
 
     def next_life(self) -> int:
         """A number that grows with each start, even if the file is lost and the clock is right."""

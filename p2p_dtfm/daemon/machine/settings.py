@@ -148,6 +148,13 @@ def _meaning(name: str, value: object) -> str:
     return f", which is {meaning}" if zero and value == 0 and value is not False else ""
 
 
+def given_zeros(settings: Settings) -> list[str]:
+    """What each 0 that somebody has set stands for: who types it may mean nothing at all."""
+    given = ((name, getattr(settings, name)) for name in sorted(settings.model_fields_set))
+    meanings = ((name, _meaning(name, value)) for name, value in given)
+    return [f"{name} is 0{meaning}" for name, meaning in meanings if meaning]
+
+
 def resolve(config: Path | None, flags: dict[str, Any]) -> Resolved:
     """Merge all sources. Raises `UserError` naming the source, the key and the fix."""
     values: dict[str, Any] = {}

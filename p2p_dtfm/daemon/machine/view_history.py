@@ -28,6 +28,7 @@ class ViewHistory:
         self._path = directory / "views.msgpack"
         self._run_digest = run_digest
         self._lock = threading.Lock()
+        self._newest: tuple[KnownView, ...] = ()
 
     def read(self) -> tuple[KnownView, ...]:
         """Nothing where there is no file, or one of another run or version."""
@@ -37,11 +38,16 @@ class ViewHistory:
             return ()
         return file.views if file.run_digest == self._run_digest else ()
 
-    def write(self, views: tuple[KnownView, ...]) -> None:
-        """A history that cannot be kept costs nothing now, so training goes on."""
+    def keep(self, views: tuple[KnownView, ...]) -> None:
+        """They are the newest: `write` writes them."""
+        self._newest = views
+
+    def write(self) -> None:
+        """The newest, so of two threads it does not matter which comes first. A history that cannot
+        be kept costs nothing now, so training goes on."""
         temporary = self._path.with_suffix(".partial")
         with self._lock:
-            self._write(temporary, views)
+            self._write(temporary, self._newest)
 
     def _write(self, temporary: Path, views: tuple[KnownView, ...]) -> None:
         try:

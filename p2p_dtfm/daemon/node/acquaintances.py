@@ -3,12 +3,10 @@
 import asyncio
 import logging
 import time
-from pathlib import Path
 
 import msgspec
 
 from p2p_dtfm.core.consensus.agreement import Agreement
-from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
@@ -18,11 +16,11 @@ from p2p_dtfm.daemon.peers.home_memory import (
     Acquaintance,
     Memory,
     acquaintance,
-    remembered_runs,
     this_machine,
     write_memory,
 )
 from p2p_dtfm.daemon.peers.member_search import Found, Search, Sought
+from p2p_dtfm.daemon.peers.recall import recall
 from p2p_dtfm.daemon.peers.run_source import Run
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.contacts.addresses import host_and_port, is_relayed, parse_address
@@ -50,23 +48,9 @@ class Past:
         self.recalled = recalled
 
     @classmethod
-    async def recall(cls, settings: Settings, root: Path) -> "Past":
+    async def recall(cls, settings: Settings) -> "Past":
         """Raises `UserError` if nothing says what to do."""
-        if settings.new and not settings.run:
-            raise UserError(
-                "--new founds afresh, and no run spec says what",
-                "name one: p2p-dtfm --new --run FILE",
-            )
-        for address in settings.initial_peers:
-            parse_address(address)  # what is mistyped is told before anything is begun
-        runs = await asyncio.to_thread(remembered_runs, root)
-        recalled = None
-        if not settings.new:
-            wanted = (item for item in runs if item.run_digest.startswith(settings.run_digest))
-            recalled = next(wanted, None)
-        if recalled is None and not settings.run and not settings.initial_peers:
-            raise nothing_to_take_up(root, settings.run_digest)
-        return cls(runs, recalled)
+        return cls(*await asyncio.to_thread(recall, settings))
 
     @property
     def addresses(self) -> tuple[str, ...] | None:
@@ -98,18 +82,16 @@ class Acquaintances:
     @classmethod
     async def start(cls, local: Local, network: Network, past: Past) -> "Acquaintances":
         """With the directory, through those that were reached. Raises `UserError` if the initial
-        peers do not do."""
+        peers do not do; those that are only remembered may be nodes of it or not."""
         host, serves = network.host, not network.reachability.is_behind_router
         for address in network.first_contacts:
             peer_id, where = parse_address(address)
             network.messenger.learn(peer_id, (where,))
-        try:
+        if meeting_points(local.settings, network):
             directory = await Directory.start(host, network.first_contacts, serves)
-        except UserError as error:
-            if meeting_points(local.settings, network):
-                raise
-            log.warning("%s", error.cause)
+        else:
             directory = await Directory.start(host, (), serves)
+            await directory.meet([parse_address(at)[0] for at in network.first_contacts])
         return cls(local, network, past, directory)
 
     async def close(self) -> None:
@@ -221,6 +203,15 @@ class Acquaintances:
             if port:
                 await self._nearby.answer(run.digest, port, self._has_met)
 
+    def tell_whom_it_follows(self, agreement: Agreement, run_digest: str) -> None:
+        """Those that the user named, and those that were met, or that such have named: a swarm of
+        keys that somebody has made has none of them."""
+        addresses, memory = self._local.settings.initial_peers, self.memory
+        agreement.familiar.give(parse_address(address)[0] for address in addresses)
+        if memory is not None and memory.run_digest == run_digest:
+            agreement.familiar.meet(item.peer_id for item in memory.members)
+        agreement.familiar.meet(self.members_named)
+
     def _has_met(self, peer_id: str) -> bool:
         return self.memory is not None and any(
             item.peer_id == peer_id for item in self.memory.members
@@ -275,9 +266,14 @@ class Acquaintances:
         messenger = self._network.messenger
 
         def on_neighbour(found: Neighbour) -> None:
-            if found.peer_id in names or found.knows_asker:
-                messenger.learn(found.peer_id, (f"{found.address}/p2p/{found.peer_id}",))
-                agreement.know(found.peer_id)
+            at = (f"{found.address}/p2p/{found.peer_id}",)
+            if found.peer_id in names:
+                messenger.learn(found.peer_id, at)
+            elif found.knows_asker:  # so it says
+                messenger.hear_of(found.peer_id, at)
+            else:
+                return
+            agreement.know(found.peer_id)
 
         while True:
             view = agreement.view
@@ -298,16 +294,3 @@ def meeting_points(settings: Settings, network: Network) -> tuple[str, ...]:
     """Of the initial peers, those that were reached: a bootstrap node may be among them."""
     given = {parse_address(address)[0] for address in settings.initial_peers}
     return tuple(at for at in network.first_contacts if parse_address(at)[0] in given)
-
-
-def nothing_to_take_up(home: Path, run_digest: str) -> UserError:
-    """A daemon without an argument, in a home without a past."""
-    fixes = (
-        "join a swarm: p2p-dtfm --initial-peers ADDRESS",
-        "found one: p2p-dtfm --run tiny, or a run spec of your own",
-        "see one train on this machine: p2p-dtfm demo",
-        "look at this machine and its network: p2p-dtfm doctor",
-    )
-    if run_digest:
-        return UserError(f"{home} does not remember run {run_digest[:16]}", fixes)
-    return UserError(f"nothing says what to do, and {home} remembers no run to take up", fixes)

@@ -9,6 +9,7 @@ from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.records import Intent, PeerRecord
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.acquaintances import LOOK_AGAIN_LIMIT_S, LOOK_AGAIN_S
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.wire import KnownPeers
@@ -22,6 +23,8 @@ LINKS_WAIT_S = 8.0
 FOUNDS_AFTER_S = 4 * LOOK_AGAIN_S
 """Once a pause between two looks in vain has grown to this, who may found goes on alone."""
 JOIN_RETRY_S = 1.0
+REMIND_EVERY = 2
+"""Of these pauses, while an agreed view is waited for."""
 LEAVE_LIMIT_S = 60.0
 """How long a peer with the only copy of a layer waits for others to be enough to train."""
 DONE_WAIT_S = 60.0
@@ -73,7 +76,18 @@ class Entry:
                     silent.clear()
                     if not await self._find_others(pause_s):
                         pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
+            elif agreement.next_view is not None and not agreement.attempting:
+                turn += 1
+                await self._say_that_it_waits(agreement.next_view, turn)
             await asyncio.sleep(JOIN_RETRY_S)
+
+    async def _say_that_it_waits(self, view: View, turn: int) -> None:
+        """The members may have given up the agreed view since, as after a silence of this peer; it
+        would wait for as long as any transfer may take. They take no notice where they have not."""
+        me = self._membership.me.peer_id
+        members = [peer_id for peer_id in view.member_ids if peer_id != me]
+        if members and turn % REMIND_EVERY == 0:
+            await self._ask_to_be_let_in(members[turn // REMIND_EVERY % len(members)])
 
     def _may_let_in(self) -> list[str]:
         """Who may be a member: those heard last come first. It may be nobody."""
@@ -93,15 +107,17 @@ class Entry:
         """None of those that are known answers: look in all places again. Whether somebody was
         found; if nobody was, a pause lies behind."""
         agreement, acquaintances = self._membership.agreement, self._membership.acquaintances
-        settings, digest = self._local.settings, self._membership.run.digest
+        digest = self._membership.run.digest
         await acquaintances.call_again()
         found = await acquaintances.look_for_members(digest)
         if found is not None:
             acquaintances.welcomed_by = found.peer_id
+            named = (peer.peer_id for peer in found.welcome.peers)
+            agreement.familiar.meet((found.peer_id, *named))
             for peer in found.welcome.peers:
                 self._network.messenger.learn(peer.peer_id, peer.addresses)
             return True
-        may_found = bool(settings.run) or not settings.initial_peers
+        may_found = self._membership.may_go_on_alone
         if may_found and not self._participant.views and pause_s >= FOUNDS_AFTER_S:
             await self._go_on_alone()
             return False
@@ -113,26 +129,29 @@ class Entry:
 
     async def _go_on_alone(self) -> None:
         """Those that were found when this peer came back have died before they let it in."""
-        log.warning("goes on alone: nobody that it found when it came back answers any more")
         membership = self._membership
         agreement = membership.agreement
-        membership.founds = True
-        await self._participant.resume_from_checkpoint()
-        if agreement.view is None and not agreement.attempting:
-            membership.actions.do(agreement.found(time.monotonic_ns()))
+        if not membership.founds:  # else it has begun to, and could not end it yet
+            log.warning("goes on alone: nobody that it found when it came back answers any more")
+            membership.founds = True
+            await self._participant.resume_from_checkpoint()
             self._local.life.spawn(membership.acquaintances.look_for_the_lost(agreement))
+        if agreement.view is None and not agreement.attempting and agreement.next_view is None:
+            membership.actions.do(agreement.found(time.monotonic_ns()))
 
     async def _ask_to_be_let_in(self, member: str) -> bool:
-        """Whether it answered."""
+        """Whether it answered, and may do so; else it is of no use now."""
+        agreement = self._membership.agreement
         try:
-            request = self._membership.agreement.wants_view()
-            self._learn_known(
-                decode(await self._network.messenger.ask(member, request), KnownPeers)
-            )
+            reply = await self._network.messenger.ask(member, agreement.wants_view())
+            known = decode(reply, KnownPeers)
+            self._learn_known(known)
+            if agreement.familiar.holds(member):
+                agreement.familiar.meet(peer.peer_id for peer in known.peers)
         except (Unreachable, PeerFault) as error:
             log.debug("not let in yet: %s", error)
             return isinstance(error, PeerFault) and not isinstance(error, Unreachable)
-        return True
+        return known.lets_in
 
     def _learn_known(self, known: KnownPeers) -> None:
         """What the member that this peer has asked says of others."""

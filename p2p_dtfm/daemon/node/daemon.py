@@ -26,7 +26,7 @@ from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.observer import Observer
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.before_start import check_before_start
-from p2p_dtfm.daemon.machine.device_lock import only_daemon_on
+from p2p_dtfm.daemon.machine.locks import only_daemon_on
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances, Past
 from p2p_dtfm.daemon.node.background import Background
@@ -71,7 +71,7 @@ class Daemon:
             stack.callback(local.home.release)
             stack.callback(local.observer.close)
             stack.callback(local.compute.close)
-            past = await Past.recall(settings, local.home.root)
+            past = await Past.recall(settings)
             life.handle_signals(until_stdin_closes=settings.until_stdin_closes)
             if not await life.unless_leaving(self._start(stack, past)):
                 log.info("left before it took part")
@@ -93,7 +93,7 @@ class Daemon:
         stack.push_async_callback(acquaintances.close)
         joining = Joining(local, network, acquaintances)
         run = await joining.enter_run()
-        membership = Membership(local, network, acquaintances, run, joining.founds)
+        membership = Membership(local, network, acquaintances, run, joining)
         participant = await Participant.start(membership, stack)
         stack.callback(local.life.cancel_tasks)
         departure, entry = Departure(participant), Entry(participant)

@@ -1,5 +1,6 @@
 """What arrives from other peers: calls, frames, and requests for blobs."""
 
+import contextlib
 import logging
 import time
 from pathlib import Path
@@ -7,7 +8,12 @@ from typing import Any
 
 from p2p_dtfm.core.consensus.actions import Rejoin
 from p2p_dtfm.core.gate.gate_table import Role
-from p2p_dtfm.core.messages.agreement_messages import Contribution, Heartbeat, JoinRequest
+from p2p_dtfm.core.messages.agreement_messages import (
+    Contribution,
+    Heartbeat,
+    JoinRequest,
+    Standing,
+)
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, Statement, open_prepared
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -121,7 +127,7 @@ class Dispatch:
         ]
         mine = () if view else (PeerAddress(self._me, await self._host.addresses()),)
         peers = (*mine, *(PeerAddress(r.peer_id, r.addresses) for r in members))
-        return KnownPeers(peers, tuple(waiting))
+        return KnownPeers(peers, tuple(waiting), self._membership.lets_in())
 
     def _receive(self, sender: str, message: Message) -> None:
         trainer = self._participant.trainer
@@ -160,7 +166,8 @@ class Dispatch:
         if isinstance(message, JoinRequest):
             self._learn_from_record(message.record)
         for contribution in getattr(message, "contributions", ()):
-            self._learn_from_record(decode(contribution.payload, Contribution).record)
+            with contextlib.suppress(PeerFault):  # what hearing from its sender began is done
+                self._learn_from_record(decode(contribution.payload, Contribution).record)
         for signed in getattr(message, "newcomers", ()):
             self._learn_from_record(signed)
 
@@ -198,8 +205,16 @@ class Dispatch:
                 self._agreement.step,
                 len(records),
                 self._participant.measured_rate(),
+                self._membership.lets_in(),
+                self._proof_of_end(),
             )
         )
+
+    def _proof_of_end(self) -> Standing | None:
+        """Without one nobody believes that the run is complete."""
+        if self._agreement.step <= self._run.spec.total_steps:
+            return None
+        return self._agreement.standing
 
     def require_may_have(self, sender: str, digest: str) -> None:
         """Who gets which files of the run; see `core.gate.gate_table`. Raises `PeerFault`."""

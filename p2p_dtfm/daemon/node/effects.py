@@ -90,8 +90,8 @@ class Effects:
         participant.events.write("view", **entry)
         life.spawn(membership.acquaintances.remember(view))
         observer.view_took_over(view, step)
-        history = membership.agreement.history
-        life.spawn(asyncio.to_thread(membership.view_history.write, history))
+        membership.view_history.keep(membership.agreement.history)
+        life.spawn(asyncio.to_thread(membership.view_history.write))
         log.info("view %s from step %d on", view.id, step)
         for text in _remarks(action):
             log.info("%s", text)

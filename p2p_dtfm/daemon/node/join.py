@@ -5,7 +5,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -27,8 +27,11 @@ from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import UNREACHABLE, Network
 from p2p_dtfm.daemon.peers.discovery import find_run
 from p2p_dtfm.daemon.peers.home_memory import Memory
+from p2p_dtfm.daemon.peers.member_search import Found
 from p2p_dtfm.daemon.peers.run_source import (
     Run,
+    RunComplete,
+    fault_of_end,
     fetch_run,
     is_here,
     open_local_run,
@@ -61,10 +64,11 @@ KNOCK_PAUSE_S = 1.0
 
 
 class Joining:
-    """Founding and joining. `founds`: nobody else is there, so this peer makes the first view."""
+    """Founding and joining. `founds`: nobody else is there, so this peer makes the first view;
+    `may_go_on_alone`: it may do so later, if those that it has found die."""
 
     def __init__(self, local: Local, network: Network, acquaintances: Acquaintances) -> None:
-        self.founds = local.settings.founds
+        self.founds = self.may_go_on_alone = local.settings.founds
         self._local = local
         self._network = network
         self._acquaintances = acquaintances
@@ -76,9 +80,8 @@ class Joining:
         recalled = self._acquaintances.memory
         if recalled is None:
             return await self._join_run(self._local.settings.run_digest)
-        if self._local.settings.initial_peers and meeting_points(
-            self._local.settings, self._network
-        ):
+        settings = self._local.settings
+        if settings.initial_peers and meeting_points(settings, self._network):
             try:
                 return await self._join_run(self._local.settings.run_digest)
             except UserError as error:
@@ -96,10 +99,14 @@ class Joining:
         )
         spec = self._which_founding(spec)
         if self._local.settings.initial_peers or self._has_met_somebody(spec.digest()):
-            found = await self._acquaintances.look_before_going_alone(spec.digest())
-            if found is not None:
-                self.founds = False
-                return await self._join_found(found.peer_id, found.welcome)
+            self.founds = False
+            run = await self._follow_first(
+                partial(self._acquaintances.look_before_going_alone, spec.digest())
+            )
+            if run is not None:
+                return run
+            self._require_nobody_known()
+            self.founds = True
         signed = sign_spec(spec, self._network.host.identity)
         store = BlobStore(self._local.home.run_directory(spec.digest()) / "blobs")
         await asyncio.to_thread(store_initial, spec, path, store)
@@ -118,9 +125,8 @@ class Joining:
 
     def _which_founding(self, spec: RunSpec) -> RunSpec:
         """A run of this spec that this home was in last goes on, unless a new one is wanted."""
-        runs = [
-            memory for memory in self._acquaintances.runs if memory.spec.unmarked == spec.unmarked
-        ]
+        known = self._acquaintances.runs
+        runs = [memory for memory in known if memory.spec.unmarked == spec.unmarked]
         if not self._local.settings.new:
             recalled = self._acquaintances.memory = next(iter(runs), None)
             return spec if recalled is None else recalled.spec
@@ -143,26 +149,62 @@ class Joining:
         its own disk, if that has a whole checkpoint or this peer founded the run; others wait."""
         digest, pause_s = recalled.run_digest, LOOK_AGAIN_S
         store = BlobStore(self._local.home.run_directory(digest) / "blobs")
-        may_go_on = not self._local.settings.initial_peers and await asyncio.to_thread(
+        self.may_go_on_alone = not self._local.settings.initial_peers and await asyncio.to_thread(
             self._can_go_on, recalled, store
         )
+        alone = self.may_go_on_alone
         while True:
-            look = (
-                self._acquaintances.look_before_going_alone
-                if may_go_on
-                else self._acquaintances.look_for_members
-            )
-            found = await look(digest)
-            if found is not None:
-                return await self._join_found(found.peer_id, found.welcome)
-            if may_go_on:
+            known = self._acquaintances
+            look = known.look_before_going_alone if alone else known.look_for_members
+            run = await self._follow_first(partial(look, digest))
+            if run is not None:
+                return run
+            if alone and not self._turned_away():
                 self.founds = True
                 log.info("takes up run %s (%s) alone", digest[:16], recalled.spec.name)
                 return open_local_run(recalled.signed_spec, store)
             self._acquaintances.say_nobody_answers(digest, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
+            self._network.messenger.passed_over.clear()
             await self._acquaintances.call_again()
+
+    async def _follow_first(self, look: Callable[[], Awaitable[Found | None]]) -> Run | None:
+        """Join through the first who answers and can be followed; None where nobody is left.
+        Who says that the run is complete, or has not got it, may lie: the next one is asked."""
+        complete: RunComplete | None = None
+        while (found := await look()) is not None:
+            try:
+                return await self._join_found(found.peer_id, found.welcome)
+            except UserError as error:
+                log.warning("%s", error.cause)
+                self._network.messenger.pass_over(found.peer_id, error.cause)
+                if isinstance(error, RunComplete) and self._is_known(found.peer_id):
+                    complete = error
+        if complete is not None:
+            raise complete
+        return None
+
+    def _is_known(self, peer_id: str) -> bool:
+        """Whether the user has named it, or it was met in this run."""
+        given = {parse_address(address)[0] for address in self._local.settings.initial_peers}
+        memory = self._acquaintances.memory
+        met = {item.peer_id for item in memory.members} if memory is not None else set()
+        return peer_id in given | met
+
+    def _turned_away(self) -> str:
+        """Why somebody who is known answers, and could not be followed; empty if there is none."""
+        passed_over = self._network.messenger.passed_over
+        return next((why for peer, why in passed_over.items() if self._is_known(peer)), "")
+
+    def _require_nobody_known(self) -> None:
+        """Who founds although its swarm is there would train apart."""
+        if reason := self._turned_away():
+            raise UserError(
+                f"members of the run are there, but none can be joined: {reason}",
+                ("try again in a minute", "to train apart from them: --new"),
+                exit_code=UNREACHABLE,
+            )
 
     def _can_go_on(self, recalled: Memory, store: BlobStore) -> bool:
         layers = layer_count(recalled.spec)
@@ -186,20 +228,34 @@ class Joining:
     async def _join_run(self, run_digest: str) -> Run:
         self._local.status.say(State.JOINING, "asks which run is trained here")
         initial = [parse_address(address)[0] for address in self._local.settings.initial_peers]
-        peer_id, welcome = await find_run(
-            self._network.messenger,
-            self._acquaintances.directory,
-            initial,
-            await self._network.host.addresses(),
-            run_digest,
-            lambda text: self._local.status.say(State.JOINING, text),
-        )
-        return await self._join_found(peer_id, welcome)
+        own, error = await self._network.host.addresses(), None
+        while True:
+            try:
+                peer_id, welcome = await find_run(
+                    self._network.messenger,
+                    self._acquaintances.directory,
+                    initial,
+                    own,
+                    run_digest,
+                    lambda text: self._local.status.say(State.JOINING, text),
+                )
+            except UserError as nobody:
+                raise (error or nobody) from nobody
+            try:
+                return await self._join_found(peer_id, welcome)
+            except UserError as cause:
+                log.warning("%s", cause.cause)
+                self._network.messenger.pass_over(peer_id, cause.cause)
+                error = cause
 
     async def _join_found(self, peer_id: str, welcome: Welcome) -> Run:
-        """Learn the run and its members from one that has answered."""
+        """Learn the run and its members from one that has answered. Raises `UserError` where it
+        cannot be followed."""
+        spec = RunSpec.from_canonical_bytes(welcome.run_spec.payload)
+        if (fault := fault_of_end(peer_id, welcome, spec)) is not None:
+            raise fault
         self._acquaintances.welcomed_by = peer_id
-        self._local.observer.came_to(welcome.tokens_per_s, welcome.members)
+        self._local.observer.came_to(welcome.tokens_per_s, welcome.members, welcome.step)
         members = {peer_id, *(peer.peer_id for peer in welcome.peers)}
         for address in self._network.first_contacts:
             if (contact := parse_address(address)[0]) not in members:
@@ -213,12 +269,6 @@ class Joining:
         self._network.messenger.run_digest = spec_digest
         run = await self._fetch_run(welcome, store, peers)
         await self._acquaintances.directory.meet(sorted({peer_id} - {self._network.me.peer_id}))
-        if welcome.step > run.spec.total_steps:
-            raise UserError(
-                f"run {spec_digest[:16]} is complete: all {run.spec.total_steps} steps are done",
-                "found a new run, or ask a member for the model",
-                exit_code=5,
-            )
         log.info("%s", run.manifest.notes.describe())
         log.info("takes part in run %s (%s)", run.digest[:16], run.spec.name)
         return run

@@ -14,6 +14,7 @@ from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances
 from p2p_dtfm.daemon.node.action_loop import ActionLoop
+from p2p_dtfm.daemon.node.join import Joining
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.peers.run_source import Run
@@ -31,14 +32,19 @@ class Membership:
     """There once this machine is measured: others are answered before."""
 
     def __init__(
-        self, local: Local, network: Network, acquaintances: Acquaintances, run: Run, founds: bool
+        self,
+        local: Local,
+        network: Network,
+        acquaintances: Acquaintances,
+        run: Run,
+        joining: Joining,
     ) -> None:
         self.local = local
         self.network = network
         self.acquaintances = acquaintances
         self.run = run
-        self.founds = founds
-        """Nobody else is there: this peer makes the first view."""
+        self.founds = joining.founds
+        self.may_go_on_alone = joining.may_go_on_alone
         self.me = network.me
         """With the life that it has in the agreement."""
         self.workload = workload_of(run.spec)
@@ -53,6 +59,7 @@ class Membership:
             self.view_history.read(),
         )
         self.agreement.terms = terms_of(run.spec)
+        acquaintances.tell_whom_it_follows(self.agreement, run.digest)
         self.plan_times = PlanTimes()
         self.asked_first = ""
         """Whose word has made this peer come back as a newcomer."""
@@ -86,6 +93,10 @@ class Membership:
     def has_stage(self) -> bool:
         view = self.agreement.view
         return view is not None and bool(view.layers_of(self.me.peer_id))
+
+    def lets_in(self) -> bool:
+        """Two newcomers that take each other for members would wait for ever."""
+        return self.founds or self.agreement.view is not None
 
     def joiners(self) -> tuple[PeerRecord, ...]:
         """Newcomers that wait to be let in."""

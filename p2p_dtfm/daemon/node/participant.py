@@ -160,6 +160,8 @@ class Participant:
             states = {}
             for layer in checkpoint.layers:
                 states[layer] = await compute.run(load_layer, checkpoint.directory, layer)
+            if self._agreement.view is not None or self._agreement.next_view is not None:
+                return  # let in meanwhile: its states are those of the others
             self.trainer.adopt(states, step)
             held = dict.fromkeys(states, step)
             lineage = checkpoint.manifest.lineage

@@ -83,6 +83,10 @@ class Resident:
     async def _live(self) -> int:
         settings = self._settings
         away = self._away
+        if away is None:
+            from p2p_dtfm.daemon.peers.recall import recall  # who is away needs it no more
+
+            await asyncio.to_thread(recall, settings)
         outside = away is None and self._hours is not None and not self._hours.contain(self._now())
         if outside and not await self._stay_away(self._outside, until_hours=True):
             return 0

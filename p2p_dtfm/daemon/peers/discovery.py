@@ -102,9 +102,10 @@ async def _first_answer(
         async with turns:
             with contextlib.suppress(Unreachable):
                 await messenger.look_up(peer.peer_id, peer.addresses, were_there)
-                return await ask_welcome_shortly(
+                answer = await ask_welcome_shortly(
                     messenger, peer.peer_id, own, run_digest, ANSWER_DEADLINE_S
                 )
+                return answer if answer is not None and answer[1].lets_in else None
         return None
 
     asking = [asyncio.create_task(ask(peer)) for peer in peers]

@@ -16,9 +16,11 @@ from p2p_dtfm.daemon.peers.run_source import ask_welcome_shortly
 from p2p_dtfm.daemon.peers.wire import Welcome
 from p2p_dtfm.net.contacts.nearby import Nearby, Neighbour
 from p2p_dtfm.net.directory.directory import Directory
+from p2p_dtfm.net.errors import Unreachable
 
 LOOK_LIMIT_S = 6.0
 ANSWER_DEADLINE_S = 3.0
+MET_FIRST_S = 3.5
 ASKED_AT_ONCE_LIMIT = 16
 ASKED_LIMIT = 32
 
@@ -68,12 +70,30 @@ class Search:
         return " and ".join([", ".join(places[:-1]), places[-1]] if places[1:] else places)
 
     async def look(self, sought: Sought, limit_s: float = LOOK_LIMIT_S) -> Found | None:
-        """The first member that answers; None if nobody does within the limit."""
+        """The first member that answers; None if nobody does within the limit. Those that were met
+        have the first word: anybody can say in the directory, or nearby, that it is a member."""
         own = await self._own()
-        ways = [self._ask_met(sought, own), self._ask_directory(sought, own)]
-        if self._nearby is not None:
-            ways.append(self._ask_nearby(self._nearby, sought, own))
-        return await first_found(ways, limit_s)
+        asked = asyncio.Event()
+
+        async def ask_met() -> Found | None:
+            found = await self._ask_met(sought, own)
+            asked.set()
+            return found
+
+        async def ask_others() -> Found | None:
+            ways = [self._ask_directory(sought, own)]
+            if self._nearby is not None:
+                ways.append(self._ask_nearby(self._nearby, sought, own))
+            loop = asyncio.get_running_loop()
+            end_s = loop.time() + MET_FIRST_S
+            found = await first_found(ways, None)
+            if found is not None and found.peer_id not in {peer for peer, _ in sought.met}:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(end_s):
+                        await asked.wait()
+            return found
+
+        return await first_found([ask_met(), ask_others()], limit_s)
 
     async def _ask_met(self, sought: Sought, own: tuple[str, ...]) -> Found | None:
         return await self._ask_each(sought, sought.met[:ASKED_LIMIT], own, "met before")
@@ -133,15 +153,19 @@ class Search:
         """Who does not answer is forgotten, so that nobody waits for it any more."""
         if peer_id == self._messenger.me:
             return None
-        self._messenger.learn(peer_id, addresses)
         found = None
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, Unreachable):
             async with asyncio.timeout(ANSWER_DEADLINE_S):
+                if peer_id in {met for met, _ in sought.met}:
+                    self._messenger.learn(peer_id, addresses)
+                else:  # it says itself that it knows this peer
+                    await self._messenger.look_up(peer_id, addresses, was_there=True)
                 found = await ask_welcome_shortly(
                     self._messenger, peer_id, own, sought.run_digest, ANSWER_DEADLINE_S
                 )
         if found is None:
             self._messenger.forget(peer_id)
+        if found is None or not found[1].lets_in:
             return None
         return Found(*found, where)
 

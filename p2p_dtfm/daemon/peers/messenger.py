@@ -67,6 +67,8 @@ class Messenger:
         self._refusals: dict[str, str] = {}
         self.run_digest = ""
         """Of the run to join, once it is known."""
+        self.passed_over: dict[str, str] = {}
+        """Who answered which run it trains, and could not be followed; and why."""
         self._knocked_s: dict[str, float] = {}
         self.heard_s: dict[str, float] = {}
         """When each peer last answered or spoke, on this process's monotonic clock."""
@@ -106,6 +108,10 @@ class Messenger:
         with contextlib.suppress(Refused, PeerFault):
             await self.ask(peer_id, Knock(self.run_digest))
             _remember(self._knocked_s, peer_id, now_s)
+
+    def pass_over(self, peer_id: str, reason: str) -> None:
+        """Ask it no more which run it trains, until `passed_over` is cleared."""
+        _remember(self.passed_over, peer_id, reason)
 
     def forget(self, peer_id: str) -> None:
         """It is no member of the run: a bootstrap node, or one that has gone."""

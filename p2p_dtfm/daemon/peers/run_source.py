@@ -6,6 +6,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2p_dtfm.core.consensus.view_precedence import proven_step
+from p2p_dtfm.core.messages.agreement_messages import Standing
+from p2p_dtfm.core.messages.message_bounds import require_bounded
+from p2p_dtfm.core.messages.statements import require_stated, signers
 from p2p_dtfm.core.protocol.canonical import decode, digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
@@ -14,7 +18,7 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.daemon.peers.bootstrap_node import REFUSAL as BOOTSTRAP_REFUSAL
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.wire import Hello, Welcome
-from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.net.contacts.identity import Identity, verify
 from p2p_dtfm.net.directory.values import open_run, sign_run
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
@@ -143,6 +147,9 @@ async def _ask_welcome_once(
     causes = []
     for_good = True
     for peer_id in peer_ids:
+        if (reason := messenger.passed_over.get(peer_id)) is not None:
+            causes.append(f"{peer_id}: {reason}")
+            continue
         try:
             hello = Hello(PROTOCOL_VERSION, addresses)
             reply = await messenger.ask(peer_id, hello, deadline_s)
@@ -192,6 +199,47 @@ def _other_protocol(peer_id: str, version: int) -> UserError:
         f"update {older}",
         exit_code=5,
     )
+
+
+def fault_of_end(peer_id: str, welcome: Welcome, spec: RunSpec) -> UserError | None:
+    """Why nobody joins through a peer that says that the run is complete. It may say so falsely."""
+    if welcome.step <= spec.total_steps:
+        return None
+    run = digest_bytes(welcome.run_spec.payload)[:16]
+    if _shows_end(peer_id, welcome.standing, spec):
+        return RunComplete(run, spec.total_steps)
+    return UserError(
+        f"{peer_id} says that run {run} is complete, and does not show it",
+        ("join through another peer", "try again in a minute"),
+        exit_code=5,
+    )
+
+
+class RunComplete(UserError):
+    """By what its stage-holders have signed."""
+
+    def __init__(self, run: str, total_steps: int) -> None:
+        super().__init__(
+            f"run {run} is complete: all {total_steps} steps are done",
+            "found a new run, or ask a member for the model",
+            exit_code=5,
+        )
+
+
+def _shows_end(peer_id: str, standing: Standing | None, spec: RunSpec) -> bool:
+    """Whether all members of its view have signed that view, and those with a stage the last
+    step."""
+    if standing is None or standing.sender.peer_id != peer_id:
+        return False
+    try:
+        require_bounded(standing, peer_id)
+        require_stated(standing, verify)
+    except PeerFault:
+        return False
+    members = set(standing.members)
+    if standing.sender not in members or not members <= signers(standing.certificate, verify):
+        return False
+    return standing.has_plan and proven_step(standing, verify) > spec.total_steps
 
 
 async def fetch_run(

@@ -46,6 +46,10 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     members: int = 0
     tokens_per_s: int = 0
     """What they do together now, as measured; 0: not known. Only for the newcomer's user."""
+    lets_in: bool = True
+    """Whether the sender is a member, or makes the first view; else it asks to be let in itself."""
+    standing: Standing | None = None
+    """Of a run that is complete: what shows it."""
 
 
 class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +59,8 @@ class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Members."""
     waiting: tuple["WaitingPeer", ...] = ()
     """Other newcomers, that ask to join as well."""
+    lets_in: bool = True
+    """As in `Welcome`."""
 
 
 class WaitingPeer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

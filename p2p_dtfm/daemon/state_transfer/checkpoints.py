@@ -35,8 +35,9 @@ from p2p_dtfm.train.model.layer_state import LayerState, state_bytes_limit
 
 log = logging.getLogger("p2p_dtfm.checkpoints")
 STEPS_REMEMBERED = 4
-STEPS_AHEAD = 8
-"""By so many another member may have come further when it announces what it has saved."""
+STEPS_AHEAD = 64
+"""By so many another member may have come further when it announces what it has saved: of one that
+computes alone, the others hear up to sixteen steps at a time (`daemon.peers.held_back`)."""
 SET_ASIDE = "set-aside"
 SET_ASIDE_KEPT = 2
 SAVED_TOLD = 4

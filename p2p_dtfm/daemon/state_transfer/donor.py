@@ -29,7 +29,7 @@ from p2p_dtfm.daemon.state_transfer.witnesses import WitnessDesk
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, Payload
 from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.stage.gradient_parts import tensor_to_bytes
+from p2p_dtfm.train.stage.tensor_bytes import tensor_to_bytes
 
 QUEUED_MESSAGES_LIMIT = 4096
 SUBSCRIPTIONS_LIMIT = 4

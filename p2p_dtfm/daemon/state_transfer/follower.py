@@ -38,7 +38,7 @@ from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.model.layer_state import LayerState, state_bytes_limit
 from p2p_dtfm.train.model.optimizer import replay_outcome
 from p2p_dtfm.train.stage.finite import is_finite
-from p2p_dtfm.train.stage.gradient_parts import tensor_from_bytes
+from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes
 
 COMMITTED_LIMIT = 4096
 GRADIENTS_LIMIT_BYTES = 512 << 20

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Stage
 from p2p_dtfm.core.recovery.partial_replay import StageReplay, whole_step
-from p2p_dtfm.core.schedule.pipeline_order import StageOrder, Tasklet, TaskletKind
+from p2p_dtfm.core.schedule.pipeline_order import Done, StageOrder
+from p2p_dtfm.core.schedule.tasklets import Tasklet, TaskletKind
 from p2p_dtfm.daemon.step.mailbox import FrameKey
 from p2p_dtfm.daemon.step.neighbours import neighbours_of
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork, Outgoing, Unfinished
@@ -94,10 +95,12 @@ class Microbatches:
             makes_inputs=self._runner.has_embedding,
             makes_losses=self._runner.has_head,
             splits=self._runner.splits,
-            forwards_done=len(work.forwarded),
-            backwards_done=work.backwards,
-            weights_done=work.weights,
-            done_next={places[number] for number in replay.next_has},
+            done=Done(
+                len(work.forwarded),
+                work.backwards,
+                work.weights,
+                {places[number] for number in replay.next_has},
+            ),
         )
         not_final = dict.fromkeys(reversed(self._runner.layer_states))
 

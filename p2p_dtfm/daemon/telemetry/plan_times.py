@@ -47,9 +47,13 @@ class PlanTimes:
 
     def took_over(self, view: View) -> None:
         shape = shape_of(view.plan) if isinstance(view.plan, Plan) else ()
-        if shape != self._shape or self._is_mended(view):
+        is_same = shape == self._shape and not self._is_mended(view)
+        if not is_same:
             self._steps_ns.clear()
             self._began_s = self._clock_s()
+        elif view.snapshot.planned and self._since_s is not None:
+            # another member saw it, too, and asked: all planned from what is told, and stay
+            self._asked.setdefault(shape, self._clock_s())
         self._view, self._shape, self._last_s = view, shape, 0.0
 
     def committed(self) -> None:

@@ -25,7 +25,7 @@ from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.model.layer_copy import PartialCopy, pieces_of
 from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState
-from p2p_dtfm.train.stage.gradient_parts import tensor_from_bytes, tensor_to_bytes
+from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes, tensor_to_bytes
 
 RECEIPT_LIMIT_S = 10.0
 """How long after its last piece a guardian's receipt may take, before a layer is sent anew."""
@@ -190,22 +190,31 @@ class Cuts:
         pairs = guarded_pairs(view.snapshot, view.plan, view.guards)
         mine = [pair for pair in pairs if pair.holder == self._tools.me]
         self._digests = {}
-        while clock.missing and clock.newest == step and self._view is view:
+
+        def is_missing() -> set[int]:
+            """Layers without a receipt; the last ones may come while others are sent anew, and the
+            next cut begin."""
+            is_under_way = clock.newest == step and self._view is view
+            return set(clock.missing) if is_under_way else set()
+
+        while is_missing():
             for pair in mine:
                 self._tools.messenger.tell(pair.guardian, CutBegun(view.id, step, lineage))
-                for layer in sorted(set(pair.layers) & clock.missing):
-                    copy = self._store.find(layer, step, lineage)
-                    assert copy is not None
-                    self._digests[layer] = await asyncio.to_thread(copy.digest)
-                    await self._send_layer(view, pair.guardian, pair.bytes_per_s, copy)
+                for layer in pair.layers:
+                    if layer in is_missing():
+                        copy = self._store.find(layer, step, lineage)
+                        assert copy is not None
+                        self._digests[layer] = await asyncio.to_thread(copy.digest)
+                        await self._send_layer(view, pair.guardian, pair.bytes_per_s, copy)
             self._received.clear()
             try:
                 async with asyncio.timeout(RECEIPT_LIMIT_S):
-                    while clock.missing:
+                    while is_missing():
                         await self._received.wait()
                         self._received.clear()
             except TimeoutError:
-                log.info("sends layers of step %d anew: %s", step, sorted(clock.missing))
+                if late := is_missing():
+                    log.info("sends layers of step %d anew: %s", step, sorted(late))
 
     async def _send_layer(
         self, view: View, guardian: str, bytes_per_s: int, copy: LayerSnapshot

@@ -171,12 +171,12 @@ class Trainer:
             self._catch_up()
         elif ledger is not None and prepared.view == ledger.view:
             is_ahead = prepared.step >= ledger.step + STEPS_AHEAD_LIMIT
-            if is_ahead and state.view is not None and not state.view.layers_of(self._tools.me):
+            if not is_ahead or self._tools.me in ledger.plan.stage_holders():
+                self._record(ledger, statement)  # nobody can be ahead of who has a stage
+            else:
                 self._skip(ledger, statement)
-            if not is_ahead:
-                self._record(ledger, statement)
-            elif prepared.step < ledger.step + STEPS_AHEAD_LIMIT:
-                ledger.record(statement)
+                if prepared.step < ledger.step + STEPS_AHEAD_LIMIT:
+                    ledger.record(statement)
             state.wake.set()
         elif ledger is None or prepared.view.number > ledger.view.number:
             self._mail.keep_early(statement)

@@ -59,6 +59,8 @@ class AgreementWorld:
         self.rejoins = False
         self.liars: frozenset[str] = frozenset()
         """Peers of which others may find out that they say what is not so."""
+        self.familiar: dict[str, tuple[str, ...]] = {}
+        """Whom a peer knows from before, where that is not everybody."""
         self.invariants = Invariants(workload.microbatch_count)
         self.redone: dict[ViewId, PartialReplay] = {}
         """How the step of the view before went on."""

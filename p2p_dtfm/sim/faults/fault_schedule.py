@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import Intent
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.lossy_network import Link
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
@@ -179,7 +180,9 @@ class Faults:
             return False
         if all(peer.agreement.frozen for peer in rest):
             return self._has_copies(victim, rest)
-        return self._has_stand_ins(victim) or self._has_whole_cut(victim, rest)
+        if self._has_stand_ins(victim):
+            return True
+        return self.world.invariants.may_go_back_to_cut and self._has_whole_cut(victim, rest)
 
     def _has_whole_cut(self, victim: SimulatedPeer, rest: list[SimulatedPeer]) -> bool:
         """While a view trains whose guardians lag: its other members, all well, have together a
@@ -203,7 +206,8 @@ class Faults:
     def _has_stand_ins(self, victim: SimulatedPeer) -> bool:
         """While a view trains: all its members are well, and each layer has another holder that has
         got the state, or, if the victim alone holds it, a guardian that has it from the start or
-        has acknowledged it. Others may still commit the step for which the victim has said
+        has acknowledged it; where guardians lag, the steps since the newest whole cut may be lost.
+        Others may still commit the step for which the victim has said
         Prepared.
         """
         view, peers = victim.view, self.world.peers
@@ -214,24 +218,26 @@ class Faults:
         if any(p not in well or p.view is None or p.view.id != view.id for p in members):
             return False
 
-        def in_place(guardian: str, layer: int) -> bool:
-            """No step of the view commits before it has the state."""
-            return self.world.invariants.has_committed(view.id) or (
-                peers[guardian].is_up_to_date(layer)
-            )
-
         for layer in range(self.world.workload.layer_count):
             others = [peers[name] for name in view.plan.holders(layer) if name != victim.name]
-            guardian = view.guards.get(layer)
-            guarded = guardian is not None and (
-                victim.receipts.received_all_of(guardian)
-                or (layer in view.guarded_at_once and in_place(guardian, layer))
-            )
-            if not others and not guarded:
+            if not others and not self._is_guarded(victim, view, layer):
                 return False
             if others and not any(other.is_up_to_date(layer) for other in others):
                 return False
         return True
+
+    def _is_guarded(self, victim: SimulatedPeer, view: View, layer: int) -> bool:
+        guardian, invariants = view.guards.get(layer), self.world.invariants
+        if guardian is None or victim.receipts is None:
+            return False
+        if view.cut_pace is not None:
+            return invariants.may_go_back_to_cut
+        if victim.receipts.received_all_of(guardian):
+            return True
+        # With a guardian from the start no step of the view commits before it has the state.
+        peer = self.world.peers[guardian]
+        in_place = invariants.has_committed(view.id) or peer.is_up_to_date(layer)
+        return layer in view.guarded_at_once and in_place
 
     def _has_copies(self, victim: SimulatedPeer, rest: list[SimulatedPeer]) -> bool:
         """While a new view is made: the others have each layer at one newest step.

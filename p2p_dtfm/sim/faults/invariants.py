@@ -132,9 +132,18 @@ class Invariants:
 
     def _start(self, step: int) -> _Start:
         """Where a view goes on, from what was committed before it."""
-        given_up = {self.commits[n][0] for n in range(step, self.furthest) if n in self.commits}
-        lagged = all(self.views[view].cut_pace is not None for view in given_up)
-        return _Start(step, self.furthest - step, lagged and step >= self.whole_cut)
+        is_promised = step >= self.whole_cut and self._lagged_since(step)
+        return _Start(step, self.furthest - step, is_promised)
+
+    def _lagged_since(self, step: int) -> bool:
+        """Whether guardians lagged where these steps were committed: their views said so."""
+        views = {self.commits[n][0] for n in range(step, self.furthest) if n in self.commits}
+        return all(self.views[view].cut_pace is not None for view in views)
+
+    @property
+    def may_go_back_to_cut(self) -> bool:
+        """Whether all steps since the newest whole cut may be repeated, should layers be lost."""
+        return self._lagged_since(self.whole_cut)
 
     def is_whole(self, step: int) -> None:
         """A member knows that the cut of this step is whole."""

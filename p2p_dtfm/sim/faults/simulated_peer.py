@@ -96,8 +96,8 @@ class SimulatedPeer(SimulatedWaits):
 
     def _ask_to_join(self) -> None:
         agreement = self.agreement
-        for name in self.world.peers:  # the directory
-            agreement.know(name)
+        familiar = self.world.familiar.get(self.name, self.world.peers)
+        agreement.familiar.meet(familiar)  # as homes remember one another
         if not self.world.rejoins or agreement.view or agreement.attempting:
             return
         if not self.left:

@@ -18,6 +18,7 @@ class World(Protocol):
 
     chance: random.Random
     compute_ns: tuple[int, int]
+    familiar: dict[str, tuple[str, ...]]
     invariants: Invariants
     liars: Any
     liveness_timing: LivenessTiming

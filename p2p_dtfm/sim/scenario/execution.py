@@ -13,9 +13,6 @@ Overlap = Literal["none", "stage", "layer"]
 CODEC_BITS_PER_VALUE = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 9}
 """int8 is blockwise: 8 bits a value and a scale for each 32 of them."""
 
-STREAM_OVERHEAD_NS = 100_000
-"""Of one message on our streams: framing, checksum and a hand-over between threads."""
-
 
 @dataclass(frozen=True, slots=True)
 class Communicator:

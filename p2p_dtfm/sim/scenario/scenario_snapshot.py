@@ -91,7 +91,7 @@ def scenario_snapshot(
             sequence=1,
             protocol_version=PROTOCOL_VERSION,
             run_digest=digest,
-            device=_device(peer, workload, execution, measured_flops),
+            device=device_of(peer, workload, execution, measured_flops),
             uplink_bytes_per_s=peer.uplink_bytes_per_s,
             downlink_bytes_per_s=peer.downlink_bytes_per_s,
             links={name: _link(scenario, peer.name, name) for name in names if name != peer.name},
@@ -128,23 +128,24 @@ def flops_of(peer: ScenarioPeer, measured_flops: int | None) -> int:
     return flops
 
 
-def layer_timing(cost: LayerCost, flops_per_s: int, execution: Execution) -> LayerTiming:
+def _layer_timing(cost: LayerCost, flops_per_s: int, execution: Execution) -> LayerTiming:
     """Time of a layer for one microbatch at a sustained rate."""
     forward_ns = max(1, -(-cost.forward_flops * 1_000_000_000 // flops_per_s))
     return LayerTiming(forward_ns, execution.backward_forwards * forward_ns)
 
 
-def _device(
+def device_of(
     peer: ScenarioPeer, workload: Workload, execution: Execution, measured_flops: int | None
 ) -> Device:
+    """What a peer would publish of its device. Raises `UserError` as `flops_of`."""
     flops = flops_of(peer, measured_flops)
     return Device(
         kind="scenario",
         name=peer.group,
         memory_bytes=peer.memory_bytes,
-        embedding=layer_timing(workload.embedding, flops, execution),
-        block=layer_timing(workload.block, flops, execution),
-        head=layer_timing(workload.head, flops, execution),
+        embedding=_layer_timing(workload.embedding, flops, execution),
+        block=_layer_timing(workload.block, flops, execution),
+        head=_layer_timing(workload.head, flops, execution),
     )
 
 

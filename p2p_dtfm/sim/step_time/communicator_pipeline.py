@@ -109,8 +109,8 @@ def _run_phase(
         for position, line in enumerate(lines):
             here = engines[position]
             start = max(here.compute_ns, arrived)
-            work = line.work
-            end = here.compute_ns = start + (work.backward_ns if backward else work.forward_ns)
+            timing = line.work.timing
+            end = here.compute_ns = start + (timing.backward_ns if backward else timing.forward_ns)
             line.ran(start, end, microbatch == microbatches.start)
             if line.tasklets is not None:
                 line.tasklets.append((backward, microbatch, start, end))

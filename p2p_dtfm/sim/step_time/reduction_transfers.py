@@ -15,9 +15,8 @@ from dataclasses import replace
 
 from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S
 from p2p_dtfm.core.cost_model.segment_weights import segment_weights
+from p2p_dtfm.core.cost_model.step_timing import StepAtWork
 from p2p_dtfm.core.virtual.exchange import ShardedExchange, StarExchange
-from p2p_dtfm.core.virtual.virtual_network import VirtualNetwork
-from p2p_dtfm.core.virtual.virtual_time import VirtualTime
 from p2p_dtfm.sim.scenario.execution import ReductionKind
 from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.step_time.step_work import SegmentWork
@@ -47,22 +46,22 @@ class Reductions:
 
     def __init__(
         self,
-        time: VirtualTime,
-        network: VirtualNetwork,
+        step: StepAtWork,
         scenario: Scenario,
         segments: tuple[SegmentWork, ...],
         kind: ReductionKind,
     ) -> None:
-        self._time = time
-        self._network = network
+        self._step = step
+        self._time = step.time
+        self._network = step.network
         self._scenario = scenario
         self._of_layer: dict[tuple[int, int], _Segment] = {}
         """By holder and the layer that is final last."""
         self._segments = [_Segment(work) for work in segments]
         self._weights: dict[int, dict[int, int]] = {}
         """Of a weighted reduction: each holder's, by its segment's first layer."""
-        self.reduced_ns: dict[int, int] = {}
-        """When each holder had all its sums."""
+        self.reduced_ns = 0
+        """When the last holder had its last sum."""
         prepare = {
             "chain": self._chain,
             "central": self._central,
@@ -78,7 +77,7 @@ class Reductions:
             else:
                 segment.contribute = self._sum_of(segment)
 
-    def contribute(self, peer: int, layer: int) -> None:
+    def contribute(self, layer: int, peer: int) -> None:
         """This peer's own gradients of the segment, or piece, that begins at `layer` are whole."""
         segment = self._of_layer[peer, layer]
         if segment.start_ns is None:
@@ -107,7 +106,8 @@ class Reductions:
         def has_sum(peer: int) -> None:
             segment.left -= 1
             assert segment.left >= 0, "a holder has the sum once"
-            segment.end_ns = self.reduced_ns[peer] = self._time.now_ns
+            segment.end_ns = self.reduced_ns = self._time.now_ns
+            self._step.is_ready(peer)
 
         return has_sum
 

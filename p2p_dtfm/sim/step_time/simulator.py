@@ -1,18 +1,23 @@
 """The step-time simulator: how long a step of a plan takes in a scenario, and where it goes."""
 
+import itertools
+from collections.abc import Sequence
+from functools import partial
+
+from p2p_dtfm.core.cost_model.guarding import Guarded
+from p2p_dtfm.core.cost_model.pipeline_timing import Began, Choose, StageAtWork, in_turns
+from p2p_dtfm.core.cost_model.step_timing import Contribution, StepAtWork
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.workload import Workload
-from p2p_dtfm.core.virtual.virtual_network import VirtualNetwork
-from p2p_dtfm.core.virtual.virtual_time import VirtualTime
-from p2p_dtfm.sim.scenario.execution import STREAM_OVERHEAD_NS, Execution
+from p2p_dtfm.core.schedule.tasklets import BACKWARD, FORWARD, TaskletKind
+from p2p_dtfm.sim.scenario.execution import Execution
 from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.scenario.scenario_lines import lines_of
 from p2p_dtfm.sim.step_time.communicator_pipeline import run_communicator_pipelines, whole_flushes
-from p2p_dtfm.sim.step_time.guard_transfers import Guarding, GuardTransfer, guards_in_place
+from p2p_dtfm.sim.step_time.guard_transfers import guards_in_place
 from p2p_dtfm.sim.step_time.reduction_transfers import Reductions
-from p2p_dtfm.sim.step_time.step_work import StageWork, StepWork, step_work
-from p2p_dtfm.sim.step_time.stream_pipeline import StreamPipelines
-from p2p_dtfm.sim.step_time.timeline import StageTimeline, StepTime
+from p2p_dtfm.sim.step_time.step_work import StepWork, step_work
+from p2p_dtfm.sim.step_time.timeline import NEVER, StageTimeline, StepTime
 
 
 def simulate_step(
@@ -38,65 +43,90 @@ def _simulate(
     work: StepWork,
     scenario: Scenario,
     execution: Execution,
-    guards: tuple[GuardTransfer, ...],
+    guards: Sequence[Guarded],
     trace: bool,
 ) -> StepTime:
-    time = VirtualTime()
-    network = VirtualNetwork(time, lines_of(scenario), STREAM_OVERHEAD_NS)
-    reductions = Reductions(time, network, scenario, work.segments, execution.reduction)
-    waiting: list[tuple[int, int]] = []
-    """Holders and layers whose reduction waits until all pipelines are done."""
+    step = StepAtWork(lines_of(scenario), work.boundary_bytes, guards)
+    reductions = Reductions(step, scenario, work.segments, execution.reduction)
+    by_layer = execution.overlap == "layer" and execution.communicator is None
+    at_layers: dict[int, list[Contribution]] = {}
+    at_end: dict[int, list[int]] = {}
+    """Layers at which a gradient sets out: by itself, or with the others of its stage."""
+    for stage in itertools.chain(*work.pipelines):
+        if by_layer:
+            at_layers[stage.peer] = [
+                (below_ns, partial(reductions.contribute, layer))
+                for layer, below_ns in stage.below_ns.items()
+            ]
+        else:
+            at_end[stage.peer] = list(stage.below_ns)
+    waiting: list[int] = []
+    """Peers whose reduction waits until all pipelines are done."""
     stages_left = sum(map(len, work.pipelines))
-    guarding = Guarding(time, network, guards)
 
-    def stage_done(stage: StageWork) -> None:
+    def done(peer: int) -> None:
         nonlocal stages_left
         stages_left -= 1
-        guarding.send(stage.peer)
-        whole = [(stage.peer, layer) for layer in stage.below_ns]
-        if execution.overlap == "stage":
-            for peer, layer in whole:
-                reductions.contribute(peer, layer)
+        waiting.append(peer)
+        if execution.overlap == "none" and stages_left:
             return
-        waiting.extend(whole)
-        if execution.overlap == "none" and not stages_left:
-            for peer, layer in waiting:
-                reductions.contribute(peer, layer)
-
-    def layer_done(stage: StageWork, layer: int) -> None:
-        if execution.overlap == "layer":
-            reductions.contribute(stage.peer, layer)
+        for each in waiting:
+            for layer in at_end.get(each, ()):
+                reductions.contribute(layer, each)
+        waiting.clear()
 
     if execution.communicator is not None:
         stages = run_communicator_pipelines(
             scenario, work, execution.communicator, execution.flush_microbatches, trace
         )
-        for stage in stages:
-            time.at(stage.done_ns, stage_done, stage.work)
-        time.run()
+        for line in stages:
+            step.time.at(line.done_ns, step.computed, line.work.peer)
+            step.time.at(line.done_ns, done, line.work.peer)
     else:
-        pipelines = StreamPipelines(time, network, work, execution, stage_done, layer_done, trace)
-        pipelines.start()
-        time.run()
-        stages = pipelines.timelines()
+        stages, began = _watched(step, work, execution, trace)
+        step.begin(work.timed(), at_layers, began, done, _order(execution, work))
+    ended_ns = step.run()
     assert not stages_left, "every stage finishes"
-    ready_ns = {**reductions.reduced_ns, **guarding.received_ns}
-    ended_ns = max(ready_ns.values())
-    commit_ns = _committed_ns(scenario, ready_ns) - ended_ns if execution.commit else 0
+    commit_ns = step.committed_ns() - ended_ns if execution.commit else 0
     sequences = _sequences(work, execution)
-    return _summary(stages, scenario, reductions, network, time, ended_ns, commit_ns, sequences)
+    return _summary(stages, scenario, reductions, step, ended_ns, commit_ns, sequences)
 
 
-def _committed_ns(scenario: Scenario, reduced_ns: dict[int, int]) -> int:
-    """When the last stage holder has the Prepared of every other one."""
-    names = {peer: scenario.peers[peer].name for peer in reduced_ns}
-    last = max(reduced_ns.values())
-    for peer, sent_ns in reduced_ns.items():
-        for other, name in names.items():
-            if other != peer:
-                arrived = sent_ns + scenario.link(names[peer], name).latency_ns
-                last = max(last, arrived)
-    return last
+def _watched(
+    step: StepAtWork, work: StepWork, execution: Execution, trace: bool
+) -> tuple[tuple[StageTimeline, ...], Began]:
+    """A timeline of each stage, and what keeps it."""
+    flush = _flush(execution, work) if execution.order == "gpipe" else NEVER
+    lines = [
+        [StageTimeline(each, tasklets=[] if trace else None, flush=flush) for each in pipeline]
+        for pipeline in work.pipelines
+    ]
+
+    def began(stage: StageAtWork, kind: TaskletKind, count: int, end_ns: int) -> None:
+        line = lines[stage.pipeline][stage.position]
+        line.began(stage, kind, count, step.time.now_ns, end_ns)
+
+    return tuple(itertools.chain(*lines)), began
+
+
+def _flush(execution: Execution, work: StepWork) -> int:
+    return execution.flush_microbatches or max(p[0].microbatches for p in work.pipelines)
+
+
+def _order(execution: Execution, work: StepWork) -> Choose:
+    """1F1B, or GPipe (Huang et al. 2019): the forwards of a flush, then its backwards."""
+    if execution.order == "1f1b":
+        return in_turns
+    flush = _flush(execution, work)
+
+    def forwards_first(stage: StageAtWork) -> TaskletKind | None:
+        done = stage.microbatches - stage.left
+        flush_end = min((done // flush + 1) * flush, stage.microbatches)
+        if stage.forwards_begun < flush_end:
+            return FORWARD if stage.forwards else None
+        return BACKWARD if stage.backwards else None
+
+    return forwards_first
 
 
 def _sequences(work: StepWork, execution: Execution) -> int:
@@ -115,14 +145,13 @@ def _summary(
     stages: tuple[StageTimeline, ...],
     scenario: Scenario,
     reductions: Reductions,
-    network: VirtualNetwork,
-    time: VirtualTime,
+    step: StepAtWork,
     ended_ns: int,
     commit_ns: int,
     microbatches: int,
 ) -> StepTime:
     done_ns = max(stage.done_ns for stage in stages)
-    reduced_ns = max(reductions.reduced_ns.values())
+    reduced_ns = reductions.reduced_ns
     busiest = max(stages, key=lambda stage: (stage.busy_ns, -stage.waiting_ns))
     drain_ns = done_ns - busiest.done_ns
     names = [peer.name for peer in scenario.peers]
@@ -138,6 +167,6 @@ def _summary(
         microbatches=microbatches,
         stages=stages,
         reductions=reductions.spans(),
-        links={(names[a], names[b]): used for (a, b), used in network.links().items()},
-        event_count=time.event_count,
+        links={(names[a], names[b]): used for (a, b), used in step.network.links().items()},
+        event_count=step.time.event_count,
     )

@@ -2,16 +2,17 @@
 
 from dataclasses import dataclass
 
+from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming, TimedPipeline
+from p2p_dtfm.core.cost_model.placement_problem import kinds_in, layer_ns_of
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.schedule.pieces import pieces_of
-from p2p_dtfm.core.schedule.split_backward import weight_part_ns
 from p2p_dtfm.sim.scenario.execution import Execution, wire_bytes
 from p2p_dtfm.sim.scenario.scenario import Scenario
-from p2p_dtfm.sim.scenario.scenario_snapshot import flops_of, layer_timing
+from p2p_dtfm.sim.scenario.scenario_snapshot import device_of
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StageWork:
     """One stage: its peer (a number in the scenario's order) and a microbatch's times."""
 
@@ -19,16 +20,11 @@ class StageWork:
     name: str
     pipeline: int
     position: int
-    last: bool
     microbatches: int
-    in_flight: int
-    forward_ns: int
-    backward_ns: int
-    weight_ns: int
-    """What of the backward can wait; 0 where nothing is left to wait."""
+    timing: StageTiming
     below_ns: dict[int, int]
-    """By layer at which a gradient may set out: how much of the last part of a microbatch (its
-    `weight_ns` if that is left, else its backward) comes after the layer's."""
+    """By layer at which a gradient may set out: how much of the last part of a microbatch (what a
+    split leaves of the backward, else all of it) comes after the layer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +46,16 @@ class StepWork:
     pipelines: tuple[tuple[StageWork, ...], ...]
     segments: tuple[SegmentWork, ...]
     boundary_bytes: int
+
+    def timed(self) -> list[TimedPipeline]:
+        return [
+            TimedPipeline(
+                tuple(stage.peer for stage in stages),
+                tuple(stage.timing for stage in stages),
+                stages[0].microbatches,
+            )
+            for stages in self.pipelines
+        ]
 
 
 def step_work(
@@ -76,34 +82,24 @@ def step_work(
     for index, pipeline in enumerate(plan.pipelines):
         stages = []
         for position, stage in enumerate(pipeline.stages):
-            flops = flops_of(scenario.peer(stage.peer_id), measured_flops)
-            times = {x: layer_timing(workload.cost(x), flops, execution) for x in stage.layers}
-            backward = {x: timing.backward_ns for x, timing in times.items()}
+            peer = scenario.peer(stage.peer_id)
+            times = layer_ns_of(device_of(peer, workload, execution, measured_flops))
+            first, end, count = stage.first_layer, stage.end_layer, workload.layer_count
+            kinds = kinds_in(first, end, count)
             splits = execution.splits and position > 0
-            weight = {
-                x: weight_part_ns(timing.forward_ns, timing.backward_ns) if splits else 0
-                for x, timing in times.items()
+            below_ns = {
+                x: times.last_part_ns(kinds_in(first, x, count), splits)
+                for x in stage.layers
+                if x in starts
             }
-            last_part = weight if splits else backward
-            stages.append(
-                StageWork(
-                    peer=numbers[stage.peer_id],
-                    name=stage.peer_id,
-                    pipeline=index,
-                    position=position,
-                    last=position == len(pipeline.stages) - 1,
-                    microbatches=pipeline.microbatch_count,
-                    in_flight=stage.in_flight,
-                    forward_ns=sum(timing.forward_ns for timing in times.values()),
-                    backward_ns=sum(backward.values()),
-                    weight_ns=sum(weight.values()),
-                    below_ns={
-                        x: sum(last_part[y] for y in range(stage.first_layer, x))
-                        for x in stage.layers
-                        if x in starts
-                    },
-                )
+            timing = StageTiming(
+                times.forward_ns(kinds),
+                times.backward_ns(kinds),
+                stage.in_flight,
+                weight_ns=times.last_part_ns(kinds, splits) if splits else 0,
             )
+            place = numbers[stage.peer_id], stage.peer_id, index, position
+            stages.append(StageWork(*place, pipeline.microbatch_count, timing, below_ns))
         pipelines.append(tuple(stages))
     boundary = wire_bytes(workload.boundary_bytes // 4, execution.activation_codec)
     return StepWork(tuple(pipelines), segments, boundary)

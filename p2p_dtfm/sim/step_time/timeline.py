@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from p2p_dtfm.core.cost_model.pipeline_timing import StageAtWork
+from p2p_dtfm.core.schedule.tasklets import FORWARD, WEIGHT, TaskletKind
 from p2p_dtfm.sim.step_time.step_work import StageWork
+
+NEVER = 1 << 62
 
 
 @dataclass(slots=True)
@@ -22,6 +26,8 @@ class StageTimeline:
     peak_in_flight: int = 0
     tasklets: list[tuple[bool, int, int, int]] | None = None
     """(whether it is a backward, microbatch, start, end), if a trace is wanted."""
+    flush: int = NEVER
+    """Microbatches between one filling of the pipeline and the next."""
 
     def ran(self, start_ns: int, end_ns: int, first_of_phase: bool) -> None:
         """A tasklet ran; tasklets come in order of time."""
@@ -32,6 +38,19 @@ class StageTimeline:
             self.waiting_ns += idle
         self.busy_ns += end_ns - start_ns
         self.idle_since_ns = self.done_ns = end_ns
+
+    def began(
+        self, stage: StageAtWork, kind: TaskletKind, count: int, start_ns: int, end_ns: int
+    ) -> None:
+        """The engine has begun a tasklet, or `count` weights at once."""
+        if kind is FORWARD:
+            number = stage.forwards_begun - 1
+            self.peak_in_flight = max(self.peak_in_flight, stage.held)
+        else:
+            number = stage.microbatches - stage.left - (stage.owed + count if kind is WEIGHT else 0)
+        self.ran(start_ns, end_ns, kind is not WEIGHT and number % self.flush == 0)
+        if self.tasklets is not None:
+            self.tasklets.append((kind is not FORWARD, number, start_ns, end_ns))
 
 
 @dataclass(frozen=True, slots=True)

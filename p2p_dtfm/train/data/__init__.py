@@ -7,8 +7,9 @@ from p2p_dtfm.train.data.corpus import (
     standard_library_paths,
 )
 from p2p_dtfm.train.data.dataset import Dataset, ShardMissing
+from p2p_dtfm.train.data.first_reading import Progress
 from p2p_dtfm.train.data.manifest import Manifest, ShardEntry, load_manifest, parse_manifest
-from p2p_dtfm.train.data.prepare import PreparedData, Progress, open_prepared, prepare
+from p2p_dtfm.train.data.prepare import PreparedData, open_prepared, prepare
 from p2p_dtfm.train.data.saved_data_sets import stated_licence
 from p2p_dtfm.train.data.shard_files import ShardDamaged
 from p2p_dtfm.train.data.text_files import Skipped

@@ -9,8 +9,9 @@ import sysconfig
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.data.first_reading import Progress
 from p2p_dtfm.train.data.manifest import Manifest
-from p2p_dtfm.train.data.prepare import Progress, prepare
+from p2p_dtfm.train.data.prepare import prepare
 
 STANDARD_LIBRARY = "python-standard-library"
 LIMIT_BYTES = 12_000_000

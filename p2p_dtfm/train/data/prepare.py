@@ -9,17 +9,15 @@ and the split does not depend on where the files lie; or else the files that wer
 """
 
 import os
-from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.train.data.atomic_file import fix_of, write_atomically
 from p2p_dtfm.train.data.blob_store import BlobStore
-from p2p_dtfm.train.data.documents import Piece, read_documents
+from p2p_dtfm.train.data.documents import Piece
+from p2p_dtfm.train.data.first_reading import PROGRESS_EVERY_PIECES, Progress, Survey, read_first
 from p2p_dtfm.train.data.manifest import (
     FORMAT_VERSION,
     MANIFEST_LIMIT_BYTES,
@@ -35,9 +33,6 @@ from p2p_dtfm.train.data.manifest import (
 )
 from p2p_dtfm.train.data.shard_files import ShardWriter
 from p2p_dtfm.train.data.text_files import (
-    Candidate,
-    NoTextField,
-    NotText,
     Skipped,
     find_files,
 )
@@ -52,15 +47,11 @@ MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 BLOBS_NAME = "blobs"
 
-Progress = Callable[[int, int, str], None]
-"""Bytes done, bytes in all, and the stage: "reading", "learning tokens" or "writing"."""
-
 _PIECE_BYTES = (1 << 10, 1 << 16)
 """Least and most. A batch of large ones, encoded, takes a hundred times its size."""
 _BPE_TRAINING_LIMIT_BYTES = 1 << 28
 _BATCH_PIECES = 1024
 _BATCH_BYTES = 1 << 20
-_PROGRESS_EVERY_PIECES = 256
 
 
 @dataclass(frozen=True)
@@ -71,32 +62,6 @@ class PreparedData:
     tokenizer: Tokenizer
     store: BlobStore
     """Holds every blob of the manifest, and the manifest itself, by digest."""
-
-
-@dataclass
-class _Survey:
-    """What the first reading found."""
-
-    text_field: str
-    """Of the rows."""
-    piece_bytes: int
-    files: list[Candidate] = field(default_factory=list)
-    text_bytes: int = 0
-    documents: int = 0
-    threshold: int = -1
-    """A piece is held out if its key is at most this, or if its file is."""
-
-    def pieces(self) -> Iterator[tuple[Piece, bool]]:
-        """All pieces and whether they are held out, on a later reading, when nothing may be wrong
-        with the files any more. Raises `UserError`."""
-        for file in self.files:
-            try:
-                for piece in read_documents(file, self.text_field, self.piece_bytes, Skipped()):
-                    yield piece, file.held_out or piece.key <= self.threshold
-            except (NotText, NoTextField, OSError) as error:
-                raise UserError(
-                    f"{file.path} changed while it was being read: {error}", "run the command again"
-                ) from error
 
 
 def prepare(
@@ -132,8 +97,8 @@ def prepare(
     total_bytes = sum(file.size_bytes for file in files)
     smallest, largest = _PIECE_BYTES
     piece_bytes = min(max(int(total_bytes * held_out_fraction / 4), smallest), largest)
-    survey = _Survey(text_field, piece_bytes)
-    _read_first(survey, files, held_out_fraction, context, progress, skipped)
+    survey = Survey(text_field, piece_bytes)
+    read_first(survey, files, held_out_fraction, context, progress, skipped)
     for named, held_out in ((paths, False), (validation or [], True)):
         if named and not any(file.held_out == held_out for file in survey.files):
             raise UserError(
@@ -251,88 +216,7 @@ def _remove_unused(store: BlobStore, manifest: Manifest) -> None:
             store.remove(digest)
 
 
-@dataclass
-class _Found:
-    """What the first reading found in one file; a number for each piece."""
-
-    keys: "array[int]" = field(default_factory=lambda: array("Q"))
-    sizes_bytes: "array[int]" = field(default_factory=lambda: array("Q"))
-    documents: int = 0
-
-
-def _read_first(
-    survey: _Survey,
-    files: list[Candidate],
-    held_out_fraction: float,
-    context: int,
-    progress: Progress,
-    skipped: Skipped,
-) -> None:
-    """First reading: which files hold text, and which pieces are held out."""
-    total_bytes = sum(file.size_bytes for file in files)
-    keys, sizes_bytes, done_bytes = [], [], 0
-
-    def tell(read_bytes: int) -> None:
-        progress(min(done_bytes + read_bytes, total_bytes), total_bytes, "reading")
-
-    for file in files:
-        found = _read_file_first(file, survey, skipped, tell)
-        tell(file.size_bytes)
-        done_bytes += file.size_bytes
-        if found is not None and found.documents:
-            survey.files.append(file)
-            survey.documents += found.documents
-            survey.text_bytes += sum(found.sizes_bytes)
-            keys.append(np.frombuffer(found.keys, dtype=np.uint64))
-            sizes_bytes.append(np.frombuffer(found.sizes_bytes, dtype=np.uint64))
-    if not survey.files or any(file.held_out for file in survey.files):
-        return
-    # A window may take several bytes a token; the exact check comes when the tokens are there.
-    text_bytes = survey.text_bytes
-    wanted_bytes = min(max(text_bytes * held_out_fraction, 2 * (context + 1)), text_bytes / 2)
-    survey.threshold = _threshold(keys, sizes_bytes, wanted_bytes)
-
-
-def _read_file_first(
-    file: Candidate, survey: _Survey, skipped: Skipped, tell: Callable[[int], None]
-) -> _Found | None:
-    """None, and counted, if the file cannot be used; `UserError` if the user asked for it."""
-    found = _Found()
-    try:
-        for piece in read_documents(file, survey.text_field, survey.piece_bytes, skipped):
-            found.keys.append(piece.key)
-            found.sizes_bytes.append(len(piece.text))
-            found.documents += piece.ends_document
-            if len(found.keys) % _PROGRESS_EVERY_PIECES == 0:
-                tell(piece.read_bytes)
-    except NotText:
-        skipped.not_text += 1
-        return None
-    except NoTextField as error:
-        if file.named:
-            other = error.fields[0] if error.fields else "NAME"
-            raise UserError(str(error), f"name the field that holds it: --field {other}") from error
-        skipped.without_field += 1
-        return None
-    except OSError as error:
-        if file.named:
-            raise UserError(
-                f"cannot read {file.path}: {error.strerror}", "check its permissions"
-            ) from error
-        skipped.note_unreadable(error)
-        return None
-    return found
-
-
-def _threshold(keys: list[np.ndarray], sizes: list[np.ndarray], wanted_bytes: float) -> int:
-    """The key up to which pieces must be held out to make `wanted_bytes` of them."""
-    every_key, every_size = np.concatenate(keys), np.concatenate(sizes)
-    order = np.argsort(every_key, kind="stable")
-    place = int(np.searchsorted(np.cumsum(every_size[order]), wanted_bytes))
-    return int(every_key[order[min(place, len(order) - 1)]])
-
-
-def _make_tokenizer(survey: _Survey, vocabulary: int | None, progress: Progress) -> Tokenizer:
+def _make_tokenizer(survey: Survey, vocabulary: int | None, progress: Progress) -> Tokenizer:
     if vocabulary is None:
         return ByteTokenizer()
     from p2p_dtfm.train.data.byte_pairs import BytePairTokenizer  # a heavy library, only for this
@@ -343,7 +227,7 @@ def _make_tokenizer(survey: _Survey, vocabulary: int | None, progress: Progress)
         raise AssertionError(f"the tokenizer just trained is refused: {error}") from error
 
 
-def _training_texts(survey: _Survey, progress: Progress) -> Iterator[str]:
+def _training_texts(survey: Survey, progress: Progress) -> Iterator[str]:
     """Training text, of a huge corpus every so many-th piece."""
     stride = -(-survey.text_bytes // _BPE_TRAINING_LIMIT_BYTES)
     done_bytes = 0
@@ -351,13 +235,13 @@ def _training_texts(survey: _Survey, progress: Progress) -> Iterator[str]:
         done_bytes += len(piece.text)
         if not held_out and number % stride == 0:
             yield piece.text.decode("utf-8")
-        if number % _PROGRESS_EVERY_PIECES == 0:
+        if number % PROGRESS_EVERY_PIECES == 0:
             progress(done_bytes, survey.text_bytes, "learning tokens")
     progress(survey.text_bytes, survey.text_bytes, "learning tokens")
 
 
 def _write(
-    survey: _Survey,
+    survey: Survey,
     tokenizer: Tokenizer,
     store: BlobStore,
     shard_tokens: int,
@@ -398,7 +282,7 @@ def _write(
 
 
 def _write_tokens(
-    survey: _Survey,
+    survey: Survey,
     tokenizer: Tokenizer,
     train: ShardWriter,
     held_out: ShardWriter,

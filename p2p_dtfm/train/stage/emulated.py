@@ -20,7 +20,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.records import Device, LayerTiming
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import LayerCost, workload_of
-from p2p_dtfm.core.schedule.split_backward import weight_part_ns
+from p2p_dtfm.core.schedule.tasklets import weight_part_ns
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.stage_runner import StageRunner

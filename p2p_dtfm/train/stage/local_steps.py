@@ -16,6 +16,7 @@ momentum in the place of the first moments, and zeros for the second.
 """
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -26,7 +27,6 @@ from p2p_dtfm.train.model.adam_w import AdamW
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import clip_scale, inner_learning_rate
-from p2p_dtfm.train.stage.gradient_parts import shard_bounds
 from p2p_dtfm.train.stage.private_memory import PrivateMemory
 
 
@@ -44,8 +44,15 @@ def inner_microbatches(spec: RunSpec, microbatches: range) -> list[range]:
     A pipeline with fewer microbatches than inner steps makes only as many steps as it has.
     """
     first = microbatches.start
-    bounds = shard_bounds(len(microbatches), spec.sync.inner_steps)
-    return [range(first + start, first + end) for start, end in bounds]
+    ranges = even_ranges(len(microbatches), spec.sync.inner_steps)
+    return [range(first + start, first + end) for start, end in ranges]
+
+
+def even_ranges(length: int, count: int) -> list[tuple[int, int]]:
+    """`length` elements cut into `count` ranges, as equal as whole numbers allow; some may be
+    empty."""
+    assert length >= 0 and count >= 1, (length, count)
+    return list(pairwise(length * number // count for number in range(count + 1)))
 
 
 class LocalSteps:

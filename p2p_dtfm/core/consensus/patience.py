@@ -1,0 +1,43 @@
+"""How long an attempt at a view may go without progress before somebody is at fault for it."""
+
+from p2p_dtfm.core.consensus.actions import Timing
+from p2p_dtfm.core.consensus.attempt import Attempt
+
+READY_FACTOR = 3
+"""They plan on slower machines, perhaps, but not on that much slower ones."""
+
+
+def patience_ns(attempt: Attempt, timing: Timing, is_member: bool) -> int:
+    """Newcomers alone hold up nobody for long, nor do a few members of whom the rest is done."""
+    if not is_member:
+        return timing.gather_ns if attempt.snapshot is None else timing.ready_ns
+    return _gather_ns(attempt, timing) if attempt.snapshot is None else _ready_ns(attempt, timing)
+
+
+def _gather_ns(attempt: Attempt, timing: Timing) -> int:
+    silent = attempt.waits_for
+    missing = silent or set(attempt.dissenting)
+    if not missing:
+        return timing.gather_ns
+    if missing & attempt.members:
+        few = not silent and 2 * len(missing) < len(attempt.participants)
+        return _short_ns(timing) if few else timing.gather_ns
+    resends_ns = 0 if silent else 2 * timing.resend_ns
+    return min(timing.gather_ns, timing.newcomer_ns + resends_ns)
+
+
+def _ready_ns(attempt: Attempt, timing: Timing) -> int:
+    assert attempt.snapshot is not None
+    contributors = set(attempt.snapshot.contributors)
+    due = contributors - set(attempt.ready)
+    few = 2 * len(due) < len(contributors)
+    if attempt.plan is None or (due & attempt.members and not few):
+        return timing.ready_ns
+    own_ns = attempt.progress_ns - attempt.frozen_ns
+    grace_ns = timing.newcomer_sync_ns if attempt.planned else _short_ns(timing)
+    return min(timing.ready_ns, grace_ns + READY_FACTOR * own_ns)
+
+
+def _short_ns(timing: Timing) -> int:
+    """Steps may be waiting: for who has answered before, and now keeps all others."""
+    return timing.gather_ns * 2 // 3

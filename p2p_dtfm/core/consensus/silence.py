@@ -1,0 +1,34 @@
+"""Who keeps an attempt from ending."""
+
+from p2p_dtfm.core.consensus.attempt import Attempt
+from p2p_dtfm.core.messages.agreement_messages import Accusation
+from p2p_dtfm.core.protocol.snapshot import Member
+
+
+def silent_in(attempt: Attempt, is_member: bool) -> list[Member]:
+    """Who has not been heard of late, or says that it knows something else than most: that only a
+    member may say of others, as far as it has not said so yet."""
+    due = attempt.snapshot.contributors if attempt.snapshot else attempt.participants
+    silent = [member for member in due if member != attempt.me and _is_silent(attempt, member)]
+    if silent:
+        return silent
+    if attempt.snapshot is not None:
+        missing = [m for m in due if m not in attempt.ready]
+        return missing if 2 * len(missing) < len(due) else []
+    return _dissenting(attempt, len(due)) if is_member else []
+
+
+def _is_silent(attempt: Attempt, member: Member) -> bool:
+    if attempt.heard_ns.get(member, -1) >= attempt.progress_ns or member in attempt.ready:
+        return False
+    said = attempt.digests.get(member, (0, ""))[1]
+    if attempt.snapshot is not None:
+        return said != ""
+    is_accused = Accusation(attempt.me, member) in attempt.charges
+    return not is_accused and said != attempt.digests[attempt.me][1]
+
+
+def _dissenting(attempt: Attempt, due_count: int) -> list[Member]:
+    accused = {item.of for item in attempt.charges if item.by == attempt.me}
+    dissenting = [member for member in attempt.dissenting if member not in accused]
+    return dissenting if 2 * len(dissenting) < due_count else []

@@ -1,0 +1,108 @@
+"""Which of the versions that contributors say they have can be so, by what all of them show.
+
+A step commits only with every stage-holder's Prepared. So a version that one contributor tells of
+is refuted by the stage-holders of its view that contribute and have not come so far, unless a
+Prepared that they signed shows otherwise, wherever it turns up. Honest members lose nothing by it:
+when one of them has committed a step, all stage-holders have said Prepared of it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.contradictions import stated
+
+
+class BelievedClaims:
+    """Of the contributions to one view. `slack_steps`: by so many more a member may be behind
+    another one, where contributions carry no Prepared."""
+
+    def __init__(self, parts: Sequence[Contribution], slack_steps: int = 0) -> None:
+        self._parts = parts
+        self._members = [part for part in parts if part.present is not None]
+        self._slack_steps = slack_steps
+        self._reach = _reach(parts)
+        views = [part.present for part in self._members if part.present is not None]
+        newest = max(views, key=lambda it: (it.view, it.plan is not None), default=None)
+        self._trains = newest is not None and newest.plan is not None
+        """Else no step commits, and whoever brings states is welcome."""
+        self._fellows: dict[ViewId, list[Contribution]] = {}
+        for part in self._members:
+            assert part.present is not None
+            self._fellows.setdefault(part.present.view, []).append(part)
+
+    def furthest(self, limit: int | None = None) -> int:
+        """How far members have come, at most, by what nothing speaks against."""
+        told = [p for p in self._members or self._parts if limit is None or p.step <= limit]
+        believed = [part.step for part in told if self.may_have(part, part.step)]
+        return max(believed or (part.step for part in told), default=0)
+
+    def may_have(self, part: Contribution, version: int, lineage: str | None = None) -> bool:
+        """Whether that many steps can have been committed where `part` was, and to this lineage."""
+        present = part.present
+        if present is None or not self._trains or present.plan is None:
+            return True
+        if lineage is not None and self._is_elsewhere(present.view, version, lineage):
+            return False
+        if self._shows(part, present.plan, version):
+            return True
+        holders = set(present.plan.stage_holders())
+        fellows = self._fellows[present.view]
+        deciding = [each for each in fellows if each.member.peer_id in holders]
+        if not deciding:
+            deciding = [each for each in fellows if each is not part]
+            version -= 1  # without a stage one may hear of a step a moment later
+        reached = [self._reach[each.member.peer_id] + self._slack_steps for each in deciding]
+        against = sum(1 for step in reached if step < version)
+        return against == 0 or against < len(reached) - against
+
+    def _is_elsewhere(self, view: ViewId, version: int, lineage: str) -> bool:
+        """Whether more of a view's members were elsewhere at this version than there."""
+        owns = map(_own_lineages, self._fellows[view])
+        told = [own[version] for own in owns if version in own]
+        return 2 * told.count(lineage) < len(told)
+
+    @property
+    def needs_members(self) -> bool:
+        """Whether newcomers' states count only where a member's lineage comes by."""
+        return self._trains
+
+    def _shows(self, part: Contribution, plan: Plan, version: int) -> bool:
+        """Whether it has the word of another stage-holder that all before the step was committed,
+        or that it is about to be."""
+        me, holders = part.member.peer_id, plan.stage_holders()
+        if holders == (me,):
+            return True
+        others = (signed for signed in passed_on(part) if signed.peer_id in holders)
+        return any(s.peer_id != me and stated(s).step >= version - 1 for s in others)
+
+
+def passed_on(part: Contribution) -> tuple[Signed, ...]:
+    """The Prepared in a contribution."""
+    said = part.pending.prepared if part.pending is not None else ()
+    return said + (part.retained.prepared if part.retained is not None else ())
+
+
+def _reach(parts: Iterable[Contribution]) -> dict[str, int]:
+    """Up to which version each peer has come, or was about to: by its own word, or its Prepared in
+    anybody's contribution."""
+    found: dict[str, int] = {}
+    for part in parts:
+        peer_id = part.member.peer_id
+        found[peer_id] = max(found.get(peer_id, 0), part.step)
+        for signed in passed_on(part):
+            reached = stated(signed).step + 1
+            found[signed.peer_id] = max(found.get(signed.peer_id, 0), reached)
+    return found
+
+
+def _own_lineages(part: Contribution) -> dict[int, str]:
+    """Where a contributor was at the versions of which it tells."""
+    found = {item.version: item.lineage for item in (*part.saved, *part.cuts)}
+    if part.retained is not None:
+        found[part.retained.step] = part.retained.base
+    if part.pending is not None:
+        found[part.pending.step] = part.pending.base
+    return found | part.lineages

@@ -1,0 +1,181 @@
+"""Steps that can be made again with the reduced gradients alone, by what contributions show of
+them.
+
+What follows from the Prepared of all stage-holders needs nobody's word. What is only told counts
+where nobody could show it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from p2p_dtfm.core.commit.judgement import fault_of
+from p2p_dtfm.core.commit.step import StepTransaction
+from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.messages.prepared import Statement, StepOutcome
+from p2p_dtfm.core.protocol.lineage import extend
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.believed_claims import passed_on
+from p2p_dtfm.core.recovery.contradictions import stated
+
+RETAINED_LIMIT = 16
+"""Where more have a stage, contributions do not carry the Prepared of the last step."""
+ROUNDING = 1e-6
+"""Of a sum of norms, for a comparison that decides nothing where all is in order."""
+StepKey = tuple[ViewId, int, str]
+"""A step by its view, its number, and the lineage digest that it starts from."""
+
+
+@dataclass(frozen=True, order=True)
+class Target:
+    """A lineage, by length and digest."""
+
+    step: int
+    lineage: str
+
+
+@dataclass(frozen=True)
+class CompleteStep:
+    """Its outcome is known. `prepared`: of all stage-holders; none where it is only told."""
+
+    key: StepKey
+    outcome: StepOutcome
+    prepared: tuple[Signed, ...] = ()
+
+
+Complete = dict[Target, CompleteStep]
+"""By where they lead."""
+
+
+def complete_steps(parts: list[Contribution], terms: StepTerms | None) -> Complete:
+    """A step's Prepared count from wherever they come; else its outcome counts as most tell it, if
+    more than half of the members do, or nobody could have shown it."""
+    plans = {p.present.view: p.present.plan for p in parts if p.present and p.present.plan}
+    members = sum(1 for part in parts if part.present is not None)
+    told, counts, said = _told(parts), _counts(parts), _said(parts)
+    complete: Complete = {}
+    for key in sorted({*told, *counts}):
+        plan, outcomes, of_step = plans.get(key[0]), told.get(key, []), said.get(key, {})
+        if plan is not None:
+            shown = [*_shown_by_one(parts, key), tuple(of_step)]
+            found = _shown(key, plan, shown, terms, _most(counts.get(key, [{}])))
+            if found is not None:
+                complete[_target(found)] = found
+                continue
+        if not outcomes:
+            continue
+        digests = [outcome.digest for outcome in outcomes]
+        outcome = max(outcomes, key=lambda it: (digests.count(it.digest), it.digest))
+        can_be_shown = plan is not None and len(plan.stage_holders()) <= RETAINED_LIMIT
+        is_most = 2 * digests.count(outcome.digest) > members
+        if is_most or (not can_be_shown and _fits(outcome, of_step)):
+            found = CompleteStep(key, outcome)
+            complete[_target(found)] = found
+    return complete
+
+
+def _told(parts: Iterable[Contribution]) -> dict[StepKey, list[StepOutcome]]:
+    told: dict[StepKey, list[StepOutcome]] = {}
+    for part in parts:
+        retained = part.retained
+        if retained is not None and retained.outcome is not None:
+            key = (retained.view, retained.step, retained.base)
+            told.setdefault(key, []).append(retained.outcome)
+    return told
+
+
+def _counts(parts: Iterable[Contribution]) -> dict[StepKey, list[dict[str, int]]]:
+    counts: dict[StepKey, list[dict[str, int]]] = {}
+    for part in parts:
+        pending, present = part.pending, part.present
+        if pending is not None and present is not None:
+            key = (present.view, pending.step, pending.base)
+            counts.setdefault(key, []).append(pending.counts)
+    return counts
+
+
+def _said(parts: Iterable[Contribution]) -> dict[StepKey, dict[Signed, None]]:
+    said: dict[StepKey, dict[Signed, None]] = {}
+    for part in parts:
+        for signed in passed_on(part):
+            prepared = stated(signed)
+            said.setdefault((prepared.view, prepared.step, prepared.base), {})[signed] = None
+    return said
+
+
+def _shown_by_one(parts: Iterable[Contribution], key: StepKey) -> list[tuple[Signed, ...]]:
+    """By which Prepared members have committed it. Of one that has said two, that one counts which
+    somebody has committed."""
+    retained = (part.retained for part in parts)
+    return [it.prepared for it in retained if it and (it.view, it.step, it.base) == key]
+
+
+def _shown(
+    key: StepKey,
+    plan: Plan,
+    sets: list[tuple[Signed, ...]],
+    terms: StepTerms | None,
+    counts: dict[str, int],
+) -> CompleteStep | None:
+    """What most of the whole sets come to; the last one is of all Prepared that there are."""
+    found = [
+        CompleteStep(key, outcome, prepared)
+        for prepared in sets
+        if (outcome := _outcome(key, plan, prepared, terms, counts)) is not None
+    ]
+    digests = [item.outcome.digest for item in found]
+    return max(
+        found, key=lambda it: (digests.count(it.outcome.digest), it.outcome.digest), default=None
+    )
+
+
+def _fits(outcome: StepOutcome, said: Iterable[Signed]) -> bool:
+    """Whether an outcome that is only told can be that of a step of which these Prepared are."""
+    known = [stated(signed) for signed in said]
+    norms = {number: norm for item in known for number, norm in item.squared_norms.items()}
+    tokens = {item.peer_id: item.token_count for item in known}
+    return (
+        outcome.gradient_norm**2 >= sum(norms.values()) * (1 - ROUNDING)
+        and outcome.token_count >= sum(tokens.values())
+        and all(outcome.take_over in (None, item.ready_for) for item in known)
+        and all(outcome.kept <= item.kept for item in known)
+    )
+
+
+def _most(counts: list[dict[str, int]]) -> dict[str, int]:
+    return max(counts, key=lambda it: (counts.count(it), sorted(it.items())))
+
+
+def _target(found: CompleteStep) -> Target:
+    view, step, base = found.key
+    return Target(step + 1, extend(base, step, view, found.outcome.digest))
+
+
+def _outcome(
+    key: StepKey,
+    plan: Plan,
+    said: Iterable[Signed],
+    terms: StepTerms | None,
+    counts: dict[str, int],
+) -> StepOutcome | None:
+    """None while a stage-holder's Prepared is missing, where one has said two, and where what they
+    say cannot be true together. What is refused by itself, as evidence, counts for nothing."""
+    view, step, base = key
+    possible: dict[str, Statement] = {}
+    for signed in said:
+        prepared, peer_id = stated(signed), signed.peer_id
+        if (prepared.view, prepared.step, prepared.base) != (view, step, base):
+            return None
+        if peer_id not in plan.stage_holders() or fault_of(prepared, plan, terms, counts or None):
+            continue
+        if (
+            possible.setdefault(peer_id, Statement(prepared, signed)).signed.payload
+            != signed.payload
+        ):
+            return None
+    transaction = StepTransaction(view, step, plan, terms, counts or None)
+    for statement in possible.values():
+        transaction.record(statement)
+    return transaction.outcome()

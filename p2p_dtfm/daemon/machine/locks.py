@@ -1,0 +1,74 @@
+"""Locks of this machine, beyond one home: one daemon on one accelerator, or two would take each
+other's memory and spoil what was measured; one daemon for one identity, or two would speak as one
+peer and undo each other's work, as where a home is copied.
+"""
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.errors import UserError
+
+HOLDER_LIMIT_BYTES = 4096
+
+
+@contextlib.contextmanager
+def only_daemon_on(device: str | None) -> Iterator[None]:
+    """Hold the lock of a device, of whichever user and home; None is one that may be shared.
+
+    Raises `UserError` with exit code 3 if another daemon holds it.
+    """
+    if device is None:
+        yield
+        return
+    path = Path(tempfile.gettempdir()) / f"p2p-dtfm-{device}.lock"
+    with os.fdopen(_open(path), "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"a daemon is already running on the device {device}",
+                ("choose another one: --device cuda:1", "or the processor: --device cpu"),
+                exit_code=3,
+            ) from None
+        yield
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except PermissionError:  # another user's, where such files may be opened but not made
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+
+
+def hold_identity(identity: Path, home: Path) -> IO[str] | None:
+    """The lock, held until it is closed; None where that cannot be told, as where it is another
+    user's. Raises `UserError` with exit code 3 if a daemon of another home has it."""
+    name = digest_bytes(identity.read_bytes())[:16]
+    path = Path(tempfile.gettempdir()) / f"p2p-dtfm-identity-{name}.lock"
+    try:
+        lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+")
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = lock.read(HOLDER_LIMIT_BYTES).strip() or "another process"
+        lock.close()
+        raise UserError(
+            f"{holder} speaks as this very peer: one of the two homes is a copy of the other",
+            (
+                f"to be another peer here: remove {identity}, and start again",
+                "to move the daemon here: end the other one first",
+            ),
+            exit_code=3,
+        ) from None
+    lock.truncate(0)
+    lock.write(f"the daemon of {home} (process {os.getpid()})")
+    lock.flush()
+    return lock

@@ -1,0 +1,44 @@
+"""What a daemon is to do, by what it was told and what its home remembers: known before torch and
+libp2p are loaded, so that whoever typed nothing is answered at once.
+"""
+
+from pathlib import Path
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.home import home_option
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.peers.home_memory import Memory, remembered_runs
+from p2p_dtfm.net.contacts.addresses import parse_address
+
+
+def recall(settings: Settings) -> tuple[list[Memory], Memory | None]:
+    """(runs that the home remembers, the one to come back to). Raises `UserError` if nothing says
+    what to do."""
+    if settings.new and not settings.run:
+        raise UserError(
+            "--new founds afresh, and no run spec says what",
+            "name one: p2p-dtfm --new --run FILE",
+        )
+    for address in settings.initial_peers:
+        parse_address(address)  # what is mistyped is told before anything is begun
+    home = settings.home.expanduser().absolute()
+    past = remembered_runs(home)
+    wanted = (item for item in past if item.run_digest.startswith(settings.run_digest))
+    recalled = None if settings.new else next(wanted, None)
+    if recalled is None and not settings.run and not settings.initial_peers:
+        raise nothing_to_take_up(home, settings.run_digest)
+    return past, recalled
+
+
+def nothing_to_take_up(home: Path, run_digest: str) -> UserError:
+    """A daemon without an argument, in a home without a past."""
+    here = home_option(home)
+    fixes = (
+        f"join a swarm: p2p-dtfm{here} --initial-peers ADDRESS",
+        f"found one: p2p-dtfm{here} --run tiny, or a run spec of your own",
+        "see one train on this machine: p2p-dtfm demo",
+        "look at this machine and its network: p2p-dtfm doctor",
+    )
+    if run_digest:
+        return UserError(f"{home} does not remember run {run_digest[:16]}", fixes)
+    return UserError(f"nothing says what to do, and {home} remembers no run to take up", fixes)

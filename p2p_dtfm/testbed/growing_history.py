@@ -1,0 +1,46 @@
+"""What a daemon writes of its run, read while it writes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from p2p_dtfm.testbed.recovery_times import Event
+
+
+class GrowingHistory:
+    """Reads a daemon's history as it grows."""
+
+    def __init__(self, home: Path) -> None:
+        self.events: list[Event] = []
+        self.step = -1
+        self.view: Event | None = None
+        self._new_views: list[Event] = []
+        self._home = home
+        self._offsets: dict[Path, int] = {}
+
+    def read(self) -> None:
+        for event in self._new_events():
+            self.events.append(event)
+            if event["event"] == "step" and event["loss"] is not None:
+                self.step = max(self.step, event["step"])
+            elif event["event"] == "view":
+                self.view = event
+                self._new_views.append(event)
+
+    def take_views(self) -> list[Event]:
+        """Those that have come since this was last asked."""
+        taken, self._new_views = self._new_views, []
+        return taken
+
+    def _new_events(self) -> Iterator[Event]:
+        for path in self._home.glob("runs/*/events.jsonl"):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                data = file.read()
+            whole, newline, _ = data.rpartition(b"\n")
+            self._offsets[path] = self._offsets.get(path, 0) + len(whole) + len(newline)
+            for line in whole.splitlines():
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError:
+                    continue  # a line that a killed daemon did not end

@@ -1,0 +1,223 @@
+"""Swarms of one run that meet, and those that are made up to be met."""
+
+import pytest
+
+from p2p_dtfm.core.consensus.actions import SECOND_NS, Rejoin, Report
+from p2p_dtfm.core.consensus.agreement_state import COMMIT_TOLD, MEMBERS_LIMIT
+from p2p_dtfm.core.consensus.known_views import KnownView, KnownViews
+from p2p_dtfm.core.gate.gate import Admitted, Gate, Refusal
+from p2p_dtfm.core.gate.gate_table import Role
+from p2p_dtfm.core.membership.familiar_peers import STRANGERS_LIMIT, FamiliarPeers
+from p2p_dtfm.core.messages.agreement_messages import PresentView, Standing
+from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
+from p2p_dtfm.core.messages.statements import stated
+from p2p_dtfm.core.protocol.canonical import encode_for_wire
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults.simulated_process import sign_for
+from tests.core.liars import (
+    contribution,
+    gather,
+    lives,
+    say,
+    self_made_view,
+    swarm,
+    trains_on,
+    view_of,
+)
+
+INVENTED = tuple(Member(f"key{number}", 1) for number in range(9))
+FAR = 10**6
+
+
+def invented_standing(*others: Member, follows: tuple[str, ...] = ()) -> Standing:
+    """A view of keys that somebody made, all of which have signed it, far ahead."""
+    members = tuple(sorted((*INVENTED, *others)))
+    certificate = self_made_view(members, FAR, INVENTED)
+    commit = tuple(
+        sign_prepared(
+            Prepared(certificate.view, FAR, m.peer_id, {}, 0.0, 0, 0.0, 0, None),
+            sign_for(m.peer_id),
+        )
+        for m in INVENTED
+    )
+    said = Standing(INVENTED[0], certificate, True, FAR, (), commit, follows)
+    return stated(said, sign_for(INVENTED[0].peer_id))
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"], ["a", "b", "c"]])
+def test_no_view_follows_keys_that_nobody_knows(names: list[str]) -> None:
+    world = swarm(names)
+    before = lives(world, names)
+    claims = [
+        invented_standing(),
+        invented_standing(follows=tuple(names)),
+        invented_standing(Member("friend", 1)),  # of whom they only say that it is with them
+    ]
+    for name in names:
+        world.peers[name].agreement.familiar.give(["friend"])
+        for claim in claims:
+            actions, _ = say(world, claim.sender.peer_id, name, claim)
+            assert not [it for it in actions if isinstance(it, Rejoin)]
+    trains_on(world, names)
+    assert lives(world, names) == before
+
+
+def test_of_another_swarm_the_user_is_told_now_and_then() -> None:
+    world = swarm(["a", "b", "c"])
+    claim = invented_standing()
+
+    def reports() -> int:
+        actions, _ = say(world, claim.sender.peer_id, "a", claim)
+        return len([it for it in actions if isinstance(it, Report)])
+
+    assert [reports(), reports()] == [1, 0]
+    world.now_ns += 700 * SECOND_NS
+    actions = world.peers["a"].agreement.receive(claim.sender.peer_id, claim, world.now_ns)
+    assert [it for it in actions if isinstance(it, Report)]
+
+
+def test_a_newcomer_is_let_in_by_those_it_knows_and_not_by_keys_that_somebody_made() -> None:
+    world = swarm(["a", "b", "c"])
+    world.add_peer("d")
+    newcomer = world.peers["d"].agreement
+    newcomer.familiar.meet(["a"])
+    newcomer.wants_view()
+    me, maker = newcomer.me, INVENTED[0]
+    false = self_made_view(INVENTED, FAR, INVENTED)
+    for present in (PresentView(false.view, INVENTED, None), None):
+        for number, base in ((FAR + 1, GENESIS), (FAR + 2, false.view)):
+            part = contribution(number, present, maker, joiners=(me,))
+            message = gather(number, base, part, sender=maker, certificates=(false,))
+            say(world, maker.peer_id, "d", message)
+            assert not newcomer.attempting, (present, number)
+    actions, _ = say(world, maker.peer_id, "d", invented_standing())
+    assert not actions, "nor does it ask them"
+    world.ask_to_join("d", "a")
+    world.run_until(lambda: "d" in view_of(world, "a").member_ids, limit_s=30)
+
+
+def apart(left: list[str], right: list[str]) -> AgreementWorld:
+    """Two swarms of one run that were founded apart, and know nobody of each other."""
+    world = swarm(left)
+    world.familiar = {name: tuple(group) for group in (left, right) for name in group}
+    for name in right:
+        world.add_peer(name)
+        world.peers[name].agreement.wants_view()
+    world.peers[right[0]].agreement.familiar.meet(right)
+    for name in right[1:]:
+        world.peers[name].agreement.familiar.meet(right)
+        world.ask_to_join(name, right[0])
+    world.found(right[0])
+    world.run_until(lambda: set(right) <= set(view_of_any(world, right[0])), limit_s=60)
+    return world
+
+
+def view_of_any(world: AgreementWorld, name: str) -> tuple[str, ...]:
+    view = world.peers[name].view
+    return view.member_ids if view is not None else ()
+
+
+def told(world: AgreementWorld, sender: str, receiver: str) -> bool:
+    """Whether the receiver gives up its view when it hears where the sender stands."""
+    agreement = world.peers[sender].agreement
+    assert agreement.view is not None
+    actions = world.peers[receiver].agreement.receive(
+        sender, agreement._standing(agreement.view), world.peers[receiver].now_ns
+    )
+    return any(isinstance(action, Rejoin) for action in actions)
+
+
+def test_a_small_swarm_goes_to_where_its_user_sent_it() -> None:
+    world = apart(["a", "b", "c"], ["x"])
+    assert not told(world, "a", "x"), "nobody knows anybody"
+    world.peers["x"].agreement.familiar.give(["b"])
+    assert not told(world, "x", "a")
+    assert told(world, "a", "x")
+
+
+def test_of_two_that_were_sent_to_one_another_one_goes() -> None:
+    world = apart(["a"], ["x"])
+    world.peers["x"].agreement.familiar.give(["a"])
+    world.peers["a"].agreement.familiar.give(["x"])
+    standings = {name: world.peers[name].agreement._standing(view_of(world, name)) for name in "ax"}
+    goes = []
+    for one, other in (("a", "x"), ("x", "a")):
+        actions = world.peers[other].agreement.receive(one, standings[one], world.now_ns)
+        goes.append(any(isinstance(action, Rejoin) for action in actions))
+    assert goes == [True, False], "the one with fewer steps"
+
+
+def test_who_remembers_the_other_side_goes_only_where_that_counts_for_more() -> None:
+    world = apart(["a", "b", "c"], ["x"])
+    world.peers["x"].agreement.familiar.meet(["a"])
+    assert told(world, "a", "x")
+    world = apart(["a"], ["x", "y"])
+    world.peers["x"].agreement.familiar.meet(["a"])
+    assert not told(world, "a", "x"), "two have signed, there it is one"
+
+
+def views(count: int, start: int = 0, mark: str = "") -> list[KnownView]:
+    members = (Member("a", 1),)
+    return [KnownView(ViewId(n, f"{mark}{n}"), members, "") for n in range(start, start + count)]
+
+
+@pytest.mark.parametrize("apart_for", [10, 100, 1000, 10_000])
+@pytest.mark.parametrize("common", [1, 40, 3000])
+def test_however_long_they_were_apart_they_know_a_view_of_both(common: int, apart_for: int) -> None:
+    shared = views(common)
+    one = KnownViews((*shared, *views(apart_for, common, "left")))
+    other = KnownViews((*shared, *views(apart_for // 3, common, "right")))
+    found = one.newest_common(other.told)
+    assert found is not None and found.view in {it.view for it in shared}
+    assert len(one.told) < 140
+
+
+def test_a_crowd_of_strangers_does_not_hide_those_that_are_known() -> None:
+    familiar = FamiliarPeers("me")
+    familiar.give(["given"])
+    familiar.meet(["met", "me"])
+    for number in range(10_000):
+        familiar.hear_of(f"stranger{number}")
+    assert len(familiar.all) == STRANGERS_LIMIT + 2
+    first = familiar.next_of(familiar.all, 16)
+    assert {"given", "met"} <= set(first) and len(first) == 16
+    turns = {peer for _ in range(40) for peer in familiar.next_of(familiar.all, 16)}
+    assert turns == set(familiar.all), "everybody's turn comes"
+
+
+def test_a_newcomer_shares_the_view_before_its_first_one_with_the_others() -> None:
+    world = swarm(["a", "b", "c"])
+    before = view_of(world, "a").id
+    world.add_peer("d")
+    world.peers["d"].agreement.wants_view()
+    world.ask_to_join("d", "a")
+    world.run_until(lambda: "d" in view_of(world, "a").member_ids, limit_s=30)
+    world.run_until(lambda: world.peers["d"].view is not None, limit_s=30)
+    assert before in {known.view for known in world.peers["d"].agreement.history}
+
+
+def test_invented_standing_is_well_formed() -> None:
+    """Else the tests above would show nothing: who knows one of these keys goes over to them."""
+    world = swarm(["a"])
+    world.peers["a"].agreement.familiar.give([INVENTED[1].peer_id])
+    claim = invented_standing()
+    actions, fault = say(world, claim.sender.peer_id, "a", claim)
+    assert fault is None and any(isinstance(it, Rejoin) for it in actions)
+
+
+def test_the_largest_swarm_can_tell_a_stranger_where_it_stands() -> None:
+    members = tuple(Member(f"12D3KooW{number:044}", 1 << 40) for number in range(MEMBERS_LIMIT))
+    view = ViewId(1 << 40, "f" * 64)
+    certificate = Certificate(view, "e" * 64, members, tuple((m, b"x" * 64) for m in members))
+    sums = {number: (b"x" * 8,) * 8 for number in range(4)}
+    said = Prepared(view, 9, members[0].peer_id, {}, 1.0, 9, 0.0, 0, view, "a" * 64, sums)
+    commit = (sign_prepared(said, lambda text: b"x" * 64),) * COMMIT_TOLD
+    follows = tuple(m.peer_id for m in members[:16])
+    large = Standing(members[0], certificate, True, 9, (view,) * 130, commit, follows, b"x" * 64)
+    size_bytes = len(encode_for_wire(large))
+    gate = Gate(lambda peer_id: Role.STRANGER)
+    for kind in ("control", "Standing"):
+        assert isinstance(gate.admit("stranger", kind, size_bytes, 0), Admitted)
+    assert isinstance(gate.admit("stranger", "Hello", size_bytes, 0), Refusal)

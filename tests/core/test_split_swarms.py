@@ -1,0 +1,152 @@
+"""Parts of a swarm that went apart, and peers that missed what the others agreed on."""
+
+from collections.abc import Callable
+
+from p2p_dtfm.core.consensus.actions import SECOND_NS, SendMessage
+from p2p_dtfm.core.consensus.attempt import Attempt
+from p2p_dtfm.core.consensus.known_views import KnownView, KnownViews
+from p2p_dtfm.core.messages.agreement_messages import (
+    AgreementMessage,
+    Contribution,
+    Ready,
+    Standing,
+)
+from p2p_dtfm.core.messages.prepared import SignedPrepared
+from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.sim.faults.agreement_seeds import TIMING
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults.hash_training import Tensor, true_state
+from tests.core.builders import WORKLOAD, record
+from tests.core.liars import contribution, say, trains_on, view_of
+from tests.core.test_agreement import one_pipeline_each, same_view
+
+FOUR = ["a", "b", "c", "d"]
+FIVE = [*FOUR, "e"]
+NEWCOMERS = ["n1", "n2", "n3"]
+
+
+class LosesReady(AgreementWorld):
+    """Each Ready to `deaf` is lost."""
+
+    deaf = ""
+
+    def send(
+        self, sender: str, receiver: str, message: AgreementMessage | SignedPrepared | Tensor
+    ) -> None:
+        if not (isinstance(message, Ready) and receiver == self.deaf):
+            super().send(sender, receiver, message)
+
+
+def trained(names: list[str]) -> LosesReady:
+    """Everyone holds all layers."""
+    world = LosesReady(1, WORKLOAD, record("template"), one_pipeline_each, timing=TIMING)
+    world.rejoins = True
+    for name in names:
+        world.add_peer(name)
+        world.peers[name].agreement.wants_view()
+    world.after(3 * SECOND_NS, lambda: world.found(names[0]))
+    world.run_until(lambda: same_view(world, names))
+    trains_on(world, names)
+    return world
+
+
+def split(world: AgreementWorld, one: list[str], other: list[str]) -> Callable[[], None]:
+    links = {(a, b) for a in one for b in other}
+    return world.cut(links | {(b, a) for a, b in links}, "in two")
+
+
+def test_a_part_with_new_members_comes_back_as_a_whole() -> None:
+    """More than half of it were let in when it went on by itself: they go along with those that
+    were in the last view of all, and none goes to and fro."""
+    world = trained(FIVE)
+    ours, theirs = ["d", "e", *NEWCOMERS], ["a", "b", "c"]
+    heal = split(world, ours, theirs)
+    for name in NEWCOMERS:
+        world.add_peer(name)
+    world.run_until(lambda: same_view(world, ours) and same_view(world, theirs))
+    trains_on(world, ours)
+    heal()
+    everyone = sorted([*FIVE, *NEWCOMERS])
+    world.run_until(lambda: same_view(world, everyone), limit_s=60)
+    trains_on(world, everyone)
+
+
+def test_who_lacks_a_ready_when_the_others_go_on_takes_their_view_over_first() -> None:
+    """It would otherwise be in a view of which the others know that they have left it."""
+    world = trained(FOUR)
+    world.deaf = "b"
+    world.crash("d", lose_disk=True)
+    before = view_of(world, "b").id
+    world.run_until(lambda: view_of(world, "a").id == view_of(world, "c").id != before)
+    missed = view_of(world, "a").id
+    assert view_of(world, "b").id == before
+    world.deaf = ""
+    asks = world.peers["a"].agreement.repeat_step("a lost tensor", world.peers["a"].now_ns)
+    world.peers["a"].do(asks)
+    rest = ["a", "b", "c"]
+    world.run_until(lambda: same_view(world, rest) and view_of(world, "a").id > missed, 20)
+    assert missed in [view.id for view in world.peers["b"].views]
+    trains_on(world, rest)
+
+
+def known(number: int, *names: str) -> KnownView:
+    return KnownView(ViewId(number, f"{number:064}"), tuple(Member(n, 1) for n in names), "plan")
+
+
+def test_who_left_a_part_does_not_compare_by_its_views_again() -> None:
+    before, ours, later = known(2, *FOUR), known(3, "c", "d"), known(4, "c", "d", "n1")
+    views = KnownViews((before, ours, later))
+    assert views.newest_common([ours.view, before.view]) == ours
+    views.leaves(before)
+    assert views.newest_common([later.view, ours.view, before.view]) == before
+    assert views.has_left([later.view], None) and views.has_left([ours.view], before)
+    assert not views.has_left([before.view], before)
+    assert set(views.told) == {it.view for it in (before, ours, later)}, "others may"
+    assert views.history == (before,)
+
+
+def test_a_newcomer_does_not_go_on_without_the_members_that_let_it_in() -> None:
+    """It holds what the first step starts from, and the only member lacks a layer: from where the
+    newcomer stands it would go on best alone, while the member may come back with what it has."""
+    world = AgreementWorld(1, WORKLOAD, record("template"), one_pipeline_each)
+    for name in ("a", "n", "silent"):
+        world.add_peer(name)
+    member = world.peers["a"]
+    member.states = {0: true_state(5, WORKLOAD.microbatch_count)}
+    member.agreement.resume(5, {0: 5}, "lineage")
+    world.found("a")
+    world.run_until(lambda: member.view is not None)
+    for name in ("n", "silent"):
+        world.ask_to_join(name, "a")
+    world.after(SECOND_NS // 5, lambda: world.crash("silent", lose_disk=False))
+    newcomer = world.peers["n"].agreement
+    world.run_until(lambda: newcomer.attempting and "n" in member.agreement.awaited)
+    world.crash("a", lose_disk=False)
+    world.run_to(world.now_ns + 30 * SECOND_NS)
+    assert newcomer.view is None and not newcomer.attempting and not newcomer.frozen
+
+
+def test_who_answers_late_is_not_told_to_be_silent() -> None:
+    """Others never held it for absent: their digests must be able to be the same."""
+    late = contribution(3, None)
+    member = Member(late.peer_id, 1)
+    digests = []
+    for absent in (set(), {member}):
+        attempt = Attempt(Member("a", 1), 3, False, GENESIS, 4, 0, 0)
+        attempt.absent = absent
+        attempt.add(late, decode(late.payload, Contribution))
+        digests.append(attempt.digest)
+        assert attempt.silent == set()
+    assert digests[0] == digests[1]
+
+
+def test_a_newcomer_hears_of_the_view_while_its_members_deal_with_a_failure() -> None:
+    """Nobody answered it: after a while newcomers took it that nobody was in a view."""
+    world = trained(FOUR)
+    member, newcomer = world.peers["a"], world.add_peer("n")
+    member.do(member.agreement.repeat_step("a lost tensor", member.now_ns))
+    assert member.agreement.frozen
+    actions, _ = say(world, "n", "a", newcomer.agreement.wants_view())
+    told = [it.message for it in actions if isinstance(it, SendMessage)]
+    assert [type(message) for message in told] == [Standing]

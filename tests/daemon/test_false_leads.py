@@ -1,0 +1,180 @@
+"""Who says falsely that a run is complete, or withholds it, ends no seeker: others are asked."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.messages.agreement_messages import Standing
+from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
+from p2p_dtfm.core.messages.statements import stated
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.node import join
+from p2p_dtfm.daemon.node.acquaintances import Past
+from p2p_dtfm.daemon.node.join import Joining
+from p2p_dtfm.daemon.node.local import Local
+from p2p_dtfm.daemon.peers import run_source
+from p2p_dtfm.daemon.peers.home_memory import acquaintance
+from p2p_dtfm.daemon.peers.member_search import Found
+from p2p_dtfm.daemon.peers.run_source import RunComplete, ask_welcome, fault_of_end
+from p2p_dtfm.daemon.peers.wire import Welcome
+from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
+from tests.core.builders import run_spec
+from tests.core.liars import self_made_view
+from tests.daemon.test_coming_back_parts import acquaintances_of, network_of, settings_of
+from tests.daemon.test_memory import memory_of, peer_ids
+
+SPEC = run_spec()
+PAYLOAD = Signed("founder", "run", SPEC.canonical_bytes(), b"")
+MEMBERS = (Member("a", 1), Member("b", 1))
+
+
+def complete(said_by: str = "a", last_step: int = SPEC.total_steps) -> Welcome:
+    """The answer of a member of a swarm that has taken all steps, and shows it."""
+    certificate = self_made_view(MEMBERS, 8, MEMBERS)
+    commit = tuple(
+        sign_prepared(
+            Prepared(certificate.view, last_step, m.peer_id, {}, 0.0, 0, 0.0, 0, None),
+            sign_for(m.peer_id),
+        )
+        for m in MEMBERS
+    )
+    sender = Member(said_by, 1)
+    said = Standing(sender, certificate, True, SPEC.total_steps + 1, (), commit)
+    standing = stated(said, sign_for(said_by))
+    return Welcome(2, PAYLOAD, (), SPEC.total_steps + 1, 2, standing=standing)
+
+
+@pytest.fixture(autouse=True)
+def other_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_source, "verify", verify)
+
+
+def test_that_a_run_is_complete_is_shown_by_what_its_members_have_signed() -> None:
+    assert isinstance(fault_of_end("a", complete(), SPEC), RunComplete)
+    true = complete()
+    assert true.standing is not None
+    certificate = true.standing.certificate
+    for false in (
+        msgspec.structs.replace(true, standing=None),
+        complete(last_step=SPEC.total_steps - 3),
+        complete(said_by="stranger"),
+        msgspec.structs.replace(
+            true, standing=msgspec.structs.replace(true.standing, signature=b"x")
+        ),
+        msgspec.structs.replace(
+            true,
+            standing=stated(
+                msgspec.structs.replace(
+                    true.standing,
+                    certificate=msgspec.structs.replace(certificate, ready=certificate.ready[:1]),
+                ),
+                sign_for("a"),
+            ),
+        ),
+    ):
+        fault = fault_of_end("a", false, SPEC)
+        assert fault is not None and not isinstance(fault, RunComplete)
+    assert fault_of_end("b", true, SPEC) is not None, "of whom it is not"
+    under_way = msgspec.structs.replace(true, step=SPEC.total_steps, standing=None)
+    assert fault_of_end("a", under_way, SPEC) is None
+
+
+class Seeker(Joining):
+    """`leads` are who answers, and why it cannot be followed; None: it can."""
+
+    leads: dict[str, UserError | None]
+    asked: list[str]
+
+    async def _join_found(self, peer_id: str, welcome: Welcome) -> Any:
+        self.asked.append(peer_id)
+        error = self.leads[peer_id]
+        if error is not None:
+            raise error
+        return f"run through {peer_id}"
+
+    async def look(self) -> Found | None:
+        left = [peer for peer in self.leads if peer not in self._network.messenger.passed_over]
+        return Found(left[0], complete(), "somewhere") if left else None
+
+
+def seeker(home: Path, leads: dict[str, UserError | None], **settings: object) -> Seeker:
+    network = network_of()
+    passed_over = network.messenger.passed_over = {}
+    network.messenger.pass_over = passed_over.__setitem__
+    known = acquaintances_of(home, network, Past([], None), **settings)
+    made = Seeker(Local(settings_of(home, **settings), DashboardHost()), network, known)
+    made.leads, made.asked = leads, []
+    return made
+
+
+WITHHELD = UserError("the run cannot be learnt", exit_code=6)
+COMPLETE = RunComplete("12", SPEC.total_steps)
+
+
+def test_the_next_who_answers_is_followed(tmp_path: Path) -> None:
+    liars = {"false": COMPLETE, "withholds": WITHHELD, "unshown": UserError("says so", exit_code=5)}
+    daemon = seeker(tmp_path, {**liars, "member": None})
+    assert asyncio.run(daemon._follow_first(daemon.look)) == "run through member"
+
+
+def test_where_nobody_else_is_only_those_who_are_known_end_it(tmp_path: Path) -> None:
+    known, stranger = peer_ids(tmp_path, 2)
+    daemon = seeker(tmp_path, {stranger: COMPLETE})
+    met = [acquaintance(known, ["/ip4/192.0.2.7/tcp/1"], 5)]
+    daemon._acquaintances.memory = memory_of(tmp_path).met(met)
+    assert asyncio.run(daemon._follow_first(daemon.look)) is None
+    daemon._require_nobody_known()
+    daemon.leads = {known: COMPLETE}
+    with pytest.raises(RunComplete):
+        asyncio.run(daemon._follow_first(daemon.look))
+    daemon._network.messenger.passed_over.clear()
+    daemon.leads = {known: WITHHELD}
+    assert asyncio.run(daemon._follow_first(daemon.look)) is None
+    with pytest.raises(UserError, match="none can be joined: the run cannot be learnt"):
+        daemon._require_nobody_known()
+
+
+def test_of_several_initial_peers_one_that_lies_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = peer_ids(tmp_path, 2)
+    given = tuple(f"/ip4/192.0.2.7/tcp/{n}/p2p/{peer}" for n, peer in enumerate(names, 1))
+
+    async def find_run(messenger: Any, *rest: object) -> tuple[str, Welcome]:
+        left = [peer for peer in names if peer not in messenger.passed_over]
+        if not left:
+            raise UserError("no initial peer said which run it trains", exit_code=6)
+        return left[0], complete()
+
+    async def addresses() -> tuple[str, ...]:
+        return ()
+
+    monkeypatch.setattr(join, "find_run", find_run)
+    leads = {names[0]: COMPLETE, names[1]: None}
+    for lead in (COMPLETE, WITHHELD):
+        daemon = seeker(tmp_path, {**leads, names[0]: lead}, initial_peers=given)
+        daemon._network.host = SimpleNamespace(addresses=addresses)  # type: ignore[assignment]
+        assert asyncio.run(daemon._join_run("")) == f"run through {names[1]}"
+    daemon.leads = dict.fromkeys(names, COMPLETE)
+    daemon._network.messenger.passed_over.clear()
+    with pytest.raises(RunComplete):
+        asyncio.run(daemon._join_run(""))
+
+
+def test_who_was_passed_over_is_not_asked_again() -> None:
+    class Messenger:
+        def __init__(self) -> None:
+            self.passed_over = {"false": "says that the run is complete"}
+
+        async def ask(self, peer_id: str, *rest: object) -> bytes:
+            raise AssertionError(peer_id)
+
+    with pytest.raises(UserError, match="false: says that the run is complete"):
+        asyncio.run(ask_welcome(Messenger(), ["false"], (), ""))  # type: ignore[arg-type]

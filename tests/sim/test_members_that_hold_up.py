@@ -1,0 +1,167 @@
+"""One member of four that answers, and yet keeps an attempt at a view from its end: it is left out
+before long, by the daemons' own deadlines. In whose favour it does so makes no difference."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.consensus.actions import LAN, SECOND_NS
+from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS
+from p2p_dtfm.core.messages.agreement_messages import (
+    Active,
+    AgreementMessage,
+    Contribution,
+    Gather,
+    Ready,
+    sign_contribution,
+)
+from p2p_dtfm.core.messages.statements import stated
+from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults.invariants import Violation
+from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.faults.simulated_process import sign_for
+from tests.core.builders import WORKLOAD, record
+from tests.core.liars import contribution, evil_record
+from tests.sim.test_lying_members import replicas
+
+NAMES = ["a", "b", "c", "d"]
+LIAR = "b"
+HELD_UP_LIMIT_NS = 10 * SECOND_NS
+WATCHED_NS = 40 * SECOND_NS
+INVENTED = [Member(f"nobody{number:02}", 1) for number in range(30)]
+Lie = Callable[[AgreementMessage, str], AgreementMessage | None]
+
+
+def no_ready(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    return None if isinstance(said, Ready | Active) else said
+
+
+def no_ready_to_one(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    return no_ready(said, to) if to == "a" else said
+
+
+def another_view(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    if not isinstance(said, Ready):
+        return said
+    view = ViewId(said.view.number, "f" * 64)
+    return stated(msgspec.structs.replace(said, view=view), sign_for(LIAR))
+
+
+def other_knowledge(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    return msgspec.structs.replace(said, digest="f" * 64) if isinstance(said, Gather) else said
+
+
+def another_face_to_each(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    return _with(said, lambda mine: msgspec.structs.replace(mine, step=mine.step + ord(to) - 97))
+
+
+def inventions(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    """It names newcomers that answer one after the other."""
+    named = _with(said, lambda mine: msgspec.structs.replace(mine, joiners=tuple(INVENTED)))
+    if not isinstance(named, Gather) or not named.contributions:
+        return named
+    return msgspec.structs.replace(named, newcomers=tuple(map(evil_record, INVENTED)))
+
+
+def _with(
+    said: AgreementMessage, change: Callable[[Contribution], Contribution]
+) -> AgreementMessage:
+    """A Gather with another contribution of the liar's own."""
+    if not isinstance(said, Gather):
+        return said
+    parts = [
+        part
+        if part.peer_id != LIAR
+        else sign_contribution(change(decode(part.payload, Contribution)), sign_for(LIAR))
+        for part in said.contributions
+    ]
+    return msgspec.structs.replace(said, contributions=tuple(parts))
+
+
+class HoldingUp(SimulatedPeer):
+    """`lie` is what the liar says instead; `stops` how often it has all agree anew."""
+
+    lie: Lie
+    stops = 1
+    begins = False
+    last_invented_ns = 0
+
+    def receive(self, sender: str, message: AgreementMessage) -> None:  # type: ignore[override]
+        try:
+            super().receive(sender, message)
+        except Violation as violation:  # that the liar is found faulty is what should be
+            if LIAR not in (sender, self.name) or "takes" not in str(violation):
+                raise
+
+    def _send(self, receiver: str, message: AgreementMessage) -> None:  # type: ignore[override]
+        told = message
+        if self.name == LIAR and self.begins:
+            told = type(self).lie(message, receiver)  # type: ignore[assignment]
+        if told is not None:
+            super()._send(receiver, told)
+
+    def _beat(self) -> None:
+        super()._beat()
+        if self.name != LIAR or not self.begins or self.agreement.view is None:
+            return
+        if self.stops > 0:
+            self.stops -= 1
+            self.do(self.agreement.repeat_step("it says so", self.now_ns))
+        self._let_one_answer()
+
+    def _let_one_answer(self) -> None:
+        attempt, lie = self.agreement._attempt, type(self).lie
+        late = self.now_ns - self.last_invented_ns >= 3 * SECOND_NS // 2
+        if lie is not inventions or attempt is None or not late:
+            return
+        self.last_invented_ns = self.now_ns
+        one = INVENTED[self.now_ns // SECOND_NS % len(INVENTED)]
+        part = contribution(attempt.number, None, one)
+        news = msgspec.structs.replace(attempt.gather(), contributions=(part,), round=1 << 20)
+        for name in NAMES:
+            super()._send(name, news)
+
+
+@pytest.mark.parametrize(
+    ("lie", "stops"),
+    [
+        (no_ready, 1),
+        (no_ready_to_one, 1),
+        (another_view, 1),
+        (other_knowledge, 1),
+        (another_face_to_each, 1),
+        (inventions, 1),
+        (lambda said, to: said, 1_000_000),
+    ],
+    ids=lambda it: getattr(it, "__name__", str(it)),
+)
+def test_it_holds_up_the_others_for_seconds_only(lie: Lie, stops: int) -> None:
+    facts = {"lie": staticmethod(lie), "stops": stops}
+    world = AgreementWorld(1, WORKLOAD, record("template"), replicas, timing=LAN)
+    world.peer_type = type("HoldsUp", (HoldingUp,), facts)
+    world.liars, world.rejoins = frozenset({LIAR}), True
+    world.liveness_timing = LAN_LIVENESS
+    for name in NAMES:
+        world.add_peer(name)
+        world.peers[name].agreement.wants_view()
+    world.after(3 * SECOND_NS, lambda: world.found("a"))
+    for name in NAMES[1:]:
+        world.ask_to_join(name, "a")
+    world.run_until(lambda: all(peer.agreement.step >= 4 for peer in world.peers.values()))
+
+    longest_ns, last_ns, end_ns = 0, world.now_ns, world.now_ns + WATCHED_NS
+
+    def committed(name: str, step: int) -> None:
+        nonlocal longest_ns, last_ns
+        if name != LIAR:
+            longest_ns, last_ns = max(longest_ns, world.now_ns - last_ns), world.now_ns
+
+    world.committed = committed  # type: ignore[method-assign]
+    world.peers[LIAR].begins = True  # type: ignore[attr-defined]
+    world.run_to(end_ns)
+    assert max(longest_ns, end_ns - last_ns) < HELD_UP_LIMIT_NS
+    honest = [world.peers[name] for name in NAMES if name != LIAR]
+    assert sum(peer.view is not None for peer in honest) >= 2, "some are on their way back at most"

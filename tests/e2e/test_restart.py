@@ -41,14 +41,21 @@ def test_all_are_killed_and_two_go_on_from_a_committed_step(tmp_path: Path) -> N
         killed_s = time.time()
         again = swarm.start(["--run", str(spec)], first.name, first.home)
         second = swarm.start([], other.name, other.home)  # it was told nothing, and remembers
-        end = killed_at + STEPS_AFTER
-        wait_until(lambda: min(step_of(again), step_of(second)) >= end, "they go on")
+        back = [again, second]
+        wait_until(lambda: all(members_of(child) == 2 for child in back), "they find each other")
+        end = max(killed_at, *map(step_of, back)) + STEPS_AFTER
+        wait_until(lambda: min(map(step_of, back)) >= end, "they go on")
     assert_equals_the_plain_loop(again, step_of(again) + 1, may_repeat=True)
     views = [event for event in again.events() if event["event"] == "view"]
     after = [view for view in views if view["time_s"] > killed_s]
     assert len(views[0]["members"]) == 3 and any(len(view["members"]) == 2 for view in after)
     assert 2 * EVERY <= after[0]["step"] <= killed_at + 1, "from a checkpoint, not from the start"
     assert losses(second)[end] == losses(again)[end]
+
+
+def members_of(child: Child) -> int:
+    """Of the view that it is in."""
+    return len((child.status() or {}).get("members", ()))
 
 
 def newest(peers: list[Child]) -> int:

@@ -131,6 +131,16 @@ def test_who_must_answer() -> None:
     assert both == {C}, "one link in doubt is not a death"
 
 
+def test_after_a_failure_of_a_view_that_trains_nobody_names_newcomers() -> None:
+    invented = (Member("nobody", 1),)
+    failed = {A: part(A, {0: 7}, joiners=invented)}
+    assert universe(failed, planned=True) == {A, B, C, *invented}
+    assert universe(failed, planned=False) == {A, B, C}
+    waits = msgspec.structs.replace(PRESENT, plan=None)
+    without_plan = {A: part(A, {0: 7}, joiners=invented, present=waits)}
+    assert universe(without_plan, planned=False) == {A, B, C, *invented}
+
+
 def test_a_cut_link_costs_the_one_that_is_needed_least() -> None:
     parts = {A: part(A, {0: 7}), B: part(B, {1: 7}), C: part(C, {0: 7})}
 

@@ -254,6 +254,12 @@ class AgreementState:
         plan = self.view.plan if isinstance(self.view.plan, Plan) else None
         return PresentView(self.view.id, self.view.members, plan)
 
+    def _agrees_to_loss(self, now_ns: int) -> bool:
+        """Of lost layers: has waited for them long enough, or half as long and is asked."""
+        since_ns = self._lost_since_ns
+        has_waited = since_ns is not None and now_ns - since_ns >= self._timing.lost_layers_ns // 2
+        return self._accepts_loss or has_waited
+
     def _give_up(self, now_ns: int) -> None:
         """For good: rounds of a number that were said once must not begin anew."""
         if self._attempt is not None:

@@ -113,8 +113,6 @@ class Meeting(Activity):
 
     def _hear_of_view(self, message: Standing, now_ns: int) -> Actions:
         """Newcomers never make a view of their own while there is one."""
-        if not (self.familiar.is_empty or self._knows_signer(message)):
-            return []
         if not self._is_proven_standing(message):
             return []
         self._view_heard_ns = now_ns
@@ -141,6 +139,8 @@ class Meeting(Activity):
         return JoinRequest(record, awaits, passed)
 
     def _is_proven_standing(self, message: Standing) -> bool:
+        if not self.familiar.is_empty and not self._knows_signer(message):
+            return False
         said = signers(message.certificate, self._verify)
         return message.sender in message.members and set(message.members) <= said
 

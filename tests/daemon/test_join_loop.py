@@ -44,6 +44,7 @@ class FakeMessenger:
         self.living: set[str] = set()
         self.asked: list[str] = []
         self.refuses: set[str] = set()
+        self.passed_over: dict[str, str] = {}
 
     async def ask(self, peer_id: str, message: object) -> bytes:
         self.asked.append(peer_id)

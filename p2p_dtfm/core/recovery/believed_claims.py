@@ -36,8 +36,9 @@ class BelievedClaims:
     def furthest(self, limit: int | None = None) -> int:
         """How far members have come, at most, by what nothing speaks against."""
         told = [p for p in self._members or self._parts if limit is None or p.step <= limit]
-        believed = [part.step for part in told if self.may_have(part, part.step)]
-        return max(believed or (part.step for part in told), default=0)
+        furthest = sorted(told, key=lambda part: part.step, reverse=True)
+        believed = (part.step for part in furthest if self.may_have(part, part.step))
+        return next(believed, furthest[0].step if furthest else 0)
 
     def may_have(self, part: Contribution, version: int, lineage: str | None = None) -> bool:
         """Whether that many steps can have been committed where `part` was, and to this lineage."""

@@ -5,6 +5,7 @@ What follows from the Prepared of all stage-holders needs nobody's word. What is
 where nobody could show it.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -120,12 +121,14 @@ def _shown(
     counts: dict[str, int],
 ) -> CompleteStep | None:
     """What most of the whole sets come to; the last one is of all Prepared that there are."""
-    made = (_outcome(key, plan, prepared, terms, counts) for prepared in sets)
-    found = [step for step in made if step is not None]
-    digests = [item.outcome.digest for item in found]
-    return max(
-        found, key=lambda it: (digests.count(it.outcome.digest), it.outcome.digest), default=None
-    )
+    weights: Counter[str] = Counter()
+    found: dict[str, CompleteStep] = {}
+    for prepared, count in Counter(sets).items():
+        step = _outcome(key, plan, prepared, terms, counts)
+        if step is not None:
+            weights[step.outcome.digest] += count
+            found[step.outcome.digest] = step
+    return found[max(found, key=lambda it: (weights[it], it))] if found else None
 
 
 def _fits(outcome: StepOutcome, said: Iterable[Signed]) -> bool:

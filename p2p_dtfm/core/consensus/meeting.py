@@ -46,9 +46,8 @@ class Meeting(Activity):
         if goes:
             reason = f"view {message.view} of {message.sender.peer_id} counts"
             return self._rejoin(reason, isinstance(view.plan, Plan))
-        if common is None:
-            return self._tell_of_foreigners(message, now_ns)
-        return self._answer_outsider(message.sender, now_ns)
+        told = self._tell_of_foreigners(message, now_ns) if common is None else []
+        return [*told, *self._answer_outsider(message.sender, now_ns)]
 
     def _knows_signer(self, message: Standing) -> bool:
         """Whether somebody that it knows is a member of that view, and has signed so. No other

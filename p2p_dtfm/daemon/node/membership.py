@@ -125,6 +125,7 @@ class Membership(Acquaintances):
         """None of those that are known answers: look in all places again. Whether somebody was
         found; if nobody was, a pause lies behind."""
         assert self._run is not None
+        self._messenger.passed_over.clear()  # it may have been for the moment
         await self._call_again(self._memory)
         found = await self._look_for_members(self._run.digest)
         if found is not None:

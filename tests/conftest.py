@@ -13,6 +13,10 @@ import pytest
 # Two cores and several daemons: threads of torch that wait for one another would spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Hundreds of daemons and commands would each compile hundreds of modules again, for a second or so
+# of computing, and every worker of pytest all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @dataclass(frozen=True)

@@ -268,6 +268,19 @@ class TestUnmeasured:
         assert plan(found).stage_of(name_of(1)) is not None
 
 
+class TestSlowLine:
+    """A newcomer with the faster device, to which a step's gradients travel for most of a step."""
+
+    def grown(self, bytes_per_s: int) -> Snapshot:
+        founder = Peer(block_ns=30_000_000)
+        line = Link(round_trip_ns=80_000_000, bytes_per_s=bytes_per_s)
+        return snapshot([founder, FAST], link=line, present=plan(snapshot([founder])))
+
+    def test_it_gets_no_states_that_would_never_arrive(self) -> None:
+        assert plan(self.grown(3_000_000)).spares == (name_of(1),)
+        assert plan(self.grown(30_000_000)).stage_of(name_of(1)) is not None
+
+
 class TestMeasured:
     """What steps took under a plan counts more than what was predicted."""
 

@@ -131,6 +131,16 @@ def test_who_must_answer() -> None:
     assert both == {C}, "one link in doubt is not a death"
 
 
+def test_after_a_failure_of_a_view_that_trains_nobody_names_newcomers() -> None:
+    invented = (Member("nobody", 1),)
+    failed = {A: part(A, {0: 7}, joiners=invented)}
+    assert universe(failed, planned=True) == {A, B, C, *invented}
+    assert universe(failed, planned=False) == {A, B, C}
+    waits = msgspec.structs.replace(PRESENT, plan=None)
+    without_plan = {A: part(A, {0: 7}, joiners=invented, present=waits)}
+    assert universe(without_plan, planned=False) == {A, B, C, *invented}
+
+
 def test_a_cut_link_costs_the_one_that_is_needed_least() -> None:
     parts = {A: part(A, {0: 7}), B: part(B, {1: 7}), C: part(C, {0: 7})}
 
@@ -407,3 +417,11 @@ def test_of_two_words_of_one_peer_that_counts_by_which_somebody_has_committed() 
     assert recover([ahead, guardian], 2).target == Target(8, AFTER)
     both = PendingStep(7, BASE, (*signed("ab"), stated(other).signed), (0, 1))
     assert recover([part(A, {0: 7}), part(C, {1: 7}, pending=both)], 2).target == Target(7, BASE)
+
+
+def test_what_was_prepared_in_a_view_that_was_given_up_shows_nothing_of_this_one() -> None:
+    """All were at 60 before, and went back; one says that it still is."""
+    old = msgspec.structs.replace(prepared("a"), view=ViewId(1, "before"), step=FAR - 1)
+    given_up = PendingStep(7, BASE, (stated(old).signed,), (0,))
+    parts = [part(A, {0: 7}, pending=given_up), part(B, {1: 7}), lie(step=FAR, pending=given_up)]
+    assert recover(parts, 2, TERMS).target == Target(7, BASE)

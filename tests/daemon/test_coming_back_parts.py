@@ -188,9 +188,8 @@ def test_a_copied_home_does_not_speak_as_the_same_peer(
     original.acquire()
     copy.root.mkdir()
     shutil.copy(original.identity, copy.identity)
-    with pytest.raises(
-        UserError, match=f"the daemon of {original.root} .* this very peer"
-    ) as error:
+    who = rf"speaks as this very peer \(process \d+, in {original.root}\)"
+    with pytest.raises(UserError, match=who) as error:
         copy.acquire()
     assert error.value.exit_code == 3 and str(copy.identity) in error.value.fixes[0]
     copy.identity.unlink()

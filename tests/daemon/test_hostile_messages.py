@@ -188,6 +188,26 @@ def test_every_message_with_every_value(tmp_path: Path, prepare: Any) -> None:
     assert faults > 5
 
 
+def test_nobody_is_two_steps_ahead_of_who_has_a_stage(tmp_path: Path) -> None:
+    """It lies, or belongs to somebody else: it is refused, not dropped without a word."""
+    tools = dataclasses.replace(trainer_tools(tmp_path, ME, Line()), blobs=Blobs())  # type: ignore[arg-type]
+
+    async def run() -> None:
+        outlet: Any = Outlet()
+        trainer = Trainer(tools, outlet)
+        found = view_of(1, 2)
+        view = View(msgspec.structs.replace(found.snapshot, planned=False), found.plan)
+        trains(trainer, view)
+        ahead = Prepared(view.id, 2, OTHER, {}, 0.0, 0, 0.0, 0, None)
+        with pytest.raises(PeerFault, match="Prepared of step 2 while step 0 is not committed"):
+            trainer.prepared(stated(ahead))
+        await trainer.close()
+        await tools.checkpoints.close()
+        tools.compute.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 async def say(trainer: Trainer, message: Any) -> None:
     """As `Dispatch` does; views that are not known to come are not waited for."""
     if isinstance(message, Prepared):

@@ -46,6 +46,7 @@ class FakeMessenger:
         self.refuses: set[str] = set()
         self.newcomers: set[str] = set()
         """That live, and ask to be let in themselves."""
+        self.passed_over: dict[str, str] = {}
 
     async def ask(self, peer_id: str, message: object) -> bytes:
         self.asked.append(peer_id)
@@ -300,3 +301,21 @@ def test_it_says_where_it_asks() -> None:
     assert search.places(Sought("ab", ())) == "the directory"
     met = (("a", ()), ("b", ()))
     assert search.places(Sought("ab", met)) == "2 peers met before and the directory"
+
+
+def test_who_cannot_go_on_alone_at_once_does_not_begin_it_twice() -> None:
+    newcomer = Newcomer(run="tiny")
+    agreement, resumed = newcomer._agreement, []
+
+    async def resume() -> None:
+        resumed.append(True)
+
+    newcomer._resume_from_checkpoint = resume  # type: ignore[method-assign]
+    agreement.found = lambda now_ns: []  # type: ignore[method-assign]
+
+    async def twice() -> None:
+        for _ in range(2):
+            await newcomer._go_on_alone(agreement)
+
+    play(twice)
+    assert resumed == [True]

@@ -12,7 +12,7 @@ from p2p_dtfm.cli import main
 from p2p_dtfm.cli.commands.data import prepare
 from p2p_dtfm.cli.commands.run import run_daemon
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.daemon.machine.before_start import check_before_start
 from p2p_dtfm.daemon.machine.settings import Settings, given_zeros, resolve
 from p2p_dtfm.net.contacts.addresses import check_listen_address, parse_address
@@ -58,6 +58,25 @@ def test_what_a_zero_stands_for_is_said_where_somebody_gave_one() -> None:
     said = ["threads is 0, which is half of the cores", "uplink_mbps is 0, which is no limit"]
     assert given_zeros(given.settings) == said
     assert given_zeros(resolve(None, {}).settings) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"name": 3}, "name: must be text, in double quotes"),
+        ({"name": "Two words"}, "name: must be a name of at most 63"),
+        ({"total_steps": "many"}, "total_steps: must be a whole number"),
+        ({"total_steps": 0}, "total_steps: must be 1 or more"),
+        ({"model": 5}, "model: must be a table"),
+        ({"data": {"manifest": "zz"}}, "data.manifest: must be a digest"),
+    ],
+)
+def test_a_wrong_run_spec_is_told_in_words(changes: dict, cause: str) -> None:
+    values = {**run_spec().model_dump(mode="json"), **changes}
+    with pytest.raises(UserError) as caught:
+        parse_run_spec(values, "run.toml")
+    assert cause in caught.value.cause
+    assert "Input" not in caught.value.cause and "pattern" not in caught.value.cause
 
 
 def test_all_wrong_settings_are_told_at_once() -> None:

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.documentation.pages import ROOT
@@ -31,8 +32,10 @@ def is_raised(heading: str, templates: list[str]) -> bool:
     return any(re.match(_pattern(template) + "$", heading) for template in templates)
 
 
+@cache
 def templates(*folders: str) -> list[str]:
-    """The causes of all `UserError`s in these packages, with `_WILD` for what is filled in."""
+    """The causes of all `UserError`s in these packages, with `_WILD` for what is filled in. Read
+    once."""
     paths = [path for folder in folders for path in (ROOT / "p2p_dtfm" / folder).rglob("*.py")]
     return [template for path in sorted(paths) for template in _templates(path)]
 

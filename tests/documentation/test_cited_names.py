@@ -1,6 +1,7 @@
 """Files and names that the documents cite are there."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,16 @@ def everything() -> str:
     return "\n".join(path.read_text() for path in [*files, ROOT / "pyproject.toml"])
 
 
-WORDS = frozenset(re.findall(r"\w+", everything()))
-BASES = frozenset(path.name for path in ROOT.rglob("*.*") if ".venv" not in path.parts)
+@cache
+def words() -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", everything()))
+
+
+@cache
+def file_names() -> frozenset[str]:
+    """But those of an environment, which has a hundred thousand."""
+    top = [path for path in ROOT.iterdir() if path.name != ".venv"]
+    return frozenset(path.name for each in top for path in (each, *each.rglob("*.*")))
 
 
 def is_there(word: str, page: Path) -> bool:
@@ -61,15 +70,15 @@ def is_there(word: str, page: Path) -> bool:
     if match := DOTTED.fullmatch(word):
         return _is_module_or_name(match[1].split("."))
     if match := OF_A_CLASS.fullmatch(word):
-        return match[1] in WORDS and match[2] in WORDS
+        return match[1] in words() and match[2] in words()
     if IDENTIFIER.fullmatch(word):
-        return word in WORDS or word in ELSEWHERE
+        return word in words() or word in ELSEWHERE
     return True
 
 
 def _is_file(word: str, page: Path) -> bool:
     if "/" not in word:
-        return word in BASES or WRITTEN_AT_RUN_TIME.fullmatch(word) is not None
+        return word in file_names() or WRITTEN_AT_RUN_TIME.fullmatch(word) is not None
     if any((place / word).exists() for place in (ROOT, PACKAGE, page.parent)):
         return True
     return word.partition("/")[0] not in (*ROOMS, "docs", "tests", "benchmarks", "p2p_dtfm")

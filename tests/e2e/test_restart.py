@@ -49,8 +49,10 @@ def test_one_is_killed_then_all_and_two_go_on_from_a_committed_step(tmp_path: Pa
         killed_s = time.time()
         again = swarm.start(["--run", str(spec)], first.name, first.home)
         second = swarm.start([], other.name, other.home)  # it was told nothing, and remembers
-        end = killed_at + STEPS_AFTER
-        wait_until(lambda: min(step_of(again), step_of(second)) >= end, "they go on")
+        back = [again, second]
+        wait_until(lambda: all(members_of(child) == 2 for child in back), "they find each other")
+        end = max(killed_at, *map(step_of, back)) + STEPS_AFTER
+        wait_until(lambda: min(map(step_of, back)) >= end, "they go on")
     assert_equals_the_plain_loop(again, step_of(again) + 1, may_repeat=True)
     views = [event for event in again.events() if event["event"] == "view"]
     after = [view for view in views if view["time_s"] > killed_s]
@@ -74,6 +76,11 @@ def assert_none_is_lost(children: list[Child], steps: int) -> None:
     curves = list(map(losses, children))
     for step in range(steps):
         assert len({curve[step] for curve in curves if step in curve}) == 1, step
+
+
+def members_of(child: Child) -> int:
+    """Of the view that it is in."""
+    return len((child.status() or {}).get("members", ()))
 
 
 def newest(peers: list[Child]) -> int:

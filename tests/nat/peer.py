@@ -27,8 +27,8 @@ from p2p_dtfm.net.streams.probing import Probes
 async def main() -> None:
     extra = json.loads(sys.argv[1])
     listen = sys.argv[2:] or ["/ip4/0.0.0.0/tcp/0"]
-    plain = host_module._flags
-    host_module._flags = lambda *a: [*plain(*a), *extra]
+    plain = host_module.flags_of
+    host_module.flags_of = lambda *a: [*plain(*a), *extra]  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as folder:
         host = await Host.start(Path(folder) / "identity.key", listen)
         probes = await Probes(host).ready()

@@ -5,7 +5,9 @@ import math
 import msgspec
 import pytest
 
+from p2p_dtfm.core.consensus import gathering
 from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.messages.agreement_messages import Contribution, SavedState
 from p2p_dtfm.core.messages.prepared import Prepared, SignedPrepared, sign_prepared
 from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.signed import Signed
@@ -102,3 +104,35 @@ def started(seed: int, kind: str, liars: frozenset[str]) -> AgreementWorld:
         world.ask_to_join(name, "a")
     world.run_until(lambda: all(peer.agreement.step >= 1 for peer in world.peers.values()))
     return world
+
+
+FAR = 10**5
+ALL = range(WORKLOAD.layer_count)
+CLAIMS = {
+    "a step": {"step": FAR},
+    "states": {"step": FAR, "held": dict.fromkeys(ALL, FAR), "lineages": {FAR: "made up"}},
+    "a cut": {"cuts": (SavedState(FAR, "made up", tuple(ALL)),), "step": FAR},
+}
+
+
+@pytest.mark.parametrize("kind", sorted(CLAIMS))
+def test_what_it_claims_to_have_come_to_moves_nobody(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member is lost, and in the attempt that follows one of the others lies: nobody goes back,
+    waits, or takes its states."""
+
+    def lying(**facts: object) -> Contribution:
+        part = Contribution(**facts)  # type: ignore[arg-type]
+        lies = CLAIMS[kind] if part.member.peer_id == LIAR else {}
+        return msgspec.structs.replace(part, **lies)
+
+    world = started(0, "", frozenset({LIAR}))
+    others = [world.peers[name] for name in ("a", "c")]
+    monkeypatch.setattr(gathering, "Contribution", lying)
+    world.crash("d", lose_disk=False)
+    step, begun_ns = min(peer.agreement.step for peer in others), world.now_ns
+    world.run_until(lambda: all(peer.agreement.step >= step + 6 for peer in others))
+    assert world.now_ns - begun_ns <= 30 * SECOND_NS
+    assert all(view.snapshot.step <= step + 6 for peer in others for view in peer.views)
+    assert not any(view.snapshot.lost_layers for peer in others for view in peer.views)

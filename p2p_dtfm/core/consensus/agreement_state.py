@@ -264,6 +264,12 @@ class AgreementState:
         if self.view is not None:
             self._distrusted |= set(found) & set(self.view.members)
 
+    def _agrees_to_loss(self, now_ns: int) -> bool:
+        """Of lost layers: has waited for them long enough, or half as long and is asked."""
+        since_ns = self._lost_since_ns
+        has_waited = since_ns is not None and now_ns - since_ns >= self._timing.lost_layers_ns // 2
+        return self._accepts_loss or has_waited
+
     def _give_up(self, now_ns: int) -> None:
         """For good: rounds of a number that were said once must not begin anew."""
         if self._attempt is not None:

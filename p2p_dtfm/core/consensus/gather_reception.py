@@ -343,22 +343,21 @@ class GatherReception(Gathering):
         proven: list[Contribution],
         is_counted: bool,
     ) -> bool:
-        only_newcomers = all(part.present is None for part in parts)
-        namers = parts if only_newcomers else proven
         if message.planned and is_counted:
             return False  # where the base counts this peer in already, it must take that over first
         if self.next_view is not None:
             previous = self.next_view.snapshot.previous
             return message.planned and bool(proven) and message.base == previous
-        if only_newcomers and not self._knows_one_of(parts):
-            return False
-        asked = any(self.me in part.joiners for part in namers)
+        asked = any(self.me in part.joiners for part in self._namers(parts, proven))
         return self._wants_view and (asked or any(part.member == self.me for part in parts))
 
-    def _knows_one_of(self, parts: list[Contribution]) -> bool:
-        """Among newcomers alone: one that it asked itself, if it knows anybody at all."""
-        familiar, others = self.familiar, (part.member.peer_id for part in parts)
-        return familiar.is_empty or familiar.any_of(others)
+    def _namers(self, parts: list[Contribution], proven: list[Contribution]) -> list[Contribution]:
+        """Whose word lets a newcomer in: members'. Newcomers' alone where no member is among them,
+        and one that it knows, if it knows anybody."""
+        if any(part.present is not None for part in parts):
+            return proven
+        knows = self.familiar.any_of(part.member.peer_id for part in parts)
+        return parts if knows or self.familiar.is_empty else []
 
     def _stays_out(self, message: Gather, parts: list[Contribution], now_ns: int) -> Actions:
         """Not for this peer: tell the sender what it does not know."""

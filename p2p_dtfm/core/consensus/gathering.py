@@ -187,7 +187,7 @@ class Gathering(Takeover):
             cuts=recovery_evidence.cuts,
             pending=recovery_evidence.pending(self.view.id) if self.view and not planned else None,
             retained=recovery_evidence.told_of_last_step(planned, self._sees_fork),
-            accepts_loss=self._accepts_loss or self._sees_fork or self._has_waited_long(now_ns),
+            accepts_loss=self._agrees_to_loss(now_ns) or self._sees_fork,
             accusers=self._accusers.named(now_ns),
         )
         attempt.add(sign_contribution(mine, self._signer), mine)
@@ -202,11 +202,6 @@ class Gathering(Takeover):
     def _sees_fork(self) -> bool:
         """Members have states of unlike lineages: no waiting brings one that all layers have."""
         return self.ledger is not None and self.ledger.forks
-
-    def _has_waited_long(self, now_ns: int) -> bool:
-        """For lost layers: long enough to agree with a member that goes back to what is left."""
-        since_ns = self._lost_since_ns
-        return since_ns is not None and now_ns - since_ns >= self._timing.lost_layers_ns // 2
 
     def _reopen(self, reason: str, now_ns: int) -> Actions:
         """An unplanned attempt has failed: again with a higher number, later each time.

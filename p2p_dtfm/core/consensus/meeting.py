@@ -55,9 +55,8 @@ class Meeting(Activity):
             self._known.leaves(common)
             reason = f"view {message.view} of {message.sender.peer_id} counts"
             return self._rejoin(reason, isinstance(view.plan, Plan))
-        if common is None:
-            return self._tell_of_foreigners(message, now_ns)
-        return self._answer_outsider(message.sender, now_ns)
+        told = self._tell_of_foreigners(message, now_ns) if common is None else []
+        return [*told, *self._answer_outsider(message.sender, now_ns)]
 
     def _knows_signer(self, message: Standing) -> bool:
         """Whether somebody that it knows is a member of that view, and has signed so. No other
@@ -122,8 +121,6 @@ class Meeting(Activity):
 
     def _hear_of_view(self, message: Standing, now_ns: int) -> Actions:
         """Newcomers never make a view of their own while there is one."""
-        if not (self.familiar.is_empty or self._knows_signer(message)):
-            return []
         if not self._is_proven_standing(message):
             return []
         self._view_heard_ns = now_ns
@@ -150,6 +147,8 @@ class Meeting(Activity):
         return JoinRequest(record, awaits, passed)
 
     def _is_proven_standing(self, message: Standing) -> bool:
+        if not self.familiar.is_empty and not self._knows_signer(message):
+            return False
         said = signers(message.certificate, self._verify)
         return message.sender in message.members and set(message.members) <= said
 

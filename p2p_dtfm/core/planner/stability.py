@@ -7,6 +7,10 @@ if anybody who has a stage gets other layers, a fiftieth if pipelines of spares 
 To deal microbatches anew moves no state; it is done when a step gets shorter by a twentieth. Else a
 plan that moves nobody is the present one to the byte.
 
+While states move, steps go on, and whoever fetches a layer gets its gradients of each step as well.
+Where these alone would fill the line, the states never arrive, and all that is sent of them slows
+down who trains: such a plan never pays.
+
 After a failure all stand still, and whatever moves is waited for. Then the plan is the one with
 which the next step ends first; a better one follows, for which states move while steps go on.
 """
@@ -27,6 +31,10 @@ HORIZON_STEPS = 100
 NOISE_DIVISOR = 10
 ADDING_DIVISOR = 50
 DEALING_DIVISOR = 20
+GRADIENTS_PER_FETCH = 3
+"""What is fetched of a layer is three times its gradient: parameters and two moments."""
+FOLLOWED_SHARE = 2
+"""Of the time of a step, gradients may travel for one part in so many while states move."""
 HAND_OVER_NS = 1_000_000_000
 """To ask for states, write, check and read them, besides the time on the way."""
 WORTH_A_VIEW_NS = 2 * HAND_OVER_NS
@@ -50,6 +58,11 @@ class Choice:
     def horizon_ns(self) -> int:
         return HORIZON_STEPS * self.step_ns + self.move_ns
 
+    def can_follow(self, step_ns: int) -> bool:
+        """Whether states arrive while others go on with steps of that length."""
+        gradients_ns = self.move_ns // GRADIENTS_PER_FETCH
+        return gradients_ns * FOLLOWED_SHARE <= step_ns
+
 
 class Present:
     """The plan in force, seen from a new snapshot's problem."""
@@ -61,9 +74,10 @@ class Present:
         states: dict[str, set[int]] | None = None,
         measured: dict[Shape, int] | None = None,
     ) -> None:
-        """`states`: the layers that each peer has; by default those of its stage. `measured`: what
-        steps took under plans that were tried."""
+        """`states`: the layers that each peer has when all stand still; without it steps go on, and
+        each has those of its stage. `measured`: what steps took under plans that were tried."""
         self.measured = measured or {}
+        self._steps_go_on = states is None
         self.model = model
         self.problem = model.problem
         self.numbers = {peer: at for at, peer in enumerate(self.problem.peer_ids)}
@@ -104,8 +118,11 @@ class Present:
             return min([rival, *map(self._choice, self._left())], key=_bargain).cost
         base = min(kept, key=_bargain)
         grown = [self._choice(cost) for cost in self._others(base)]
-        worthwhile = [c for c in (rival, *grown) if _pays(c, base)]
+        worthwhile = [c for c in (rival, *grown) if _pays(c, base) and self._arrives(c, base)]
         return min([base, *worthwhile], key=_bargain).cost
+
+    def _arrives(self, choice: Choice, base: Choice) -> bool:
+        return not self._steps_go_on or choice.can_follow(base.step_ns)
 
     def at_once(self, wanted: PlacementCost) -> PlacementCost:
         """`wanted`, or whatever lets a swarm that stands still end its next step sooner."""

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from p2p_dtfm.core.protocol.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.plain_words import in_plain_words
 
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 ReductionCodec = Literal["fp32", "bf16", "int8", "sparse"]
@@ -269,8 +270,7 @@ def _explain(item: Any, values: dict[str, Any]) -> tuple[str, str]:
         return f"unknown key {where!r}", f"{hint} Otherwise remove {where!r}."
     if item["type"] == "missing":
         return f"{where!r} is missing", f"add {where!r}"
-    message = item["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}", f"change {where} (now {_lookup(values, path)!r})"
+    return f"{where}: {in_plain_words(item)}", f"change {where} (now {_lookup(values, path)!r})"
 
 
 def _known_keys(path: list[str]) -> list[str]:

@@ -36,8 +36,9 @@ class BelievedClaims:
     def furthest(self, limit: int | None = None) -> int:
         """How far members have come, at most, by what nothing speaks against."""
         told = [p for p in self._members or self._parts if limit is None or p.step <= limit]
-        believed = [part.step for part in told if self.may_have(part, part.step)]
-        return max(believed or (part.step for part in told), default=0)
+        furthest = sorted(told, key=lambda part: part.step, reverse=True)
+        believed = (part.step for part in furthest if self.may_have(part, part.step))
+        return next(believed, furthest[0].step if furthest else 0)
 
     def may_have(self, part: Contribution, version: int, lineage: str | None = None) -> bool:
         """Whether that many steps can have been committed where `part` was, and to this lineage."""
@@ -46,7 +47,7 @@ class BelievedClaims:
             return True
         if lineage is not None and self._is_elsewhere(present.view, version, lineage):
             return False
-        if self._shows(part, present.plan, version):
+        if self._shows(part, present.view, present.plan, version):
             return True
         holders = set(present.plan.stage_holders())
         fellows = self._fellows[present.view]
@@ -54,7 +55,8 @@ class BelievedClaims:
         if not deciding:
             deciding = [each for each in fellows if each is not part]
             version -= 1  # without a stage one may hear of a step a moment later
-        reached = [self._reach[each.member.peer_id] + self._slack_steps for each in deciding]
+        slack = self._slack_steps
+        reached = [self._reach[present.view, each.member.peer_id] + slack for each in deciding]
         against = sum(1 for step in reached if step < version)
         return against == 0 or against < len(reached) - against
 
@@ -69,14 +71,15 @@ class BelievedClaims:
         """Whether newcomers' states count only where a member's lineage comes by."""
         return self._trains
 
-    def _shows(self, part: Contribution, plan: Plan, version: int) -> bool:
+    def _shows(self, part: Contribution, view: ViewId, plan: Plan, version: int) -> bool:
         """Whether it has the word of another stage-holder that all before the step was committed,
         or that it is about to be."""
         me, holders = part.member.peer_id, plan.stage_holders()
         if holders == (me,):
             return True
-        others = (signed for signed in passed_on(part) if signed.peer_id in holders)
-        return any(s.peer_id != me and stated(s).step >= version - 1 for s in others)
+        others = (s for s in passed_on(part) if s.peer_id in holders and s.peer_id != me)
+        said = map(stated, others)
+        return any(item.view == view and item.step >= version - 1 for item in said)
 
 
 def passed_on(part: Contribution) -> tuple[Signed, ...]:
@@ -85,16 +88,17 @@ def passed_on(part: Contribution) -> tuple[Signed, ...]:
     return said + (part.retained.prepared if part.retained is not None else ())
 
 
-def _reach(parts: Iterable[Contribution]) -> dict[str, int]:
-    """Up to which version each peer has come, or was about to: by its own word, or its Prepared in
-    anybody's contribution."""
-    found: dict[str, int] = {}
+def _reach(parts: Iterable[Contribution]) -> dict[tuple[ViewId, str], int]:
+    """Up to which version each peer has come in a view, or was about to: by its own word, or its
+    Prepared in anybody's contribution. What it said in another view may have been given up."""
+    found: dict[tuple[ViewId, str], int] = {}
     for part in parts:
-        peer_id = part.member.peer_id
-        found[peer_id] = max(found.get(peer_id, 0), part.step)
-        for signed in passed_on(part):
-            reached = stated(signed).step + 1
-            found[signed.peer_id] = max(found.get(signed.peer_id, 0), reached)
+        if part.present is not None:
+            key = part.present.view, part.member.peer_id
+            found[key] = max(found.get(key, 0), part.step)
+        for prepared in map(stated, passed_on(part)):
+            key = prepared.view, prepared.peer_id
+            found[key] = max(found.get(key, 0), prepared.step + 1)
     return found
 
 

@@ -5,6 +5,7 @@ What follows from the Prepared of all stage-holders needs nobody's word. What is
 where nobody could show it.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -120,15 +121,14 @@ def _shown(
     counts: dict[str, int],
 ) -> CompleteStep | None:
     """What most of the whole sets come to; the last one is of all Prepared that there are."""
-    found = [
-        CompleteStep(key, outcome, prepared)
-        for prepared in sets
-        if (outcome := _outcome(key, plan, prepared, terms, counts)) is not None
-    ]
-    digests = [item.outcome.digest for item in found]
-    return max(
-        found, key=lambda it: (digests.count(it.outcome.digest), it.outcome.digest), default=None
-    )
+    weights: Counter[str] = Counter()
+    found: dict[str, CompleteStep] = {}
+    for prepared, count in Counter(sets).items():
+        step = _outcome(key, plan, prepared, terms, counts)
+        if step is not None:
+            weights[step.outcome.digest] += count
+            found[step.outcome.digest] = step
+    return found[max(found, key=lambda it: (weights[it], it))] if found else None
 
 
 def _fits(outcome: StepOutcome, said: Iterable[Signed]) -> bool:
@@ -159,7 +159,7 @@ def _outcome(
     said: Iterable[Signed],
     terms: StepTerms | None,
     counts: dict[str, int],
-) -> StepOutcome | None:
+) -> CompleteStep | None:
     """None while a stage-holder's Prepared is missing, where one has said two, and where what they
     say cannot be true together. What is refused by itself, as evidence, counts for nothing."""
     view, step, base = key
@@ -178,4 +178,5 @@ def _outcome(
     transaction = StepTransaction(view, step, plan, terms, counts or None)
     for statement in possible.values():
         transaction.record(statement)
-    return transaction.outcome()
+    outcome = transaction.outcome()
+    return CompleteStep(key, outcome, transaction.signed) if outcome is not None else None

@@ -58,10 +58,10 @@ def hold_identity(identity: Path, home: Path) -> IO[str] | None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        holder = lock.read(HOLDER_LIMIT_BYTES).strip() or "another process"
+        holder = lock.read(HOLDER_LIMIT_BYTES).strip() or "an unknown one"
         lock.close()
         raise UserError(
-            f"{holder} speaks as this very peer: one of the two homes is a copy of the other",
+            f"another daemon speaks as this very peer ({holder}): one of the two homes is a copy",
             (
                 f"to be another peer here: remove {identity}, and start again",
                 "to move the daemon here: end the other one first",
@@ -69,6 +69,6 @@ def hold_identity(identity: Path, home: Path) -> IO[str] | None:
             exit_code=3,
         ) from None
     lock.truncate(0)
-    lock.write(f"the daemon of {home} (process {os.getpid()})")
+    lock.write(f"process {os.getpid()}, in {home}")
     lock.flush()
     return lock

@@ -108,6 +108,7 @@ class Entry:
         found; if nobody was, a pause lies behind."""
         agreement, acquaintances = self._membership.agreement, self._membership.acquaintances
         digest = self._membership.run.digest
+        self._network.messenger.passed_over.clear()  # it may have been for the moment
         await acquaintances.call_again()
         found = await acquaintances.look_for_members(digest)
         if found is not None:

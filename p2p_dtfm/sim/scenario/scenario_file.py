@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.plain_words import in_plain_words
 
 NAME_PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
 LARGEST_SCENARIO = 4096
@@ -208,7 +209,7 @@ def _explain(item: Any, values: dict[str, Any], text: str, origin: str) -> tuple
             f"write {'[workload]' if key == 'workload' else f'[[{path[0]}]]'} on a line of its "
             "own, and its keys on those below",
         )
-    message = item["msg"].removeprefix("Value error, ")
+    message = in_plain_words(item)
     found = _lookup(values, path)
     if isinstance(found, dict | list):
         return f"{where}: {key}: {message}", f"change the keys of {key} accordingly"

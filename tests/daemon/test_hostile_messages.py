@@ -193,7 +193,7 @@ def test_nobody_is_two_steps_ahead_of_who_has_a_stage(tmp_path: Path) -> None:
     tools = dataclasses.replace(trainer_tools(tmp_path, ME, Line()), blobs=Blobs())  # type: ignore[arg-type]
 
     async def run() -> None:
-        outlet: Any = Outlet()
+        outlet: Any = QuietOutlet()
         trainer = Trainer(tools, outlet)
         found = view_of(1, 2)
         view = View(msgspec.structs.replace(found.snapshot, planned=False), found.plan)

@@ -304,18 +304,17 @@ def test_it_says_where_it_asks() -> None:
 
 
 def test_who_cannot_go_on_alone_at_once_does_not_begin_it_twice() -> None:
-    newcomer = Newcomer(run="tiny")
-    agreement, resumed = newcomer._agreement, []
+    newcomer, resumed = Newcomer(run="tiny"), []
 
     async def resume() -> None:
         resumed.append(True)
 
-    newcomer._resume_from_checkpoint = resume  # type: ignore[method-assign]
-    agreement.found = lambda now_ns: []  # type: ignore[method-assign]
+    newcomer.participant.resume_from_checkpoint = resume
+    newcomer.agreement.found = lambda now_ns: []  # type: ignore[method-assign]
 
     async def twice() -> None:
         for _ in range(2):
-            await newcomer._go_on_alone(agreement)
+            await newcomer._go_on_alone()
 
     play(twice)
     assert resumed == [True]

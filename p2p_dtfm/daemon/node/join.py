@@ -240,7 +240,8 @@ class Joining(Acquaintances):
         run = self._run
         assert run is not None
         addresses = await self._host.addresses()
-        comes_back = self._checkpoints is not None and bool(self._checkpoints.saved)
+        saved = self._checkpoints is not None and bool(self._checkpoints.saved)
+        comes_back = saved or self._recalled is not None
         what = "takes up" if comes_back else "founded"
         log.info("%s run %s (%s)", what, run.digest[:16], run.spec.name)
         lines = ["", "others join with one of these lines:"]

@@ -52,7 +52,12 @@ def test_a_spare_that_has_no_state_comes_in_with_the_next_view() -> None:
     first = compute_plan(failed)
     assert isinstance(first, Plan) and first.provisional
     assert first.spares == (name_of(3),) and not moved(failed, first)
-    planned = msgspec.structs.replace(failed, planned=True, present=first)
+    fast = msgspec.structs.replace(SLOW, bytes_per_s=500_000_000)  # or gradients would fill it
+    records = tuple(
+        msgspec.structs.replace(record, links=dict.fromkeys(record.links, fast))
+        for record in failed.records
+    )
+    planned = msgspec.structs.replace(failed, planned=True, present=first, records=records)
     second = compute_plan(planned)
     assert isinstance(second, Plan) and not second.provisional
     assert second.spares == ()

@@ -68,6 +68,8 @@ class Acquaintances:
         self.directory = directory
         self.welcomed_by = ""
         """The member that answered first."""
+        self.comes_back = False
+        """It was in this run before."""
         self.members_named: tuple[str, ...] = ()
         """By that member."""
         self._local = local
@@ -184,6 +186,7 @@ class Acquaintances:
                 "speak as one peer; to be another peer, end this one and remove %s",
                 self._local.home.identity,
             )
+        self.comes_back = self.memory is not None
         memory = recalled or Memory(run.signed_spec, 0, machine)
         here = meeting_points(self._local.settings, self._network)
         points = dict.fromkeys((*here, *memory.meeting_points))

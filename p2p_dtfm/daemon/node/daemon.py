@@ -157,7 +157,8 @@ def _refuse_emulation_among_strangers(settings: Settings) -> None:
 async def _print_invitation(participant: Participant) -> None:
     run = participant.membership.run
     addresses = await participant.network.host.addresses()
-    what = "takes up" if participant.checkpoints.saved else "founded"
+    comes_back = participant.membership.acquaintances.comes_back
+    what = "takes up" if comes_back or participant.checkpoints.saved else "founded"
     log.info("%s run %s (%s)", what, run.digest[:16], run.spec.name)
     lines = ["", "others join with one of these lines:"]
     lines += [f"  p2p-dtfm --initial-peers {address}" for address in addresses]

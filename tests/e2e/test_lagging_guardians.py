@@ -29,6 +29,7 @@ def test_training_goes_on_from_the_newest_whole_cut(tmp_path: Path) -> None:
         safe = safe_of(founder)
         wait_until(lambda: step_of(founder) >= safe + STEPS_AFTER_CUT, "steps after the cut")
         assert state_of(guardian)[0] == "spare"
+        wait_until(lambda: shards_of(guardian) == shards_of(founder), "the data are there twice")
         third = swarm.join(address_of(guardian), threads)
         os.kill(founder.process.pid, signal.SIGKILL)
         killed_at = step_of(founder)
@@ -42,6 +43,11 @@ def test_training_goes_on_from_the_newest_whole_cut(tmp_path: Path) -> None:
     for child in (founder, third):
         worst = max(abs(loss - expected[n]) for n, loss in losses(child).items() if n < end)
         assert worst < TOLERANCE, f"{child.name} is {worst} off the plain loop"
+
+
+def shards_of(child: Child) -> set[str]:
+    """Names of the run's files that a peer has."""
+    return {path.name for path in child.home.glob("runs/*/blobs/*") if path.name[0] != "."}
 
 
 def address_of(child: Child) -> str:

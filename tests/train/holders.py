@@ -9,7 +9,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.local_steps import even_ranges
-from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
+from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
 
 
 def exchange(sides: Sequence[SegmentReduction], chunks: int) -> None:
@@ -36,7 +36,8 @@ def reduce_gradients(
     sides = []
     for states in holders:
         codec, first = codec_of("fp32", spec.codecs), states[0].layer
-        side = SegmentReduction(spec, codec, step, first, bounds, lengths, None)
+        cut = SegmentCut(first, bounds, lengths)
+        side = SegmentReduction(spec, codec, step, cut, None)
         for state in reversed(states):  # as backwards end
             side.fill(state.layer, state.gradient_vector())
         sides.append(side)

@@ -23,7 +23,7 @@ class Activity(GatherReception):
             asked = message.asks and not self.frozen
             return [SendMessage(to, self._active)] if asked else []
         self._view_heard_ns = now_ns
-        missed = self._hear_of_agreement([message.certificate], now_ns)
+        missed = self._hear_of_agreement(message.sender, [message.certificate], now_ns)
         if missed or (attempt is not None and attempt.view_id == message.view):
             return missed  # it shows all Ready once this peer says again that it still gathers
         for agreed in (self.next_view, self._dropped):

@@ -281,8 +281,15 @@ class Attempt:
 
     @property
     def is_agreed(self) -> bool:
-        """Whether all have said Ready."""
-        return self.snapshot is not None and set(self.snapshot.contributors) <= self.ready.keys()
+        """Whether all have said Ready, to the same."""
+        return self.snapshot is not None and all(
+            map(self.has_said_ready, self.snapshot.contributors)
+        )
+
+    def has_said_ready(self, member: Member) -> bool:
+        """To what this peer has agreed on, not to another view."""
+        ready = self.ready.get(member)
+        return ready is not None and ready.view == self.view_id
 
     @property
     def settled(self) -> bool:

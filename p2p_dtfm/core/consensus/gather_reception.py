@@ -42,7 +42,7 @@ class GatherReception(Gathering):
             self._open_record(signed)  # before anything is changed: a fault must not leave half
         opened = [contribution for _, contribution in contributions.values()]
         self._learn_certificates(message)
-        missed = self._hear_of_agreement(message.certificates, now_ns)
+        missed = self._hear_of_agreement(message.sender, message.certificates, now_ns)
         if missed:
             return missed  # from where that leads it answers when it is asked again
         attempt = self._attempt
@@ -107,19 +107,22 @@ class GatherReception(Gathering):
                     self._known.trust(certificate, self._verify, self.familiar)
 
     def _hear_of_agreement(
-        self, certificates: Iterable[Certificate | None], now_ns: int
+        self, sender: Member, certificates: Iterable[Certificate | None], now_ns: int
     ) -> Actions:
         """Others have taken over what this peer waits for, or has gone on from: all said Ready.
 
         A member that went on, to an attempt of which the others know more, would be in a view that
         they have left, and some would not know theirs: what they gather would never be the same.
+        It does not go back on the word of one whose own Ready it lacked: who keeps it from the
+        others, and then shows it, would hold them up again and again. Where it was lost on its way,
+        some of the others show the certificate as well.
         """
         for certificate in certificates:
             attempt = self._said_ready.find(certificate.view) if certificate is not None else None
             if certificate is None or attempt is None:
                 continue
             is_present = attempt is self._attempt
-            if is_present or self._may_go_back_to(attempt):
+            if is_present or self._may_go_back_to(attempt, sender):
                 attempt.take_ready(certificate, self._verify)
                 if is_present or attempt.is_agreed:
                     actions = self._end_of(attempt, is_present, now_ns)
@@ -140,8 +143,10 @@ class GatherReception(Gathering):
             self._reopen_ns = now_ns  # the others wait for an answer
         return actions
 
-    def _may_go_back_to(self, attempt: Attempt) -> bool:
+    def _may_go_back_to(self, attempt: Attempt, sender: Member) -> bool:
         """Not from one in which it has said Ready as well: that may be the view by now."""
+        if not attempt.has_said_ready(sender):
+            return False
         view, present = self.view, self._attempt
         if view is None or attempt.planned or attempt.number <= view.id.number:
             return False

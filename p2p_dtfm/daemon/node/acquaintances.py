@@ -97,9 +97,13 @@ class Acquaintances:
         return cls(local, network, past, directory)
 
     async def close(self) -> None:
+        self.be_silent()
+        await self.directory.close()
+
+    def be_silent(self) -> None:
+        """Nobody on the local network is answered any more."""
         if self._nearby is not None:
             self._nearby.close()
-        await self.directory.close()
 
     # ---- looking
 

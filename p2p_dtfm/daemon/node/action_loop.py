@@ -21,6 +21,7 @@ class ActionLoop:
         self._handlers: dict[type, Callable[[Any], None]] = {}
         self._queue: collections.deque[Any] = collections.deque()
         self._is_draining = False
+        self._failure: BaseException | None = None
         self._waiting = asyncio.Event()
         self._is_settled = asyncio.Event()
         self._is_settled.set()
@@ -44,13 +45,16 @@ class ActionLoop:
             self._waiting.set()
 
     async def settled(self) -> None:
-        """Until what was put off is done."""
-        await self._is_settled.wait()
+        """Until what was put off is done, also what was put off meanwhile."""
+        while not self._is_settled.is_set():
+            await self._is_settled.wait()
 
     async def run(self) -> None:
-        """Do what is put off, for ever."""
+        """Do what is put off, for ever. Raises what went wrong with it, whoever came to do it."""
         while True:
             await self._waiting.wait()
+            if self._failure is not None:
+                raise self._failure
             self._drain()
 
     def _put(self, actions: Actions) -> None:
@@ -58,11 +62,18 @@ class ActionLoop:
         assert len(self._queue) <= QUEUE_LIMIT
 
     def _drain(self) -> None:
+        if self._failure is not None:
+            return  # the daemon is about to end
         self._is_draining = True
         try:
             while self._queue:
                 action = self._queue.popleft()
                 self._handlers[type(action)](action)
+        except Exception as error:
+            if not self._is_settled.is_set():  # it may be what was put off: its sender is not here
+                self._failure = error
+            self._waiting.set()  # the rest is done all the same, or `run` raises
+            raise
         finally:
             self._is_draining = False
         self._waiting.clear()

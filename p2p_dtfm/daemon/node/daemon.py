@@ -101,6 +101,7 @@ class Daemon:
         network.inside = Dispatch(participant)
         self._departure, self._status_api.participant = departure, participant
         await acquaintances.begin_to_remember(run)
+        stack.callback(acquaintances.be_silent)
         membership.self_record = await measure(local, network, run)
         membership.set_record()
         if membership.founds:

@@ -131,6 +131,7 @@ class Dispatch:
 
     def _receive(self, sender: str, message: Message) -> None:
         trainer = self._participant.trainer
+        self._membership.actions.do([])  # what is put off comes first
         if isinstance(message, AGREEMENT):
             if isinstance(message, JoinRequest) and message.record.peer_id != sender:
                 raise PeerFault("asks for another peer to be let in", sender)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from p2p_dtfm.core.consensus.actions import Actions
+from p2p_dtfm.core.consensus.actions import Actions, StopStep
 from p2p_dtfm.core.messages.agreement_messages import SavedState
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, StepOutcome
 from p2p_dtfm.core.messages.stage_progress import StageProgress
@@ -178,6 +178,9 @@ class Participant:
     # what the trainer asks for -------------------------------------------------------------------
 
     def _later(self, actions: Actions) -> None:
+        """What comes of it is done later; but whoever is frozen says and computes nothing more."""
+        if any(isinstance(action, StopStep) for action in actions):
+            self.trainer.stop_step()
         self.membership.actions.later(actions)
 
     async def settled(self) -> None:

@@ -307,6 +307,7 @@ class StepLoop:
             apply = recorder.timed("apply", 0, _apply_all)
             await self._tools.compute.run(apply, spec, engine, outcome)
             state.memory.commit(step)
+        await self._outlet.settled()
         self.is_applying = False
         if state.view is view:
             self._place.drop_unwanted()

@@ -353,3 +353,4 @@ class Trainer:
             self.cuts.committed(view, outcome)
             self._outlet.committed(outcome)
             state.forget_reduced(outcome.step)
+            await self._outlet.settled()  # or it would go on counting in a view that is over

@@ -4,11 +4,11 @@ import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS, Rejoin, Report
 from p2p_dtfm.core.consensus.agreement_state import COMMIT_TOLD, MEMBERS_LIMIT
-from p2p_dtfm.core.consensus.known_views import KnownView, KnownViews
+from p2p_dtfm.core.consensus.known_views import KnownViews
 from p2p_dtfm.core.gate.gate import Admitted, Gate, Refusal
 from p2p_dtfm.core.gate.gate_table import Role
 from p2p_dtfm.core.membership.familiar_peers import STRANGERS_LIMIT, FamiliarPeers
-from p2p_dtfm.core.messages.agreement_messages import PresentView, Standing
+from p2p_dtfm.core.messages.agreement_messages import KnownView, PresentView, Standing
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.messages.statements import stated

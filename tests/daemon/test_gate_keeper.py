@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from p2p_dtfm.core.consensus.known_views import KnownView
 from p2p_dtfm.core.gate.gate_table import Role
-from p2p_dtfm.core.messages.agreement_messages import Gather
+from p2p_dtfm.core.messages.agreement_messages import Gather, KnownView
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId

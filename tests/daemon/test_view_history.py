@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from p2p_dtfm.core.consensus.known_views import KnownView
+from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
 

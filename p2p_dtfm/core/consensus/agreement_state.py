@@ -13,7 +13,7 @@ from p2p_dtfm.core.consensus.actions import (
     Timing,
 )
 from p2p_dtfm.core.consensus.attempt import Attempt
-from p2p_dtfm.core.consensus.known_views import KnownView, KnownViews
+from p2p_dtfm.core.consensus.known_views import KnownViews
 from p2p_dtfm.core.consensus.said_ready import SaidReady
 from p2p_dtfm.core.membership.accusers import Accusers
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
@@ -21,6 +21,7 @@ from p2p_dtfm.core.membership.newcomers import Newcomers
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     AgreementMessage,
+    KnownView,
     PresentView,
     SavedState,
     Standing,
@@ -252,7 +253,8 @@ class AgreementState:
         if self.view is None:
             return None
         plan = self.view.plan if isinstance(self.view.plan, Plan) else None
-        return PresentView(self.view.id, self.view.members, plan)
+        members = self.view.members
+        return PresentView(self.view.id, members, plan, self._known.origin(members))
 
     def _named_newcomers(self, planned: bool) -> tuple[Member, ...]:
         """After a failure steps wait, and newcomers are let in by the next planned view."""

@@ -14,6 +14,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Charge,
     Contribution,
     Gather,
+    KnownView,
     Ready,
     knowledge_digest,
 )
@@ -271,9 +272,10 @@ class Attempt:
         ]
 
     def take_ready(self, certificate: Certificate, verify: Verify) -> None:
-        """Those that this peer lacks, as others have put them together."""
+        """Those that this peer lacks, or has for another view, as others have put them together."""
         assert self.snapshot is not None
-        missing = {m.peer_id for m in self.snapshot.contributors if m not in self.ready}
+        lacks = (m for m in self.snapshot.contributors if not self.has_said_ready(m))
+        missing = {member.peer_id for member in lacks}
         said = signers(certificate, verify, missing)
         for member, signature in certificate.ready:
             if member in said and member in self.snapshot.contributors:
@@ -318,6 +320,17 @@ class Attempt:
     def sources(self) -> set[ViewId]:
         """The views that those come from whom the snapshot counts."""
         return {part.present.view for part in self._counted if part.present is not None}
+
+    @property
+    def origins(self) -> set[KnownView]:
+        """What those views come from, by the word of most of who come from each."""
+        told: dict[ViewId, list[KnownView | None]] = {}
+        for present in (part.present for part in self._counted):
+            if present is not None:
+                told.setdefault(present.view, []).append(present.origin)
+        most = [max(dict.fromkeys(said), key=said.count) for said in told.values()]
+        counts = zip(most, told.values(), strict=True)
+        return {it for it, said in counts if it is not None and 2 * said.count(it) > len(said)}
 
     @property
     def _counted(self) -> list[Contribution]:

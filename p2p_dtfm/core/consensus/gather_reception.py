@@ -23,6 +23,7 @@ from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.message_bounds import CERTIFICATES_LIMIT, require_bounded_contribution
 from p2p_dtfm.core.messages.statements import is_charge, signers, stated
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member
 
@@ -80,7 +81,8 @@ class GatherReception(Gathering):
 
     def _note_opener(self, message: Gather, parts: list[Contribution], now_ns: int) -> None:
         """Whoever stops steps again and again, and accuses nobody, is itself in doubt."""
-        if self.view is None or message.planned or message.accusations or self.frozen:
+        trains = self.view is not None and isinstance(self.view.plan, Plan)
+        if not trains or message.planned or message.accusations or self.frozen:
             return
         makers = {part.member for part in parts} - {message.sender} or {message.sender}
         if len(makers) == 1:  # who passes it on has entered on the word of another one
@@ -139,7 +141,7 @@ class GatherReception(Gathering):
         self._attempt = attempt
         report = Report(f"missed the takeover of view {attempt.view_id}")
         actions = [report, *self._check_ready(now_ns)]
-        if is_awaited:
+        if is_awaited and self._attempt is None:
             self._reopen_ns = now_ns  # the others wait for an answer
         return actions
 

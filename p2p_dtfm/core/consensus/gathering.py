@@ -48,7 +48,8 @@ class Gathering(Takeover):
         attempt.progress_ns = now_ns
         self._readied_number = max(self._readied_number, attempt.number)
         assert attempt.view_id is not None and attempt.snapshot is snapshot
-        self._known.says_ready(View(snapshot, plan), attempt.sources)
+        origins = attempt.origins if self.view is None else None
+        self._known.says_ready(View(snapshot, plan), attempt.sources, origins)
         members = members_digest(snapshot.members)
         ready = Ready(self.me, attempt.view_id, plan.digest(), members)
         mine = attempt.ready[self.me] = stated(ready, self._signer)

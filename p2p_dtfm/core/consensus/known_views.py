@@ -6,11 +6,10 @@ knows have signed.
 """
 
 from collections.abc import Iterable
-
-import msgspec
+from typing import NamedTuple
 
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
-from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.messages.agreement_messages import Contribution, KnownView
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.canonical import digest
@@ -20,7 +19,6 @@ from p2p_dtfm.core.recovery.view import View
 
 REMEMBERED_VIEWS = 64
 """Of those that it said Ready to, and those that were proven to it."""
-LEFT_VIEWS = 24
 RECENT_VIEWS = 32
 RARE_VIEWS = 4
 RANKS = 24
@@ -28,32 +26,26 @@ RANKS = 24
 A view has a rank by its id, so two parts of a swarm that were apart for long keep the same ones."""
 
 
-class KnownView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is remembered of a view, also on disk."""
+class Sources(NamedTuple):
+    """What a view that this peer has said Ready to comes from."""
 
-    view: ViewId
-    members: tuple[Member, ...]
-    plan_digest: str
-
-    @property
-    def peer_ids(self) -> frozenset[str]:
-        return frozenset(member.peer_id for member in self.members)
+    views: tuple[KnownView, ...]
+    is_news: bool
+    """The peer came as a newcomer."""
 
 
 class KnownViews:
     """`history` outlives this peer's lives; the rest does not.
 
-    It holds ancestors of the present view only. Those that this peer has left, with a part of a
-    split swarm that went over to the other one, it does not compare by again, or it would go to and
-    fro; others, who were in them, may.
+    It holds ancestors of the present view only: parts of a split swarm are compared by what both
+    come from, and who went over by views that it has left would go to and fro.
     """
 
     def __init__(self, history: Iterable[KnownView] = ()) -> None:
         self._history = {item.view: item for item in history}
         self._readied: dict[ViewId, KnownView] = {}
         self._certified: dict[ViewId, KnownView] = {}
-        self._sources: dict[ViewId, tuple[KnownView, ...]] = {}
-        self._left: dict[ViewId, KnownView] = {}
+        self._sources: dict[ViewId, Sources] = {}
         self._trim()
 
     def begin_life(self) -> None:
@@ -66,35 +58,45 @@ class KnownViews:
 
     @property
     def told(self) -> tuple[ViewId, ...]:
-        """What others are told: the newest first, and also of those that this peer has left."""
-        return tuple(sorted({*self._history, *self._left}, reverse=True))
+        """What others are told: the newest first."""
+        return tuple(reversed(self._history))
 
-    def says_ready(self, view: View, sources: Iterable[ViewId]) -> None:
+    def says_ready(
+        self, view: View, sources: Iterable[ViewId], origins: Iterable[KnownView] | None = None
+    ) -> None:
         """`sources`: the views that its contributors come from. Who lets a newcomer in makes it a
-        part of what they are part of: where the swarm was split before, it goes along with them."""
-        found = (self.find(source) for source in sorted(set(sources)))
-        self._sources[view.id] = tuple(known for known in found if known is not None)
+        part of what they are part of: where the swarm was split before, it goes along with them.
+        `origins`, of a newcomer: what those views come from, by the word of most in each."""
+        found = (self.find(source) for source in sources)
+        before = (*(origins or ()), *(known for known in found if known is not None))
+        self._sources[view.id] = Sources(before, is_news=origins is not None)
         self._readied[view.id] = _known(view)
         self._trim()
 
     def takes_over(self, view: View) -> None:
-        for known in (*self._sources.get(view.id, ()), _known(view)):
-            self._left.pop(known.view, None)
-            if known.view == view.id:
-                self._history.pop(view.id, None)
-            self._history.setdefault(known.view, known)
+        """A newcomer may have been in another part before: views of that are none of its ancestors
+        any more."""
+        sources = self._sources.get(view.id, Sources((), is_news=False))
+        before = {known.view: known for known in sources.views}
+        if sources.is_news and (common := before.keys() & self._history.keys()):
+            newest = max(common)
+            known = self._history.items()
+            self._history = {view: it for view, it in known if view <= newest or view in before}
+        held = {**before, **self._history}
+        self._history = {at: held[at] for at in sorted(held) if at != view.id}
+        self._history[view.id] = _known(view)
         self._trim()
+
+    def origin(self, members: Iterable[Member]) -> KnownView | None:
+        """The newest view that this peer was in with somebody who is not among `members`."""
+        here = frozenset(member.peer_id for member in members)
+        return next((it for it in reversed(self.history) if not it.peer_ids <= here), None)
 
     def leaves(self, common: KnownView | None) -> None:
         """This peer goes over to a part of the swarm that has had nothing in common with its own
-        since `common`."""
-        newer = [view for view in self._history if common is None or view > common.view]
-        self._left |= {view: self._history.pop(view) for view in newer}
-        self._trim()
-
-    def has_left(self, theirs: Iterable[ViewId], common: KnownView | None) -> bool:
-        """Whether it was in a view that is among `theirs`, after the `common` one, and left it."""
-        return any(view in self._left and (not common or view > common.view) for view in theirs)
+        since `common`: what came after that is no ancestor of what it will be in."""
+        for view in [view for view in self._history if common is None or view > common.view]:
+            del self._history[view]
 
     def has_readied(self, view: ViewId) -> bool:
         return view in self._readied
@@ -164,9 +166,8 @@ class KnownViews:
         return True
 
     def _trim(self) -> None:
-        limits = (REMEMBERED_VIEWS, REMEMBERED_VIEWS, LEFT_VIEWS)
-        for known, limit in zip((self._readied, self._certified, self._left), limits, strict=True):
-            while len(known) > limit:
+        for known in (self._readied, self._certified):
+            while len(known) > REMEMBERED_VIEWS:
                 del known[next(iter(known))]
         for view in self._sources.keys() - self._readied.keys():
             del self._sources[view]

@@ -3,9 +3,8 @@
 from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.consensus.actions import SECOND_NS, Actions, Report, SendMessage
 from p2p_dtfm.core.consensus.activity import Activity
-from p2p_dtfm.core.consensus.known_views import KnownView
 from p2p_dtfm.core.consensus.view_precedence import Side, outranks, own_side, side_of
-from p2p_dtfm.core.messages.agreement_messages import JoinRequest, Standing
+from p2p_dtfm.core.messages.agreement_messages import JoinRequest, KnownView, Standing
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
@@ -38,15 +37,16 @@ class Meeting(Activity):
         """With a view of which none of this peer's fellows speaks."""
         ancestors = (message.view, *message.ancestors)
         common = self._known.newest_common(ancestors)
-        is_firm = len(view.members) >= FIRM_MEMBERS and isinstance(view.plan, Plan)
-        if is_firm and self._known.has_left(ancestors, common):
-            return self._answer_outsider(message.sender, now_ns)
         if common is None and not self._knows_signer(message):
             return self._tell_of_foreigners(message, now_ns)
         theirs = self._side_of(message, common)
         if theirs is None:
             return []
         mine = own_side(self._standing(view), common)
+        stood_for = common is not None and bool(theirs.support or mine.support)
+        if not (stood_for or self._knows_signer(message)):
+            # nobody of that view is left in either: anybody may name it
+            return self._tell_of_foreigners(message, now_ns)
         if common is None:
             goes = self._follows_foreigners(view, message, theirs, mine)
         else:

@@ -6,8 +6,7 @@ common, each by its signature. Only between equals does length decide, as the la
 
 from dataclasses import dataclass
 
-from p2p_dtfm.core.consensus.known_views import KnownView
-from p2p_dtfm.core.messages.agreement_messages import Standing
+from p2p_dtfm.core.messages.agreement_messages import KnownView, Standing
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.prepared import open_prepared
 from p2p_dtfm.core.messages.statements import signers

@@ -20,12 +20,27 @@ PREPARED_LIMIT = 1024
 """In a contribution: of two steps, and as many that were refused."""
 
 
+class KnownView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is remembered of a view, also on disk."""
+
+    view: ViewId
+    members: tuple[Member, ...]
+    plan_digest: str
+
+    @property
+    def peer_ids(self) -> frozenset[str]:
+        return frozenset(member.peer_id for member in self.members)
+
+
 class PresentView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The view that a contributor is active in."""
 
     view: ViewId
     members: tuple[Member, ...]
     plan: Plan | None
+    origin: KnownView | None = None
+    """The newest view from which it came in which others were besides: a newcomer that is let in
+    belongs to what its members belong to, should they meet those again."""
 
 
 class SavedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

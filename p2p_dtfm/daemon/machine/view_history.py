@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from p2p_dtfm.core.consensus.known_views import KnownView
+from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 

@@ -1,5 +1,6 @@
 """Swarms of one run that meet, and those that are made up to be met."""
 
+import msgspec
 import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS, Rejoin, Report
@@ -221,3 +222,18 @@ def test_the_largest_swarm_can_tell_a_stranger_where_it_stands() -> None:
     for kind in ("control", "Standing"):
         assert isinstance(gate.admit("stranger", kind, size_bytes, 0), Admitted)
     assert isinstance(gate.admit("stranger", "Hello", size_bytes, 0), Refusal)
+
+
+def test_an_old_view_of_which_nobody_is_left_is_no_view_in_common() -> None:
+    """Anybody may name it: then only the length would count, which is made up as well."""
+    world = swarm(["a", "b", "c"])
+    old = KnownView(ViewId(1, "f" * 64), (Member("gone", 1), Member("gone too", 1)), "plan")
+    invented = invented_standing()
+    made_up = msgspec.structs.replace(invented, ancestors=(old.view,), signature=b"")
+    claim = stated(made_up, sign_for(invented.sender.peer_id))
+    for name in ("a", "b", "c"):
+        agreement = world.peers[name].agreement
+        agreement._known._history = {old.view: old, **agreement._known._history}
+        agreement.familiar.give(["friend"])
+        actions, _ = say(world, claim.sender.peer_id, name, claim)
+        assert not any(isinstance(action, Rejoin) for action in actions), name

@@ -14,6 +14,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
 )
 from p2p_dtfm.core.messages.prepared import SignedPrepared
 from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
@@ -148,3 +149,40 @@ def test_a_newcomer_hears_of_the_view_while_its_members_deal_with_a_failure() ->
     actions, _ = say(world, "n", "a", newcomer.agreement.wants_view())
     told = [it.message for it in actions if isinstance(it, SendMessage)]
     assert [type(message) for message in told] == [Standing]
+
+
+def test_newcomers_that_their_old_members_left_behind_follow_them() -> None:
+    """The old members of a part go over to the others alone; whom they had let in is cut off
+    meanwhile, and finds that it comes from the same view as all of them."""
+    old, others = ["d", "e"], ["a", "b", "c"]
+    world = trained(FIVE)
+    heal = split(world, [*old, *NEWCOMERS], others)
+    for name in NEWCOMERS:
+        world.add_peer(name)
+    world.run_until(
+        lambda: same_view(world, sorted([*old, *NEWCOMERS])) and same_view(world, others)
+    )
+    trains_on(world, old)
+    heal_newcomers = split(world, NEWCOMERS, FIVE)
+    heal()
+    world.run_until(lambda: same_view(world, FIVE), limit_s=60)
+    world.run_until(lambda: same_view(world, NEWCOMERS), limit_s=60)
+    heal_newcomers()
+    everyone = sorted([*FIVE, *NEWCOMERS])
+    world.run_until(lambda: same_view(world, everyone), limit_s=60)
+
+
+def test_who_joins_a_view_that_waits_for_members_costs_nobody_its_place() -> None:
+    """One after another they ask the same member, which has all agree anew for each."""
+    nothing = NoPlan("too little memory")
+    world = AgreementWorld(1, WORKLOAD, record("template"), lambda s: nothing, timing=TIMING)
+    names = [f"p{number}" for number in range(8)]
+    world.add_peer(names[0])
+    world.peers[names[0]].agreement.wants_view()
+    world.found(names[0])
+    for name in names[1:]:
+        world.add_peer(name)
+        world.ask_to_join(name, names[0])
+        world.run_to(world.now_ns + 4 * SECOND_NS)
+    world.run_to(world.now_ns + 10 * SECOND_NS)
+    assert same_view(world, names)

@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "231590331d936d495c469277d5ede1b3851322942832b3bd881676a3c67555d4"}
+SAID = {2: "8fa83a5940522df805c31eb58c81de4882c8d91b91db249e361ea9974d136adf"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

@@ -114,8 +114,9 @@ def test_probes_measure_what_the_scenario_says(tmp_path: Path) -> None:
                     if best > 0.9 * rate and round_trip_ns < 2.2 * latency_ms * MILLISECOND_NS:
                         break
                 due_s = 2e-3 * latency_ms
-                # never less; a busy machine adds, but not as much as another latency would
-                assert 0.99 * due_s < round_trip_ns / 1e9 < 1.15 * due_s + 0.008
+                # hardly less: timers are set a little early, for they mostly fire late; a busy
+                # machine adds, but not as much as another latency would
+                assert 0.95 * due_s < round_trip_ns / 1e9 < 1.15 * due_s + 0.008
                 assert best == pytest.approx(rate, rel=0.2)
 
     run(scenario())

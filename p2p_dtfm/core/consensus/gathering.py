@@ -47,11 +47,10 @@ class Gathering(Takeover):
         plan = attempt.plan = attempt.chosen(plan)
         attempt.progress_ns = now_ns
         self._readied_number = max(self._readied_number, attempt.number)
-        assert attempt.view_id is not None and attempt.snapshot is snapshot
+        assert attempt.view_id is not None
         origins = attempt.origins if self.view is None else None
         self._known.says_ready(View(snapshot, plan), attempt.sources, origins)
-        members = members_digest(snapshot.members)
-        ready = Ready(self.me, attempt.view_id, plan.digest(), members)
+        ready = Ready(self.me, attempt.view_id, plan.digest(), members_digest(snapshot.members))
         mine = attempt.ready[self.me] = stated(ready, self._signer)
         self._said_ready.add(attempt, mine)
         return [SendMessage(attempt.others, mine), *self._check_ready(now_ns)]

@@ -1,6 +1,7 @@
 """A member that computes nothing, and says that it waits, costs the others seconds."""
 
 import os
+import statistics
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from tests.e2e.helpers import logged, step_of, wait_until, write_endless_spec
 
 STALLS_AT = 40
 HOLD_UP_LIMIT_S = 10.0
+PATIENT_STEPS = 15
 
 
 def test_who_stalls_is_out_within_seconds(tmp_path: Path) -> None:
@@ -27,11 +29,17 @@ def test_who_stalls_is_out_within_seconds(tmp_path: Path) -> None:
         assert logged(liar, "rejoins")
         assert not any(logged(child, "rejoins") for child in rest)
         for child in rest:
-            assert longest_gap_s(child) <= HOLD_UP_LIMIT_S
+            limit_s = HOLD_UP_LIMIT_S + PATIENT_STEPS * usual_s(child)
+            assert max(gaps_s(child, STALLS_AT - 1)) <= limit_s
 
 
-def longest_gap_s(child: Child) -> float:
-    """Between two commits from the step on at which the other one stalls."""
+def usual_s(child: Child) -> float:
+    """Of a step: a busy machine makes others patient for some of these (`core.liveness.pace`)."""
+    return statistics.median(gaps_s(child, STALLS_AT // 2, STALLS_AT))
+
+
+def gaps_s(child: Child, first: int, end: int = 1 << 60) -> list[float]:
+    """Between commits of these steps."""
     events = [event for event in child.events() if event["event"] == "step"]
-    times = [event["time_s"] for event in events if event["step"] >= STALLS_AT - 1]
-    return max(after - before for before, after in pairwise(times))
+    times = [event["time_s"] for event in events if first <= event["step"] < end]
+    return [after - before for before, after in pairwise(times)]

@@ -12,7 +12,7 @@ import pytest
 from p2p_dtfm.testbed.chaos_verdict import judge
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import losses, step_of, wait_until, write_endless_spec, write_spec
-from tests.e2e.parity import assert_equals_the_plain_loop
+from tests.e2e.parity import TOLERANCE, assert_equals_the_plain_loop
 
 STEPS = 2000
 """More than can pass while a busy machine is slow to notice a checkpoint."""
@@ -59,7 +59,10 @@ def test_one_is_killed_then_all_and_two_go_on_from_a_committed_step(tmp_path: Pa
     after = [view for view in views if view["time_s"] > killed_s]
     assert len(views[0]["members"]) == 4 and any(len(view["members"]) == 2 for view in after)
     assert 2 * EVERY <= after[0]["step"] <= killed_at + 1, "from a checkpoint, not from the start"
-    assert losses(second)[end] == losses(again)[end]
+    # one may be a spare, which is told of some steps only
+    one, other_one = losses(again), losses(second)
+    shared = one.keys() & other_one.keys()
+    assert shared and all(abs(one[step] - other_one[step]) < TOLERANCE for step in shared)
 
 
 def kill(children: list[Child]) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.wide_area import Missing, wide_area
+from benchmarks.wide_area import Missing, tell_skipped, wide_area
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.libp2p.host import Host
@@ -395,9 +395,7 @@ def main() -> int:
         try:
             rows = measure(options.wanem, options.quick, options.repeats)
         except Missing as missing:
-            skipped = {"skipped": str(missing)}
-            print(json.dumps(skipped) if options.json else f"skipped: {missing}")
-            return 0
+            return tell_skipped(missing, options.json)
         return report(rows, options.json)
     return 0
 

@@ -13,7 +13,6 @@ plain loop's in one process. Where root, /dev/net/tun, gcc or ip is missing this
 with code 0. Bounds: what a machine computes alone; steps since the newest whole cut.
 """
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.links import ADDRESS, MTU, processor_s
-from benchmarks.wide_area import Missing, wide_area
+from benchmarks.wide_area import Missing, options_of, tell_skipped, tell_verdict, wide_area
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.local_swarm import Child, stop_all
 from p2p_dtfm.testbed.plain_losses import plain_losses
@@ -145,6 +144,14 @@ def computing(pid: int) -> tuple[float, float]:
     return max(threads)
 
 
+def waited_share(pid: int, seconds: float) -> float:
+    """Of the next seconds, in which the thread that computes was ready and did not run."""
+    began_s = time.monotonic()
+    _, before_s = computing(pid)
+    time.sleep(seconds)
+    return (computing(pid)[1] - before_s) / (time.monotonic() - began_s)
+
+
 def trainer_of(swarm: Swarm) -> Child:
     """Who holds all layers; the founder where several hold some."""
     trainers = [child for child in swarm.children if (child.status() or {}).get("stage")]
@@ -160,11 +167,8 @@ def measured(swarm: Swarm, tokens_per_step: int, seconds: float) -> dict[str, An
     """
     trainer = trainer_of(swarm)
     before = [processor_s(child.process.pid) for child in swarm.children]
-    began, began_s = len(steps_of(trainer)), time.monotonic()
-    _, before_s = computing(trainer.process.pid)
-    time.sleep(seconds)
-    ready_s = computing(trainer.process.pid)[1] - before_s
-    ready_share = ready_s / (time.monotonic() - began_s)
+    began = len(steps_of(trainer))
+    waited = waited_share(trainer.process.pid, seconds)
     events = steps_of(trainer)[began:]
     spent_s = [
         {kind: round((now[kind] - then[kind]) / seconds, 3) for kind in now}
@@ -176,7 +180,7 @@ def measured(swarm: Swarm, tokens_per_step: int, seconds: float) -> dict[str, An
     gaps_s = [b["time_s"] - a["time_s"] for a, b in itertools.pairwise(events)]
     return {
         "tokens_per_s": round(tokens_per_step / step_s),
-        "own_step_s": step_s * (1 - ready_share) if trainer_of(swarm) is trainer else None,
+        "own_step_s": step_s * (1 - waited) if trainer_of(swarm) is trainer else None,
         "longest_gap_s": round(max(gaps_s), 2),
         "processors": spent_s,
     }
@@ -257,19 +261,14 @@ def measure(source: Path | None, rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    wanem = os.environ.get("P2P_DTFM_WANEM")
-    parser.add_argument("--wanem", type=Path, default=Path(wanem) if wanem else None)
+    parser = options_of(__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=40.0, help="of each measurement")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
         result = measure(options.wanem, options.rounds, options.seconds)
     except Missing as missing:
-        skipped = {"skipped": str(missing)}
-        print(json.dumps(skipped) if options.json else f"skipped: {missing}")
-        return 0
+        return tell_skipped(missing, options.json)
     if options.json:
         print(json.dumps(result))
         return 0 if result["met"] else 1
@@ -284,11 +283,7 @@ def main() -> int:
         f"{kill['repeated_steps']} steps repeated of {kill['may_repeat_steps']} said; caught up "
         f"after {kill['caught_up_after_s']} s; losses {kill['max_loss_difference']:.1e} off"
     )
-    verdict = "met" if result["met"] else "MISSED"
-    if result["own_ratio"] is not None:
-        print(f"{result['own_ratio']:.1%} without what other processes had of the processors")
-    print(f"ratio {result['ratio']:.1%}, target {TARGET:.0%}: {verdict}")
-    return 0 if result["met"] else 1
+    return tell_verdict(result)
 
 
 if __name__ == "__main__":

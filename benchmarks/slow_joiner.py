@@ -11,10 +11,8 @@ in which the founder's computing was ready and other processes had the processor
 /dev/net/tun, gcc or ip is missing this says so and ends with code 0.
 """
 
-import argparse
 import itertools
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -23,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.links import MTU, processor_s
-from benchmarks.over_a_wan import ENDLESS, Swarm, computing, until
-from benchmarks.wide_area import Missing, wide_area
+from benchmarks.over_a_wan import ENDLESS, Swarm, steps_of, until, waited_share
+from benchmarks.wide_area import Missing, options_of, tell_skipped, tell_verdict, wide_area
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.local_swarm import Child, stop_all
@@ -63,18 +61,15 @@ def run_spec() -> RunSpec:
 def commits(child: Child) -> list[float]:
     """When this peer saw each step commit for the first time."""
     at_s: dict[int, float] = {}
-    for event in child.events():
-        if event["event"] == "step" and event["loss"] is not None:
-            at_s.setdefault(event["step"], event["time_s"])
+    for event in steps_of(child):
+        at_s.setdefault(event["step"], event["time_s"])
     return sorted(at_s.values())
 
 
 def watched(founder: Child, tokens_per_step: int, seconds: float) -> dict[str, Any]:
     """Tokens a second over the next seconds, by whole steps, and what they cost the founder."""
     spent_s, began_s = processor_s(founder.process.pid), time.time()
-    _, before_s = computing(founder.process.pid)
-    time.sleep(seconds)
-    ready_s = computing(founder.process.pid)[1] - before_s
+    waited = waited_share(founder.process.pid, seconds)
     spent_s = {kind: now - spent_s[kind] for kind, now in processor_s(founder.process.pid).items()}
     found = commits(founder)
     before = [at_s for at_s in found if at_s < began_s][-1:]
@@ -84,7 +79,7 @@ def watched(founder: Child, tokens_per_step: int, seconds: float) -> dict[str, A
     step_s = (span[-1] - span[0]) / count
     return {
         "tokens_per_s": round(tokens_per_step / step_s),
-        "own_step_s": round(step_s * (1 - ready_s / seconds), 4),
+        "own_step_s": round(step_s * (1 - waited), 4),
         "steps": count,
         "longest_span_s": round(longest_s, 2),
         "processor_s_per_step": round(sum(spent_s.values()) / count, 3),
@@ -149,20 +144,15 @@ def measure(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    wanem = os.environ.get("P2P_DTFM_WANEM")
-    parser.add_argument("--wanem", type=Path, default=Path(wanem) if wanem else None)
+    parser = options_of(__doc__)
     parser.add_argument("--tries", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=300.0, help="from the joiner's start on")
     parser.add_argument("--homes", type=Path, help="where homes and logs stay")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
         result = measure(options.wanem, options.tries, options.seconds, options.homes)
     except Missing as missing:
-        skipped = {"skipped": str(missing)}
-        print(json.dumps(skipped) if options.json else f"skipped: {missing}")
-        return 0
+        return tell_skipped(missing, options.json)
     if options.json:
         print(json.dumps(result))
         return 0 if result["met"] else 1
@@ -173,11 +163,7 @@ def main() -> int:
             f"{each['joined']['tokens_per_s']}: {each['ratio']:.1%}; longest span without a commit "
             f"{each['joined']['longest_span_s']} s"
         )
-    verdict = "met" if result["met"] else "MISSED"
-    if result["own_ratio"] is not None:
-        print(f"{result['own_ratio']:.1%} without what other processes had of the processors")
-    print(f"ratio {result['ratio']:.1%}, target {TARGET:.0%}: {verdict}")
-    return 0 if result["met"] else 1
+    return tell_verdict(result)
 
 
 if __name__ == "__main__":

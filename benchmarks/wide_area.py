@@ -1,16 +1,44 @@
 """A wide-area network between network namespaces of this machine, by `wanem`."""
 
+import argparse
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 class Missing(Exception):
     """What the real network needs is not here."""
+
+
+def options_of(description: str) -> argparse.ArgumentParser:
+    """With the options that all measurements over such a network have."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    wanem = os.environ.get("P2P_DTFM_WANEM")
+    parser.add_argument("--wanem", type=Path, default=Path(wanem) if wanem else None)
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def tell_skipped(missing: Missing, as_json: bool) -> int:
+    """Returns the exit code."""
+    skipped = {"skipped": str(missing)}
+    print(json.dumps(skipped) if as_json else f"skipped: {missing}")
+    return 0
+
+
+def tell_verdict(result: dict[str, Any]) -> int:
+    """Of a ratio against its target. Returns the exit code."""
+    if result["own_ratio"] is not None:
+        print(f"{result['own_ratio']:.1%} without what other processes had of the processors")
+    verdict = "met" if result["met"] else "MISSED"
+    print(f"ratio {result['ratio']:.1%}, target {result['target']:.0%}: {verdict}")
+    return 0 if result["met"] else 1
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.settings import Settings
-from p2p_dtfm.daemon.node.acquaintances import Acquaintances, Past
+from p2p_dtfm.daemon.node.acquaintances import Acquaintances
 from p2p_dtfm.daemon.node.join import Joining
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.resident import _to_come_back
@@ -23,16 +23,13 @@ from p2p_dtfm.daemon.peers.home_memory import (
     read_memory,
     write_memory,
 )
+from p2p_dtfm.daemon.peers.recall import Past, recall
 from tests.core.builders import run_spec
 from tests.daemon.test_memory import memory_of, peer_ids, place_of
 
 
 def settings_of(home: Path, **settings: object) -> Settings:
     return Settings(home=home, dashboard="off", **settings)
-
-
-def recall(settings: Settings) -> Past:
-    return asyncio.run(Past.recall(settings))
 
 
 def acquaintances_of(home: Path, network: Any, past: Past, **settings: object) -> Acquaintances:

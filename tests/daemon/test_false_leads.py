@@ -16,12 +16,12 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.node import join
-from p2p_dtfm.daemon.node.acquaintances import Past
 from p2p_dtfm.daemon.node.join import Joining
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.peers import run_source
 from p2p_dtfm.daemon.peers.home_memory import acquaintance
 from p2p_dtfm.daemon.peers.member_search import Found
+from p2p_dtfm.daemon.peers.recall import Past
 from p2p_dtfm.daemon.peers.run_source import RunComplete, ask_welcome, fault_of_end
 from p2p_dtfm.daemon.peers.wire import Welcome
 from p2p_dtfm.sim.faults.simulated_process import sign_for, verify

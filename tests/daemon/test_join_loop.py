@@ -11,7 +11,8 @@ from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.daemon.node import coming_and_going
 from p2p_dtfm.daemon.node.coming_and_going import Entry
-from p2p_dtfm.daemon.peers.member_search import Found, Search, Sought, first_found
+from p2p_dtfm.daemon.peers.discovery import first_found
+from p2p_dtfm.daemon.peers.member_search import Found, Search, Sought
 from p2p_dtfm.daemon.peers.wire import KnownPeers, PeerAddress
 from p2p_dtfm.daemon.telemetry.status import Status
 from p2p_dtfm.net.errors import Refused, Unreachable

@@ -63,8 +63,8 @@ class Gathering(Takeover):
 
     def _doubt_until_takeover(self, peer_id: str) -> None:
         if self.view is not None and not self._outside:
-            named = {m for m in self.view.members if m.peer_id == peer_id and m != self.me}
-            self._distrusted |= named
+            members = self.view.members
+            self._distrust_members({m for m in members if m.peer_id == peer_id and m != self.me})
 
     def suspect(self, peer_id: str, reason: str, now_ns: int) -> Actions:
         """Evidence that this peer cannot reach `peer_id`; hearing from it takes it back."""

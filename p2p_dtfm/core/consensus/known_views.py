@@ -79,9 +79,8 @@ class KnownViews:
         sources = self._sources.get(view.id, Sources((), is_news=False))
         before = {known.view: known for known in sources.views}
         if sources.is_news and (common := before.keys() & self._history.keys()):
-            newest = max(common)
-            known = self._history.items()
-            self._history = {view: it for view, it in known if view <= newest or view in before}
+            newest, known = max(common), self._history.items()
+            self._history = {at: it for at, it in known if at <= newest or at in before}
         held = {**before, **self._history}
         self._history = {at: held[at] for at in sorted(held) if at != view.id}
         self._history[view.id] = _known(view)

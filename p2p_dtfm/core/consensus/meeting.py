@@ -35,16 +35,15 @@ class Meeting(Activity):
 
     def _compare(self, view: View, message: Standing, now_ns: int) -> Actions:
         """With a view of which none of this peer's fellows speaks."""
-        ancestors = (message.view, *message.ancestors)
-        common = self._known.newest_common(ancestors)
+        common = self._known.newest_common((message.view, *message.ancestors))
         if common is None and not self._knows_signer(message):
             return self._tell_of_foreigners(message, now_ns)
         theirs = self._side_of(message, common)
         if theirs is None:
             return []
         mine = own_side(self._standing(view), common)
-        stood_for = common is not None and bool(theirs.support or mine.support)
-        if not (stood_for or self._knows_signer(message)):
+        is_stood_for = common is None or bool(theirs.support or mine.support)
+        if not is_stood_for and not self._knows_signer(message):
             # nobody of that view is left in either: anybody may name it
             return self._tell_of_foreigners(message, now_ns)
         if common is None:

@@ -4,6 +4,9 @@ Our own mistakes are `AssertionError`s; they are never caught. The other two are
 carry their cause and, where somebody can act on it, the fix.
 """
 
+UNREACHABLE = 6
+"""The exit code where nobody answers who should: the same line may work later, or elsewhere."""
+
 
 class UserError(Exception):
     """Something a person gave us cannot be used. Shown without a traceback."""

@@ -21,21 +21,21 @@ class BelievedClaims:
 
     def __init__(self, parts: Sequence[Contribution], slack_steps: int = 0) -> None:
         self._parts = parts
-        self._members = [part for part in parts if part.present is not None]
+        self.members = [part for part in parts if part.present is not None]
         self._slack_steps = slack_steps
         self._reach = _reach(parts)
-        views = [part.present for part in self._members if part.present is not None]
+        views = [part.present for part in self.members if part.present is not None]
         newest = max(views, key=lambda it: (it.view, it.plan is not None), default=None)
         self._trains = newest is not None and newest.plan is not None
         """Else no step commits, and whoever brings states is welcome."""
         self._fellows: dict[ViewId, list[Contribution]] = {}
-        for part in self._members:
+        for part in self.members:
             assert part.present is not None
             self._fellows.setdefault(part.present.view, []).append(part)
 
     def furthest(self, limit: int | None = None) -> int:
         """How far members have come, at most, by what nothing speaks against."""
-        told = [p for p in self._members or self._parts if limit is None or p.step <= limit]
+        told = [p for p in self.members or self._parts if limit is None or p.step <= limit]
         furthest = sorted(told, key=lambda part: part.step, reverse=True)
         believed = (part.step for part in furthest if self.may_have(part, part.step))
         return next(believed, furthest[0].step if furthest else 0)

@@ -45,24 +45,23 @@ def recover(
     parts = sorted(contributions, key=lambda part: part.member)
     claims = BelievedClaims(parts)
     complete = complete_steps(parts, terms)
-    members = [part for part in parts if part.present is not None]
-    accepts_loss = _accept_loss(members or parts)
+    accepts_loss = _accept_loss(claims.members or parts)
     limit = terms.total_steps + 1 if terms is not None else None
     floor = claims.furthest(limit) - 1
     candidates = _candidates(parts, complete, claims)
     cuts = {Target(item.version, item.lineage) for part in parts for item in part.cuts}
-    cuts = {target for target in cuts if _is_backed(parts, target, complete, claims)}
+    cuts = {target for target in cuts if _is_backed(target, complete, claims)}
     if accepts_loss:
         floor = 0
         saved = {Target(item.version, item.lineage) for p in parts for item in p.saved}
-        candidates |= {t for t in saved if _is_backed(parts, t, complete, claims)}
+        candidates |= {t for t in saved if _is_backed(t, complete, claims)}
     if floor <= 0:
         candidates.add(Target(0, GENESIS_LINEAGE))
     best_missing: tuple[int, ...] | None = None
 
     def rank(target: Target) -> tuple[bool, int, int, str]:
         is_possible = limit is None or target.step <= limit
-        standing = sum(1 for part in members if _stands_on(part, target, complete))
+        standing = sum(1 for part in claims.members if _stands_on(part, target, complete))
         return is_possible, target.step, standing, target.lineage
 
     for target in sorted(candidates | cuts, key=rank, reverse=True):
@@ -129,12 +128,10 @@ def _candidates(
     parts: list[Contribution], complete: Complete, claims: BelievedClaims
 ) -> set[Target]:
     told = {Target(version, at) for part in parts for version, at in part.lineages.items()}
-    return {t for t in {*complete, *told} if _is_backed(parts, t, complete, claims)}
+    return {t for t in {*complete, *told} if _is_backed(t, complete, claims)}
 
 
-def _is_backed(
-    parts: list[Contribution], target: Target, complete: Complete, claims: BelievedClaims
-) -> bool:
+def _is_backed(target: Target, complete: Complete, claims: BelievedClaims) -> bool:
     """Whether it is what all Prepared of a step lead to; or the word of somebody against whom the
     others' speaks not. Where steps happen a newcomer has only states by which members came."""
     step = complete.get(target)
@@ -142,10 +139,9 @@ def _is_backed(
         return True
     if not claims.needs_members:
         return True
-    members = (part for part in parts if part.present is not None)
     return any(
         _tells_of(part, target, complete) and claims.may_have(part, target.step, target.lineage)
-        for part in members
+        for part in claims.members
     )
 
 

@@ -20,10 +20,10 @@ from p2p_dtfm.daemon.peers.home_memory import (
     write_memory,
 )
 from p2p_dtfm.daemon.peers.member_search import Found, Search, Sought
-from p2p_dtfm.daemon.peers.recall import recall
+from p2p_dtfm.daemon.peers.recall import Past
 from p2p_dtfm.daemon.peers.run_source import Run
 from p2p_dtfm.daemon.telemetry.status import State
-from p2p_dtfm.net.contacts.addresses import host_and_port, is_relayed, parse_address
+from p2p_dtfm.net.contacts.addresses import host_and_port, is_relayed, parse_address, peer_ids_of
 from p2p_dtfm.net.contacts.first_contacts import reach_any
 from p2p_dtfm.net.contacts.nearby import Nearby, Neighbour
 from p2p_dtfm.net.directory.directory import Directory
@@ -40,24 +40,6 @@ NOBODY_ANSWERS = "members"
 log = logging.getLogger("p2p_dtfm")
 
 
-class Past:
-    """What a home remembers, newest first, and which of it the daemon comes back to."""
-
-    def __init__(self, runs: list[Memory], recalled: Memory | None) -> None:
-        self.runs = runs
-        self.recalled = recalled
-
-    @classmethod
-    async def recall(cls, settings: Settings) -> "Past":
-        """Raises `UserError` if nothing says what to do."""
-        return cls(*await asyncio.to_thread(recall, settings))
-
-    @property
-    def addresses(self) -> tuple[str, ...] | None:
-        """Of those met in the run to come back to; None where there is none."""
-        return None if self.recalled is None else self.recalled.addresses()
-
-
 class Acquaintances:
     """`memory` is what this home remembers of the run that the daemon comes back to, if it does,
     and then what is written of the run that it takes part in."""
@@ -68,10 +50,10 @@ class Acquaintances:
         self.directory = directory
         self.welcomed_by = ""
         """The member that answered first."""
-        self.comes_back = False
-        """It was in this run before."""
         self.members_named: tuple[str, ...] = ()
         """By that member."""
+        self.comes_back = False
+        """It was in this run before."""
         self._local = local
         self._network = network
         self._nearby: Nearby | None = None
@@ -93,7 +75,7 @@ class Acquaintances:
             directory = await Directory.start(host, network.first_contacts, serves)
         else:
             directory = await Directory.start(host, (), serves)
-            await directory.meet([parse_address(at)[0] for at in network.first_contacts])
+            await directory.meet(peer_ids_of(network.first_contacts))
         return cls(local, network, past, directory)
 
     async def close(self) -> None:
@@ -116,8 +98,8 @@ class Acquaintances:
         if memory is not None and memory.run_digest == run_digest:
             for item in memory.members:
                 met[item.peer_id] = (*met.get(item.peer_id, ()), *item.addresses)
-        first = tuple(parse_address(address)[0] for address in self._network.first_contacts)
-        return Sought(run_digest, tuple(met.items()), first)
+        first = peer_ids_of(self._network.first_contacts)
+        return Sought(run_digest, tuple(met.items()), tuple(first))
 
     async def look_for_members(self, run_digest: str) -> Found | None:
         """In all places, for a bounded time; says where, and what came of it."""
@@ -176,7 +158,7 @@ class Acquaintances:
         remembered = self.memory.addresses() if self.memory is not None else ()
         addresses = tuple(dict.fromkeys((*self._local.settings.initial_peers, *remembered)))
         reached = await reach_any(self._network.host, addresses[:CALLED_LIMIT], CALL_LIMIT_S)
-        await self.directory.meet([parse_address(address)[0] for address in reached])
+        await self.directory.meet(peer_ids_of(reached))
 
     # ---- remembering
 
@@ -214,7 +196,7 @@ class Acquaintances:
         """Those that the user named, and those that were met, or that such have named: a swarm of
         keys that somebody has made has none of them."""
         addresses, memory = self._local.settings.initial_peers, self.memory
-        agreement.familiar.give(parse_address(address)[0] for address in addresses)
+        agreement.familiar.give(peer_ids_of(addresses))
         if memory is not None and memory.run_digest == run_digest:
             agreement.familiar.meet(item.peer_id for item in memory.members)
         agreement.familiar.meet(self.members_named)
@@ -299,5 +281,5 @@ class Acquaintances:
 
 def meeting_points(settings: Settings, network: Network) -> tuple[str, ...]:
     """Of the initial peers, those that were reached: a bootstrap node may be among them."""
-    given = {parse_address(address)[0] for address in settings.initial_peers}
+    given = set(peer_ids_of(settings.initial_peers))
     return tuple(at for at in network.first_contacts if parse_address(at)[0] in given)

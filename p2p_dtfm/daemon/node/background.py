@@ -218,8 +218,7 @@ class Background:
                 self._membership.set_record()
         reason = self._membership.plan_times.why_anew()
         if reason is not None:
-            log.info("%s", reason)
-            self._local.observer.note(reason)
+            self._local.tell(reason)
             self._do(agreement.request_replan(reason, time.monotonic_ns()))
 
     async def _data_loop(self) -> None:

@@ -21,14 +21,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.observer import Observer
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.before_start import check_before_start
 from p2p_dtfm.daemon.machine.locks import only_daemon_on
 from p2p_dtfm.daemon.machine.settings import Settings
-from p2p_dtfm.daemon.node.acquaintances import Acquaintances, Past
+from p2p_dtfm.daemon.node.acquaintances import Acquaintances
 from p2p_dtfm.daemon.node.background import Background
 from p2p_dtfm.daemon.node.coming_and_going import Departure, Entry
 from p2p_dtfm.daemon.node.dispatch import Dispatch
@@ -39,6 +39,7 @@ from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.node.status_api import StatusApi
+from p2p_dtfm.daemon.peers.recall import Past, recall
 from p2p_dtfm.daemon.telemetry.event_files import EventFiles
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
@@ -71,7 +72,7 @@ class Daemon:
             stack.callback(local.home.release)
             stack.callback(local.observer.close)
             stack.callback(local.compute.close)
-            past = await Past.recall(settings)
+            past = await asyncio.to_thread(recall, settings)
             life.handle_signals(until_stdin_closes=settings.until_stdin_closes)
             if not await life.unless_leaving(self._start(stack, past)):
                 log.info("left before it took part")
@@ -231,7 +232,7 @@ def explained(error: BaseException | None) -> BaseException:
             "start p2p-dtfm again with --initial-peers and the address of a peer that still runs",
             "if none does, start the founder again: it goes on from its newest whole checkpoint",
         ),
-        exit_code=6,
+        exit_code=UNREACHABLE,
     )
 
 

@@ -94,8 +94,7 @@ class Effects:
         life.spawn(asyncio.to_thread(membership.view_history.write))
         log.info("view %s from step %d on", view.id, step)
         for text in _remarks(action):
-            log.info("%s", text)
-            observer.note(text)
+            self._local.tell(text)
         if isinstance(view.plan, NoPlan):
             status.say(State.WAITING, view.plan.reason)
             log.info("waiting: %s", view.plan.reason)
@@ -138,9 +137,8 @@ class Effects:
         path = await participant.checkpoints.set_aside(states, step, lineage)
         where = f"its layers are kept in {path}" if path else "it had no state to keep"
         text = f"gives up what this side of a split swarm came to by step {step}; {where}"
-        log.warning("%s", text)
+        self._local.tell(text, logging.WARNING)
         participant.events.write("given up", step=step, kept=str(path or ""))
-        self._local.observer.note(text)
 
     async def _next_life(self) -> int:
         """Without a number on disk that grows, a later start could speak as an earlier one."""
@@ -167,8 +165,7 @@ class Effects:
             text += f"; what was planned is in {path}"
         except OSError as error:
             log.warning("a disagreement cannot be written down: %s", error)
-        log.warning("%s", text)
-        self._local.observer.note(text)
+        self._local.tell(text, logging.WARNING)
 
 
 def _history_entry(action: TakeOver) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
-from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.resident_limit import planned_bytes
@@ -24,7 +24,7 @@ from p2p_dtfm.daemon.node.acquaintances import (
     meeting_points,
 )
 from p2p_dtfm.daemon.node.local import Local
-from p2p_dtfm.daemon.node.network import UNREACHABLE, Network
+from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.peers.discovery import find_run
 from p2p_dtfm.daemon.peers.home_memory import Memory
 from p2p_dtfm.daemon.peers.member_search import Found
@@ -42,7 +42,7 @@ from p2p_dtfm.daemon.peers.self_record import SelfRecord
 from p2p_dtfm.daemon.peers.wire import Welcome
 from p2p_dtfm.daemon.state_transfer.initial_states import store_initial
 from p2p_dtfm.daemon.telemetry.status import State
-from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.net.contacts.addresses import parse_address, peer_ids_of
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.sim.scenario.files import find_run_spec
 from p2p_dtfm.train.data import BlobStore, Progress
@@ -75,15 +75,14 @@ class Joining:
 
     async def enter_run(self) -> Run:
         """Found it, join it, or take up the last one."""
-        if self._local.settings.run:
+        settings, recalled = self._local.settings, self._acquaintances.memory
+        if settings.run:
             return await self._found_run()
-        recalled = self._acquaintances.memory
         if recalled is None:
-            return await self._join_run(self._local.settings.run_digest)
-        settings = self._local.settings
+            return await self._join_run(settings.run_digest)
         if settings.initial_peers and meeting_points(settings, self._network):
             try:
-                return await self._join_run(self._local.settings.run_digest)
+                return await self._join_run(settings.run_digest)
             except UserError as error:
                 if error.exit_code != UNREACHABLE:
                     raise
@@ -152,9 +151,8 @@ class Joining:
         self.may_go_on_alone = not self._local.settings.initial_peers and await asyncio.to_thread(
             self._can_go_on, recalled, store
         )
-        alone = self.may_go_on_alone
+        alone, known = self.may_go_on_alone, self._acquaintances
         while True:
-            known = self._acquaintances
             look = known.look_before_going_alone if alone else known.look_for_members
             run = await self._follow_first(partial(look, digest))
             if run is not None:
@@ -163,11 +161,11 @@ class Joining:
                 self.founds = True
                 log.info("takes up run %s (%s) alone", digest[:16], recalled.spec.name)
                 return open_local_run(recalled.signed_spec, store)
-            self._acquaintances.say_nobody_answers(digest, pause_s)
+            known.say_nobody_answers(digest, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
             self._network.messenger.passed_over.clear()
-            await self._acquaintances.call_again()
+            await known.call_again()
 
     async def _follow_first(self, look: Callable[[], Awaitable[Found | None]]) -> Run | None:
         """Join through the first who answers and can be followed; None where nobody is left.
@@ -187,7 +185,7 @@ class Joining:
 
     def _is_known(self, peer_id: str) -> bool:
         """Whether the user has named it, or it was met in this run."""
-        given = {parse_address(address)[0] for address in self._local.settings.initial_peers}
+        given = set(peer_ids_of(self._local.settings.initial_peers))
         memory = self._acquaintances.memory
         met = {item.peer_id for item in memory.members} if memory is not None else set()
         return peer_id in given | met
@@ -227,7 +225,7 @@ class Joining:
 
     async def _join_run(self, run_digest: str) -> Run:
         self._local.status.say(State.JOINING, "asks which run is trained here")
-        initial = [parse_address(address)[0] for address in self._local.settings.initial_peers]
+        initial = peer_ids_of(self._local.settings.initial_peers)
         own, error = await self._network.host.addresses(), None
         while True:
             try:

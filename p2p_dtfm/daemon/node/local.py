@@ -1,5 +1,7 @@
 """What a daemon has of its own before it meets anybody."""
 
+import logging
+
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.observer import Observer
 from p2p_dtfm.daemon.dashboard.seen import Seen
@@ -10,6 +12,8 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.telemetry.event_files import EventFiles
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.daemon.telemetry.step_recorder import StepRecorder
+
+log = logging.getLogger("p2p_dtfm")
 
 
 class Local:
@@ -29,6 +33,11 @@ class Local:
         self.home = Home(settings.home)
         self.compute = Compute()
         self.life = Life(self._say_leaving)
+
+    def tell(self, text: str, level: int = logging.INFO) -> None:
+        """In the log, and among the events of the dashboard."""
+        log.log(level, "%s", text)
+        self.observer.note(text)
 
     def _say_leaving(self) -> None:
         self.status.say(State.LEAVING, "finishes the step and hands its layers to the others")

@@ -116,5 +116,4 @@ class Membership:
         self.actions.do(self.agreement.plan_computed(snapshot, plan, time.monotonic_ns()))
 
     def _report(self, action: Report) -> None:
-        log.info("%s", action.text)
-        self.local.observer.note(action.text)
+        self.local.tell(action.text)

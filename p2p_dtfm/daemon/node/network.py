@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS, WAN_LIVENESS, Liveness
-from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, PeerFault, UserError
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.peers.gate import GateKeeper
@@ -29,8 +29,6 @@ from p2p_dtfm.net.streams.probing import Probes
 
 CALL_LIMIT_S = 3.0
 CALLED_LIMIT = 16
-UNREACHABLE = 6
-"""The exit code of a daemon that reaches nobody."""
 
 log = logging.getLogger("p2p_dtfm")
 

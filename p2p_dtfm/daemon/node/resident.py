@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from p2p_dtfm import __version__
-from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from p2p_dtfm.daemon.node.daemon import Daemon
 
 LOOK_EVERY_S = 1.0
-UNREACHABLE = 6
 
 log = logging.getLogger("p2p_dtfm")
 

@@ -8,9 +8,10 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
-from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.run_source import ask_welcome, ask_welcome_shortly
 from p2p_dtfm.daemon.peers.wire import Welcome
@@ -26,6 +27,7 @@ ASKED_LIMIT = 64
 ANSWER_DEADLINE_S = 4.0
 DIGEST_CHARACTERS = 64
 
+Value = TypeVar("Value")
 Found = tuple[str, Welcome]
 """Who answered, and its answer."""
 
@@ -47,7 +49,7 @@ async def find_run(
         refused = error
     say(f"looks in the directory for members of run {run_digest[:16]}")
     # who trains another run has told so: then most likely the digest is mistyped
-    patience_s = LOOK_FOR_S if refused.exit_code == 6 else 0.0
+    patience_s = LOOK_FOR_S if refused.exit_code == UNREACHABLE else 0.0
     end_s = time.monotonic() + patience_s
     while True:
         found = await ask_present(messenger, directory, initial_peers, own, run_digest)
@@ -108,20 +110,37 @@ async def _first_answer(
                 return answer if answer is not None and answer[1].lets_in else None
         return None
 
-    asking = [asyncio.create_task(ask(peer)) for peer in peers]
+    return await first_found([ask(peer) for peer in peers], None)
+
+
+async def first_found(
+    ways: Sequence[Coroutine[Any, Any, Value | None]], limit_s: float | None
+) -> Value | None:
+    """The first that is not None; the others are cancelled."""
+    tasks = {asyncio.create_task(way) for way in ways}
+    waiting = set(tasks)
+    loop = asyncio.get_running_loop()
+    end_s = None if limit_s is None else loop.time() + limit_s
     try:
-        for answer in asyncio.as_completed(asking):
-            if (found := await answer) is not None:
-                return found
+        while waiting:
+            left_s = None if end_s is None else max(0.0, end_s - loop.time())
+            done, waiting = await asyncio.wait(
+                waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                return None
+            for task in done:
+                if (found := task.result()) is not None:
+                    return found
+        return None
     finally:
-        for task in asking:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-    return None
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _with_hint(error: UserError) -> UserError:
-    if error.exit_code != 6:
+    if error.exit_code != UNREACHABLE:
         return error
     hint = (
         "if the address is of a bootstrap node, name the run with --run-digest and all "

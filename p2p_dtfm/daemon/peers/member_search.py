@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from p2p_dtfm.daemon.peers.discovery import ask_present
+from p2p_dtfm.daemon.peers.discovery import ask_present, first_found
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.run_source import ask_welcome_shortly
 from p2p_dtfm.daemon.peers.wire import Welcome
@@ -168,32 +168,6 @@ class Search:
         if found is None or not found[1].lets_in:
             return None
         return Found(*found, where)
-
-
-async def first_found(
-    ways: Sequence[Coroutine[Any, Any, Found | None]], limit_s: float | None
-) -> Found | None:
-    """The first that is not None; the others are cancelled."""
-    tasks = {asyncio.create_task(way) for way in ways}
-    waiting = set(tasks)
-    loop = asyncio.get_running_loop()
-    end_s = None if limit_s is None else loop.time() + limit_s
-    try:
-        while waiting:
-            left_s = None if end_s is None else max(0.0, end_s - loop.time())
-            done, waiting = await asyncio.wait(
-                waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done:
-                return None
-            for task in done:
-                if (found := task.result()) is not None:
-                    return found
-        return None
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@ libp2p are loaded, so that whoever typed nothing is answered at once.
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.home import home_option
@@ -11,9 +12,20 @@ from p2p_dtfm.daemon.peers.home_memory import Memory, remembered_runs
 from p2p_dtfm.net.contacts.addresses import parse_address
 
 
-def recall(settings: Settings) -> tuple[list[Memory], Memory | None]:
-    """(runs that the home remembers, the one to come back to). Raises `UserError` if nothing says
-    what to do."""
+class Past(NamedTuple):
+    """The runs that a home remembers, newest first, and the one that the daemon comes back to."""
+
+    runs: list[Memory]
+    recalled: Memory | None
+
+    @property
+    def addresses(self) -> tuple[str, ...] | None:
+        """Of those met in the run to come back to; None where there is none."""
+        return None if self.recalled is None else self.recalled.addresses()
+
+
+def recall(settings: Settings) -> Past:
+    """Raises `UserError` if nothing says what to do."""
     if settings.new and not settings.run:
         raise UserError(
             "--new founds afresh, and no run spec says what",
@@ -27,7 +39,7 @@ def recall(settings: Settings) -> tuple[list[Memory], Memory | None]:
     recalled = None if settings.new else next(wanted, None)
     if recalled is None and not settings.run and not settings.initial_peers:
         raise nothing_to_take_up(home, settings.run_digest)
-    return past, recalled
+    return Past(past, recalled)
 
 
 def nothing_to_take_up(home: Path, run_digest: str) -> UserError:

@@ -11,7 +11,7 @@ from p2p_dtfm.core.messages.agreement_messages import Standing
 from p2p_dtfm.core.messages.message_bounds import require_bounded
 from p2p_dtfm.core.messages.statements import require_stated, signers
 from p2p_dtfm.core.protocol.canonical import decode, digest_bytes
-from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, PeerFault, UserError
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
@@ -133,7 +133,7 @@ class NobodyTrains(UserError):
         super().__init__(
             "no initial peer said which run it trains: " + "; ".join(causes),
             ("see that the other daemon has a run and is of this version", "try again in a minute"),
-            exit_code=6,
+            exit_code=UNREACHABLE,
         )
 
 
@@ -260,7 +260,7 @@ async def fetch_run(
         raise UserError(
             f"the run cannot be learnt from {', '.join(peers)}: {error}",
             ("try again in a minute", "join through another peer"),
-            exit_code=6,
+            exit_code=UNREACHABLE,
         ) from error
     return Run(spec, welcome.run_spec, manifest, tokenizer, store)
 

@@ -54,7 +54,7 @@ class StageLinks:
     frames: StepFrames
 
 
-def _nobody(step: int, progress: StageProgress | None) -> None:
+def tell_nobody(step: int, progress: StageProgress | None) -> None:
     """Progress of which nobody needs to know."""
 
 
@@ -67,5 +67,5 @@ class StageListeners:
     as soon as it is there.
     """
 
-    progress: OnProgress = _nobody
+    progress: OnProgress = tell_nobody
     alone: OnAlone | None = None

@@ -8,7 +8,13 @@ from p2p_dtfm.core.recovery.partial_replay import StageReplay, whole_step
 from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.microbatches import Microbatches
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
-from p2p_dtfm.daemon.step.stage_tools import StageLinks, StageListeners, StagePlace, StageTools
+from p2p_dtfm.daemon.step.stage_tools import (
+    StageLinks,
+    StageListeners,
+    StagePlace,
+    StageTools,
+    tell_nobody,
+)
 from p2p_dtfm.daemon.step.step_reduction import StepReduction
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import squared_norm
@@ -69,7 +75,7 @@ class StepEngine:
         self._pipeline = place.plan.pipelines[stands[0]]
         self._is_local = spec.sync.mode == "local"
         # inner steps keep nothing of a step that fails, so nobody is told of their progress
-        told = StageListeners().progress if self._is_local else listeners.progress
+        told = tell_nobody if self._is_local else listeners.progress
         self._microbatches = Microbatches(place, links, tools, self.work, told)
         self._segments = segments_of(place.plan, place.me)
         self._on_alone = listeners.alone

@@ -27,6 +27,11 @@ class _Malformed(Exception):
         super().__init__(cause)
 
 
+def peer_ids_of(addresses: Iterable[str]) -> list[str]:
+    """Whose they are, in their order. Raises `UserError`."""
+    return [parse_address(address)[0] for address in addresses]
+
+
 def parse_address(text: str) -> tuple[str, str]:
     """(peer id, the address without its last /p2p/ID). Raises `UserError` saying what is wrong."""
     try:

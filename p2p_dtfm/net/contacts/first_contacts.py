@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.net.contacts.addresses import parse_address
 from p2p_dtfm.net.errors import Unreachable, in_plain_words
 
@@ -62,7 +62,7 @@ async def reach_first_peers(
                 "see that its port is open: no firewall or router in between may drop it",
                 "copy the address whole, up to its last character",
             ),
-            exit_code=6,
+            exit_code=UNREACHABLE,
         )
     return tuple(reached)
 

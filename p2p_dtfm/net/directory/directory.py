@@ -20,7 +20,7 @@ import base58
 import msgspec
 
 from p2p_dtfm.core.protocol.canonical import decode, encode
-from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, PeerFault, UserError
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.net.contacts.addresses import parse_address
 from p2p_dtfm.net.directory import node as directory_node
@@ -316,7 +316,7 @@ def _not_joined(initial_peers: list[str], error: Exception) -> UserError:
     return UserError(
         f"could not join the directory through {', '.join(initial_peers)}: {cause}",
         tuple(fixes),
-        exit_code=6,
+        exit_code=UNREACHABLE,
     )
 
 

@@ -277,7 +277,7 @@ class Participant:
         return self._agreement.recovery_evidence.lineage.at(step) or ""
 
     def ready_for(self) -> ViewId | None:
-        return self._agreement.ready_for
+        return self._agreement.vouch()
 
     def synced(self, view: ViewId) -> None:
         self.states_changed()

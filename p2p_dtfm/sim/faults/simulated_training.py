@@ -185,7 +185,7 @@ class SimulatedTraining(SimulatedMicrobatches, SimulatedCuts):
             token_count=count,
             held_out_loss_sum=0.0,
             held_out_token_count=0,
-            ready_for=self.agreement.ready_for,
+            ready_for=self.agreement.vouch(),
             kept=self.clock.kept if self.clock is not None else -1,
             base=self.agreement.recovery_evidence.lineage.digest,
             sums=sums,

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -89,19 +89,7 @@ class Microbatches:
         work, places = self._work, {number: n for n, number in enumerate(replay.microbatches)}
         if work.unfinished is not None:
             await self._compute.run(self._finish_backward)
-        order = StageOrder(
-            range(len(places)),
-            self._stage.in_flight,
-            makes_inputs=self._runner.has_embedding,
-            makes_losses=self._runner.has_head,
-            splits=self._runner.splits,
-            done=Done(
-                len(work.forwarded),
-                work.backwards,
-                work.weights,
-                {places[number] for number in replay.next_has},
-            ),
-        )
+        order = self._order(places)
         not_final = dict.fromkeys(reversed(self._runner.layer_states))
 
         def is_final(layer: int) -> None:
@@ -115,11 +103,7 @@ class Microbatches:
         ahead: _Begun | None = None
         try:
             while not order.done:
-                for key, payload in self._mailbox.take_arrivals(step, places):
-                    try:
-                        await self._arrived(key, payload, places[key.index], order, tensors)
-                    except PeerFault as fault:
-                        self._frames.on_poison(key.sender, fault.cause)
+                await self._take_arrivals(step, places, order, tensors)
                 if ahead is None and order.only_weights_are_left:
                     owed = [replay.microbatches[place] for place in order.take_weights()]
                     await self._weights_by_layer(owed, is_final)
@@ -145,6 +129,19 @@ class Microbatches:
                 ahead.running.cancel()
         for layer in list(not_final):  # where all was done before
             is_final(layer)
+
+    def _order(self, places: Mapping[int, int]) -> StageOrder:
+        """That of this step; `places` are those of its microbatches in it."""
+        work = self._work
+        sent = {places[number] for number in self._replay.next_has}
+        return StageOrder(
+            range(len(places)),
+            self._stage.in_flight,
+            makes_inputs=self._runner.has_embedding,
+            makes_losses=self._runner.has_head,
+            splits=self._runner.splits,
+            done=Done(len(work.forwarded), work.backwards, work.weights, sent),
+        )
 
     def _awaited(self, step: int, order: StageOrder) -> FrameKey:
         """The frame without which nothing can be computed."""
@@ -212,6 +209,15 @@ class Microbatches:
     def _say(self, step: int) -> None:
         self._on_progress(step, self._work.progress)
         self._work.drop_if_too_large()
+
+    async def _take_arrivals(
+        self, step: int, places: Mapping[int, int], order: StageOrder, tensors: "_Arrived"
+    ) -> None:
+        for key, payload in self._mailbox.take_arrivals(step, places):
+            try:
+                await self._arrived(key, payload, places[key.index], order, tensors)
+            except PeerFault as fault:
+                self._frames.on_poison(key.sender, fault.cause)
 
     async def _arrived(
         self,

@@ -58,8 +58,6 @@ class Microbatches:
         work: OpenStepWork,
         on_progress: OnProgress,
     ) -> None:
-        stage = place.plan.stage_of(place.me)
-        assert stage is not None, "a spare has no microbatches"
         self._mailbox = links.mailbox
         self._me = place.me
         self._spec = place.spec
@@ -70,7 +68,7 @@ class Microbatches:
         self._compute = tools.compute
         self._recorder = tools.recorder
         self._on_progress = on_progress
-        self._stage = stage
+        self._stage = place.stage
         self._neighbours = neighbours_of(place.plan, place.me, place.spec)
         self._replay = whole_step(place.plan, place.me)
 
@@ -376,15 +374,12 @@ class Microbatches:
     def _require_finite(self, kind: FrameKind, number: int, values: Tensor | None) -> None:
         """What a neighbour has sent; raises `PeerFault`. Compute thread."""
         if values is not None and not is_finite(values):
-            beside = self._neighbours[self._place(number)]
-            sender = beside.before if kind is FrameKind.ACTIVATION else beside.after
-            assert sender is not None, "an end of a pipeline gets nothing from outside"
+            sender = self._beside(number, after=kind is not FrameKind.ACTIVATION)
             cause = f"{kind} of microbatch {number} with a value that is not finite"
             raise PeerFault(cause, sender.peer_id)
 
     def _activation(self, step: int, number: int) -> FrameKey:
-        before, layer = self._neighbours[self._place(number)].before, self._stage.first_layer
-        assert before is not None, "the embedding has its inputs"
+        before, layer = self._beside(number, after=False), self._stage.first_layer
         return FrameKey(step, FrameKind.ACTIVATION, layer, number, before.peer_id)
 
     @property
@@ -401,9 +396,13 @@ class Microbatches:
 
     def _neighbour(self, kind: FrameKind, number: int) -> Stage:
         """Where this microbatch's boundary tensor of this kind goes."""
+        return self._beside(number, after=kind is FrameKind.ACTIVATION)
+
+    def _beside(self, number: int, *, after: bool) -> Stage:
+        """The stage that a microbatch comes from, or goes to."""
         beside = self._neighbours[self._place(number)]
-        found = beside.after if kind is FrameKind.ACTIVATION else beside.before
-        assert found is not None, "an end of a pipeline sends nothing outward"
+        found = beside.after if after else beside.before
+        assert found is not None, "an end of a pipeline exchanges nothing outward"
         return found
 
     def _codec(self, kind: FrameKind, number: int) -> str:

@@ -194,10 +194,10 @@ class Faults:
         if any(peer not in rest for peer in others):
             return False
         layers = set(range(self.world.workload.layer_count))
-        keys = {key for peer in others for key in peer.cuts}
+        keys = {key for peer in others for key in peer.cuts.copies}
         return any(
             step >= self.world.invariants.whole_cut
-            and layers <= {n for peer in others for n in peer.cuts.get((step, lineage), {})}
+            and layers <= {n for peer in others for n in peer.cuts.copies.get((step, lineage), {})}
             for step, lineage in keys
         )
 

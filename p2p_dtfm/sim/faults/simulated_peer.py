@@ -205,6 +205,7 @@ class SimulatedPeer(SimulatedWaits):
     def _take_over(self, action: TakeOver) -> None:
         view, restart = action.view, action.restart
         self.world.invariants.takes_over(self.name, self.record.life, view)
+        self._keep_history()
         self.views.append(view)
         self.taken_over_ns.append(self.world.now_ns)
         if restart is not None:

@@ -58,7 +58,7 @@ class KnownViews:
 
     @property
     def highest_number(self) -> int:
-        """Of the history. Whoever goes on alone opens a higher one, so that numbers tell which of two
+        """Of the history. Whoever goes on alone opens a higher one: so numbers tell which of two
         views came first, also where all of a swarm has ended between them."""
         return max((view.number for view in self._history), default=0)
 

@@ -170,7 +170,7 @@ class AgreementState:
         self.present = Present(Active(me, GENESIS, 0), accepts_loss=self.present.accepts_loss)
         self.following = Following()
         self.attempts = Attempts(disagreements=self.attempts.disagreements)
-        self.promises = Promises()
+        self.promises = Promises(highest_number=self.others.views.highest_number)
         self.doubts = Doubts()
         self.recovery_evidence.progress = None
         self.others.views.begin_life()

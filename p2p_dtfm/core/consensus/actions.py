@@ -154,6 +154,15 @@ class Verdict:
     reason: str
 
 
+@dataclass(frozen=True)
+class Heard:
+    """For this peer's user: what became of a message."""
+
+    sender: str
+    message: str
+    reason: str
+
+
 def refused(reason: str) -> Verdict:
     """Nothing is done about the message, and why."""
     return Verdict([], reason)

@@ -31,6 +31,7 @@ from p2p_dtfm.core.consensus.actions import (
     Actions,
     ComputePlan,
     Disagreed,
+    Heard,
     Left,
     Rejoin,
     Report,
@@ -50,6 +51,7 @@ from p2p_dtfm.core.consensus.phase import phase_of
 from p2p_dtfm.core.consensus.table import dispatch
 from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
+    Heartbeat,
     JoinRequest,
     KnownView,
     SavedState,
@@ -87,8 +89,8 @@ class Agreement(AgreementReadings):
         settings = Settings(run_digest, workload, signer, verify, timing or Timing())
         self._state = AgreementState(me, settings, history)
         self._machines = machines_of(self._state)
-        self.last_verdict: Verdict | None = None
-        """What came of the last message."""
+        self.last_heard: Heard | None = None
+        """What became of the last message that is no Heartbeat, which come all the time."""
 
     # what this peer is and has --------------------------------------------------------------------
 
@@ -157,7 +159,8 @@ class Agreement(AgreementReadings):
     def receive(self, sender: str, message: AgreementMessage, now_ns: int) -> Actions:
         """A message from `sender`, authenticated by the transport. Raises `PeerFault`."""
         verdict = self._receive(sender, message, now_ns)
-        self.last_verdict = verdict
+        if not isinstance(message, Heartbeat):
+            self.last_heard = Heard(sender, type(message).__name__, verdict.reason)
         return verdict.actions
 
     def _receive(self, sender: str, message: AgreementMessage, now_ns: int) -> Verdict:

@@ -44,12 +44,14 @@ def _heartbeat(machines: Machines, sender: str, message: Heartbeat, now_ns: int)
 
 
 JOIN = Handler(
-    "the next view may let it in; told to who asks while a failure is dealt with",
+    "the next planned view may let it in; Standing to one that is in another view, or asks while a "
+    "failure is dealt with",
     lambda machines, sender, message, now_ns: machines.requests.receive(sender, message, now_ns),
 )
 GATHER = Handler(
-    "adds to what is known; or begins this peer's part, if its number is higher and it counts this "
-    "peer in; or its sender is told what it does not know",
+    "adds to what is known, and is answered by Gather; or begins this peer's part, if its number "
+    "is higher and it counts this peer in; or its sender is told what it lacks: Ready, Active with "
+    "the certificate, Standing",
     lambda machines, _, message, now_ns: machines.reception.receive(message, now_ns),
 )
 READY = Handler(
@@ -57,11 +59,12 @@ READY = Handler(
     lambda machines, _, message, now_ns: machines.gathering.receive_ready(message, now_ns),
 )
 SYNCED = Handler(
-    "noted for the agreed view; of the present one, its sender lacks this peer's Active",
+    "counts for the agreed view; of the present one, its sender lacks Active, and is told again",
     lambda machines, _, message, now_ns: machines.syncing.receive(message),
 )
 ACTIVE = Handler(
-    "all of them let the ledger commit; of another view: it was taken over, or missed",
+    "those of all members let the ledger commit, and who asks is answered; of another view: that "
+    "was taken over, or missed",
     lambda machines, _, message, now_ns: machines.activity.receive_as_member(message, now_ns),
 )
 ACTIVE_TO_NEWCOMER = Handler(
@@ -76,7 +79,7 @@ STANDING_TO_NEWCOMER = Handler(
     "there is a view: asks its sender to be let in, unless members gather with it already",
     lambda machines, _, message, now_ns: machines.meeting.receive_as_newcomer(message, now_ns),
 )
-HEARTBEAT = Handler("it lives; if it is outside the view it is told of that", _heartbeat)
+HEARTBEAT = Handler("it lives, and gets on with its states; Standing to an outsider", _heartbeat)
 
 NO_ATTEMPT = Refusal("no attempt is under way")
 NOTHING_AGREED = Refusal("has agreed on no view that anybody could be synced for")
@@ -127,11 +130,24 @@ def state_table() -> str:
     lines = ["| phase | what holds | how it ends |", "|---|---|---|"]
     lines += [f"| {phase} | {it.holds} | {it.ends} |" for phase, it in DESCRIBED.items()]
     lines += ["", "| message | in the phases | what comes of it |", "|---|---|---|"]
+    lines.append(f"| all | {Phase.OUTSIDE} | refused: {IS_OUTSIDE.reason} |")
     for message in MESSAGES:
         rows: dict[Row, list[Phase]] = {}
-        for phase in Phase:
+        for phase in INSIDE:
             rows.setdefault(HANDLERS[phase, message], []).append(phase)
-        for row, phases in rows.items():
+        told = [(_named(frozenset(phases)), row) for row, phases in rows.items()]
+        for phases, row in sorted(told, key=lambda item: item[0]):
             does = row.does if isinstance(row, Handler) else f"refused: {row.reason}"
-            lines.append(f"| {message.__name__} | {'; '.join(phases)} | {does} |")
+            lines.append(f"| {message.__name__} | {phases} | {does} |")
     return "\n".join(lines) + "\n"
+
+
+def _named(phases: frozenset[Phase]) -> str:
+    """In words; a set that has a name by that."""
+    names = {INSIDE: "all others", MEMBERS: "a member's", NEWCOMERS: "a newcomer's"}
+    for known, name in names.items():
+        if phases == known:
+            return name
+    if phases > MEMBERS:
+        return f"a member's; {_named(phases - MEMBERS)}"
+    return "; ".join(phase for phase in Phase if phase in phases)

@@ -140,7 +140,7 @@ class Agreement(AgreementReadings):
 
     def wants_view(self) -> JoinRequest:
         """Become a newcomer that may be let in; the caller sends the request to other peers."""
-        assert self._state.record is not None and self.view is None
+        assert self._state.record is not None and self._state.is_newcomer
         self._state.joining.wants_view = True
         return self._machines.outsiders.join_request(self._state.record)
 
@@ -212,7 +212,7 @@ class Agreement(AgreementReadings):
         if attempt.snapshot is None and machines.reception.believe_absent(attempt, now_ns):
             actions += machines.gathering.knowledge_grew(attempt, now_ns)
         waited_ns = now_ns - attempt.clock.progress_ns
-        if waited_ns >= patience_ns(attempt, state.timing, state.view is not None):
+        if waited_ns >= patience_ns(attempt, state.timing, not state.is_newcomer):
             actions += machines.suspicion.stalled(attempt, now_ns)
         return actions
 

@@ -106,10 +106,8 @@ class AgreementReadings:
     @property
     def not_active(self) -> tuple[str, ...]:
         """Members that have not said that they are active in the view in force."""
-        if self.view is None:
-            return ()
-        said = self._state.present.active_members.get(self.view.id, {})
-        return tuple(sorted(member.peer_id for member in set(self.view.members) - said.keys()))
+        missing = set(self._state.members) - self._state.active.keys()
+        return tuple(sorted(member.peer_id for member in missing))
 
     @property
     def suspected(self) -> tuple[str, ...]:

@@ -189,6 +189,38 @@ class AgreementState:
         return self.present.view
 
     @property
+    def is_newcomer(self) -> bool:
+        """It is in no view."""
+        return self.present.view is None
+
+    @property
+    def view_id(self) -> ViewId:
+        """Of the present view; a newcomer's is the one before all."""
+        return self.present.view.id if self.present.view is not None else GENESIS
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Of the present view; a newcomer has no fellows."""
+        return self.present.view.members if self.present.view is not None else ()
+
+    @property
+    def plan(self) -> Plan | None:
+        """Of the present view, if it trains."""
+        plan = self.present.view.plan if self.present.view is not None else None
+        return plan if isinstance(plan, Plan) else None
+
+    @property
+    def view_in_force(self) -> View | None:
+        """The present view, while no failure is dealt with."""
+        view = self.present.view
+        return view if view is not None and not self.frozen and self.me in view.members else None
+
+    @property
+    def active(self) -> dict[Member, Active]:
+        """Who has said that it is active in the present view."""
+        return self.present.active_members.get(self.view_id, {})
+
+    @property
     def next_view(self) -> View | None:
         """An agreed planned one that waits for its takeover."""
         return self.following.view
@@ -223,8 +255,8 @@ class AgreementState:
     @property
     def awaits_new_plan(self) -> bool:
         """Whether the plan is one for the time being, and all members are there to plan anew."""
-        plan, ledger = (self.view.plan, self.ledger) if self.view is not None else (None, None)
-        is_stopgap = isinstance(plan, Plan) and (bool(plan.stand_ins) or plan.provisional)
+        plan, ledger = self.plan, self.ledger
+        is_stopgap = plan is not None and (bool(plan.stand_ins) or plan.provisional)
         return is_stopgap and ledger is not None and ledger.may_commit
 
     # small changes --------------------------------------------------------------------------------
@@ -242,21 +274,19 @@ class AgreementState:
 
     def present_view(self) -> PresentView | None:
         """What this peer's contributions say of its view."""
-        if self.view is None:
+        if self.is_newcomer:
             return None
-        plan = self.view.plan if isinstance(self.view.plan, Plan) else None
-        members = self.view.members
-        return PresentView(self.view.id, members, plan, self.others.views.origin(members))
+        origin = self.others.views.origin(self.members)
+        return PresentView(self.view_id, self.members, self.plan, origin)
 
     def named_newcomers(self, planned: bool) -> tuple[Member, ...]:
         """After a failure steps wait, and newcomers are let in by the next planned view."""
-        trains = self.view is not None and isinstance(self.view.plan, Plan)
-        return () if trains and not planned else tuple(self.others.newcomers.members)
+        waits = self.plan is not None and not planned
+        return () if waits else tuple(self.others.newcomers.members)
 
     def distrust_members(self, found: Collection[Member]) -> None:
         """Until a view takes over: being heard from is no excuse."""
-        if self.view is not None:
-            self.doubts.distrusted |= set(found) & set(self.view.members)
+        self.doubts.distrusted |= set(found) & set(self.members)
 
     def agrees_to_loss(self, now_ns: int) -> bool:
         """Of lost layers: has waited for them long enough, or half as long and is asked."""
@@ -311,23 +341,22 @@ class AgreementState:
     def stop_attempt(self, now_ns: int) -> None:
         """Given up, and a newcomer has nothing that could stay frozen."""
         self.give_up(now_ns)
-        if self.view is None:
+        if self.is_newcomer:
             self.attempts.frozen = False
 
     def doubt_newcomers(self, members: Iterable[Member], now_ns: int) -> None:
         """Newcomers that must not be in the next attempt, should this one fail."""
-        if self.view is not None:
-            newcomers = set(members) - set(self.view.members)
-            self.doubts.carried |= newcomers
-            for member in newcomers:
-                self.others.newcomers.refuse(member.peer_id, now_ns)
+        if self.is_newcomer:
+            return
+        newcomers = set(members) - set(self.members)
+        self.doubts.carried |= newcomers
+        for member in newcomers:
+            self.others.newcomers.refuse(member.peer_id, now_ns)
 
     def doubt_links(self, accusations: Iterable[Accusation], now_ns: int) -> None:
         """The same for newcomers with a link in doubt."""
-        if self.view is not None:
-            members = set(self.view.members)
-            doubted = [link for link in accusations if not {link.by, link.of} <= members]
-            self.doubt_newcomers({end for link in doubted for end in (link.by, link.of)}, now_ns)
+        doubted = [link for link in accusations if not {link.by, link.of} <= set(self.members)]
+        self.doubt_newcomers({end for link in doubted for end in (link.by, link.of)}, now_ns)
 
     def wake_up(self, now_ns: int) -> None:
         """After a sleep, deadlines move: this peer has not listened, and judges nobody."""

@@ -99,7 +99,7 @@ def phase_of(state: AgreementState) -> Phase:
     """An attempt under way comes before what was agreed on, and that before the wait."""
     if state.joining.is_outside:
         return Phase.OUTSIDE
-    is_newcomer, attempt = state.view is None, state.attempt
+    is_newcomer, attempt = state.is_newcomer, state.attempt
     if attempt is not None and attempt.snapshot is not None:
         return Phase.NEWCOMER_READY if is_newcomer else Phase.READY
     if attempt is not None:
@@ -121,7 +121,7 @@ class Outlook:
 
 def outlook(state: AgreementState, now_ns: int) -> Outlook:
     """Changes nothing."""
-    phase, view, attempt = phase_of(state), state.view, state.attempt
+    phase, attempt = phase_of(state), state.attempt
     if attempt is not None:
         return Outlook(phase, _of_attempt(attempt))
     if state.next_view is not None:
@@ -131,10 +131,10 @@ def outlook(state: AgreementState, now_ns: int) -> Outlook:
         return Outlook(phase, f"tries again in {wait_s:.0f} s")
     if phase is Phase.OUTSIDE:
         return Outlook(phase, "begins a new life, or has left")
-    if view is None:
+    if state.is_newcomer:
         asks = state.joining.wants_view
         return Outlook(phase, "asks members to be let in" if asks else "has not asked for a view")
-    missing = set(view.members) - state.present.active_members.get(view.id, {}).keys()
+    missing = set(state.members) - state.active.keys()
     if missing:
         return Outlook(phase, f"waits for Active from {_names(missing)}")
     return Outlook(phase, due_verdict(state, now_ns).reason)

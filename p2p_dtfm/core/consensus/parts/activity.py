@@ -83,8 +83,7 @@ class Activity:
             return False
         said.setdefault(message.view, {})[message.sender] = message
         while len(said) > VIEWS_LIMIT:
-            present = state.view.id if state.view is not None else None
-            del said[min(view for view in said if view != present)]
+            del said[min(view for view in said if view != state.view_id)]
         return True
 
     def _contributors_of(self, named: ViewId) -> set[Member]:
@@ -105,7 +104,8 @@ class Activity:
         """Others have taken over the view that waits here."""
         state = self._state
         present = agreed.snapshot.present if agreed.snapshot.planned else None
-        if state.view is not None and present and present.stage_of(state.me.peer_id) is not None:
+        has_stage = present is not None and present.stage_of(state.me.peer_id) is not None
+        if has_stage and not state.is_newcomer:
             return refused("this peer commits the step before by itself, and takes over then")
         if not self._catch_up(agreed):
             return refused("too few say where the view starts")
@@ -115,15 +115,15 @@ class Activity:
         """Be where a view that others have taken over starts, by the word of most of those that
         commit the steps before."""
         state = self._state
-        recovery_evidence, view = state.recovery_evidence, state.view
+        recovery_evidence = state.recovery_evidence
         said = state.present.active_members.get(agreed.id, {})
         deciding = self._deciding(agreed)
         claims = [(said[member].step, said[member].lineage) for member in deciding & said.keys()]
         for step, lineage in set(claims):
             if 2 * claims.count((step, lineage)) <= len(deciding):
                 continue
-            if view is not None and step == recovery_evidence.step + 1:
-                recovery_evidence.committed_unseen(view.id, lineage)
+            if not state.is_newcomer and step == recovery_evidence.step + 1:
+                recovery_evidence.committed_unseen(state.view_id, lineage)
             else:
                 recovery_evidence.lineage.move_to(step, lineage)
             return True
@@ -142,8 +142,8 @@ class Activity:
 
     def missed(self, sender: Member, theirs: ViewId, now_ns: int) -> Verdict:
         """`sender` is in a later view than this peer, which counts this peer in: it said Ready."""
-        state, view, attempt = self._state, self._state.view, self._state.attempt
-        if view is None or sender not in view.members or theirs.number <= view.id.number:
+        state, attempt = self._state, self._state.attempt
+        if sender not in state.members or theirs.number <= state.view_id.number:
             return refused("it is of no later view by a member of the present one")
         known = state.others.views.find(theirs)
         readied = state.others.views.has_readied(theirs)

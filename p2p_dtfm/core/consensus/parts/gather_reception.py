@@ -25,7 +25,6 @@ from p2p_dtfm.core.messages.agreement_messages import (
 from p2p_dtfm.core.messages.message_bounds import require_bounded_contribution
 from p2p_dtfm.core.messages.statements import is_charge, stated
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
@@ -88,7 +87,7 @@ class GatherReception:
         half of what it may is at fault for it, too. Else it is one word against another."""
         state = self._state
         attempt = state.attempt
-        if attempt is None or attempt.planned or state.view is None:
+        if attempt is None or attempt.planned or state.is_newcomer:
             return
         patience = patience_ns(attempt, state.timing, True)
         if 2 * (now_ns - attempt.clock.progress_ns) >= patience:
@@ -97,8 +96,7 @@ class GatherReception:
     def _note_opener(self, message: Gather, parts: list[Contribution], now_ns: int) -> None:
         """Whoever stops steps again and again, and accuses nobody, is itself in doubt."""
         state = self._state
-        trains = state.view is not None and isinstance(state.view.plan, Plan)
-        if not trains or message.planned or message.accusations or state.frozen:
+        if state.plan is None or message.planned or message.accusations or state.frozen:
             return
         makers = {part.member for part in parts} - {message.sender} or {message.sender}
         if len(makers) == 1:  # who passes it on has entered on the word of another one
@@ -147,14 +145,14 @@ class GatherReception:
         state = self._state
         if part.present is None:
             if attempt.only_newcomers:
-                return state.view is None
+                return state.is_newcomer
             return part.member in attempt.universe
         if not state.others.views.is_proven(part):
             return False
         if attempt.planned and part.present.view != attempt.base:
             return False
-        anchor = state.view.id.number if state.view is not None else 0
-        return part.member in attempt.universe or part.present.view.number > anchor
+        is_later = part.present.view.number > state.view_id.number
+        return part.member in attempt.universe or is_later
 
     def _admit(self, attempt: Attempt, contributions: Contributions) -> bool:
         """Add those that count, and those that count now because of them; True if any did."""
@@ -271,7 +269,7 @@ class GatherReception:
         last = state.promises.said_ready.last
         if state.attempt is not None or last is None or last.view.number != message.number:
             return None
-        return last if state.view is None or state.view.id.number < message.number else None
+        return last if state.view_id.number < message.number else None
 
     def _answer_without(self, message: Gather, parts: list[Contribution], now_ns: int) -> Actions:
         """Not for this peer: tell the sender what it does not know."""

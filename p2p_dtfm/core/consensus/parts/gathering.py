@@ -58,11 +58,11 @@ class Gathering:
     def open(self, planned: bool, reason: str, now_ns: int) -> Actions:
         """A new attempt, with a number higher than any that was heard of."""
         state, promises = self._state, self._state.promises
-        present_number = state.view.id.number if state.view else 0
-        number = max(promises.highest_number, promises.passed_number, present_number)
+        passed_number = max(promises.passed_number, state.view_id.number)
+        number = max(promises.highest_number, passed_number)
         number += 1 if (number % 2 == 0) != planned else 2
         report = Report(f"opens view {number}: {reason}")
-        base = state.view.id if planned and state.view is not None else GENESIS
+        base = state.view_id if planned else GENESIS
         attempt, actions = self.enter(number, planned, base, now_ns)
         return [report, *actions, *self.knowledge_grew(attempt, now_ns)]
 
@@ -91,14 +91,14 @@ class Gathering:
         """A failure ends the step under way; in a planned change of views it goes on."""
         state, attempts = self._state, self._state.attempts
         if planned:
-            if state.view is None:
+            if state.is_newcomer:
                 attempts.frozen = False  # a newcomer has nothing under way that could freeze
             return []
         if attempts.frozen:
             return []
         attempts.frozen = True
         state.recovery_evidence.freeze(state.ledger)
-        return [StopStep()] if state.view is not None else []
+        return [] if state.is_newcomer else [StopStep()]
 
     def _attempt(self, number: int, planned: bool, base: ViewId, now_ns: int) -> Attempt:
         state, settings = self._state, self._state.settings
@@ -140,9 +140,9 @@ class Gathering:
         if not attempt.planned:
             return self.reopen(reason, now_ns)
         self._state.give_up(now_ns)
-        if self._state.view is not None:
-            return self.open(True, reason, now_ns)
-        return [Report(f"gives up view {attempt.number}: {reason}")]
+        if self._state.is_newcomer:
+            return [Report(f"gives up view {attempt.number}: {reason}")]
+        return self.open(True, reason, now_ns)
 
     def reopen(self, reason: str, now_ns: int) -> Actions:
         """An unplanned attempt has failed: again with a higher number, later each time.
@@ -153,7 +153,7 @@ class Gathering:
         """
         state, attempts = self._state, self._state.attempts
         attempt = attempts.under_way
-        if state.view is None and attempt is not None and not attempt.only_newcomers:
+        if state.is_newcomer and attempt is not None and not attempt.only_newcomers:
             state.stop_attempt(now_ns)
             return [Report(f"gives up view {attempt.number}: {reason}")]
         if attempt is not None:
@@ -173,7 +173,7 @@ class Gathering:
         again = state.doubts.accusers.holds_up(few_or_many, attempt.number, now_ns)
         assert attempt.snapshot is not None
         few = 2 * len(few_or_many) < len(attempt.snapshot.contributors)
-        if state.view is None or not (few and again):
+        if state.is_newcomer or not (few and again):
             return self.failed(attempt, reason, now_ns)
         state.doubt_newcomers(again, now_ns)
         state.distrust_members(again)
@@ -223,9 +223,8 @@ class Gathering:
         """Everything; to those that may not know of contributors' views, with proof of them."""
         state, passed_on = self._state, attempt.passed_on
         passed_on.told.update(peer_ids)
-        alike = state.view is not None and set(passed_on.certificates) <= {state.view.id}
-        active = state.present.active_members.get(state.view.id, {}) if state.view and alike else {}
-        fellows = {member.peer_id for member in active}
+        alike = not state.is_newcomer and set(passed_on.certificates) <= {state.view_id}
+        fellows = {member.peer_id for member in state.active} if alike else set()
         actions: Actions = []
         for proofs in (False, True):
             to = tuple(peer_id for peer_id in peer_ids if (peer_id not in fellows) == proofs)
@@ -274,7 +273,7 @@ class Gathering:
         return [*left_out, ComputePlan(snapshot)]
 
     def _excluded(self, attempt: Attempt, now_ns: int) -> Actions:
-        if self._state.view is not None and not attempt.planned:
+        if not self._state.is_newcomer and not attempt.planned:
             return []  # the others will say that they have gone on, or the attempt stalls
         self._state.stop_attempt(now_ns)
         return [Report(f"was not heard in time for view {attempt.number}; asks again")]
@@ -288,7 +287,7 @@ class Gathering:
         attempt.clock.progress_ns = now_ns
         promises, view = state.promises, View(snapshot, plan)
         promises.readied_number = max(promises.readied_number, attempt.number)
-        origins = attempt.origins if state.view is None else None
+        origins = attempt.origins if state.is_newcomer else None
         state.others.views.says_ready(view, attempt.sources, origins)
         ready = Ready(state.me, view.id, plan.digest(), members_digest(snapshot.members))
         mine = attempt.ready[state.me] = stated(ready, state.settings.sign)
@@ -340,10 +339,9 @@ class Gathering:
             return [ViewAgreed(view), *self._takeover.take_over(view, now_ns)]
         state.attempts.under_way = None
         state.waits_for_takeover(view, now_ns)
-        is_new = state.view is None
-        if is_new:
+        if state.is_newcomer:
             state.recovery_evidence.held = {}
-        return [ViewAgreed(view, discard=is_new)]
+        return [ViewAgreed(view, discard=state.is_newcomer)]
 
     def _on_other_plans(self, attempt: Attempt, found: ReadyVerdict, now_ns: int) -> Actions:
         """Who is in the minority goes, or is left out: it may run another version, or lie."""
@@ -352,7 +350,7 @@ class Gathering:
             state.doubt_newcomers(found.members, now_ns)
             return [report, *self.failed(attempt, found.reason, now_ns)]
         state.doubts.suspects |= set(found.members)
-        if state.view is None:
+        if state.is_newcomer:
             state.stop_attempt(now_ns)
             return [report]
         if not attempt.planned:
@@ -367,6 +365,6 @@ class Gathering:
         pause_ns = min(DISAGREEMENT_NS << attempts.disagreements, DISAGREEMENT_LIMIT_NS)
         attempts.disagreements = min(attempts.disagreements + 1, 16)
         state.stop_attempt(now_ns)
-        if state.view is None:
+        if state.is_newcomer:
             return [told]
         return [told, *self._outsiders.rejoin(reason, pause_ns=pause_ns)]

@@ -175,10 +175,8 @@ class Meeting:
 
     def meet(self, now_ns: int) -> Actions:
         """Peers outside the view are told of it now and then."""
-        state, view = self._state, self._state.view
-        if view is None or state.frozen or state.me not in view.members:
-            return []
-        if now_ns - state.present.met_ns < state.timing.meet_ns:
+        state, view = self._state, self._state.view_in_force
+        if view is None or now_ns - state.present.met_ns < state.timing.meet_ns:
             return []
         state.present.met_ns = now_ns
         members = set(view.member_ids)

@@ -67,22 +67,21 @@ class Opening:
     def found(self, now_ns: int) -> Actions:
         """Make the first view, of this peer and the newcomers that asked so far."""
         state = self._state
-        assert state.record is not None and state.view is None
+        assert state.record is not None and state.is_newcomer
         state.joining.wants_view = True
         reason = f"alone, from step {state.step}" if state.step else "founding"
         return self._gathering.open(False, reason, now_ns)
 
     def repeat_step(self, reason: str, now_ns: int) -> Actions:
         """Something of the step under way is lost, though nobody need be: a new view repeats it."""
-        state, view = self._state, self._state.view
-        if view is None or state.frozen or state.joining.is_outside or state.me not in view.members:
+        if self._state.view_in_force is None or self._state.joining.is_outside:
             return []
         return self._gathering.open(False, reason, now_ns)
 
     def open_if_due(self, now_ns: int) -> Actions:
         """The attempt that is due, if one is."""
         state = self._state
-        if state.view is None:
+        if state.is_newcomer:
             return self._found_if_orphaned(now_ns)
         due = due_verdict(state, now_ns)
         if not due.opens:
@@ -99,9 +98,9 @@ class Opening:
 
     def open_without_lost(self, now_ns: int) -> Actions:
         """Somebody was lost just before the view with it in it was taken over, and is not back."""
-        state, view = self._state, self._state.view
+        state, view = self._state, self._state.view_in_force
         settled_ns = state.present.taken_over_ns + state.timing.resend_ns
-        if view is None or state.frozen or now_ns < settled_ns or state.me not in view.members:
+        if view is None or now_ns < settled_ns:
             return []
         lost = sorted(state.doubts.suspects & set(view.members))
         names = ", ".join(member.peer_id for member in lost)

@@ -36,10 +36,9 @@ class Outsiders:
 
     def answer(self, sender: Member, now_ns: int) -> Actions:
         """Somebody outside the view speaks: it hears of the view."""
-        state, view = self._state, self._state.view
-        if view is None or state.frozen or sender in view.members or state.me not in view.members:
-            return []
-        if not self.may_tell(sender.peer_id, now_ns):
+        view = self._state.view_in_force
+        is_told = not self.may_tell(sender.peer_id, now_ns)
+        if view is None or sender in view.members or is_told:
             return []
         return self.tell(sender.peer_id, self.standing_of(view), now_ns)
 
@@ -62,7 +61,7 @@ class Outsiders:
     def tell_while_frozen(self, newcomer: str, now_ns: int) -> Actions:
         """That there is a view, whose members deal with a failure: it must make none of its own."""
         state = self._state
-        if state.view is None or not state.frozen or state.me not in state.view.members:
+        if state.view is None or not state.frozen:
             return []
         return self.tell(newcomer, self.standing_of(state.view), now_ns)
 

@@ -10,7 +10,7 @@ from p2p_dtfm.core.messages.agreement_messages import Gather
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.message_bounds import CERTIFICATES_LIMIT
 from p2p_dtfm.core.messages.statements import signers
-from p2p_dtfm.core.protocol.snapshot import GENESIS, Member
+from p2p_dtfm.core.protocol.snapshot import Member
 
 
 class Proofs:
@@ -23,15 +23,14 @@ class Proofs:
     def learn(self, message: Gather) -> None:
         """A newcomer takes the first view that it hears of on its members' word, then no other."""
         state, views, verify = self._state, self._state.others.views, self._state.settings.verify
-        attempt, is_newcomer = state.attempt, state.view is None
+        attempt, is_newcomer = state.attempt, state.is_newcomer
         unsettled = attempt is None or attempt.only_newcomers or message.number > attempt.number
         if is_newcomer and unsettled and message.certificates:
             views.forget_certified()
-        present = state.view.id if state.view is not None else GENESIS
         for certificate in message.certificates:
             if views.find(certificate.view) is not None:
                 continue
-            learnt = views.learn(certificate, present, verify)
+            learnt = views.learn(certificate, state.view_id, verify)
             if is_newcomer and not learnt:
                 self._learn_as_newcomer(certificate, message, unsettled)
 
@@ -99,7 +98,7 @@ class Proofs:
         """Not from one in which it has said Ready as well: that may be the view by now."""
         if not attempt.has_said_ready(sender):
             return False
-        view, present = self._state.view, self._state.attempt
-        if view is None or attempt.planned or attempt.number <= view.id.number:
+        state, present = self._state, self._state.attempt
+        if state.is_newcomer or attempt.planned or attempt.number <= state.view_id.number:
             return False
-        return present is None or (not present.planned and self._state.me not in present.ready)
+        return present is None or (not present.planned and state.me not in present.ready)

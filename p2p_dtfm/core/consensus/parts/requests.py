@@ -34,13 +34,13 @@ class Requests:
 
     def receive(self, sender: str, message: JoinRequest, now_ns: int) -> Verdict:
         """Raises `PeerFault`."""
-        state, view = self._state, self._state.view
+        state, members = self._state, self._state.members
         record = self._open(sender, message)
         member = Member(record.peer_id, record.life)
         if record.life < state.others.lives.get(record.peer_id, 0):
             return refused("it is of an earlier life")
         actions = self._suspicion.hear(member, now_ns)
-        if view is not None and member in view.members:
+        if member in members:
             return Verdict(actions, "it is a member already")
         following = state.next_view
         if following is not None and member in following.members:
@@ -59,9 +59,8 @@ class Requests:
         return Verdict([*actions, report, *opened], "the next view may let it in")
 
     def _open(self, sender: str, message: JoinRequest) -> PeerRecord:
-        view, size = self._state.view, len(message.record.payload)
-        fellows = len(view.members) if view is not None else 0
-        if size > NEWCOMER_RECORD_BYTES + LINK_BYTES * fellows:
+        size = len(message.record.payload)
+        if size > NEWCOMER_RECORD_BYTES + LINK_BYTES * len(self._state.members):
             raise PeerFault(f"asks with a record of {size} bytes", sender)
         record = self._state.open_record(message.record)
         if record.peer_id != sender:

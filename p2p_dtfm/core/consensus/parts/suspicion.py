@@ -25,7 +25,7 @@ class Suspicion:
     def suspect(self, peer_id: str, reason: str, now_ns: int) -> Actions:
         """Evidence that this peer cannot reach `peer_id`; hearing from it takes it back."""
         state = self._state
-        named: set[Member] = set(state.view.members) if state.view else set()
+        named = set(state.members)
         if state.next_view is not None:
             named |= set(state.next_view.snapshot.contributors)
         if state.attempt is not None:
@@ -70,9 +70,9 @@ class Suspicion:
 
     def _doubt_until_takeover(self, peer_id: str) -> None:
         state = self._state
-        if state.view is not None and not state.joining.is_outside:
-            members = state.view.members
-            state.distrust_members({m for m in members if m.peer_id == peer_id and m != state.me})
+        if not state.joining.is_outside:
+            named = {member for member in state.members if member.peer_id == peer_id}
+            state.distrust_members(named - {state.me})
 
     def on_evidence(self, member: Member, reason: str, now_ns: int) -> Actions:
         """This peer has found out by itself that the member cannot be reached."""
@@ -81,7 +81,7 @@ class Suspicion:
         text = f"cannot reach {member.peer_id}: {reason}"
         if attempt is not None and not attempt.planned:
             return [Report(text), *self._tell_in(attempt, member, text, now_ns)]
-        if state.view is not None and member in state.view.members:
+        if member in state.members:
             if state.frozen:
                 return [Report(text)]
             return self._gathering.open(False, text, now_ns)

@@ -46,16 +46,15 @@ class Syncing:
         return view
 
     def receive(self, message: Synced) -> Verdict:
-        state, following, view = self._state, self._state.next_view, self._state.view
+        state, following = self._state, self._state.next_view
         if following is not None and message.view == following.id:
             if message.sender not in following.members:
                 return refused("its sender is no member of the next view")
             state.following.synced.add(message.sender)
             return Verdict([], "it is noted")
+        view = state.view_in_force
         if view is None or message.view != view.id:
-            return refused("it is of a view that this peer does not know")
-        if state.frozen:
-            return refused("a failure is dealt with")
+            return refused("it is of another view, or a failure is dealt with")
         if message.sender not in view.snapshot.contributors:
             return refused("its sender has not agreed to the present view")
         answer = SendMessage((message.sender.peer_id,), state.present.said_active)
@@ -75,7 +74,7 @@ class Syncing:
         state = self._state
         view = state.next_view
         waited_ns = now_ns - state.following.agreed_ns
-        patience = 1 if state.view is not None else 2  # a newcomer leaves it to the members
+        patience = 2 if state.is_newcomer else 1  # a newcomer leaves it to the members
         if view is None or state.following.is_doomed:
             return []
         if waited_ns < patience * state.timing.sync_ns and not self._stuck_newcomers(now_ns):
@@ -99,9 +98,9 @@ class Syncing:
     def _unsynced_newcomers(self) -> list[Member]:
         """Who is to join, and keeps the members of the present view from taking over the next."""
         state = self._state
-        if state.view is None or state.next_view is None:
+        if state.is_newcomer or state.next_view is None:
             return []
-        new = set(state.next_view.members) - set(state.view.members)
+        new = set(state.next_view.members) - set(state.members)
         return sorted(new - state.following.synced)
 
     def _stuck_newcomers(self, now_ns: int, haste: int = 1) -> list[Member]:
@@ -123,8 +122,8 @@ class Syncing:
         """What the states of its layers take on the way there, by what members measured."""
         state = self._state
         view = state.next_view
-        assert state.view is not None and view is not None
-        snapshot, members = view.snapshot, set(state.view.member_ids)
+        assert view is not None
+        snapshot, members = view.snapshot, {member.peer_id for member in state.members}
         rates = [
             flow_of(giver, snapshot.record(newcomer.peer_id))[0]
             for giver in snapshot.records

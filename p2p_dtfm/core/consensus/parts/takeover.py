@@ -60,8 +60,8 @@ class Takeover:
         already, with which a guardian catches up, are of no use to anybody.
         """
         state = self._state
-        if state.view is not None and not state.frozen and step >= state.step:
-            state.recovery_evidence.reduced(state.view.id, step, layers)
+        if not state.is_newcomer and not state.frozen and step >= state.step:
+            state.recovery_evidence.reduced(state.view_id, step, layers)
 
     def computed(self, step: int, progress: StageProgress | None) -> None:
         """So far this peer has come with the microbatches of `step`; None: it keeps nothing.
@@ -156,17 +156,17 @@ class Takeover:
         return Ledger(view, plan, state.step, state.settings.terms, loss_counts(plan), first)
 
     def open_ledger(self) -> None:
+        """Its steps may commit once all members are active."""
         state = self._state
-        if state.ledger is not None and state.view is not None:
-            active = state.present.active_members.get(state.view.id, {})
-            state.ledger.may_commit = all(member in active for member in state.view.members)
+        if state.ledger is not None:
+            state.ledger.may_commit = set(state.members) <= state.active.keys()
 
     def tell_active(self, now_ns: int) -> Actions:
-        state = self._state
-        view = state.view
-        if view is None or state.frozen or state.me not in view.members:
+        """To those that have not said it, and with the certificate if they are late."""
+        state, view = self._state, self._state.view_in_force
+        if view is None:
             return []
-        missing = set(view.members) - state.present.active_members.get(view.id, {}).keys()
+        missing = set(view.members) - state.active.keys()
         if not missing or now_ns - state.present.active_sent_ns < state.timing.resend_ns:
             return []
         state.present.active_sent_ns = now_ns

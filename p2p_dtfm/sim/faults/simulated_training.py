@@ -338,6 +338,7 @@ class SimulatedTraining(SimulatedMicrobatches, SimulatedCuts):
             reply = StateReply(agreement.me, request.view, states, known)
             delay_ns = self.world.chance.randrange(self.world.transfer_ns)
             receiver = request.sender.peer_id
+            self.given[receiver] += len(states)
             self.later(delay_ns, lambda: self._send(receiver, reply))
 
     def _take_states(self, reply: StateReply) -> None:

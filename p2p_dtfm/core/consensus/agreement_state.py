@@ -18,6 +18,7 @@ from p2p_dtfm.core.consensus.said_ready import SaidReady
 from p2p_dtfm.core.membership.accusers import Accusers
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.newcomers import Newcomers
+from p2p_dtfm.core.membership.states_given import StatesGiven
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     AgreementMessage,
@@ -121,8 +122,8 @@ class AgreementState:
         self._carried: set[Member] = set()
         """Newcomers in doubt that made the attempt before fail."""
         self._active_members: dict[ViewId, dict[Member, Active]] = {}
-        self._newcomer_progress: dict[Member, tuple[int, int]] = {}
-        """Of who is to join: the furthest that it has come with its states, and since when."""
+        self._given = StatesGiven()
+        """What who is to join has got of its states."""
         self._active_sent_ns = 0
         self._told_ns: dict[str, int] = {}
         self._lost_since_ns: int | None = None
@@ -303,10 +304,7 @@ class AgreementState:
                 self._view_heard_ns += gap_ns
             self._taken_over_ns += gap_ns
             self._agreed_ns += gap_ns
-            self._newcomer_progress = {
-                member: (most, at_ns + gap_ns)
-                for member, (most, at_ns) in self._newcomer_progress.items()
-            }
+            self._given.slept(gap_ns)
             if self._lost_since_ns is not None:
                 self._lost_since_ns += gap_ns
 

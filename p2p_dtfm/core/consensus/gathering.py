@@ -16,6 +16,7 @@ from p2p_dtfm.core.consensus.actions import (
 from p2p_dtfm.core.consensus.attempt import Attempt
 from p2p_dtfm.core.consensus.silence import silent_in
 from p2p_dtfm.core.consensus.takeover import Takeover
+from p2p_dtfm.core.membership.states_given import StatesGiven
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
     Contribution,
@@ -325,7 +326,7 @@ class Gathering(Takeover):
         self.next_view, self._agreed_ns = view, now_ns
         self._synced = set()
         self._self_synced = False
-        self._newcomer_progress = {}
+        self._given = StatesGiven()
         new = self.view is None
         if new:
             self.held = {}
@@ -357,9 +358,8 @@ class Gathering(Takeover):
         due = len(attempt.snapshot.contributors)
         if 2 * count > due:
             reason = (
-                f"{count} of {due} peers planned view "
-                f"{attempt.number} as {plan_digest[:12]}, this peer as "
-                f"{attempt.plan.digest()[:12]}: perhaps it runs another version"
+                f"{count} of {due} peers planned view {attempt.number} as {plan_digest[:12]}, "
+                f"this peer as {attempt.plan.digest()[:12]}: perhaps it runs another version"
             )
             return self._disagrees(attempt, reason, now_ns)
         if 2 * alike < due:

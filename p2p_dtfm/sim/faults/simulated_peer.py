@@ -237,6 +237,7 @@ class SimulatedPeer(SimulatedProcess):
     def _take_over(self, action: TakeOver) -> None:
         view, restart = action.view, action.restart
         self.world.invariants.takes_over(self.name, self.record.life, view)
+        self._keep_history()
         self.views.append(view)
         self.taken_over_ns.append(self.world.now_ns)
         if restart is not None:

@@ -20,6 +20,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
     Contribution,
     Gather,
+    KnownView,
     SavedState,
 )
 from p2p_dtfm.core.messages.prepared import SignedPrepared, Statement
@@ -94,6 +95,8 @@ class SimulatedProcess:
     clock_offset_ns: int = 0
     process: int = 0
     disk: list[SimulatedCheckpoint] = field(default_factory=list)
+    view_history: tuple[KnownView, ...] = ()
+    """On the disk as well: the views that it was in."""
     views: list[View] = field(default_factory=list)
     taken_over_ns: list[int] = field(default_factory=list)
 
@@ -129,6 +132,7 @@ class SimulatedProcess:
             sign_for(self.name),
             verify,
             self.world.timing,
+            self.view_history,
         )
         self.agreement.terms = TERMS
         self.set_record(links=self._measured_links())
@@ -236,6 +240,9 @@ class SimulatedProcess:
         self.world.invariants.applies(self.name, layer, state, gradient)
         assert gradient is not None
         self.states[layer] = applied(state, gradient)
+
+    def _keep_history(self) -> None:
+        self.view_history = self.agreement.history
 
     def sync_held(self) -> None:
         self.world.invariants.holds(self.name, self.states)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from p2p_dtfm.cli.scenarios.scenario_options import GlobalBatchOption, LayersOption
+from p2p_dtfm.cli.app import GlobalBatchOption, LayersOption
 from p2p_dtfm.cli.terminal.output_files import check_writable, write_text
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.errors import UserError

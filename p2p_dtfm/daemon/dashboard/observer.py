@@ -105,9 +105,8 @@ class Observer:
             total_steps=spec.total_steps,
         )
 
-    def view_took_over(self, view: View, step: int) -> None:
+    def view_took_over(self, spec: RunSpec, view: View, step: int) -> None:
         """From `step` on, `view` is in force."""
-        assert self._spec is not None
         self._tell_members(view)
         plural = "" if len(view.members) == 1 else "s"
         self._tell(
@@ -120,7 +119,7 @@ class Observer:
             self._making.cancel()
         before = points_of(self._view_state)
         self._making = asyncio.create_task(
-            asyncio.to_thread(view_state, view, self._spec, self._peer_id, step, before)
+            asyncio.to_thread(view_state, view, spec, self._peer_id, step, before)
         )
         self._making.add_done_callback(self._view_made)
 

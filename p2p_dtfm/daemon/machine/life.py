@@ -8,7 +8,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 ORPHAN_GRACE_S = 15.0
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
@@ -63,15 +65,13 @@ class Life:
         self._on_leaving()
         self.leaving.set()
 
-    async def unless_leaving(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Whether `work` came to its end; it is cancelled when this peer is told to leave."""
+    async def unless_leaving(self, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """What `work` comes to; None if this peer is told to leave before, which cancels it."""
         working = asyncio.create_task(work)
         leaving = asyncio.create_task(self.leaving.wait())
         try:
             await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-            return working.done()
+            return working.result() if working.done() else None
         finally:
             for task in (working, leaving):
                 task.cancel()

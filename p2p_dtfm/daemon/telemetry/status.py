@@ -8,13 +8,35 @@ from enum import StrEnum
 from typing import Any
 
 from p2p_dtfm.daemon.telemetry.estimate import Estimate, in_words
-from p2p_dtfm.daemon.telemetry.troubles import Troubles
 
 FETCHES = "fetches"
 TOLD_EVERY_S = 10.0
 """How often the log hears of something long."""
+TROUBLES_LIMIT = 16
 
 log = logging.getLogger("p2p_dtfm")
+
+
+class Troubles:
+    """What somebody must see to on this machine, from when it begins until it is over.
+
+    Each has a name of its own, so that whoever told of it can say that it is over.
+    """
+
+    def __init__(self) -> None:
+        self._present: dict[str, tuple[str, str]] = {}
+
+    def tell(self, name: str, what: str, fix: str) -> None:
+        """One sentence each: what is wrong, and what to do."""
+        assert name in self._present or len(self._present) < TROUBLES_LIMIT, name
+        self._present[name] = (what, fix)
+
+    def over(self, name: str) -> None:
+        self._present.pop(name, None)
+
+    def present(self) -> tuple[tuple[str, str], ...]:
+        """(what, fix), oldest first."""
+        return tuple(self._present.values())
 
 
 class State(StrEnum):

@@ -293,9 +293,7 @@ class Trainer:
                     finally:
                         state.fetches = False
                     if state.view is view:
-                        mailbox = self._mail.mailbox(view.id)
-                        assert mailbox is not None
-                        await self._steps.run(view, view.plan, mailbox)
+                        await self._steps.run(view, view.plan, self._mail.of_stage(view.id))
 
     async def _do_restart(self, restart: Restart) -> None:
         """Bring the states to where an unplanned view starts; see

@@ -31,10 +31,12 @@ from p2p_dtfm.net.hivemind_parts import (
     PeerID,
     p2pd_pb2,
 )
-from p2p_dtfm.net.libp2p.broken_streams import expect_broken_streams
+from p2p_dtfm.net.libp2p.around_hivemind import (
+    PendingCalls,
+    expect_broken_streams,
+    remove_stale_sockets,
+)
 from p2p_dtfm.net.libp2p.p2pd import P2pd, P2pdFailed, flags_of
-from p2p_dtfm.net.libp2p.pending_calls import PendingCalls
-from p2p_dtfm.net.libp2p.stale_sockets import remove_stale_sockets
 from p2p_dtfm.net.shaping import ShapedWriter, Shaper
 
 Result = TypeVar("Result")

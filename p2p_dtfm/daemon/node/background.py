@@ -113,7 +113,9 @@ class Background:
         agreement, given = self._agreement, self._network.blobs.given_bytes
         if agreement.next_view is not self._gives_for:
             self._gives_for, self._given_before = agreement.next_view, given.copy()
-        gives = {peer_id: given[peer_id] - self._given_before[peer_id] for peer_id in agreement.needy}
+        gives = {
+            peer_id: given[peer_id] - self._given_before[peer_id] for peer_id in agreement.needy
+        }
         gives = {peer_id: size for peer_id, size in gives.items() if size > 0}
         agreement.gives(gives, now_ns)
         return gives

@@ -16,7 +16,6 @@ from p2p_dtfm.core.consensus.actions import (
 from p2p_dtfm.core.consensus.attempt import Attempt
 from p2p_dtfm.core.consensus.silence import silent_in
 from p2p_dtfm.core.consensus.takeover import Takeover
-from p2p_dtfm.core.membership.states_given import StatesGiven
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
     Contribution,
@@ -326,7 +325,7 @@ class Gathering(Takeover):
         self.next_view, self._agreed_ns = view, now_ns
         self._synced = set()
         self._self_synced = False
-        self._given = StatesGiven()
+        self._given.begin()
         new = self.view is None
         if new:
             self.held = {}

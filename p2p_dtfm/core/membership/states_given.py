@@ -15,6 +15,10 @@ class StatesGiven:
         """Newcomer and who gives: the most that was said."""
         self._grown_ns: dict[str, int] = {}
 
+    def begin(self) -> None:
+        """A view is agreed on: nothing has been given for it."""
+        self._most, self._grown_ns = {}, {}
+
     def note(self, by: Member, given: Mapping[str, int], now_ns: int) -> None:
         """So many bytes `by` has given to each in all."""
         for peer_id, size in given.items():

@@ -23,6 +23,8 @@ A number is given at most one Ready in a life, and an attempt with a higher numb
 lower one. `docs/decisions/0002-takeover-by-prepared.md` says why takeover is decided by Prepared.
 """
 
+from collections.abc import Mapping
+
 from p2p_dtfm.core.consensus.actions import (
     LAN,
     SECOND_NS,
@@ -252,6 +254,11 @@ class Agreement(AgreementReadings):
         It is a promise: the next view stays until the step under way commits.
         """
         return self._machines.syncing.vouch()
+
+    def gives(self, given: Mapping[str, int], now_ns: int) -> None:
+        """So many bytes this peer has given, since the next view was agreed on, to each of those
+        that `needy` names."""
+        self._machines.syncing.gives(given, now_ns)
 
     def committed(self, outcome: StepOutcome, now_ns: int = 0) -> Actions:
         """The ledger gave an outcome: the step is committed, whether or not it is applied yet.

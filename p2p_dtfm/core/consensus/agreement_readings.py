@@ -79,6 +79,11 @@ class AgreementReadings:
         """The next view, if all its members are synced; `vouch` promises that it stays."""
         return self._machines.syncing.ready_for
 
+    @property
+    def needy(self) -> tuple[str, ...]:
+        """Who is to join with the next view, and has not said that it has its states."""
+        return self._machines.syncing.needy
+
     def outlook(self, now_ns: int) -> Outlook:
         """Where this peer stands, and what it waits for: for its user."""
         return outlook(self._state, now_ns)

@@ -13,6 +13,7 @@ from p2p_dtfm.core.consensus.views.known_views import KnownViews
 from p2p_dtfm.core.membership.accusers import Accusers
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.newcomers import Newcomers
+from p2p_dtfm.core.membership.states_given import StatesGiven
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Active, KnownView, PresentView
 from p2p_dtfm.core.protocol.canonical import digest
 from p2p_dtfm.core.protocol.plan import Plan
@@ -82,8 +83,8 @@ class Following:
     """It goes as soon as it is not vouched for."""
     dropped: View | None = None
     """The one that went: others may have taken it over."""
-    progress: dict[Member, tuple[int, int]] = field(default_factory=dict)
-    """Of who is to join: the furthest that it has come with its states, and since when."""
+    given: StatesGiven = field(default_factory=StatesGiven)
+    """What who is to join has got of its states."""
 
 
 @dataclass
@@ -316,8 +317,9 @@ class AgreementState:
         """All have said Ready to a planned view."""
         following = self.following
         following.view, following.agreed_ns = view, now_ns
-        following.synced, following.progress = set(), {}
+        following.synced = set()
         following.self_synced = False
+        following.given.begin()
 
     def forget_next_view(self) -> None:
         """Another attempt begins: what was agreed before is not taken over any more."""
@@ -374,5 +376,4 @@ class AgreementState:
             self.present.lost_since_ns += gap_ns
         self.present.taken_over_ns += gap_ns
         self.following.agreed_ns += gap_ns
-        progress = self.following.progress.items()
-        self.following.progress = {who: (most, at_ns + gap_ns) for who, (most, at_ns) in progress}
+        self.following.given.slept(gap_ns)

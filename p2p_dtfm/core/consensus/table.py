@@ -38,7 +38,7 @@ class Refusal:
 
 
 def _heartbeat(machines: Machines, sender: str, message: Heartbeat, now_ns: int) -> Verdict:
-    machines.syncing.note_progress(message.sender, message.progress, now_ns)
+    machines.syncing.note_progress(message, now_ns)
     answer = machines.outsiders.answer(message.sender, now_ns)
     return Verdict(answer, "it lives; it hears of the view if it is in another one")
 
@@ -79,11 +79,13 @@ STANDING_TO_NEWCOMER = Handler(
     "there is a view: asks its sender to be let in, unless members gather with it already",
     lambda machines, _, message, now_ns: machines.meeting.receive_as_newcomer(message, now_ns),
 )
-HEARTBEAT = Handler("it lives, and gets on with its states; Standing to an outsider", _heartbeat)
+HEARTBEAT = Handler(
+    "it lives; says who gets on with its states; Standing to an outsider", _heartbeat
+)
 
 NO_ATTEMPT = Refusal("no attempt is under way")
 NOTHING_AGREED = Refusal("has agreed on no view that anybody could be synced for")
-NO_FELLOWS = Refusal("is in no view, and waits for none")
+NO_FELLOWS = Refusal("is in no view")
 IS_OUTSIDE = Refusal("is in no view any more, until its next life")
 
 Row = Handler | Refusal
@@ -109,8 +111,8 @@ HANDLERS: Table = {
     **_in(NEWCOMERS, Active, ACTIVE_TO_NEWCOMER),
     **_in(MEMBERS, Standing, STANDING),
     **_in(NEWCOMERS, Standing, STANDING_TO_NEWCOMER),
-    **_in(WAITS_FOR_VIEW, Heartbeat, HEARTBEAT),
-    **_in(INSIDE - WAITS_FOR_VIEW, Heartbeat, NO_FELLOWS),
+    **_in(MEMBERS, Heartbeat, HEARTBEAT),
+    **_in(NEWCOMERS, Heartbeat, NO_FELLOWS),
 }
 """Each pair of a phase and a message."""
 

@@ -70,7 +70,6 @@ class ReachabilityService:
         self.finding = ReachabilityFinding(Reachability.UNKNOWN, "nobody was asked yet")
         self.changed = asyncio.Event()
         """Set when this peer's addresses have become others; whoever tells others clears it."""
-        self._announced = False
         self._reservations: dict[str, _Reservation] = {}
         self._unwilling: dict[str, float] = {}
         self._ports: tuple[int, ...] = ()

@@ -223,8 +223,8 @@ def _whole_view(peers: list[SimulatedPeer]) -> ViewId | None:
     return view.id if set(view.member_ids) == {peer.name for peer in peers} else None
 
 
-def run_seed(seed: int, peer_type: type[SimulatedPeer] = SimulatedPeer) -> Result:
-    return SeededRun(seed, peer_type).run()
+def run_seed(seed: int) -> Result:
+    return SeededRun(seed).run()
 
 
 def main() -> int:

@@ -76,8 +76,8 @@ class AgreementWorld:
 
     # building ---------------------------------------------------------------------------------
 
-    def add_peer(self, name: str, intent: Intent = Intent.TRAIN) -> SimulatedPeer:
-        record = msgspec.structs.replace(self._template, peer_id=name, intent=intent)
+    def add_peer(self, name: str) -> SimulatedPeer:
+        record = msgspec.structs.replace(self._template, peer_id=name, intent=Intent.TRAIN)
         peer = self.peers[name] = self.peer_type(name, record, self)
         peer.start()
         return peer

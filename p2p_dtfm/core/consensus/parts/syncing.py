@@ -1,18 +1,22 @@
 """An agreed planned view until its takeover: who has the states that its place needs."""
 
+from collections.abc import Mapping
+
 from p2p_dtfm.core.consensus.actions import Actions, Report, SendMessage, Verdict, refused
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.cost_model.placement_problem import UNKNOWN_BYTES_PER_S, duration_ns, flow_of
-from p2p_dtfm.core.messages.agreement_messages import Synced
+from p2p_dtfm.core.messages.agreement_messages import Heartbeat, Synced
 from p2p_dtfm.core.messages.statements import stated
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
 
 TRANSFERS_LIMIT = 4
 DEADLINES_LIMIT = 3
-"""A newcomer that says it gets on may take so many times as long as its states and the deadline
-need. What a transfer needs doubles with each time that it was refused: a link may be slower than
-was measured."""
+"""A newcomer that gets on may take so many times as long as its states and the deadline need. What
+a transfer needs doubles with each time that it was refused: a link may be slower than was
+measured."""
+STEPS_AHEAD = 2
+"""States are offered between two steps: so many may have to pass before."""
 
 
 class Syncing:
@@ -105,18 +109,27 @@ class Syncing:
 
     def _stuck_newcomers(self, now_ns: int, haste: int = 1) -> list[Member]:
         """Of these, who gets no more states, or takes many times as long as its links need."""
-        state = self._state
+        state, following, timing = self._state, self._state.following, self._state.timing
         stuck = []
         for member in self._unsynced_newcomers:
             needs_ns = self._transfer_ns(member)
-            _, since_ns = state.following.progress.get(member, (0, state.following.agreed_ns))
+            grown_ns = following.given.grown_ns(member.peer_id)
             patience = TRANSFERS_LIMIT << state.others.newcomers.refusals(member.peer_id)
-            longest_ns = DEADLINES_LIMIT * state.timing.newcomer_sync_ns + patience * needs_ns
-            deadline_ns = state.timing.newcomer_sync_ns + needs_ns
+            longest_ns = DEADLINES_LIMIT * timing.newcomer_sync_ns + patience * needs_ns
+            deadline_ns = timing.newcomer_sync_ns
+            if grown_ns is None:  # it has not even begun: for that it takes no fast link
+                since_ns, deadline_ns = following.agreed_ns, deadline_ns + self._until_offered_ns
+            else:
+                since_ns, deadline_ns = grown_ns, deadline_ns + needs_ns
             no_progress = (now_ns - since_ns) * haste >= deadline_ns
-            if no_progress or (now_ns - state.following.agreed_ns) * haste >= longest_ns:
+            if no_progress or (now_ns - following.agreed_ns) * haste >= longest_ns:
                 stuck.append(member)
         return stuck
+
+    @property
+    def _until_offered_ns(self) -> int:
+        plan = self._state.plan
+        return STEPS_AHEAD * plan.predicted_step_ns if plan is not None else 0
 
     def _transfer_ns(self, newcomer: Member) -> int:
         """What the states of its layers take on the way there, by what members measured."""
@@ -134,12 +147,27 @@ class Syncing:
         needs_ns = duration_ns(size, max(1, max(rates, default=UNKNOWN_BYTES_PER_S)))
         return min(needs_ns, state.timing.sync_ns)
 
-    def note_progress(self, sender: Member, progress: int, now_ns: int) -> None:
-        state = self._state
-        if state.next_view is not None and sender in state.next_view.members:
-            most, _ = state.following.progress.get(sender, (0, 0))
-            if progress > most:
-                state.following.progress[sender] = progress, now_ns
+    def gives(self, given: Mapping[str, int], now_ns: int) -> None:
+        """So many bytes this peer has given, since the next view was agreed on, to each of those
+        that `needy` names."""
+        self._state.following.given.note(self._state.me, given, now_ns)
+
+    @property
+    def needy(self) -> tuple[str, ...]:
+        """Who is to join with the next view, and has not said that it has its states."""
+        return tuple(member.peer_id for member in self._unsynced_newcomers)
+
+    def note_progress(self, message: Heartbeat, now_ns: int) -> None:
+        """A newcomer gets on by the word of those who give to it. Its own counts only where there
+        is nothing to give: where training begins each makes the first states by itself."""
+        state, following = self._state, self._state.next_view
+        if state.is_newcomer or following is None:
+            return
+        given, sender = state.following.given, message.sender
+        if sender in state.members:
+            given.note(sender, message.gives, now_ns)
+        elif sender in following.members and following.snapshot.step == 0:
+            given.note(sender, {sender.peer_id: message.progress}, now_ns)
 
     def _synced_message(self, view: View) -> SendMessage:
         state = self._state

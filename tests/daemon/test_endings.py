@@ -1,5 +1,6 @@
 """What ends a daemon is told to its user as what it is: a gone peer, or a bug."""
 
+import contextvars
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,10 @@ from p2p_dtfm.daemon.node.daemon import explained
 from p2p_dtfm.daemon.telemetry import event_log
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.ports import now
 from tests.daemon.trainer_parts import view_of
+
+SECOND_NS = 1_000_000_000
 
 
 def test_gone_peers_are_no_bug() -> None:
@@ -73,6 +77,22 @@ def test_a_disk_that_refuses_costs_the_line_only(tmp_path: Path) -> None:
     EventLog(tmp_path / "missing" / "events.jsonl").write("step", step=1)
 
 
+class SetClock:
+    """Stands where it is put."""
+
+    def __init__(self, at_ns: int) -> None:
+        self.at_ns = at_ns
+
+    def monotonic_ns(self) -> int:
+        return self.at_ns
+
+    def wall_ns(self) -> int:
+        return self.at_ns
+
+    def block_ns(self, duration_ns: int) -> None:
+        self.at_ns += duration_ns
+
+
 def leaver(view: View) -> Departure:
     """As much of a daemon as decides when to leave at last."""
     participant = SimpleNamespace(
@@ -83,20 +103,21 @@ def leaver(view: View) -> Departure:
     return Departure(participant)  # type: ignore[arg-type]
 
 
-def test_who_has_the_only_copy_waits_for_a_while_before_it_leaves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_has_the_only_copy_waits_for_a_while_before_it_leaves() -> None:
     """Without a plan no step is made in which anybody could take its layers over."""
-    now_s = 100.0
-    monkeypatch.setattr(coming_and_going.time, "monotonic", lambda: now_s)
+    clock = SetClock(100 * SECOND_NS)
+    contextvars.copy_context().run(_who_has_the_only_copy_waits, clock)
+
+
+def _who_has_the_only_copy_waits(clock: SetClock) -> None:
+    now.live_by(clock)
     trains = view_of(1, 2)
     stuck = View(trains.snapshot, NoPlan("too little memory"))
     peer = leaver(stuck)
     life, agreement = peer.participant.local.life, peer.participant.membership.agreement
 
     def left_after(seconds: float) -> bool:
-        nonlocal now_s
-        now_s += seconds
+        clock.at_ns += int(seconds * SECOND_NS)
         peer.leave_at_last()
         return life.left.is_set()
 

@@ -6,7 +6,6 @@ It stays while daemons come and go: an open page outlives a pause, and can end i
 import contextlib
 import os
 import secrets
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 from p2p_dtfm import __version__
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.ports import now
 from p2p_dtfm.web.api import Action
 from p2p_dtfm.web.dashboard import Dashboard
 from p2p_dtfm.web.server import Server, loopback_listener
@@ -90,7 +90,7 @@ class DashboardHost:
 
 
 def _nothing_yet() -> DashboardState:
-    now_s = round(time.time(), 3)
+    now_s = round(now.wall_s(), 3)
     return DashboardState(Live(now_s, __version__, "", State.STARTING.value, "", now_s))
 
 

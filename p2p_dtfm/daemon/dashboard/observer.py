@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Callable
 
 from p2p_dtfm import __version__
@@ -17,6 +16,7 @@ from p2p_dtfm.daemon.dashboard.view_facts import points_of, view_state
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.telemetry.problems import SILENT_S, UNHEARD_S, Sight, problems_in
 from p2p_dtfm.daemon.telemetry.status import State, Status
+from p2p_dtfm.ports import now
 from p2p_dtfm.web.state import (
     DashboardState,
     Event,
@@ -54,7 +54,7 @@ class Observer:
         self._before: tuple[float, int] | None = None
         self._told_step = 0
         self._is_settled: Callable[[], bool] = lambda: False
-        self._committed_s = time.monotonic()
+        self._committed_s = now.monotonic_s()
         self._usual_rate: float | None = None
         self._warnings = _Warnings(self._events)
         log.addHandler(self._warnings)
@@ -114,7 +114,7 @@ class Observer:
         )
         self._series.view_took_over(step)
         self._view = view
-        self._committed_s = time.monotonic()
+        self._committed_s = now.monotonic_s()
         if self._making is not None:
             self._making.cancel()
         before = points_of(self._view_state)
@@ -155,12 +155,12 @@ class Observer:
     def step_committed(self, outcome: StepOutcome) -> None:
         """A step's outcome is known here."""
         self.seen.committed_count += 1
-        self._committed_s = time.monotonic()
+        self._committed_s = now.monotonic_s()
         self._usual_rate = self._status.figures().get("tokens_per_s")
         self._series.committed(outcome, self._usual_rate)
 
     def _tell(self, kind: str, text: str) -> None:
-        self._events.add(Event(round(time.time(), 3), kind, text))
+        self._events.add(Event(round(now.wall_s(), 3), kind, text))
 
     # what others read ----------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Observer:
         facts, work = self._status.figures(), self._status.work
         step_ns = self._step_ns(facts.get("tokens_per_s"))
         return Live(
-            time_s=round(time.time(), 3),
+            time_s=round(now.wall_s(), 3),
             version=__version__,
             peer_id=self._peer_id,
             state=self._status.state.value,
@@ -230,7 +230,7 @@ class Observer:
     def _heard(self) -> tuple[float | None, ...]:
         if self._messenger is None:
             return ()
-        now_s, heard = time.monotonic(), self._messenger.heard_s
+        now_s, heard = now.monotonic_s(), self._messenger.heard_s
         return tuple(
             round(now_s - heard[peer.peer_id], 1) if peer.peer_id in heard else None
             for peer in self._view_state.peers
@@ -266,8 +266,8 @@ class Observer:
         sight = Sight(
             state=status.state,
             reason=shortened(status.reason),
-            in_state_s=time.time() - status.since_s,
-            uncommitted_s=time.monotonic() - self._committed_s,
+            in_state_s=now.wall_s() - status.since_s,
+            uncommitted_s=now.monotonic_s() - self._committed_s,
             step_s=step_ns / 1e9 if step_ns else None,
             no_plan=self._view_state.no_plan,
             is_failing=agreement is not None and agreement.view is not None and agreement.frozen,

@@ -1,12 +1,12 @@
 """The thread in which this daemon computes, and one beside it: its event loop stays free."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from p2p_dtfm.ports import now
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 Parameters = ParamSpec("Parameters")
@@ -35,11 +35,11 @@ class Compute:
         """Run `function` after all that was given before."""
 
         def timed() -> Result:
-            start_ns = time.perf_counter_ns()
+            start_ns = now.monotonic_ns()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.busy_ns += time.perf_counter_ns() - start_ns
+                self.busy_ns += now.monotonic_ns() - start_ns
 
         return await self._run(self._executor, timed)
 

@@ -8,11 +8,11 @@ the shards of the run under way, which are fetched as they are needed.
 import asyncio
 import logging
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.checkpoint import CheckpointFailed, list_checkpoints, remove_checkpoint
 
 CHECKPOINTS_KEPT = 2
@@ -45,8 +45,8 @@ async def keep_under(home: Path, run_directory: Path, limit_bytes: int) -> None:
                 home, used_bytes >> 20, limit_bytes >> 20,
             )  # fmt: skip
         told = used_bytes > limit_bytes
-        counted_s = time.monotonic()
-        while changed_ns(checkpoints) == seen_ns and time.monotonic() < counted_s + COUNT_EVERY_S:
+        counted_s = now.monotonic_s()
+        while changed_ns(checkpoints) == seen_ns and now.monotonic_s() < counted_s + COUNT_EVERY_S:
             await asyncio.sleep(LOOK_EVERY_S)
 
 

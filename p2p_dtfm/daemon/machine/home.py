@@ -6,13 +6,13 @@ import fcntl
 import json
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import IO
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.locks import hold_identity
+from p2p_dtfm.ports import now
 
 PRIVATE_UMASK = 0o077
 KEPT_FILES = (
@@ -144,7 +144,7 @@ class Home:
             last = int(json.loads(path.read_text())["life"])
         except (OSError, ValueError, KeyError, TypeError):
             last = 0
-        life = max(last + 1, int(time.time() * 1000))
+        life = max(last + 1, int(now.wall_s() * 1000))
         temporary = path.with_suffix(".partial")
         temporary.write_text(json.dumps({"life": life}))
         temporary.replace(path)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 
 import msgspec
 
@@ -28,6 +27,7 @@ from p2p_dtfm.net.contacts.first_contacts import reach_any
 from p2p_dtfm.net.contacts.nearby import Nearby, Neighbour
 from p2p_dtfm.net.directory.directory import Directory
 from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.ports import now
 
 LOOKS_FOR_WHO_STARTS = 4
 LOOK_AGAIN_S = 4.0
@@ -208,7 +208,7 @@ class Acquaintances:
 
     def _seen_members(self, view: View | None) -> list[Acquaintance]:
         """Those of the view in force; before there is one, those that a member named."""
-        now_s = int(time.time())
+        now_s = int(now.wall_s())
         if view is None:
             named = {peer: self._network.messenger.where(peer) for peer in self.members_named}
         else:
@@ -224,7 +224,7 @@ class Acquaintances:
         else."""
         if self.memory is None:
             return
-        seen, used_s = self._seen_members(view), int(time.time())
+        seen, used_s = self._seen_members(view), int(now.wall_s())
         self.memory = msgspec.structs.replace(self.memory.met(seen), used_s=used_s)
         async with self._memory_lock:
             try:

@@ -4,8 +4,6 @@ import asyncio
 import collections
 import contextlib
 import logging
-import random
-import time
 
 from p2p_dtfm.core.gate.gate_table import FAR
 from p2p_dtfm.core.messages.agreement_messages import Heartbeat
@@ -17,6 +15,7 @@ from p2p_dtfm.net.contacts.addresses import is_relayed
 from p2p_dtfm.net.directory.values import Presence
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
+from p2p_dtfm.ports import chance, now
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -75,7 +74,7 @@ class Background:
     async def _tick_loop(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            now_ns = time.monotonic_ns()
+            now_ns = now.monotonic_ns()
             self._agreement.has_saved(self._participant.checkpoints.saved)
             self._beat(now_ns)
             self._do(self._agreement.tick(now_ns))
@@ -151,7 +150,7 @@ class Background:
         others = [peer for peer in present if peer.peer_id != self._me]
         roles = {peer.peer_id: self._network.keeper.role_of(peer.peer_id) for peer in others}
         strangers = [peer for peer in others if roles[peer.peer_id] in FAR]
-        tried = random.sample(strangers, min(len(strangers), STRANGERS_TRIED))
+        tried = chance.sample(strangers, min(len(strangers), STRANGERS_TRIED))
         for peer in (*(peer for peer in others if roles[peer.peer_id] not in FAR), *tried):
             self._messenger.hear_of(peer.peer_id, peer.addresses)
             self._agreement.know(peer.peer_id)
@@ -185,7 +184,7 @@ class Background:
 
         Facts that are news to the view in force are worth a new plan, once things are quiet.
         """
-        record, quiet_since_s = self._membership.self_record, time.monotonic()
+        record, quiet_since_s = self._membership.self_record, now.monotonic_s()
         while not self._local.life.leaving.is_set():
             await asyncio.sleep(RECORD_REFRESH_S)
             newcomers = (joiner.peer_id for joiner in self._membership.joiners())
@@ -199,11 +198,11 @@ class Background:
                 self._membership.set_record()
             if changed:
                 self._membership.set_record()
-                quiet_since_s = time.monotonic()
+                quiet_since_s = now.monotonic_s()
             self._replan_if_slow()
-            if not changed and time.monotonic() - quiet_since_s > REPLAN_QUIET_S:
+            if not changed and now.monotonic_s() - quiet_since_s > REPLAN_QUIET_S:
                 self._replan_if_news()
-                quiet_since_s = time.monotonic()
+                quiet_since_s = now.monotonic_s()
 
     def _replan_if_news(self) -> None:
         """Ask for a view with this peer's present record, if the one in force has an older one."""
@@ -211,12 +210,12 @@ class Background:
         view = agreement.view
         if view is None or self._membership.me not in view.members or len(view.members) == 1:
             return
-        now_s = time.monotonic()
+        now_s = now.monotonic_s()
         if now_s - self._replanned_s < REPLAN_INTERVAL_S:
             return
         if self._membership.self_record.is_news_to(view.snapshot):
             self._replanned_s = now_s
-            self._do(agreement.request_replan("links were measured", time.monotonic_ns()))
+            self._do(agreement.request_replan("links were measured", now.monotonic_ns()))
 
     def _replan_if_slow(self) -> None:
         """Steps take much longer than planned, or than under an earlier plan: what is measured
@@ -235,7 +234,7 @@ class Background:
         reason = self._membership.plan_times.why_anew()
         if reason is not None:
             self._local.tell(reason)
-            self._do(agreement.request_replan(reason, time.monotonic_ns()))
+            self._do(agreement.request_replan(reason, now.monotonic_ns()))
 
     async def _data_loop(self) -> None:
         """Bring all data here ahead of need, so that no peer's death takes the only copy along.

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import logging
-import time
 
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -15,6 +14,7 @@ from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.wire import KnownPeers
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.ports import now
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -43,16 +43,16 @@ class Entry:
         """Wait for the expected newcomers, for a bounded time; then make the first view."""
         membership, settings, status = self._membership, self._local.settings, self._local.status
         expected = settings.expect_peers
-        end_s = time.monotonic() + settings.expect_wait_s
-        while len(membership.joiners()) + 1 < expected and time.monotonic() < end_s:
+        end_s = now.monotonic_s() + settings.expect_wait_s
+        while len(membership.joiners()) + 1 < expected and now.monotonic_s() < end_s:
             present = len(membership.joiners()) + 1
             status.say(State.WAITING, f"{present} of {expected} expected peers are here")
             await asyncio.sleep(TICK_S)
-        end_s = min(end_s, time.monotonic() + LINKS_WAIT_S)
-        while not links_are_measured(membership.joiners()) and time.monotonic() < end_s:
+        end_s = min(end_s, now.monotonic_s() + LINKS_WAIT_S)
+        while not links_are_measured(membership.joiners()) and now.monotonic_s() < end_s:
             status.say(State.WAITING, "the newcomers measure the links between them")
             await asyncio.sleep(TICK_S)
-        membership.actions.do(membership.agreement.found(time.monotonic_ns()))
+        membership.actions.do(membership.agreement.found(now.monotonic_ns()))
 
     async def join(self) -> None:
         """Ask members to be let in until there is a view with this peer."""
@@ -123,8 +123,8 @@ class Entry:
             await self._go_on_alone()
             return False
         acquaintances.say_nobody_answers(digest, pause_s)
-        end_s = time.monotonic() + pause_s
-        while time.monotonic() < end_s and agreement.view is None and not agreement.attempting:
+        end_s = now.monotonic_s() + pause_s
+        while now.monotonic_s() < end_s and agreement.view is None and not agreement.attempting:
             await asyncio.sleep(TICK_S)
         return False
 
@@ -138,7 +138,7 @@ class Entry:
             await self._participant.resume_from_checkpoint()
             self._local.life.spawn(membership.acquaintances.look_for_the_lost(agreement))
         if agreement.view is None and not agreement.attempting and agreement.next_view is None:
-            membership.actions.do(agreement.found(time.monotonic_ns()))
+            membership.actions.do(agreement.found(now.monotonic_ns()))
 
     async def _ask_to_be_let_in(self, member: str) -> bool:
         """Whether it answered, and may do so; else it is of no use now."""
@@ -182,7 +182,7 @@ class Departure:
             self.leave_now()
             return
         membership.set_record(Intent.LEAVING)
-        membership.actions.do(membership.agreement.tick(time.monotonic_ns()))
+        membership.actions.do(membership.agreement.tick(now.monotonic_ns()))
 
     def leave_now(self) -> None:
         self.participant.trainer.leave_views()
@@ -194,7 +194,7 @@ class Departure:
         if not self._life.leaving.is_set() or view is None or not isinstance(view.plan, NoPlan):
             self._without_plan_s = None
             return
-        now_s = time.monotonic()
+        now_s = now.monotonic_s()
         if self._without_plan_s is None:
             self._without_plan_s = now_s
         elif now_s - self._without_plan_s > LEAVE_LIMIT_S and not self._life.left.is_set():
@@ -222,8 +222,8 @@ class Departure:
         view = membership.agreement.view
         others = set(view.member_ids) - {membership.me.peer_id} if view is not None else set()
         step = membership.run.spec.total_steps
-        end_s = time.monotonic() + DONE_WAIT_S
-        while not participant.checkpoints.whole_at(step, others) and time.monotonic() < end_s:
+        end_s = now.monotonic_s() + DONE_WAIT_S
+        while not participant.checkpoints.whole_at(step, others) and now.monotonic_s() < end_s:
             await asyncio.sleep(TICK_S)
         if not participant.local.settings.exit_when_done:
             await self._life.leaving.wait()

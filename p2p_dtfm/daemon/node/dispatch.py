@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,7 @@ from p2p_dtfm.daemon.peers.wire import (
     Welcome,
 )
 from p2p_dtfm.net.contacts.identity import verify
+from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.gpt import layer_count
 
 log = logging.getLogger("p2p_dtfm")
@@ -116,7 +116,7 @@ class Dispatch:
         """Whoever is going to join this run gets what it needs for that."""
         if message.run_digest != self._run.digest:
             raise PeerFault("knocks for another run", sender)
-        self._keeper.admissions.admit(sender, time.monotonic_ns())
+        self._keeper.admissions.admit(sender, now.monotonic_ns())
 
     async def _known_peers(self) -> KnownPeers:
         """Members, and newcomers that wait, for another newcomer."""
@@ -136,9 +136,9 @@ class Dispatch:
         if isinstance(message, AGREEMENT):
             if isinstance(message, JoinRequest) and message.record.peer_id != sender:
                 raise PeerFault("asks for another peer to be let in", sender)
-            actions = self._agreement.receive(sender, message, time.monotonic_ns())
+            actions = self._agreement.receive(sender, message, now.monotonic_ns())
             if isinstance(message, JoinRequest):
-                self._keeper.admissions.admit(sender, time.monotonic_ns())
+                self._keeper.admissions.admit(sender, now.monotonic_ns())
             if any(isinstance(action, Rejoin) for action in actions):
                 # it may be of a swarm of which nobody is known yet
                 self._membership.asked_first = sender

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +22,7 @@ from p2p_dtfm.daemon.node.coming_and_going import Departure, Entry
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.ports import now
 
 HISTORY_LIMIT = 256
 DISAGREEMENTS_KEPT = 16
@@ -61,7 +61,7 @@ class Effects:
     def _take_sides(self) -> None:
         """At once, before all have agreed: say who holds up this peer, too, of those of whom one
         accuses the other."""
-        membership, now_ns = self._membership, time.monotonic_ns()
+        membership, now_ns = self._membership, now.monotonic_ns()
         agreement = membership.agreement
         for suspicion in self._participant.step_watch.take_sides(agreement):
             accused = agreement.holds_up(suspicion.peer_id, suspicion.reason, now_ns)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -44,6 +43,7 @@ from p2p_dtfm.daemon.state_transfer.initial_states import store_initial
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.contacts.addresses import parse_address, peer_ids_of
 from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.ports import now
 from p2p_dtfm.sim.scenario.files import find_run_spec
 from p2p_dtfm.train.data import BlobStore, Progress
 from p2p_dtfm.train.model.checkpoint import list_checkpoints
@@ -272,7 +272,7 @@ class Joining:
 
     async def _fetch_run(self, welcome: Welcome, store: BlobStore, peers: list[str]) -> Run:
         """Knock, for only who does is given the manifest; where many do, again for a while."""
-        end_s = time.monotonic() + KNOCKING_S
+        end_s = now.monotonic_s() + KNOCKING_S
         while True:
             for peer_id in peers[:KNOCKED_LIMIT]:
                 with contextlib.suppress(Unreachable):
@@ -280,7 +280,7 @@ class Joining:
             try:
                 return await fetch_run(welcome, store, self._network.blobs, peers)
             except UserError:
-                if time.monotonic() > end_s:
+                if now.monotonic_s() > end_s:
                     raise
             self._network.messenger.forget_knocks()
             await asyncio.sleep(KNOCK_PAUSE_S)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.consensus.actions import LAN, WAN, ComputePlan, Report, SendMessage
@@ -21,6 +20,7 @@ from p2p_dtfm.daemon.peers.run_source import Run
 from p2p_dtfm.daemon.peers.self_record import SelfRecord
 from p2p_dtfm.daemon.telemetry.plan_times import PlanTimes
 from p2p_dtfm.net.contacts.identity import verify
+from p2p_dtfm.ports import now
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -113,7 +113,7 @@ class Membership:
 
     async def _compute_plan(self, snapshot: Snapshot) -> None:
         plan = await asyncio.to_thread(compute_plan, snapshot)
-        self.actions.do(self.agreement.plan_computed(snapshot, plan, time.monotonic_ns()))
+        self.actions.do(self.agreement.plan_computed(snapshot, plan, now.monotonic_ns()))
 
     def _report(self, action: Report) -> None:
         self.local.tell(action.text)

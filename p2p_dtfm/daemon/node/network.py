@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import time
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +25,7 @@ from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.shaping import LineLimit, Shape, Shaper
 from p2p_dtfm.net.streams.blobs import BlobExchange
 from p2p_dtfm.net.streams.probing import Probes
+from p2p_dtfm.ports import now
 
 CALL_LIMIT_S = 3.0
 CALLED_LIMIT = 16
@@ -166,10 +166,10 @@ class Network:
         return await self.inside.answer(sender, message)
 
     def _on_heard(self, peer_id: str) -> None:
-        self.liveness.heard(peer_id, time.monotonic_ns())
+        self.liveness.heard(peer_id, now.monotonic_ns())
 
     def _on_call_failed(self, peer_id: str) -> None:
-        self.liveness.stream_reset(peer_id, time.monotonic_ns())
+        self.liveness.stream_reset(peer_id, now.monotonic_ns())
 
     def on_fault(self, sender: str, fault: PeerFault) -> None:
         """A stream of `sender` ends, for it carries what is not allowed."""

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import math
 import shutil
-import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -42,6 +41,7 @@ from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
+from p2p_dtfm.ports import now
 from p2p_dtfm.train.data import Dataset
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, load_layer
 from p2p_dtfm.train.model.gpt import layer_count
@@ -194,7 +194,7 @@ class Participant:
         """
         message: SignedPrepared | PreparedSteps = SignedPrepared(signed)
         if self._computes_alone(view):
-            now_s = time.monotonic()
+            now_s = now.monotonic_s()
             self._held_back.add(view.id, signed)
             if self._may_wait() and not self._held_back.is_due(now_s):
                 return
@@ -218,13 +218,13 @@ class Participant:
 
     def committed(self, outcome: StepOutcome) -> None:
         self._troubled.clear()
-        self.step_watch.committed(time.monotonic_ns())
+        self.step_watch.committed(now.monotonic_ns())
         self.membership.plan_times.committed()
         self.device_pace.committed(self.local.compute.busy_ns)
         ledger = self._agreement.ledger
         if ledger is not None:
             self.checkpoints.committed(outcome.step, agreed_states(ledger.last_commit))
-        self._later(self._agreement.committed(outcome, time.monotonic_ns()))
+        self._later(self._agreement.committed(outcome, now.monotonic_ns()))
 
     def states_changed(self) -> None:
         held = self.trainer.held
@@ -245,7 +245,7 @@ class Participant:
 
     def trouble(self, peer_id: str, cause: str) -> None:
         """Once in a step it may be the link, and the step is repeated; twice it is the peer."""
-        view, now_ns = self._agreement.view, time.monotonic_ns()
+        view, now_ns = self._agreement.view, now.monotonic_ns()
         if view is None or peer_id not in view.member_ids:
             return
         self.network.liveness.stream_reset(peer_id, now_ns)
@@ -261,17 +261,17 @@ class Participant:
         view = self._agreement.view
         if view is not None and peer_id in view.member_ids:
             log.warning("%s sends %s", peer_id, cause)
-            self._later(self._agreement.distrust(peer_id, cause, time.monotonic_ns()))
+            self._later(self._agreement.distrust(peer_id, cause, now.monotonic_ns()))
             loop = asyncio.get_running_loop()
             loop.call_later(POISON_GRACE_S, self._accuse, view, peer_id, cause)
 
     def _accuse(self, view: View, peer_id: str, cause: str) -> None:
         if self._agreement.view is view:
-            self._later(self._agreement.suspect(peer_id, cause, time.monotonic_ns()))
+            self._later(self._agreement.suspect(peer_id, cause, now.monotonic_ns()))
 
     def contradiction(self, reason: str) -> None:
         """The next view finds out from what all were told who is to be left out."""
-        self._later(self._agreement.repeat_step(reason, time.monotonic_ns()))
+        self._later(self._agreement.repeat_step(reason, now.monotonic_ns()))
 
     def lineage_at(self, step: int) -> str:
         return self._agreement.recovery_evidence.lineage.at(step) or ""
@@ -341,7 +341,7 @@ class Participant:
 
     def _on_lost(self, peer_id: str, lane: str, error: Unreachable) -> None:
         log.debug("stream %s with %s: %s", lane, peer_id, error.cause)
-        self.network.liveness.stream_reset(peer_id, time.monotonic_ns())
+        self.network.liveness.stream_reset(peer_id, now.monotonic_ns())
 
     def _on_undelivered(self, peer_id: str, lane: str, failure: Refused | Unreachable) -> None:
         log.debug("frames of %s to %s are lost: %s", lane, peer_id, failure.cause)

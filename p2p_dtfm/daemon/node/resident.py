@@ -11,7 +11,6 @@ import asyncio
 import logging
 import signal
 import sys
-import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from p2p_dtfm.daemon.machine.hours import Hours
 from p2p_dtfm.daemon.machine.life import when_stdin_closes
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.telemetry.status import State, Status
+from p2p_dtfm.ports import now
 from p2p_dtfm.web.api import LocalApi, make_app
 from p2p_dtfm.web.state import DashboardState, Event, Live, Timeline, ViewState
 
@@ -173,7 +173,7 @@ class Resident:
 
         home.acquire()
         status.say(State.PAUSED, reason)
-        self._seen.events.add(Event(round(time.time(), 3), "note", f"paused: {reason}"))
+        self._seen.events.add(Event(round(now.wall_s(), 3), "note", f"paused: {reason}"))
         shown = self._shown_while_away()
         self._dashboard.show(lambda: _away(shown, status), {"resume": resume, "leave": leave})
         _release_memory()  # now that nothing shows the daemon any more
@@ -231,7 +231,7 @@ def _away(shown: DashboardState, status: Status) -> DashboardState:
     """The same, with the present time and state. Figures that only training has are left out."""
     before = shown.live
     live = Live(
-        time_s=round(time.time(), 3),
+        time_s=round(now.wall_s(), 3),
         version=before.version,
         peer_id=before.peer_id,
         state=status.state.value,

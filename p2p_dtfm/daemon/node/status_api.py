@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from p2p_dtfm.daemon.peers.reachability import relay_of
 from p2p_dtfm.daemon.telemetry.trace_collector import STEPS_LIMIT, peer_traces_json
 from p2p_dtfm.net.contacts.addresses import is_relayed
 from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.ports import now
 from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
 from p2p_dtfm.web.api import LocalApi, make_app
 
@@ -118,7 +118,7 @@ class StatusApi:
         if self.participant is None:
             return None
         agreement = self.participant.membership.agreement
-        outlook, heard = agreement.outlook(time.monotonic_ns()), agreement.last_heard
+        outlook, heard = agreement.outlook(now.monotonic_ns()), agreement.last_heard
         return {
             "phase": outlook.phase.value,
             "reason": outlook.reason,
@@ -157,7 +157,7 @@ class StatusApi:
     def peers_json(self) -> list[dict[str, Any]]:
         view = self._view
         records = view.snapshot.records if view else ()
-        now_s = time.monotonic()
+        now_s = now.monotonic_s()
         heard = self._network.messenger.heard_s
         return [
             {

@@ -6,8 +6,6 @@ there that they are present.
 
 import asyncio
 import contextlib
-import random
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +16,7 @@ from p2p_dtfm.daemon.peers.wire import Welcome
 from p2p_dtfm.net.directory.directory import Directory
 from p2p_dtfm.net.directory.values import Presence
 from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.ports import chance, now
 
 LOOK_FOR_S = 30.0
 """A founder is present in the directory only once it has measured its device."""
@@ -50,12 +49,12 @@ async def find_run(
     say(f"looks in the directory for members of run {run_digest[:16]}")
     # who trains another run has told so: then most likely the digest is mistyped
     patience_s = LOOK_FOR_S if refused.exit_code == UNREACHABLE else 0.0
-    end_s = time.monotonic() + patience_s
+    end_s = now.monotonic_s() + patience_s
     while True:
         found = await ask_present(messenger, directory, initial_peers, own, run_digest)
         if found is not None:
             return found
-        if time.monotonic() > end_s:
+        if now.monotonic_s() > end_s:
             raise await _nobody(directory, run_digest, refused)
         await asyncio.sleep(LOOK_AGAIN_S)
 
@@ -82,7 +81,7 @@ async def ask_present(
         except Unreachable:
             continue
         others = [peer for peer in present if peer.peer_id not in asked]
-        chosen = random.sample(others, min(len(others), ASKED_LIMIT))
+        chosen = chance.sample(others, min(len(others), ASKED_LIMIT))
         asked |= {peer.peer_id for peer in chosen}
         found = await _first_answer(messenger, chosen, were_there, own, run_digest)
         if found is not None:

@@ -2,7 +2,6 @@
 
 import collections
 import logging
-import time
 from collections.abc import Callable, Container
 
 from p2p_dtfm.core.consensus.agreement import Agreement
@@ -15,6 +14,7 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import Message
 from p2p_dtfm.net.door import BUSY, Leave
 from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.ports import now
 from p2p_dtfm.web.state import Refused
 
 FORMER_LIMIT = 4096
@@ -92,7 +92,7 @@ class GateKeeper:
         return self._newcomer_or_stranger(peer_id)
 
     def _newcomer_or_stranger(self, peer_id: str) -> Role:
-        admitted = self.admissions.holds(peer_id, time.monotonic_ns())
+        admitted = self.admissions.holds(peer_id, now.monotonic_ns())
         return Role.NEWCOMER if admitted else Role.STRANGER
 
     def _look_at_views(self, agreement: Agreement) -> None:
@@ -123,14 +123,14 @@ class GateKeeper:
 
     def enter(self, sender: str, kind: str, size_bytes: int) -> Leave | str:
         """See `net.door.Door`."""
-        answer = self._gate.admit(sender, kind, size_bytes, time.monotonic_ns(), stays=True)
+        answer = self._gate.admit(sender, kind, size_bytes, now.monotonic_ns(), stays=True)
         if isinstance(answer, Refusal):
             return self._told(sender, kind, answer)
         return _Leaving(self._gate, sender, answer, kind)
 
     def require(self, sender: str, kind: str, size_bytes: int = 0) -> None:
         """Raises `PeerFault` unless `sender` may say this now."""
-        answer = self._gate.admit(sender, kind, size_bytes, time.monotonic_ns())
+        answer = self._gate.admit(sender, kind, size_bytes, now.monotonic_ns())
         if isinstance(answer, Refusal):
             raise PeerFault(self._told(sender, kind, answer), sender)
 
@@ -149,7 +149,7 @@ class GateKeeper:
 
     def blame(self, sender: str, message: Message) -> None:
         """What a sender was let in with was wrong."""
-        self._gate.blame(sender, type(message).__name__, time.monotonic_ns())
+        self._gate.blame(sender, type(message).__name__, now.monotonic_ns())
 
     def is_near(self, sender: str) -> bool:
         """Whether tensors of a sender may come at all."""
@@ -158,7 +158,7 @@ class GateKeeper:
     def _told(self, sender: str, kind: str, refusal: Refusal) -> str:
         """The refusal in words; logged now and then, or a flood would fill the log."""
         text = f"{kind}: {refusal.reason.value} of a {refusal.role.value}"
-        now_s = time.monotonic()
+        now_s = now.monotonic_s()
         self._untold += 1
         if now_s - self._told_s > TOLD_EVERY_S:
             log.warning("refuses %s (%s); %d refusals lately", sender, text, self._untold)

@@ -9,7 +9,6 @@ says by itself what it is about.
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -21,6 +20,7 @@ from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable, in_plain_words
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import ADDRESSES_LIMIT, Host
+from p2p_dtfm.ports import now
 
 Value = TypeVar("Value")
 
@@ -102,7 +102,7 @@ class Messenger:
     async def knock(self, peer_id: str) -> None:
         """Say that this peer is going to join, where it has not lately: before anything is asked
         for that strangers do not get. Raises `Unreachable`."""
-        now_s = time.monotonic()
+        now_s = now.monotonic_s()
         if now_s - self._knocked_s.get(peer_id, -KNOCK_AGAIN_S) < KNOCK_AGAIN_S:
             return
         with contextlib.suppress(Refused, PeerFault):
@@ -126,7 +126,7 @@ class Messenger:
 
     def heard(self, peer_id: str) -> None:
         self._silent.discard(peer_id)
-        _remember(self.heard_s, peer_id, time.monotonic())
+        _remember(self.heard_s, peer_id, now.monotonic_s())
         self._on_heard(peer_id)
 
     @property

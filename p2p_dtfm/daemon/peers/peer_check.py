@@ -2,7 +2,6 @@
 
 import asyncio
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -19,6 +18,7 @@ from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.libp2p.peer_clock import TOLERANCE_S, read_clock
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
+from p2p_dtfm.ports import now
 from p2p_dtfm.train.data.manifest import MANIFEST_LIMIT_BYTES, parse_manifest
 
 CONNECT_DEADLINE_S = 10.0
@@ -45,13 +45,13 @@ async def check_initial_peer(host: Host, address: str) -> list[Finding]:
         peer_id, where = parse_address(address)
     except UserError as error:
         return [Finding("initial peer", "failed", error.cause, error.fixes[0])]
-    began_s = time.monotonic()
+    began_s = now.monotonic_s()
     try:
         await host.connect(peer_id, [where], CONNECT_DEADLINE_S)
     except Unreachable as error:
         cause, fix = await _why_not(address, where, peer_id, error)
         return [Finding("initial peer", "failed", cause, fix, {"address": address})]
-    connect_ms = (time.monotonic() - began_s) * 1e3
+    connect_ms = (now.monotonic_s() - began_s) * 1e3
     findings = [await _ask(host, address, peer_id, connect_ms)]
     if findings[0].verdict != "failed":
         findings.append(await _check_clock(host, address, peer_id))

@@ -8,7 +8,6 @@ through a relay it tries for a direct connection. And it does all of that for ot
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.nat.dial_back import CallBacks, Seen
 from p2p_dtfm.net.nat.punching import Punching
 from p2p_dtfm.net.nat.relay import Relay, relayed_address, reserve
+from p2p_dtfm.ports import now
 
 RELAYS_WANTED = 2
 ASKED_LIMIT = 3
@@ -122,7 +122,7 @@ class ReachabilityService:
 
     async def _ask(self, peers: Sequence[str]) -> None:
         """Sets `finding` to what these peers find; one that gets through is enough."""
-        self._asked_s = time.monotonic()
+        self._asked_s = now.monotonic_s()
         answers = await asyncio.gather(*map(self._see, peers))
         seen = [answer for answer in answers if answer is not None]
         if not seen:
@@ -160,7 +160,7 @@ class ReachabilityService:
                 await self._look_after()
 
     async def _look_after(self) -> None:
-        now_s = time.monotonic()
+        now_s = now.monotonic_s()
         ends = await self._host.remote_addresses()
         uncertain = self.finding.reachability is not Reachability.DIRECT
         if uncertain and now_s - self._asked_s > ASK_AGAIN_S:
@@ -180,7 +180,7 @@ class ReachabilityService:
 
     async def _reserve(self) -> None:
         """Ask peers to which there is a direct connection, until enough have said yes."""
-        now_s = time.monotonic()
+        now_s = now.monotonic_s()
         for relay, (address, *_) in sorted((await self._host.remote_addresses()).items()):
             held = self._reservations.get(relay)
             wanted = held is not None and held.renew_s < now_s
@@ -228,7 +228,7 @@ class ReachabilityService:
         known = [address for address in addresses if is_relayed(address)]
         if self._host.is_only_local or not known:
             return
-        now_s = time.monotonic()
+        now_s = now.monotonic_s()
         tried_s = max(
             self._punched_s.get(peer_id, -PUNCH_AGAIN_S),
             self._punching.asked_s.get(peer_id, -PUNCH_AGAIN_S),

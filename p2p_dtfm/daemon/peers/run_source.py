@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from p2p_dtfm.net.contacts.identity import Identity, verify
 from p2p_dtfm.net.directory.values import open_run, sign_run
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
+from p2p_dtfm.ports import now
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.train.data import (
     STANDARD_LIBRARY,
@@ -110,12 +110,12 @@ async def ask_welcome(
 
     Raises `UserError`: exit code 5 for another run or protocol, 6 if nobody answers.
     """
-    end_s = time.monotonic() + WELCOME_PATIENCE_S
+    end_s = now.monotonic_s() + WELCOME_PATIENCE_S
     while True:
         try:
             return await _ask_welcome_once(messenger, peer_ids, addresses, expected_digest)
         except NobodyTrains as error:  # one that starts at this moment has no run yet
-            if error.for_good or time.monotonic() > end_s:
+            if error.for_good or now.monotonic_s() > end_s:
                 raise
         await asyncio.sleep(WELCOME_RETRY_S)
 

@@ -1,7 +1,8 @@
 """How long something that has parts takes yet, judged by how long its parts took so far."""
 
-import time
 from collections.abc import Callable
+
+from p2p_dtfm.ports import now
 
 SHOWN_FROM_S = 2.0
 """A shorter time is no news to anybody."""
@@ -10,7 +11,7 @@ SHOWN_FROM_S = 2.0
 class Estimate:
     """Begins when it is made."""
 
-    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock_s: Callable[[], float] = now.monotonic_s) -> None:
         self._clock_s = clock_s
         self._began_s = clock_s()
 

@@ -2,12 +2,12 @@
 
 import importlib
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.ports import now
 
 FLUSH_EVERY_S = 2.0
 
@@ -51,7 +51,7 @@ class EventFiles:
             "gradient_norm": outcome.gradient_norm,
             "tokens_per_s": tokens_per_s,
         }
-        event = self._events.Event(wall_time=time.time(), step=outcome.step)
+        event = self._events.Event(wall_time=now.wall_s(), step=outcome.step)
         for name, value in figures.items():
             if value is not None:
                 event.summary.value.add(tag=name, simple_value=value)
@@ -68,11 +68,11 @@ class EventFiles:
             self._writer = self._files.EventsWriter(str(self._directory / "events"))
             # what an earlier file says of this step and later ones was repeated since
             session = self._events.SessionLog(status=self._events.SessionLog.START)
-            started = self._events.Event(wall_time=time.time(), step=step, session_log=session)
+            started = self._events.Event(wall_time=now.wall_s(), step=step, session_log=session)
             self._writer.write_event(started)
         self._writer.write_event(event)
-        if time.monotonic() - self._flushed_s > FLUSH_EVERY_S:
-            self._flushed_s = time.monotonic()
+        if now.monotonic_s() - self._flushed_s > FLUSH_EVERY_S:
+            self._flushed_s = now.monotonic_s()
             self._writer.flush()
 
     def close(self) -> None:

@@ -2,11 +2,11 @@
 
 import json
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
 from p2p_dtfm.daemon.telemetry.status import Troubles
+from p2p_dtfm.ports import now
 
 LIMIT_BYTES = 64 << 20
 
@@ -22,7 +22,7 @@ class EventLog:
 
     def write(self, event: str, **facts: Any) -> None:
         """A full disk costs the line, not the daemon."""
-        line = json.dumps({"time_s": round(time.time(), 3), "event": event, **facts})
+        line = json.dumps({"time_s": round(now.wall_s(), 3), "event": event, **facts})
         try:
             if self._path.exists() and self._path.stat().st_size > LIMIT_BYTES:
                 self._path.replace(self._path.with_suffix(".old"))

@@ -1,6 +1,5 @@
 """How long steps take under this plan and those before, and whether that asks for another one."""
 
-import time
 from collections import deque
 from collections.abc import Callable
 from statistics import median
@@ -15,6 +14,7 @@ from p2p_dtfm.core.protocol.measured_plans import (
 )
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.ports import now
 
 FORGOTTEN_S = 600.0
 """A machine that was busy is not for ever: what was tried so long ago may be tried again."""
@@ -33,7 +33,7 @@ WORSE_PERCENT = 110
 class PlanTimes:
     """Of this process. `took_over` with each view, `committed` with each step."""
 
-    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock_s: Callable[[], float] = now.monotonic_s) -> None:
         self._clock_s = clock_s
         self._known: dict[Shape, tuple[int, float]] = {}
         """By shape the step's time and when it was last measured."""

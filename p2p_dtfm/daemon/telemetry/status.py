@@ -1,13 +1,13 @@
 """What this daemon is doing: always one state, why, and for how long yet."""
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from p2p_dtfm.daemon.telemetry.estimate import Estimate, in_words
+from p2p_dtfm.ports import now
 
 FETCHES = "fetches"
 TOLD_EVERY_S = 10.0
@@ -82,11 +82,11 @@ class Status:
 
     state: State = State.STARTING
     reason: str = "loads the program"
-    since_s: float = field(default_factory=time.time)
+    since_s: float = field(default_factory=now.wall_s)
     facts: dict[str, Any] = field(default_factory=dict)
     work: Work | None = None
     """Of something long in this state."""
-    clock_s: Callable[[], float] = time.monotonic
+    clock_s: Callable[[], float] = now.monotonic_s
     troubles: Troubles = field(default_factory=Troubles)
     measured: Callable[[], dict[str, Any]] = dict
     """Facts that change while nothing happens, such as the rate of a step that does not end."""
@@ -132,7 +132,7 @@ class Status:
         changed = state is not self.state
         self.state, self.reason = state, reason
         if changed:
-            self.since_s = time.time()
+            self.since_s = now.wall_s()
         log.log(logging.INFO if changed else logging.DEBUG, "%s: %s", state.value, reason)
 
     def as_json(self) -> dict[str, Any]:

@@ -5,9 +5,10 @@ steps. So each measures alike from what it sees itself: over the present view, a
 while. Who has just come measures what those measure who were there before.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable
+
+from p2p_dtfm.ports import now
 
 WINDOW_S = 30.0
 WINDOW_STEPS = 20
@@ -22,7 +23,7 @@ LATE_STEPS = 2.0
 class Pace:
     """`begins` with a view, `committed` with each step."""
 
-    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock_s: Callable[[], float] = now.monotonic_s) -> None:
         self._clock_s = clock_s
         self._marks_s: deque[float] = deque(maxlen=MARKS_LIMIT)
         self._began_s: float | None = None

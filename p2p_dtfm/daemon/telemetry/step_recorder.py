@@ -1,12 +1,12 @@
 """What this peer did in its last steps, and when: for the dashboard's bars and for traces."""
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
+from p2p_dtfm.ports import now
 from p2p_dtfm.web.state import Span
 
 STEPS_KEPT = 32
@@ -48,7 +48,7 @@ class StepRecorder:
     @contextlib.contextmanager
     def span(self, kind: str, number: int = 0) -> Iterator[None]:
         """Record how long the body takes, if it comes to its end."""
-        start_ns = time.monotonic_ns()
+        start_ns = now.monotonic_ns()
         yield
         self._add(kind, number, start_ns)
 
@@ -65,7 +65,7 @@ class StepRecorder:
 
     def _add(self, kind: str, number: int, start_ns: int) -> None:
         if self._steps and len(self._steps[-1].spans) < SPANS_LIMIT:
-            self._steps[-1].spans.append(Span(kind, number, start_ns, time.monotonic_ns()))
+            self._steps[-1].spans.append(Span(kind, number, start_ns, now.monotonic_ns()))
 
     @property
     def newest(self) -> int | None:

@@ -5,7 +5,6 @@ with pings, at best known to half a round trip.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from p2p_dtfm.daemon.telemetry.step_recorder import RecordedStep, StepRecorder
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.libp2p.peer_clock import ClockReading, read_clock
+from p2p_dtfm.ports import now
 from p2p_dtfm.web.state import SPAN_KINDS, Span, Timeline, TimelineLane
 
 STEPS_LIMIT = 16
@@ -66,7 +66,7 @@ class TraceCollector:
 
     def _own(self, request: TraceRequest) -> list[TracedStep]:
         recorded, spans_left, found = self._recorder, REPLY_SPANS_LIMIT, []
-        wall_ns = time.time_ns() - time.monotonic_ns()
+        wall_ns = now.wall_ns() - now.monotonic_ns()
         first = request.first_step
         if first is None:
             first = (recorded.newest or 0) - request.count + 1
@@ -108,7 +108,7 @@ class TraceCollector:
 
     async def _clock(self, peer_id: str) -> ClockReading:
         """Raises `Unreachable`."""
-        now_s = time.monotonic()
+        now_s = now.monotonic_s()
         held = self._clocks.get(peer_id)
         if held is None or now_s - held[0] > CLOCK_KEPT_S:
             held = (now_s, await read_clock(self._host, peer_id, DEADLINE_S))
@@ -205,7 +205,7 @@ def _on_wall_clock(held: RecordedStep, wall_ns: int) -> TracedStep:
 
 def check_times(steps: Sequence[TracedStep], peer_id: str) -> None:
     """Refuse times that would make a picture of all the others' unreadable."""
-    now_ns = time.time_ns()
+    now_ns = now.wall_ns()
     for span in (span for traced in steps for span in traced.spans):
         near = now_ns - DAY_NS < span.start_ns <= span.end_ns < now_ns + DAY_NS
         if not near or span.kind not in SPAN_KINDS:

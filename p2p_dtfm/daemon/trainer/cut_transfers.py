@@ -7,7 +7,6 @@ small pieces that take no more than a tenth of the line. `core.cost_model.cuts` 
 
 import asyncio
 import logging
-import time
 
 from p2p_dtfm.core.cost_model.cuts import LINE_SHARE, CutClock
 from p2p_dtfm.core.cost_model.guardians import guarded_pairs
@@ -21,6 +20,7 @@ from p2p_dtfm.daemon.state_transfer.cut_store import CutStore
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
+from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.layer_copy import PartialCopy, pieces_of
 from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState
 from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes, tensor_to_bytes
@@ -207,7 +207,7 @@ class Cuts:
     async def _send_layer(
         self, view: View, guardian: str, bytes_per_s: int, copy: LayerSnapshot
     ) -> None:
-        bulk, began_s, sent_bytes = self._tools.bulk, time.monotonic(), 0
+        bulk, began_s, sent_bytes = self._tools.bulk, now.monotonic_s(), 0
         pieces = list(pieces_of(copy))
         last_index = len(pieces) - 1
         for index, piece in enumerate(pieces):
@@ -232,9 +232,9 @@ class Cuts:
                 log.debug("a copy of layer %d: %s", copy.layer, error)
                 await asyncio.sleep(RETRY_S)
                 return
-            took_s = time.monotonic() - began_s
+            took_s = now.monotonic_s() - began_s
             await asyncio.sleep(pause_s(took_s, sent_bytes, bytes_per_s))
-            began_s, sent_bytes = time.monotonic(), 0
+            began_s, sent_bytes = now.monotonic_s(), 0
 
     def receipt(self, sender: str, message: CutReceipt) -> None:
         """A guardian has a layer's copy; of other bytes than were sent it gets them anew."""
@@ -282,8 +282,8 @@ class Cuts:
         """All of a layer is here: keep it once its lineage is known, and say so."""
         copy = coming.snapshot(self._tools.spec)
         digest = await asyncio.to_thread(copy.digest)
-        end_s = time.monotonic() + RECEIPT_LIMIT_S
-        while self._lineage_of(holder, coming.step) is None and time.monotonic() < end_s:
+        end_s = now.monotonic_s() + RECEIPT_LIMIT_S
+        while self._lineage_of(holder, coming.step) is None and now.monotonic_s() < end_s:
             await asyncio.sleep(LINEAGE_POLL_S)  # this peer is a step or so behind
         lineage = self._lineage_of(holder, coming.step)
         is_wanted = self._view is view and self._coming.get(coming.layer) is coming

@@ -1,13 +1,12 @@
 """The place of this peer in the present view and the next: the layers it needs, and gets."""
 
-import time
-
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
+from p2p_dtfm.ports import now
 
 GUARDIAN_GRACE_S = 3.0
 """How long a layer that is guarded here may take to catch up before it is asked for anew."""
@@ -100,12 +99,12 @@ class Place:
         for layer in mine:
             if state.step == 0 and layer not in state.states:
                 state.states[layer] = await self._tools.initial.state(layer)
-        grace_end_s = time.monotonic() + GUARDIAN_GRACE_S
+        grace_end_s = now.monotonic_s() + GUARDIAN_GRACE_S
         while late := state.late(mine):
             guardian = followers.guardian
             guarded = guardian.layers if guardian is not None else frozenset()
             rest = late - followers.brought_for(view)
-            grace_s = grace_end_s - time.monotonic() if rest and rest <= guarded else 0.0
+            grace_s = grace_end_s - now.monotonic_s() if rest and rest <= guarded else 0.0
             if rest and grace_s <= 0:
                 followers.stop_guarding()
                 state.memory.forget(late)

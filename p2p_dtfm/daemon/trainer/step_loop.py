@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, NoReturn
@@ -27,6 +26,7 @@ from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import Place
 from p2p_dtfm.daemon.trainer.step_shards import have_shards
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tensor, Tools, TrainerState
+from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import apply_outcome
 from p2p_dtfm.train.stage.finite import NotFinite
@@ -230,13 +230,13 @@ class StepLoop:
         """
         state, receipts, donor = self._state, self._followers.receipts, self._tools.donor
         patience_s = max(GUARDIAN_LIMIT_S, 2 * plan.predicted_step_ns / 1e9)
-        give_up_s = time.monotonic() + patience_s
+        give_up_s = now.monotonic_s() + patience_s
         while not state.is_over(view) and receipts is not None and receipts.waits_for(step):
             await self._place.offer_states()
             donor.reduced(step, reduced)
-            await state.wait(max(0.0, give_up_s - time.monotonic()))
-            if time.monotonic() >= give_up_s:
-                give_up_s = time.monotonic() + patience_s
+            await state.wait(max(0.0, give_up_s - now.monotonic_s()))
+            if now.monotonic_s() >= give_up_s:
+                give_up_s = now.monotonic_s() + patience_s
                 for guardian in receipts.give_up(step):
                     log.warning("%s has not got the states that it guards: goes on", guardian)
         if state.is_over(view):

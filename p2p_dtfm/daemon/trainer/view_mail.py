@@ -1,7 +1,6 @@
 """Tensors and Prepared of views that this peer has agreed on, be they taken over here or not."""
 
 import asyncio
-import time
 from collections import deque
 
 from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT
@@ -16,6 +15,7 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.step.mailbox import Mailbox
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.net.streams.frames import FrameHeader
+from p2p_dtfm.ports import now
 
 EARLY_SENDERS_LIMIT = 1024
 EARLY_PREPARED_LIMIT = 2 * STEPS_AHEAD_LIMIT
@@ -88,11 +88,11 @@ class ViewMail:
     async def until_known(self, view: ViewId, sender: str) -> None:
         """Wait for a view that comes next; meanwhile the lane of its sender waits. Raises
         `PeerFault`."""
-        end_s = time.monotonic() + UNKNOWN_VIEW_WAIT_S
+        end_s = now.monotonic_s() + UNKNOWN_VIEW_WAIT_S
         while view not in self._views:
             present = self._state.view
             is_next = present is None or view.number > present.id.number
-            if not is_next or time.monotonic() > end_s:
+            if not is_next or now.monotonic_s() > end_s:
                 raise PeerFault(f"a tensor of view {view}, which this peer does not know", sender)
             await asyncio.sleep(UNKNOWN_VIEW_POLL_S)
 

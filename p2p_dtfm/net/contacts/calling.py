@@ -8,7 +8,6 @@ addresses is believed where its connection comes from there, as others see it; e
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -16,6 +15,7 @@ from p2p_dtfm.core.gate.dialling import ADDRESSES_OF_ONE, Dialling, Door
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.net.contacts.addresses import check_way, host_and_port, is_relayed
 from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.ports import now
 
 Value = TypeVar("Value")
 Ends = Callable[[], Awaitable[dict[str, tuple[str, ...]]]]
@@ -57,20 +57,20 @@ class Calling:
 
     def heard(self, peer_id: str) -> None:
         """A peer says something over a connection of its own."""
-        _put(self._met_s, peer_id, time.monotonic())
+        _put(self._met_s, peer_id, now.monotonic_s())
 
     def _was_here(self, peer_id: str) -> bool:
         met_s = self._met_s.get(peer_id)
-        return met_s is not None and time.monotonic() - met_s < MET_S
+        return met_s is not None and now.monotonic_s() - met_s < MET_S
 
     async def is_linked(self, peer_id: str) -> bool:
         """Whether there is a connection to a peer, as of a moment ago."""
-        asked_s = time.monotonic()
+        asked_s = now.monotonic_s()
         if peer_id in self._linked and asked_s - self._looked_s < FRESH_S:
             return True
         async with self._looking:
             if self._looked_s < asked_s:
-                looked_s = time.monotonic()
+                looked_s = now.monotonic_s()
                 self._linked = await self._ends()
                 self._looked_s = looked_s
         ends = self._linked.get(peer_id)
@@ -90,7 +90,7 @@ class Calling:
         told it."""
         if self.trusts(peer_id) or await self.is_linked(peer_id):
             return True
-        return not self._was_here(peer_id) and self.dialling.may_look(time.monotonic_ns())
+        return not self._was_here(peer_id) and self.dialling.may_look(now.monotonic_ns())
 
     def choose(self, peer_id: str, addresses: Sequence[str]) -> tuple[str, ...]:
         """Those of its addresses at which an unknown peer is called now. Raises `Unreachable`."""
@@ -100,7 +100,7 @@ class Calling:
         if ways:
             return tuple(ways[:ADDRESSES_OF_ONE])
         doors = {address: door for address in addresses if (door := door_of(address))}
-        now_ns = time.monotonic_ns()
+        now_ns = now.monotonic_ns()
         chosen = self.dialling.choose(list(doors.values()), self._seen.get(peer_id), now_ns)
         if not chosen:
             raise Unreachable(peer_id, NO_WAY)
@@ -109,7 +109,7 @@ class Calling:
     def look_up(self, peer_id: str, addresses: Sequence[str], was_there: bool) -> tuple[str, ...]:
         """Where a peer that the directory names is looked for now. Raises `Unreachable`."""
         doors = {address: door for address in addresses if (door := door_of(address))}
-        chosen = self.dialling.look_up(list(doors.values()), was_there, time.monotonic_ns())
+        chosen = self.dialling.look_up(list(doors.values()), was_there, now.monotonic_ns())
         if not chosen:
             raise Unreachable(peer_id, "others were looked for there, and in vain")
         return tuple(address for address, door in doors.items() if door in chosen)[: len(chosen)]

@@ -21,13 +21,13 @@ import logging
 import secrets
 import socket
 import struct
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import psutil
 
 from p2p_dtfm.net.contacts.identity import is_peer_id
+from p2p_dtfm.ports import now
 
 GROUP = "239.255.77.13"
 """Of the block that stays within an organisation (RFC 2365)."""
@@ -155,12 +155,12 @@ class Nearby:
             log.debug("cannot ask on the local network: %s", error)
             return
         question = make_question(run_digest, self._peer_id, nonce)
-        begin_s = time.monotonic()
+        begin_s = now.monotonic_s()
         try:
             for at_s in ASK_AT_S:
-                await asyncio.sleep(max(0.0, begin_s + at_s - time.monotonic()))
+                await asyncio.sleep(max(0.0, begin_s + at_s - now.monotonic_s()))
                 self._send(asking, question)
-            await asyncio.sleep(max(0.0, begin_s + LISTEN_S - time.monotonic()))
+            await asyncio.sleep(max(0.0, begin_s + LISTEN_S - now.monotonic_s()))
         finally:
             transport.close()
 
@@ -195,7 +195,7 @@ class Nearby:
         return any(address in interface.network for interface in self._interfaces)
 
     def _may_answer(self) -> bool:
-        now_s = time.monotonic()
+        now_s = now.monotonic_s()
         self._answered_s = [at_s for at_s in self._answered_s if now_s - at_s < 1.0]
         if len(self._answered_s) >= ANSWERS_PER_S:
             return False

@@ -7,7 +7,6 @@ other's calls. So it is tried first without.
 import asyncio
 import errno
 import socket
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import psutil
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.net.errors import one_line
+from p2p_dtfm.ports import now
 
 PATIENCE_S = 3.0
 """The p2pd of a daemon that was killed this moment has its port a little longer."""
@@ -36,10 +36,10 @@ async def refuse_taken_ports(listen: Sequence[str], patience_s: float = PATIENCE
     """`listen`: well-formed multiaddrs. Raises `UserError` naming who has a port, if that can be
     known. Port 0, a name, and a host that is not this machine's are left to p2pd."""
     endpoints = [found for address in listen if (found := _endpoint(address)) is not None]
-    end_s = time.monotonic() + patience_s
+    end_s = now.monotonic_s() + patience_s
     for endpoint in endpoints:
         while _is_taken(endpoint):
-            if time.monotonic() >= end_s:
+            if now.monotonic_s() >= end_s:
                 raise await asyncio.to_thread(_taken, endpoint)
             await asyncio.sleep(TRY_AGAIN_S)
 

@@ -12,7 +12,6 @@ peers at one instant, and a plan is never computed from it.
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -50,6 +49,7 @@ from p2p_dtfm.net.hivemind_parts import (
     get_dht_time,
 )
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Host
+from p2p_dtfm.ports import now
 
 Result = TypeVar("Result")
 
@@ -186,7 +186,7 @@ class Directory:
     def _ask_for_run(self, run_digest: str) -> None:
         """A presence was refused because its run is not known here: if it exists, the next one is
         not."""
-        now_s = time.monotonic()
+        now_s = now.monotonic_s()
         if now_s - self._asked_s < ASK_FOR_RUNS_S or self._asking:
             return
         self._asked_s = now_s

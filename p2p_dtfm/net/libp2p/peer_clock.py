@@ -1,6 +1,5 @@
 """Another peer's clock, read through its directory node, which refuses records of wrong clocks."""
 
-import time
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -8,6 +7,7 @@ from google.protobuf.message import DecodeError
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.hivemind_parts import dht_pb2, get_dht_time
 from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.ports import now
 
 READINGS = 5
 _PING = "DHTProtocol.rpc_ping"
@@ -29,9 +29,9 @@ async def read_clock(host: Host, peer_id: str, deadline_s: float) -> ClockReadin
     request = dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(), validate=False).SerializeToString()
     readings = []
     for _ in range(READINGS):
-        asked_s, asked_ns = get_dht_time(), time.perf_counter_ns()
+        asked_s, asked_ns = get_dht_time(), now.monotonic_ns()
         reply = await host.call(peer_id, _PING, request, deadline_s)
-        round_trip_ns = time.perf_counter_ns() - asked_ns
+        round_trip_ns = now.monotonic_ns() - asked_ns
         try:
             answer = dht_pb2.PingResponse.FromString(reply)
         except DecodeError as error:

@@ -8,7 +8,6 @@ nobody can make it knock at a stranger's door.
 import asyncio
 import contextlib
 import logging
-import time
 
 import msgspec
 
@@ -17,6 +16,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.addresses import host_and_port
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.ports import now
 
 PORTS_LIMIT = 4
 DIAL_DEADLINE_S = 3.0
@@ -87,7 +87,7 @@ class CallBacks:
     def _doors(self, name: str, ports: tuple[int, ...]) -> list[int]:
         """Those of the ports at which nobody was called in vain lately. Raises `PeerFault`."""
         doors = [(name, port) for port in dict.fromkeys(ports)]
-        chosen = self._host.calling.dialling.call_back(doors, time.monotonic_ns())
+        chosen = self._host.calling.dialling.call_back(doors, now.monotonic_ns())
         if ports and not chosen:
             raise PeerFault("was called there already, and in vain")
         return [port for _, port in chosen]

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -23,6 +22,7 @@ from p2p_dtfm.net.contacts.addresses import is_public
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.ports import now
 
 ASK_DEADLINE_S = 5.0
 OPEN_DEADLINE_S = 6.0
@@ -127,11 +127,11 @@ class Punching:
             raise PeerFault("busy", sender)
         if not self._host.calling.trusts(sender):  # nobody sees where somebody relayed is
             door = (request.host, request.port)
-            if not self._host.calling.dialling.choose([door], None, time.monotonic_ns()):
+            if not self._host.calling.dialling.choose([door], None, now.monotonic_ns()):
                 raise PeerFault("busy", sender)
         if len(self.asked_s) >= PEERS_REMEMBERED:
             self.asked_s.clear()
-        self.asked_s[sender] = time.monotonic()
+        self.asked_s[sender] = now.monotonic_s()
         if request.is_open:
             self._spawn(sender, self._call_back(sender, request))
             return encode(CalledAt("", 0))

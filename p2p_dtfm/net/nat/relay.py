@@ -9,7 +9,6 @@ import asyncio
 import collections
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 
 import base58
@@ -30,6 +29,7 @@ from p2p_dtfm.net.nat.circuit_messages import (
     read_hop,
     read_stop,
 )
+from p2p_dtfm.ports import now
 
 RESERVATION_S = 3600.0
 RESERVATIONS_LIMIT = 128
@@ -82,7 +82,7 @@ class Relay:
         if not self._is_open():
             await _answer(reader, writer, RelayStatus.PERMISSION_DENIED)
             return
-        now_s = time.monotonic()
+        now_s = now.monotonic_s()
         held = self._reserved_until_s
         if sender not in held and len(held) >= RESERVATIONS_LIMIT:
             self._forget_absent(await self._host.connected_peers())
@@ -92,10 +92,10 @@ class Relay:
         if sender not in held:
             log.info("relays for %s", sender)
         held[sender] = now_s + RESERVATION_S
-        await _answer(reader, writer, RelayStatus.OK, int(time.time() + RESERVATION_S))
+        await _answer(reader, writer, RelayStatus.OK, int(now.wall_s() + RESERVATION_S))
 
     def _forget_absent(self, connected: tuple[str, ...]) -> None:
-        held, now_s = self._reserved_until_s, time.monotonic()
+        held, now_s = self._reserved_until_s, now.monotonic_s()
         for peer_id in [p for p, until_s in held.items() if p not in connected or until_s < now_s]:
             del held[peer_id]
 
@@ -128,7 +128,7 @@ class Relay:
     def _refusal(self, caller: str, called: str) -> RelayStatus:
         if not is_peer_id(called) or called in (caller, self._host.peer_id):
             return RelayStatus.MALFORMED_MESSAGE
-        if self._reserved_until_s.get(called, 0.0) < time.monotonic():
+        if self._reserved_until_s.get(called, 0.0) < now.monotonic_s():
             return RelayStatus.NO_RESERVATION
         if self.circuits >= CIRCUITS_LIMIT:
             return RelayStatus.RESOURCE_LIMIT_EXCEEDED
@@ -201,7 +201,7 @@ async def reserve(host: Host, relay: str) -> float:
         raise Refused(f"it does not relay: {reply.status.name.lower().replace('_', ' ')}", relay)
     if reply.limited:
         raise Refused("it relays a few bytes only", relay)
-    return min(max(60.0, reply.expires_s - time.time()), RESERVATION_S)
+    return min(max(60.0, reply.expires_s - now.wall_s()), RESERVATION_S)
 
 
 def relayed_address(relay_address: str, relay: str, peer_id: str) -> str:

@@ -11,7 +11,6 @@ before gradients of parameters, and those before state (`lane_priority`).
 import asyncio
 import inspect
 import logging
-import time
 
 import msgspec
 
@@ -40,6 +39,7 @@ from p2p_dtfm.net.streams.stripes import (
     LaneListeners,
     read_reason,
 )
+from p2p_dtfm.ports import now
 
 LANES = ("forward", "backward", "reduce", "state")
 BULK_VERSION = 2
@@ -182,7 +182,7 @@ class BulkPlane:
             return held
 
     def _new_lane(self, peer_id: str, lane: str) -> Lane:
-        self._session = max(self._session + 1, time.time_ns())
+        self._session = max(self._session + 1, now.wall_ns())
         session, heard = self._session, self._listeners
         return Lane(
             peer_id,

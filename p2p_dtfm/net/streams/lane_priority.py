@@ -8,8 +8,9 @@ link holds up others for a moment only, and nothing starves.
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator
+
+from p2p_dtfm.ports import now
 
 RANKS = {"forward": 0, "backward": 0, "reduce": 1, "state": 2}
 """By lane; the lower goes first."""
@@ -41,8 +42,8 @@ class LanePriority:
     async def give(self, peer_id: str, lane: str) -> None:
         """Wait while a lane that goes first has something to write."""
         rank = RANKS[lane]
-        end_s = time.monotonic() + GIVE_WAY_S
-        while self._must_wait(peer_id, rank) and (left_s := end_s - time.monotonic()) > 0:
+        end_s = now.monotonic_s() + GIVE_WAY_S
+        while self._must_wait(peer_id, rank) and (left_s := end_s - now.monotonic_s()) > 0:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):

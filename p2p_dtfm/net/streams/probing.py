@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import statistics
 import struct
-import time
 
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Host, Writer
+from p2p_dtfm.ports import now
 
 CALL_DEADLINE_S = 10.0
 BANDWIDTH_DEADLINE_S = 10.0
@@ -79,9 +79,9 @@ class Probes:
                 writer.close()
 
     async def _one_call(self, peer_id: str) -> int:
-        began = time.perf_counter_ns()
+        began = now.monotonic_ns()
         await self._echo.call(peer_id, b"", CALL_DEADLINE_S)
-        return time.perf_counter_ns() - began
+        return now.monotonic_ns() - began
 
     async def _answer(self, sender: str, body: bytes) -> bytes:
         return b""
@@ -104,21 +104,21 @@ class Probes:
                     await reader.read(1)  # closing first would lose the answer
                     return
                 self._serving = True
-                began_s = time.monotonic()
+                began_s = now.monotonic_s()
                 try:
                     await _count_bytes(reader, writer)
                 finally:
                     self._serving = False
-                    self._remember(sender, time.monotonic() - began_s)
+                    self._remember(sender, now.monotonic_s() - began_s)
 
     def _waits_for_its_turn(self, sender: str) -> bool:
         """Whoever has used the line leaves it to others for three times as long."""
-        return self._not_before_s.get(sender, 0.0) > time.monotonic()
+        return self._not_before_s.get(sender, 0.0) > now.monotonic_s()
 
     def _remember(self, sender: str, used_s: float) -> None:
         self._not_before_s.pop(sender, None)
         if used_s > _LONG_SECONDS:
-            self._not_before_s[sender] = time.monotonic() + 3 * used_s
+            self._not_before_s[sender] = now.monotonic_s() + 3 * used_s
         while len(self._not_before_s) > _PEERS_REMEMBERED:
             del self._not_before_s[next(iter(self._not_before_s))]
 
@@ -146,15 +146,15 @@ async def _measure(
     first_bytes: int,
     deadline_s: float,
 ) -> int:
-    started = time.monotonic()
+    started = now.monotonic_s()
     before, size = 0, first_bytes
     while True:
-        left_s = deadline_s - (time.monotonic() - started)
+        left_s = deadline_s - (now.monotonic_s() - started)
         size -= size % _REPORT_BYTES
         counted, elapsed_s, arrived = await _send_and_count(reader, writer, before, size, left_s)
         if arrived < _REPORT_BYTES:
             raise Unreachable(peer_id, f"less than 64 KiB arrived within {deadline_s:g} s")
-        over = arrived < size or time.monotonic() - started >= deadline_s
+        over = arrived < size or now.monotonic_s() - started >= deadline_s
         long_enough = counted < arrived and elapsed_s >= LONG_ENOUGH_S
         if over or long_enough or size * _GROWTH > LARGEST_PROBE_BYTES * 2:
             return max(1, int(counted / elapsed_s))
@@ -174,7 +174,7 @@ async def _send_and_count(
     long link takes longer than the bytes do, does not count. Where all reports came at once, from
     the first write on.
     """
-    began = time.perf_counter()
+    began = now.monotonic_s()
     arrived = first_count = 0
     first_report = last_report = began
 
@@ -188,7 +188,7 @@ async def _send_and_count(
         async with asyncio.timeout(max(deadline_s, 0.1)):
             while arrived < size:
                 (count,) = _COUNT.unpack(await reader.readexactly(_COUNT.size))
-                arrived, last_report = min(count - before, size), time.perf_counter()
+                arrived, last_report = min(count - before, size), now.monotonic_s()
                 if first_report == began:
                     first_count, first_report = arrived, last_report
     except TimeoutError:

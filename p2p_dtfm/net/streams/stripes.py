@@ -9,7 +9,6 @@ import asyncio
 import collections
 import contextlib
 import struct
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Writer
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, OnFault, OnLost, OnUndelivered
 from p2p_dtfm.net.streams.frames import PART_BYTES, FrameHeader, encode_part
+from p2p_dtfm.ports import now
 
 LONG_ROUND_TRIP_S = 0.01
 HELPED = 1.05
@@ -86,11 +86,11 @@ class Lane:
 
     async def open(self) -> "Lane":
         """Open the first stream. Raises `Refused` or `Unreachable`."""
-        began_s = time.monotonic()
+        began_s = now.monotonic_s()
         reader, writer = await self._open_stripe(0)
         self.stripes.append(Stripe(self, reader, writer))
         # no frame is acknowledged faster than this where large ones queue in libp2p's buffers
-        self.stripes[0].round_trip_s = time.monotonic() - began_s
+        self.stripes[0].round_trip_s = now.monotonic_s() - began_s
         return self
 
     @property
@@ -185,11 +185,11 @@ class Lane:
 
     @contextlib.asynccontextmanager
     async def _busy(self, size_bytes: int) -> AsyncIterator[None]:
-        self._growth.began(time.monotonic())
+        self._growth.began(now.monotonic_s())
         try:
             yield
         finally:
-            self._growth.ended(time.monotonic(), size_bytes)
+            self._growth.ended(now.monotonic_s(), size_bytes)
             self._judge()
 
     def _judge(self) -> None:
@@ -309,12 +309,12 @@ class Stripe:
                         or lane.unacknowledged_bytes + size_bytes <= lane.limits.window_bytes
                     )
                 )
-                unit = _Unit(frame, size_bytes, time.monotonic())
+                unit = _Unit(frame, size_bytes, now.monotonic_s())
                 self.waiting.append(unit)
                 lane.unacknowledged_bytes += size_bytes
                 size_bytes = 0  # from here on the acknowledgement takes it off the load
                 await self._write(start, payload)
-                unit.written_s = time.monotonic()
+                unit.written_s = now.monotonic_s()
         finally:
             self.load_bytes -= size_bytes
 
@@ -358,7 +358,7 @@ class Stripe:
     def _acknowledge(self, count: int) -> None:
         if not self._acknowledged < count <= self._acknowledged + len(self.waiting):
             raise PeerFault(f"acknowledged {count} frames", self._lane.peer_id)
-        now_s = time.monotonic()
+        now_s = now.monotonic_s()
         while self._acknowledged < count:
             unit = self.waiting.popleft()
             self._acknowledged += 1

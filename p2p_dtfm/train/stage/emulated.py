@@ -8,7 +8,6 @@ memory, and move as they would.
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -21,6 +20,7 @@ from p2p_dtfm.core.protocol.records import Device, LayerTiming
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import LayerCost, workload_of
 from p2p_dtfm.core.schedule.tasklets import weight_part_ns
+from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.stage_runner import StageRunner
@@ -113,9 +113,9 @@ class EmulatedStageRunner(StageRunner):
     @contextlib.contextmanager
     def _in_time(self) -> Iterator[None]:
         """What the body takes beyond its sleeps is late."""
-        began_ns, slept_ns = time.perf_counter_ns(), self._slept_ns
+        began_ns, slept_ns = now.monotonic_ns(), self._slept_ns
         yield
-        took_ns = time.perf_counter_ns() - began_ns - (self._slept_ns - slept_ns)
+        took_ns = now.monotonic_ns() - began_ns - (self._slept_ns - slept_ns)
         self._late_ns = min(self._late_ns + took_ns, _LATE_LIMIT_NS)
 
     def _run(self, layer: int, entry: Tensor, targets: Tensor | None) -> Tensor:
@@ -136,9 +136,9 @@ class EmulatedStageRunner(StageRunner):
 
     def pass_time(self, duration_ns: int) -> None:
         """Sleep; what one sleep takes too long is taken off the next."""
-        began_ns = time.perf_counter_ns()
-        time.sleep(max(0, duration_ns - self._late_ns) / 1e9)
-        slept_ns = time.perf_counter_ns() - began_ns
+        began_ns = now.monotonic_ns()
+        now.block_ns(max(0, duration_ns - self._late_ns))
+        slept_ns = now.monotonic_ns() - began_ns
         self._slept_ns += slept_ns
         self._late_ns = min(max(0, self._late_ns + slept_ns - duration_ns), _LATE_LIMIT_NS)
 

@@ -25,7 +25,7 @@ from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.contacts.addresses import host_and_port, is_relayed, parse_address, peer_ids_of
 from p2p_dtfm.net.contacts.first_contacts import reach_any
 from p2p_dtfm.net.contacts.nearby import Nearby, Neighbour
-from p2p_dtfm.net.directory.directory import Directory
+from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.ports import now
 
@@ -44,7 +44,9 @@ class Acquaintances:
     """`memory` is what this home remembers of the run that the daemon comes back to, if it does,
     and then what is written of the run that it takes part in."""
 
-    def __init__(self, local: Local, network: Network, past: Past, directory: Directory) -> None:
+    def __init__(
+        self, local: Local, network: Network, past: Past, directory: DirectoryPort
+    ) -> None:
         self.runs = past.runs
         self.memory = past.recalled
         self.directory = directory
@@ -68,13 +70,14 @@ class Acquaintances:
         """With the directory, through those that were reached. Raises `UserError` if the initial
         peers do not do; those that are only remembered may be nodes of it or not."""
         host, serves = network.host, not network.reachability.is_behind_router
+        world = local.world
         for address in network.first_contacts:
             peer_id, where = parse_address(address)
             network.messenger.learn(peer_id, (where,))
         if meeting_points(local.settings, network):
-            directory = await Directory.start(host, network.first_contacts, serves)
+            directory = await world.start_directory(host, network.first_contacts, serves)
         else:
-            directory = await Directory.start(host, (), serves)
+            directory = await world.start_directory(host, (), serves)
             await directory.meet(peer_ids_of(network.first_contacts))
         return cls(local, network, past, directory)
 

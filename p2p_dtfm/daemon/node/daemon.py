@@ -15,9 +15,7 @@ status_api       what it tells those who ask on this machine
 
 import asyncio
 import contextlib
-import gc
 import logging
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +26,7 @@ from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.before_start import check_before_start
 from p2p_dtfm.daemon.machine.locks import only_daemon_on
 from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.machine.world import World
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances
 from p2p_dtfm.daemon.node.background import Background
 from p2p_dtfm.daemon.node.coming_and_going import Departure, Entry
@@ -47,17 +46,20 @@ from p2p_dtfm.train.stage.measure import exclusive_name, select_device
 
 log = logging.getLogger("p2p_dtfm")
 
-SWITCH_INTERVAL_S = 0.0005
-
 
 class Daemon:
     """One peer. `run` lives until the run is done and it may exit, or it is asked to leave."""
 
     def __init__(
-        self, settings: Settings, dashboard: DashboardHost, seen: Seen | None = None
+        self,
+        settings: Settings,
+        dashboard: DashboardHost,
+        seen: Seen | None = None,
+        world: World | None = None,
     ) -> None:
-        """`dashboard` is closed by whoever made it. `seen`: by an earlier daemon of this home."""
-        self._local = Local(settings, dashboard, seen)
+        """`dashboard` is closed by whoever made it. `seen`: by an earlier daemon of this home.
+        `world`: this machine, unless another is given."""
+        self._local = Local(settings, dashboard, seen, world)
         self._status_api: StatusApi | None = None
         self._departure: Departure | None = None
         """Once it takes part."""
@@ -108,7 +110,7 @@ class Daemon:
         if membership.founds:
             await _print_invitation(participant)
         await participant.resume_from_checkpoint()
-        _share_the_interpreter()
+        local.world.share_the_interpreter()
         Background(participant, departure).begin()
         local.life.spawn(entry.found() if membership.founds else entry.join())
         return departure
@@ -141,6 +143,10 @@ class Daemon:
         participant = self._departure.participant
         where = participant.network.messenger.where
         return tuple(at for peer_id in participant.views[-1]["members"] for at in where(peer_id))
+
+    def let_go_of_home(self) -> None:
+        """As the operating system does for a process that was killed."""
+        self._local.home.release()
 
     def status_json(self) -> dict[str, Any]:
         """What `p2p-dtfm status --json` prints; empty before there is a network."""
@@ -206,18 +212,6 @@ async def _until_end(departure: Departure) -> int:
     finally:
         for task in waits.values():
             task.cancel()
-
-
-def _share_the_interpreter() -> None:
-    """Event loop and compute thread hold each other up as little as they can.
-
-    Some 200,000 objects that imports have left stay for good: each full collection that looks
-    through them holds up both for 0.1 to 0.3 s. And a thread that wants the interpreter gets it
-    from one that does not let go after this interval, by default 5 ms.
-    """
-    gc.collect()
-    gc.freeze()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def explained(error: BaseException) -> BaseException:

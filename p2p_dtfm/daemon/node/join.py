@@ -48,11 +48,9 @@ from p2p_dtfm.sim.scenario.files import find_run_spec
 from p2p_dtfm.train.data import BlobStore, Progress
 from p2p_dtfm.train.model.checkpoint import list_checkpoints
 from p2p_dtfm.train.model.gpt import layer_count
-from p2p_dtfm.train.stage.emulated import EmulatedStageRunner, emulated_flops_per_s
 from p2p_dtfm.train.stage.measure import (
     TorchDevice,
     cap_device_memory,
-    measure_device,
     select_device,
 )
 
@@ -292,19 +290,16 @@ async def measure(local: Local, network: Network, run: Run) -> SelfRecord:
     local.status.say(State.MEASURING, "times the layers on this device")
     device = select_device(settings.device)
     limit = _memory_limit_bytes(settings, device)
-    emulated = emulated_flops_per_s(settings.device)
     measured = await local.compute.run(
-        measure_device,
+        local.world.measure_device,
         run.spec,
-        device,
+        settings.device,
         settings.compute_threads,
         limit,
-        emulated,
         _progress_of_measuring(local),
     )
     measured = _within_resident_limit(settings, measured)
-    if emulated is not None:
-        local.compute.stage_runner = partial(EmulatedStageRunner, measured)
+    local.compute.stage_runner = local.world.stage_runner(measured, settings.device)
     record = SelfRecord(network.me, run.digest, measured, await host.addresses(), network.probes)
     record.state_way_in(await host.addresses(), network.reachability.finding.reachability)
     if (shaper := host.shaper) is not None:

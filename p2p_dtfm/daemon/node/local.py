@@ -9,6 +9,7 @@ from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.life import Life
 from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.machine.world import Machine, World
 from p2p_dtfm.daemon.telemetry.event_files import EventFiles
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.daemon.telemetry.step_recorder import StepRecorder
@@ -20,10 +21,15 @@ class Local:
     """Settings, home, compute thread and life; and where is told how things stand."""
 
     def __init__(
-        self, settings: Settings, dashboard: DashboardHost, seen: Seen | None = None
+        self,
+        settings: Settings,
+        dashboard: DashboardHost,
+        seen: Seen | None = None,
+        world: World | None = None,
     ) -> None:
         """`dashboard` is closed by whoever made it. `seen`: by an earlier daemon of this home."""
         self.settings = settings
+        self.world: World = world or Machine()
         self.dashboard = dashboard
         self.status = Status()
         self.observer = Observer(self.status, seen)

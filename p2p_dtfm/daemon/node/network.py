@@ -21,7 +21,7 @@ from p2p_dtfm.net.contacts.first_contacts import (
     reach_first_peers,
 )
 from p2p_dtfm.net.libp2p.control import ControlPlane
-from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.shaping import LineLimit, Shape, Shaper
 from p2p_dtfm.net.streams.blobs import BlobExchange
 from p2p_dtfm.net.streams.probing import Probes
@@ -77,7 +77,7 @@ class Network:
     """Host, gate and messages; what comes in is answered by `inside`, once there is a run."""
 
     def __init__(
-        self, local: Local, host: Host, life: int, first_contacts: tuple[str, ...]
+        self, local: Local, host: HostPort, life: int, first_contacts: tuple[str, ...]
     ) -> None:
         settings = local.settings
         self.inside: Inside = NoRunYet()
@@ -123,7 +123,7 @@ class Network:
         `UserError` if nobody who should be there is reached."""
         settings, status = local.settings, local.status
         status.say(State.STARTING, "starts libp2p")
-        host = await Host.start(local.home.identity, settings.listen, settings.announce)
+        host = await local.world.start_host(local.home.identity, settings.listen, settings.announce)
         stack.push_async_callback(host.close)
         network = cls(local, host, life, await _first_contacts(local, host, remembered))
         local.observer.guarded_by(network.keeper.refused_most)
@@ -181,7 +181,7 @@ class Network:
 
 
 async def _first_contacts(
-    local: Local, host: Host, remembered: tuple[str, ...] | None
+    local: Local, host: HostPort, remembered: tuple[str, ...] | None
 ) -> tuple[str, ...]:
     """Call the initial peers; those that are remembered where there are none, or none answers.
     The addresses that were reached. Raises `UserError` where nobody is remembered either."""

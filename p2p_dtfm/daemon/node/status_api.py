@@ -17,7 +17,7 @@ from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.reachability import relay_of
 from p2p_dtfm.daemon.telemetry.trace_collector import STEPS_LIMIT, peer_traces_json
 from p2p_dtfm.net.contacts.addresses import is_relayed
-from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
 from p2p_dtfm.web.api import LocalApi, make_app
@@ -206,7 +206,7 @@ def way_words(far_end: str | None) -> str | None:
     return f"relayed by {relay_of(far_end)}" if is_relayed(far_end) else "direct"
 
 
-def laboratory_marks(settings: Settings, host: Host) -> tuple[str, ...]:
+def laboratory_marks(settings: Settings, host: HostPort) -> tuple[str, ...]:
     """What makes a daemon's figures those of a laboratory."""
     marks = []
     if host.shaper is not None and host.shaper.label is not None:  # not only its owner's limits

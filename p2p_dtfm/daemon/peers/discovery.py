@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.run_source import ask_welcome, ask_welcome_shortly
 from p2p_dtfm.daemon.peers.wire import Welcome
-from p2p_dtfm.net.directory.directory import Directory
+from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.directory.values import Presence
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.ports import chance, now
@@ -33,7 +33,7 @@ Answer = tuple[str, Welcome]
 
 async def find_run(
     messenger: Messenger,
-    directory: Directory,
+    directory: DirectoryPort,
     initial_peers: list[str],
     own: tuple[str, ...],
     run_digest: str,
@@ -61,7 +61,7 @@ async def find_run(
 
 async def ask_present(
     messenger: Messenger,
-    directory: Directory,
+    directory: DirectoryPort,
     initial_peers: list[str],
     own: tuple[str, ...],
     run_digest: str,
@@ -148,7 +148,7 @@ def _with_hint(error: UserError) -> UserError:
     return UserError(error.cause, (*error.fixes, hint), error.exit_code)
 
 
-async def _nobody(directory: Directory, run_digest: str, refused: UserError) -> UserError:
+async def _nobody(directory: DirectoryPort, run_digest: str, refused: UserError) -> UserError:
     try:
         is_known = await directory.fetch_run(run_digest) is not None
     except Unreachable:

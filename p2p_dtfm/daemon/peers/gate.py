@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import Message
 from p2p_dtfm.net.door import BUSY, Leave
-from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.ports import now
 from p2p_dtfm.web.state import Refused
 
@@ -45,7 +45,7 @@ class GateKeeper:
         self._untold = 0
 
     @classmethod
-    def of(cls, host: Host) -> "GateKeeper":
+    def of(cls, host: HostPort) -> "GateKeeper":
         """Guards a host from now on: whom it serves, and whom it calls."""
         keeper = cls(host.calling.vouched)
         host.door, host.calling.trusts = keeper, keeper.trusts

@@ -15,7 +15,7 @@ from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.run_source import ask_welcome_shortly
 from p2p_dtfm.daemon.peers.wire import Welcome
 from p2p_dtfm.net.contacts.nearby import Nearby, Neighbour
-from p2p_dtfm.net.directory.directory import Directory
+from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.errors import Unreachable
 
 LOOK_LIMIT_S = 6.0
@@ -52,7 +52,7 @@ class Search:
     def __init__(
         self,
         messenger: Messenger,
-        directory: Directory,
+        directory: DirectoryPort,
         nearby: Nearby | None,
         own: Callable[[], Awaitable[tuple[str, ...]]],
     ) -> None:

@@ -19,7 +19,8 @@ from p2p_dtfm.net.contacts.calling import NO_WAY
 from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable, in_plain_words
 from p2p_dtfm.net.libp2p.control import ControlPlane
-from p2p_dtfm.net.libp2p.host import ADDRESSES_LIMIT, Host
+from p2p_dtfm.net.libp2p.host import ADDRESSES_LIMIT
+from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.ports import now
 
 Value = TypeVar("Value")
@@ -46,7 +47,7 @@ class Messenger:
 
     def __init__(
         self,
-        host: Host,
+        host: HostPort,
         control: ControlPlane,
         life: int,
         on_heard: Callable[[str], None] = lambda peer_id: None,

@@ -21,7 +21,7 @@ from p2p_dtfm.net.contacts.addresses import (
     parse_address,
 )
 from p2p_dtfm.net.errors import Refused, Unreachable
-from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.nat.dial_back import CallBacks, Seen
 from p2p_dtfm.net.nat.punching import Punching
 from p2p_dtfm.net.nat.relay import Relay, relayed_address, reserve
@@ -65,7 +65,7 @@ class _Reservation:
 class ReachabilityService:
     """Of one host. `await ready()`, then `find`, then `keep` runs until the end."""
 
-    def __init__(self, host: Host, relays: bool = True) -> None:
+    def __init__(self, host: HostPort, relays: bool = True) -> None:
         self._host = host
         self.finding = ReachabilityFinding(Reachability.UNKNOWN, "nobody was asked yet")
         self.changed = asyncio.Event()

@@ -19,8 +19,8 @@ from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.wire import TracedStep, TraceReply, TraceRequest
 from p2p_dtfm.daemon.telemetry.step_recorder import RecordedStep, StepRecorder
 from p2p_dtfm.net.errors import Refused, Unreachable
-from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.libp2p.peer_clock import ClockReading, read_clock
+from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.ports import now
 from p2p_dtfm.web.state import SPAN_KINDS, Span, Timeline, TimelineLane
 
@@ -52,7 +52,7 @@ class PeerTrace:
 class TraceCollector:
     """Answers others' requests for this peer's spans, and asks others for theirs."""
 
-    def __init__(self, recorder: StepRecorder, messenger: Messenger, host: Host) -> None:
+    def __init__(self, recorder: StepRecorder, messenger: Messenger, host: HostPort) -> None:
         self._recorder = recorder
         self._messenger = messenger
         self._host = host

@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 class Connects(Protocol):
     """What of a `Host` is needed here."""
 
-    peer_id: str
+    @property
+    def peer_id(self) -> str: ...
 
     async def connect(
         self, peer_id: str, addresses: Sequence[str], deadline_s: float, is_chosen: bool = False

@@ -60,6 +60,11 @@ class Identity:
         return self._key.sign(payload)
 
 
+def identity_of_seed(seed: bytes) -> Identity:
+    """The one that follows from 32 bytes: for swarms in which all follows from a seed."""
+    return Identity(Ed25519PrivateKey.from_private_bytes(seed))
+
+
 def _parse(stored: bytes, path: Path) -> Ed25519PrivateKey:
     private = stored[len(_PRIVATE_PREFIX) :][:_KEY_BYTES]
     public = stored[len(_PRIVATE_PREFIX) + _KEY_BYTES :]

@@ -11,7 +11,7 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.door import BUSY, Leave
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
-from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.shaping import Shaper
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
@@ -31,7 +31,7 @@ class ControlPlane:
     When the caller gives up, its handler here is left to finish.
     """
 
-    def __init__(self, host: Host, handler: Handler, name: str = "control") -> None:
+    def __init__(self, host: HostPort, handler: Handler, name: str = "control") -> None:
         self._host = host
         self._handler = handler
         self._kind = name

@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.hivemind_parts import dht_pb2, get_dht_time
-from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.ports import now
 
 READINGS = 5
@@ -23,7 +23,7 @@ class ClockReading:
     round_trip_ns: int
 
 
-async def read_clock(host: Host, peer_id: str, deadline_s: float) -> ClockReading:
+async def read_clock(host: HostPort, peer_id: str, deadline_s: float) -> ClockReading:
     """The reading with the shortest round trip of five (as in NTP). Raises `Unreachable`."""
     # without a node id of ours the peer does not take us for a node of the directory
     request = dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(), validate=False).SerializeToString()

@@ -15,7 +15,7 @@ from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.addresses import host_and_port
 from p2p_dtfm.net.libp2p.control import ControlPlane
-from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.ports import now
 
 PORTS_LIMIT = 4
@@ -46,7 +46,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 class CallBacks:
     """Calls back whoever asks. `await ready()` before others may ask."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: HostPort) -> None:
         self._host = host
         self._control = ControlPlane(host, self._answer, name="reachability")
         self._dialling: set[str] = set()

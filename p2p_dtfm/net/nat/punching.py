@@ -21,7 +21,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.addresses import is_public
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
-from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.ports import now
 
 ASK_DEADLINE_S = 5.0
@@ -61,7 +61,7 @@ class Punching:
 
     def __init__(
         self,
-        host: Host,
+        host: HostPort,
         endpoint: Callable[[], Endpoint | None],
         is_open: Callable[[], bool],
         listen_port: Callable[[], int],

@@ -16,7 +16,8 @@ import base58
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.identity import is_peer_id
 from p2p_dtfm.net.errors import Refused, Unreachable
-from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Host, Writer
+from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
+from p2p_dtfm.net.libp2p.port import HostPort, Writer
 from p2p_dtfm.net.nat.circuit_messages import (
     HOP_PROTOCOL,
     STOP_PROTOCOL,
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 class Relay:
     """Serves reservations and circuits while `is_open()`. `await ready()` before others may ask."""
 
-    def __init__(self, host: Host, is_open: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, host: HostPort, is_open: Callable[[], bool] = lambda: True) -> None:
         self._host = host
         self._is_open = is_open
         self._reserved_until_s: dict[str, float] = {}
@@ -181,7 +182,7 @@ class Relay:
                 await writer.drain()
 
 
-async def reserve(host: Host, relay: str) -> float:
+async def reserve(host: HostPort, relay: str) -> float:
     """Ask a relay to let others reach this peer through it: for how many seconds it will.
 
     Raises `Unreachable`, or `Refused` by a relay that is full, closed, or only for a few bytes.

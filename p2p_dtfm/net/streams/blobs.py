@@ -20,7 +20,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
-from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.libp2p.port import HostPort
 
 OpenBlob = Callable[[str], Path | bytes | None]
 """Finds a blob, on disk or in memory, by its digest."""
@@ -103,7 +103,7 @@ class BlobExchange:
 
     def __init__(
         self,
-        host: Host,
+        host: HostPort,
         open_blob: OpenBlob,
         on_fault: OnFault | None = None,
         on_progress: OnProgress = lambda digest, done_bytes, total_bytes: None,

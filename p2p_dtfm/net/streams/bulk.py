@@ -18,7 +18,8 @@ from p2p_dtfm.core.gate.byte_budget import ByteBudget
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
-from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Host, Writer
+from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
+from p2p_dtfm.net.libp2p.port import HostPort, Writer
 from p2p_dtfm.net.streams.bulk_settings import STRIPES_LIMIT, BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.byte_room import ByteRoom
 from p2p_dtfm.net.streams.frames import (
@@ -74,7 +75,7 @@ class BulkPlane:
 
     def __init__(
         self,
-        host: Host,
+        host: HostPort,
         run_digest: str,
         listeners: BulkListeners,
         limits: BulkLimits | None = None,

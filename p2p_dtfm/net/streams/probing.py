@@ -7,7 +7,8 @@ import struct
 
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
-from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Host, Writer
+from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
+from p2p_dtfm.net.libp2p.port import HostPort, Writer
 from p2p_dtfm.ports import now
 
 CALL_DEADLINE_S = 10.0
@@ -37,7 +38,7 @@ class Probes:
     a figure too when the time is over. `await ready()` before others may probe.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: HostPort) -> None:
         self._host = host
         self._echo = ControlPlane(host, self._answer, name="echo")
         self._probing = asyncio.Lock()

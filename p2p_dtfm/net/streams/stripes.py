@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
-from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Writer
+from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
+from p2p_dtfm.net.libp2p.port import Writer
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, OnFault, OnLost, OnUndelivered
 from p2p_dtfm.net.streams.frames import PART_BYTES, FrameHeader, encode_part
 from p2p_dtfm.ports import now

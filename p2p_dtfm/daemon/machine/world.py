@@ -1,0 +1,103 @@
+"""What a daemon takes from the world that it runs in, besides the time and its event loop.
+
+The loop is a port already: jobs in threads, timers, signals and sockets are asked of it. `Machine`
+is the world of whoever runs `p2p-dtfm`; swarms in virtual time bring their own.
+"""
+
+import gc
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from p2p_dtfm.core.protocol.records import Device
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.net.directory.directory import Directory
+from p2p_dtfm.net.directory.port import DirectoryPort
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.libp2p.port import HostPort
+from p2p_dtfm.train.stage.emulated import EmulatedStageRunner, emulated_flops_per_s
+from p2p_dtfm.train.stage.measure import measure_device, select_device
+from p2p_dtfm.train.stage.stage_runner import StageRunner
+
+SWITCH_INTERVAL_S = 0.0005
+MakeStageRunner = Callable[..., StageRunner]
+
+
+class World(Protocol):
+    """Hosts, the directory and devices."""
+
+    async def start_host(
+        self, identity: Path, listen: Sequence[str], announce: Sequence[str]
+    ) -> HostPort:
+        """Raises `UserError`."""
+        ...
+
+    async def start_directory(
+        self, host: HostPort, initial_peers: Sequence[str], serves: bool
+    ) -> DirectoryPort:
+        """Raises `UserError`."""
+        ...
+
+    def measure_device(
+        self,
+        spec: RunSpec,
+        device: str,
+        threads: int,
+        memory_limit_bytes: int | None,
+        progress: Callable[[int, int], None],
+    ) -> Device:
+        """In a thread. Raises `UserError`."""
+        ...
+
+    def stage_runner(self, device: Device, setting: str) -> MakeStageRunner:
+        """What runs a stage on a device that was measured; `setting` is what the user called it."""
+        ...
+
+    def share_the_interpreter(self) -> None:
+        """Once all is loaded."""
+        ...
+
+
+class Machine:
+    """This one."""
+
+    async def start_host(
+        self, identity: Path, listen: Sequence[str], announce: Sequence[str]
+    ) -> HostPort:
+        return await Host.start(identity, listen, announce)
+
+    async def start_directory(
+        self, host: HostPort, initial_peers: Sequence[str], serves: bool
+    ) -> DirectoryPort:
+        assert isinstance(host, Host), "the DHT is a part of libp2p's host"
+        return await Directory.start(host, initial_peers, serves)
+
+    def measure_device(
+        self,
+        spec: RunSpec,
+        device: str,
+        threads: int,
+        memory_limit_bytes: int | None,
+        progress: Callable[[int, int], None],
+    ) -> Device:
+        emulated = emulated_flops_per_s(device)
+        torch_device = select_device(device)
+        return measure_device(spec, torch_device, threads, memory_limit_bytes, emulated, progress)
+
+    def stage_runner(self, device: Device, setting: str) -> MakeStageRunner:
+        if emulated_flops_per_s(setting) is None:
+            return StageRunner
+        return partial(EmulatedStageRunner, device)
+
+    def share_the_interpreter(self) -> None:
+        """Event loop and compute thread hold each other up as little as they can.
+
+        Some 200,000 objects that imports have left stay for good: each full collection that looks
+        through them holds up both for 0.1 to 0.3 s. And a thread that wants the interpreter gets
+        it from one that does not let go after this interval, by default 5 ms.
+        """
+        gc.collect()
+        gc.freeze()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)

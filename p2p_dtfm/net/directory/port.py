@@ -1,0 +1,25 @@
+"""What a daemon asks of the directory: `directory.Directory` is the one over the DHT."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.net.directory.values import Presence
+
+
+class DirectoryPort(Protocol):
+    """Hints about who is there."""
+
+    async def publish_presence(self, presence: Presence) -> bool: ...
+
+    async def present_peers(self, run_digest: str) -> list[Presence]: ...
+
+    async def present_at(self, peer_ids: Sequence[str], run_digest: str) -> list[Presence]: ...
+
+    async def publish_run(self, run_digest: str, signed: Signed) -> bool: ...
+
+    async def fetch_run(self, run_digest: str) -> Signed | None: ...
+
+    async def meet(self, peer_ids: Sequence[str]) -> None: ...
+
+    async def close(self) -> None: ...

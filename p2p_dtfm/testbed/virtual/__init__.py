@@ -1,0 +1,7 @@
+"""Real daemons in virtual time: one process, no waiting, and everything follows from a seed.
+
+For tests, and by hand: begin with `swarm`; `python -m p2p_dtfm.testbed.virtual.seeds` plays faults.
+Beneath: `loop` (time, threads, signals and sockets are an event loop's), `process` (what can be
+killed and paused), `links` (bytes between hosts), `host` and `streams` (in the place of libp2p),
+`directory` (in the place of the DHT).
+"""

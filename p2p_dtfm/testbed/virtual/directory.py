@@ -1,0 +1,69 @@
+"""The directory of a virtual network: one shelf that everybody reaches who has a connection."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.net.directory.directory import PRESENCE_TTL_S
+from p2p_dtfm.net.directory.values import Presence
+from p2p_dtfm.ports import now
+from p2p_dtfm.testbed.virtual.host import VirtualHost
+from p2p_dtfm.testbed.virtual.network import VirtualNetwork
+
+ROUND_TRIP_S = 0.02
+
+
+class VirtualDirectory:
+    """What `net.directory.directory.Directory` is over the DHT."""
+
+    def __init__(self, network: VirtualNetwork, host: VirtualHost) -> None:
+        self._host = host
+        self._runs = network.shelf.setdefault("runs", {})
+        self._presences = network.shelf.setdefault("presences", {})
+
+    async def publish_presence(
+        self, presence: Presence, expires_in_s: float = PRESENCE_TTL_S
+    ) -> bool:
+        await self._reach()
+        expires_ms = int((now.wall_s() + expires_in_s) * 1000)
+        self._presences[presence.peer_id] = msgspec.structs.replace(presence, expires_ms=expires_ms)
+        return True
+
+    async def present_peers(self, run_digest: str) -> list[Presence]:
+        if not await self._reach():
+            return []
+        held = [each for each in self._presences.values() if isinstance(each, Presence)]
+        fresh = [
+            each
+            for each in held
+            if each.run_digest == run_digest and each.expires_ms > now.wall_s() * 1000
+        ]
+        return sorted(fresh, key=lambda each: each.peer_id)
+
+    async def present_at(self, peer_ids: Sequence[str], run_digest: str) -> list[Presence]:
+        linked = set(peer_ids) & self._host.linked.keys()
+        return await self.present_peers(run_digest) if linked else []
+
+    async def publish_run(self, run_digest: str, signed: Signed) -> bool:
+        await self._reach()
+        self._runs[run_digest] = signed
+        return True
+
+    async def fetch_run(self, run_digest: str) -> Signed | None:
+        if not await self._reach():
+            return None
+        held = self._runs.get(run_digest)
+        return held if isinstance(held, Signed) else None
+
+    async def meet(self, peer_ids: Sequence[str]) -> None:
+        await self._reach()
+
+    async def close(self) -> None:
+        """The shelf stays."""
+
+    async def _reach(self) -> bool:
+        """Whether there is anybody to ask."""
+        await asyncio.sleep(ROUND_TRIP_S)
+        return bool(self._host.linked)

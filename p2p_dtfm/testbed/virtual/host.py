@@ -1,0 +1,151 @@
+"""A host of the virtual network: what `net.libp2p.host.Host` is over libp2p."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from p2p_dtfm.net.contacts.calling import NO_WAY, Calling
+from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.net.door import Door, OpenDoor
+from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.shaping import Shaper
+from p2p_dtfm.testbed.virtual.process import Process
+from p2p_dtfm.testbed.virtual.streams import VirtualWriter
+
+if TYPE_CHECKING:
+    from p2p_dtfm.testbed.virtual.network import VirtualNetwork
+
+StreamHandler = Callable[[str, asyncio.StreamReader, VirtualWriter], Awaitable[None]]
+UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]
+
+log = logging.getLogger(__name__)
+
+
+class VirtualHost:
+    """Of one process. Made and connected by `VirtualNetwork`."""
+
+    def __init__(self, network: "VirtualNetwork", process: Process, identity: Identity) -> None:
+        self.identity = identity
+        self.peer_id: str = identity.peer_id
+        self.process = process
+        self.lost = asyncio.Event()
+        self.shaper: Shaper | None = None
+        self.door: Door = OpenDoor()
+        self.calling = Calling(self.remote_addresses)
+        self.relayed_addresses: tuple[str, ...] = ()
+        self.p2pd_pid = 0
+        self.is_only_local = True
+        self.is_closed = False
+        self.linked: dict[str, None] = {}
+        self.calls: dict[str, UnaryHandler] = {}
+        self.streams: dict[str, tuple[StreamHandler, str]] = {}
+        self.open: dict[str, list[VirtualWriter]] = {}
+        """Ends of streams here, by the other end's peer."""
+        self.asked: dict[str, dict[int, asyncio.Future[bytes]]] = {}
+        """Calls under way, by who is to answer."""
+        self._network = network
+        self._address_book: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def address(self) -> str:
+        return self._network.address_of(self.peer_id)
+
+    @property
+    def is_gone(self) -> bool:
+        return self.is_closed or self.process.is_dead
+
+    async def addresses(self) -> tuple[str, ...]:
+        return (f"{self.address}/p2p/{self.peer_id}",)
+
+    # connections ---------------------------------------------------------------------------------
+
+    async def connect(
+        self, peer_id: str, addresses: Sequence[str], deadline_s: float, is_chosen: bool = False
+    ) -> None:
+        """Raises `Unreachable`."""
+        self._require_alive(peer_id)
+        if peer_id in self.linked:
+            return
+        if not is_chosen and not self.calling.trusts(peer_id):
+            addresses = self.calling.choose(peer_id, addresses)
+        if addresses and not any(self._network.address_of(peer_id) in at for at in addresses):
+            raise Unreachable(peer_id, "nobody of that name is there")
+        await self._network.shake_hands(self, peer_id, deadline_s)
+        await self.calling.answered(peer_id)
+
+    def know(self, peer_id: str, addresses: Sequence[str]) -> None:
+        self._address_book[peer_id] = tuple(addresses)
+
+    async def disconnect(self, peer_id: str) -> None:
+        self._network.part(self.peer_id, peer_id)
+
+    async def connected_peers(self) -> tuple[str, ...]:
+        return tuple(sorted(self.linked))
+
+    async def remote_addresses(self) -> dict[str, tuple[str, ...]]:
+        return {peer: (self._network.address_of(peer),) for peer in sorted(self.linked)}
+
+    async def direct_address(self, peer_id: str) -> str | None:
+        return self._network.address_of(peer_id) if peer_id in self.linked else None
+
+    async def _ensure_linked(self, peer_id: str, deadline_s: float) -> None:
+        self._require_alive(peer_id)
+        if peer_id in self.linked:
+            return
+        known = self._address_book.get(peer_id)
+        if known is None:
+            raise Unreachable(peer_id, NO_WAY)
+        await self.connect(peer_id, known, deadline_s)
+
+    def _require_alive(self, peer_id: str) -> None:
+        if self.is_closed or self.lost.is_set():
+            raise Unreachable(peer_id, "the libp2p daemon of this peer has ended")
+
+    # calls and streams ---------------------------------------------------------------------------
+
+    async def serve_calls(self, name: str, handler: UnaryHandler) -> None:
+        self.calls[name] = handler
+
+    async def serve_streams(self, name: str, handler: StreamHandler, kind: str = "") -> None:
+        self.streams[name] = (handler, kind or name)
+
+    async def call(self, peer_id: str, name: str, body: bytes, deadline_s: float) -> bytes:
+        """Raises `Unreachable`."""
+        await self._ensure_linked(peer_id, deadline_s)
+        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        forget = self._network.ask(self, peer_id, name, body, reply)
+        try:
+            await asyncio.wait({reply}, timeout=deadline_s)
+        finally:
+            forget()
+        if not reply.done():
+            raise Unreachable(peer_id, f"no answer within {deadline_s:g} s")
+        return reply.result()
+
+    async def open_stream(
+        self, peer_id: str, name: str, deadline_s: float
+    ) -> tuple[asyncio.StreamReader, VirtualWriter]:
+        """Raises `Unreachable`."""
+        await self._ensure_linked(peer_id, deadline_s)
+        writer = await self._network.open_stream(self, peer_id, name, deadline_s)
+        return writer.reader, writer
+
+    async def serve(self, sender: str, name: str, writer: VirtualWriter) -> None:
+        """A stream that `sender` has opened."""
+        handler, kind = self.streams[name]
+        leave = self.door.enter(sender, kind, 0)
+        if isinstance(leave, str):
+            writer.close()
+            return
+        try:
+            await handler(sender, writer.reader, writer)
+        except Exception as error:
+            self.process.failures.append(f"bug in the stream handler {name}: {error!r}")
+            raise
+        finally:
+            leave()
+            writer.close()
+
+    async def close(self) -> None:
+        self._network.leave(self)

@@ -1,0 +1,111 @@
+"""Bytes between hosts: each pair has a link in each direction, with delay, rate and accidents.
+
+What is sent over one link arrives in its order, as over the one connection that libp2p has. Lost
+packets come late, as TCP makes of them; what is sent into a cut link arrives when the link is
+mended, if that is soon, and never otherwise.
+"""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+SECOND_NS = 1_000_000_000
+MILLISECOND_NS = 1_000_000
+RETRANSMISSION_NS = 200 * MILLISECOND_NS
+PATIENCE_S = 30.0
+"""A connection whose link is cut for longer is given up by both ends."""
+
+
+@dataclass
+class Link:
+    """One direction."""
+
+    latency_ns: int
+    bytes_per_s: int
+    loss: float = 0.0
+    is_cut: bool = False
+    free_ns: int = 0
+    last_ns: int = 0
+    held: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Trace:
+    """A digest of all that has happened so far, in its order."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=16)
+        self.count = 0
+
+    def note(self, *facts: object) -> None:
+        """Facts whose `str` is alike in each run."""
+        self.count += 1
+        self._digest.update("\x1f".join(map(str, facts)).encode() + b"\n")
+
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+
+class Links:
+    """All links of a world."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, now_ns: Callable[[], int], draws: random.Random
+    ) -> None:
+        self.trace = Trace()
+        self._loop = loop
+        self._now_ns = now_ns
+        self._draws = draws
+        self._links: dict[tuple[str, str], Link] = {}
+
+    def of(self, origin: str, goal: str) -> Link:
+        """Drawn when it is first asked for."""
+        link = self._links.get((origin, goal))
+        if link is None:
+            latency_ns = self._draws.randrange(MILLISECOND_NS // 5, 10 * MILLISECOND_NS)
+            bytes_per_s = self._draws.randrange(10_000_000, 120_000_000)
+            link = self._links[origin, goal] = Link(latency_ns, bytes_per_s)
+        return link
+
+    def carry(
+        self, origin: str, goal: str, what: str, size_bytes: int, arrive: Callable[[], None]
+    ) -> None:
+        """`arrive` is called when it is there, in nobody's process."""
+        link = self.of(origin, goal)
+        if link.is_cut:
+            link.held.append(lambda: self.carry(origin, goal, what, size_bytes, arrive))
+            return
+        start_ns = max(self._now_ns(), link.free_ns)
+        link.free_ns = start_ns + size_bytes * SECOND_NS // link.bytes_per_s
+        at_ns = link.free_ns + link.latency_ns + self._draws.randrange(0, link.latency_ns // 4)
+        if link.loss and self._draws.random() < link.loss:
+            at_ns += RETRANSMISSION_NS
+        link.last_ns = max(link.last_ns + 1, at_ns)
+
+        def there() -> None:
+            if link.is_cut:  # it was under way when the link broke
+                link.held.append(there)
+                return
+            self.trace.note(self._now_ns(), origin, goal, what, size_bytes)
+            arrive()
+
+        self._loop.call_later((link.last_ns - self._now_ns()) / 1e9, there)
+
+    def cut(self, origin: str, goal: str) -> None:
+        """In this direction."""
+        self.trace.note(self._now_ns(), "cut", origin, goal)
+        self.of(origin, goal).is_cut = True
+
+    def mend(self, origin: str, goal: str) -> None:
+        """What was sent meanwhile goes on, in its order."""
+        self.trace.note(self._now_ns(), "mend", origin, goal)
+        link = self.of(origin, goal)
+        link.is_cut = False
+        held, link.held = link.held, []
+        for go_on in held:
+            go_on()
+
+    def forget(self, origin: str, goal: str) -> None:
+        """The connection is given up: what is held for it is lost."""
+        self.of(origin, goal).held.clear()

@@ -1,0 +1,198 @@
+"""The virtual network: who is there, and what passes between any two."""
+
+import asyncio
+import itertools
+import random
+import zlib
+from collections.abc import Callable
+
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.testbed.virtual.host import VirtualHost
+from p2p_dtfm.testbed.virtual.links import PATIENCE_S, Links
+from p2p_dtfm.testbed.virtual.loop import VirtualLoop
+from p2p_dtfm.testbed.virtual.process import Process
+from p2p_dtfm.testbed.virtual.streams import VirtualWriter
+
+HEAD_BYTES = 64
+STREAM_RESET = "stream reset"
+
+
+class VirtualNetwork:
+    """Hosts by peer id."""
+
+    def __init__(self, loop: VirtualLoop, draws: random.Random) -> None:
+        self.links = Links(loop, lambda: loop.now_ns, draws)
+        self.hosts: dict[str, VirtualHost] = {}
+        self.shelf: dict[str, dict[str, object]] = {}
+        """What the directory holds."""
+        self._loop = loop
+        self._numbers = itertools.count()
+        self._ports: dict[str, int] = {}
+
+    @property
+    def trace(self) -> object:
+        return self.links.trace
+
+    def address_of(self, peer_id: str) -> str:
+        port = self._ports.setdefault(peer_id, 20_000 + len(self._ports))
+        return f"/ip4/127.0.0.1/tcp/{port}"
+
+    def join(self, process: Process, identity: Identity) -> VirtualHost:
+        host = VirtualHost(self, process, identity)
+        self.hosts[host.peer_id] = host
+        return host
+
+    def leave(self, host: VirtualHost) -> None:
+        """In order, or because its process was killed: its connections end."""
+        if host.is_closed:
+            return
+        host.is_closed = True
+        for peer_id in list(host.linked):
+            self.part(host.peer_id, peer_id)
+        if self.hosts.get(host.peer_id) is host:
+            del self.hosts[host.peer_id]
+
+    # connections ---------------------------------------------------------------------------------
+
+    async def shake_hands(self, host: VirtualHost, peer_id: str, deadline_s: float) -> None:
+        answer = self._loop.create_future()
+
+        def knock() -> None:
+            other = self.hosts.get(peer_id)
+            is_there = other is not None and not other.is_gone
+            self.links.carry(peer_id, host.peer_id, "hand", HEAD_BYTES, lambda: greet(is_there))
+
+        def greet(is_there: bool) -> None:
+            other = self.hosts.get(peer_id)
+            if is_there and other is not None and not host.is_gone:
+                host.linked[peer_id] = None
+                other.linked[host.peer_id] = None
+            if not answer.done():
+                answer.set_result(is_there)
+
+        self.links.carry(host.peer_id, peer_id, "knock", HEAD_BYTES, knock)
+        await asyncio.wait({answer}, timeout=deadline_s)
+        if not answer.done():
+            raise Unreachable(peer_id, f"no connection within {deadline_s:g} s")
+        if not answer.result():
+            raise Unreachable(peer_id, "failed to dial: connection refused")
+
+    def part(self, one: str, other: str) -> None:
+        """Whoever still lives at either end finds out at once, or when the link lets it."""
+        for here, there in ((one, other), (other, one)):
+            host = self.hosts.get(here)
+            if host is None or host.is_gone:
+                if host is not None:
+                    host.linked.pop(there, None)
+                continue
+            self.links.carry(there, here, "reset", 0, _breaking(host, there))
+
+    def give_up_if_still_cut(self, one: str, other: str) -> None:
+        """A while after a cut."""
+
+        def give_up() -> None:
+            if not (self.links.of(one, other).is_cut or self.links.of(other, one).is_cut):
+                return
+            for here, there in ((one, other), (other, one)):
+                self.links.forget(here, there)
+                if (host := self.hosts.get(here)) is not None:
+                    _breaking(host, there)()
+
+        self._loop.call_later(PATIENCE_S, give_up)
+
+    # calls ---------------------------------------------------------------------------------------
+
+    def ask(
+        self, host: VirtualHost, peer_id: str, name: str, body: bytes, reply: asyncio.Future[bytes]
+    ) -> Callable[[], None]:
+        """`reply` is answered, or fails; what is returned forgets the call."""
+        number = next(self._numbers)
+        asked = host.asked.setdefault(peer_id, {})
+        asked[number] = reply
+        serving: list[asyncio.Task[None]] = []
+
+        def answer(content: bytes) -> None:
+            if not reply.done():
+                reply.set_result(content)
+
+        async def serve(other: VirtualHost) -> None:
+            content = await other.calls[name](host.peer_id, body)
+            what = f"reply {name} {zlib.crc32(content):08x}"
+            size = HEAD_BYTES + len(content)
+            self.links.carry(peer_id, host.peer_id, what, size, lambda: answer(content))
+
+        def arrive() -> None:
+            other = self.hosts.get(peer_id)
+            if other is None or other.is_gone or host.peer_id not in other.linked:
+                return  # whoever asks hears of the connection's end
+            if name not in other.calls:
+                return
+            serving.append(other.process.begin(serve(other)))
+
+        def forget() -> None:
+            asked.pop(number, None)
+            if not reply.done():
+                self.links.carry(host.peer_id, peer_id, "cancel", HEAD_BYTES, cancel)
+
+        def cancel() -> None:
+            for task in serving:
+                task.cancel()
+
+        what = f"call {name} {digest_bytes(body)[:16]}"
+        self.links.carry(host.peer_id, peer_id, what, HEAD_BYTES + len(body), arrive)
+        return forget
+
+    # streams -------------------------------------------------------------------------------------
+
+    async def open_stream(
+        self, host: VirtualHost, peer_id: str, name: str, deadline_s: float
+    ) -> VirtualWriter:
+        opened: asyncio.Future[bool] = self._loop.create_future()
+        mine = self._end(host.peer_id, peer_id, name)
+
+        def arrive() -> None:
+            other = self.hosts.get(peer_id)
+            is_there = other is not None and not other.is_gone and name in other.streams
+            if is_there and other is not None:
+                theirs = self._end(peer_id, host.peer_id, name)
+                mine.peer, theirs.peer = theirs, mine
+                other.open.setdefault(host.peer_id, []).append(theirs)
+                other.process.begin(other.serve(host.peer_id, name, theirs))
+            self.links.carry(peer_id, host.peer_id, "opened", HEAD_BYTES, lambda: told(is_there))
+
+        def told(is_there: bool) -> None:
+            if not opened.done():
+                opened.set_result(is_there)
+
+        self.links.carry(host.peer_id, peer_id, f"open {name}", HEAD_BYTES, arrive)
+        await asyncio.wait({opened}, timeout=deadline_s)
+        if not opened.done() or not opened.result() or peer_id not in host.linked:
+            mine.close()
+            cause = "the stream was refused" if opened.done() else f"no answer in {deadline_s:g} s"
+            raise Unreachable(peer_id, cause)
+        ends = host.open.setdefault(peer_id, [])
+        ends[:] = [end for end in ends if not end.is_closing()]
+        ends.append(mine)
+        return mine
+
+    def _end(self, here: str, there: str, name: str) -> VirtualWriter:
+        number = next(self._numbers)
+
+        def carry(what: str, size_bytes: int, arrive: Callable[[], None]) -> None:
+            self.links.carry(here, there, what, HEAD_BYTES + size_bytes, arrive)
+
+        return VirtualWriter(number, f"stream {name}", carry)
+
+
+def _breaking(host: VirtualHost, there: str) -> Callable[[], None]:
+    def break_off() -> None:
+        host.linked.pop(there, None)
+        for writer in host.open.pop(there, []):
+            writer.reset()
+        for reply in list(host.asked.pop(there, {}).values()):
+            if not reply.done():
+                reply.set_exception(Unreachable(there, STREAM_RESET))
+
+    return break_off

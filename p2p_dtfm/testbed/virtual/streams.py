@@ -1,0 +1,107 @@
+"""The two ends of a stream between virtual hosts."""
+
+import asyncio
+import zlib
+from collections.abc import Callable
+
+BUFFER_BYTES = 1 << 18
+"""What may be under way before a writer has to wait."""
+UNREAD_BYTES = 4 << 20
+"""What a reader may leave lying before it must be reset: all who send have bounds below it."""
+
+Carry = Callable[[str, int, Callable[[], None]], None]
+
+
+class Transport:
+    """As much of one as the lanes ask for."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """The bound is the stream's own."""
+
+
+class VirtualWriter:
+    """What `asyncio.StreamWriter` is to our streams. `carry` brings bytes to the far end."""
+
+    def __init__(self, number: int, name: str, carry: Carry) -> None:
+        self.transport = Transport()
+        self.reader = asyncio.StreamReader()
+        """Of this same end."""
+        self.peer: VirtualWriter | None = None
+        """The other end."""
+        self._number = number
+        self._name = name
+        self._carry = carry
+        self._under_way_bytes = 0
+        self._room = asyncio.Event()
+        self._closing = False
+        self._broken = False
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._closing or self._broken or not len(data):
+            return
+        copied = bytes(data)
+        self._under_way_bytes += len(copied)
+
+        def arrive() -> None:
+            self._under_way_bytes -= len(copied)
+            self._room.set()
+            if self.peer is not None:
+                self.peer.receive(copied)
+
+        self._carry(f"{self._name} {zlib.crc32(copied):08x}", len(copied), arrive)
+
+    async def drain(self) -> None:
+        while self._under_way_bytes > BUFFER_BYTES and not self._broken:
+            self._room.clear()
+            await self._room.wait()
+        if self._broken or self._closing:
+            raise ConnectionResetError("the stream was reset")
+
+    def close(self) -> None:
+        """What was written still arrives."""
+        if self._closing:
+            return
+        self._closing = True
+        self._room.set()
+        self._end_reader()
+
+        def arrive() -> None:
+            if self.peer is not None:
+                self.peer.far_end_closed()
+
+        if not self._broken:
+            self._carry(f"{self._name} end", 0, arrive)
+
+    async def wait_closed(self) -> None:
+        """What is closed is closed."""
+
+    def receive(self, data: bytes) -> None:
+        if not self._closing and not self._broken:
+            self.reader.feed_data(data)
+
+    def far_end_closed(self) -> None:
+        self._broken = True
+        self._room.set()
+        self._end_reader()
+
+    def reset(self) -> None:
+        """The connection is gone."""
+        if self._broken or self._closing:
+            return
+        self._broken = True
+        self._room.set()
+        if not self.reader.at_eof():
+            self.reader.set_exception(ConnectionResetError("the stream was reset"))
+
+    def _end_reader(self) -> None:
+        if self.reader.exception() is None:
+            self.reader.feed_eof()

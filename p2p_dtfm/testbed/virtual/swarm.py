@@ -1,0 +1,278 @@
+"""A swarm of real daemons in virtual time, and what may be done to them.
+
+`play(seed, scene)` makes a world and lets `scene(swarm)` act in it. The daemons are those that
+`p2p-dtfm` runs, with homes of their own in a real directory; the network, the directory, the time
+and chance are the world's.
+"""
+
+import asyncio
+import contextlib
+import gc
+import io
+import json
+import logging
+import random
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.records import Device
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.machine.world import MakeStageRunner
+from p2p_dtfm.daemon.node.daemon import Daemon
+from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
+from p2p_dtfm.net.directory.port import DirectoryPort
+from p2p_dtfm.net.libp2p.port import HostPort
+from p2p_dtfm.testbed.virtual.directory import VirtualDirectory
+from p2p_dtfm.testbed.virtual.host import VirtualHost
+from p2p_dtfm.testbed.virtual.loop import VirtualLoop
+from p2p_dtfm.testbed.virtual.network import VirtualNetwork
+from p2p_dtfm.testbed.virtual.process import Process
+from p2p_dtfm.train.stage.emulated import emulated_device
+from p2p_dtfm.train.stage.timed import TimedStageRunner, use_one_thread
+
+Result = TypeVar("Result")
+LOOK_S = 0.05
+MEMORY_GIB = 1.0
+FLOPS_PER_S = 2_000_000_000
+
+
+@dataclass
+class Peer:
+    """One home, and the daemon that runs in it now, if one does."""
+
+    name: str
+    home: Path
+    settings: Settings
+    peer_id: str
+    process: Process | None = None
+    daemon: Daemon | None = None
+    host: VirtualHost | None = None
+    ended: asyncio.Task[int] | None = None
+    past: list[Process] = field(default_factory=list)
+
+    @property
+    def is_running(self) -> bool:
+        return self.ended is not None and not self.ended.done() and self._lives()
+
+    def _lives(self) -> bool:
+        return self.process is not None and not self.process.is_dead
+
+    def step(self) -> int:
+        """The last one that it has seen committed."""
+        return max(self.losses(), default=-1)
+
+    def events(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for path in sorted(self.home.glob("runs/*/events.jsonl")):
+            found += map(json.loads, path.read_text().splitlines())
+        return found
+
+    def losses(self) -> dict[int, float]:
+        steps = [event for event in self.events() if event["event"] == "step"]
+        return {each["step"]: each["loss"] for each in steps if each["loss"] is not None}
+
+    def standing(self) -> str:
+        """What it says of itself."""
+        if not self.is_running or self.daemon is None:
+            return "not running"
+        status = self.daemon.status_json()
+        return f"{status.get('state')}: {status.get('reason')} (step {status.get('step')})"
+
+    def failures(self) -> list[str]:
+        processes = [*self.past, *([self.process] if self.process else [])]
+        return [failure for process in processes for failure in process.failures]
+
+
+class Swarm:
+    """Also the `daemon.machine.world.World` of its daemons."""
+
+    def __init__(self, loop: VirtualLoop, seed: int, folder: Path) -> None:
+        self.loop = loop
+        self.folder = folder
+        self.draws = random.Random(f"swarm {seed}")
+        self.network = VirtualNetwork(loop, random.Random(f"links {seed}"))
+        self.trace = self.network.links.trace
+        self.peers: list[Peer] = []
+        self._seed = seed
+
+    # peers ---------------------------------------------------------------------------------------
+
+    def peer(self, name: str, **settings: object) -> Peer:
+        """A home with an identity; `start` lets a daemon run in it."""
+        home = self.folder / name
+        home.mkdir(parents=True)
+        key = digest_bytes(f"{self._seed} {name}".encode())
+        identity = identity_of_seed(bytes.fromhex(key))
+        (home / "identity.key").write_bytes(identity.to_bytes())
+        values: dict[str, object] = {
+            "home": home,
+            "nearby": False,
+            "dashboard": "off",
+            "listen": ("/ip4/127.0.0.1/tcp/0",),
+            "device": "cpu",
+            "threads": 1,
+            "memory_gib": MEMORY_GIB,
+            "exit_when_done": True,
+        }
+        made = Settings.model_validate(values | settings)
+        peer = Peer(name, home, made, identity.peer_id)
+        self.peers.append(peer)
+        return peer
+
+    def address(self, peer: Peer) -> str:
+        return f"{self.network.address_of(peer.peer_id)}/p2p/{peer.peer_id}"
+
+    def start(self, peer: Peer, **changes: object) -> None:
+        assert not peer.is_running, peer.name
+        if peer.process is not None:
+            peer.past.append(peer.process)
+        lives = len(peer.past)
+        self.trace.note(self.loop.now_ns, "start", peer.name)
+        draws = random.Random(f"{self._seed} {peer.name} {lives}")
+        peer.process = Process(f"{peer.name}.{lives}", self.loop, draws)
+        settings = peer.settings.model_copy(update=changes)
+        world = _WorldOf(self, peer)
+        peer.daemon = Daemon(settings, DashboardHost(), world=world)
+        peer.ended = peer.process.begin(peer.daemon.run())
+
+    def kill(self, peer: Peer) -> None:
+        """As by SIGKILL: nothing of it runs any more, and the others' connections break."""
+        assert peer.process is not None and peer.daemon is not None
+        self.trace.note(self.loop.now_ns, "kill", peer.name)
+        peer.process.kill()
+        if peer.host is not None:
+            self.network.leave(peer.host)
+        peer.daemon.let_go_of_home()
+
+    def pause(self, peer: Peer) -> None:
+        """As by SIGSTOP."""
+        assert peer.process is not None
+        self.trace.note(self.loop.now_ns, "pause", peer.name)
+        peer.process.pause()
+
+    def resume(self, peer: Peer) -> None:
+        assert peer.process is not None
+        self.trace.note(self.loop.now_ns, "resume", peer.name)
+        peer.process.resume()
+
+    def cut(self, one: Peer, other: Peer, both_ways: bool = True) -> None:
+        self.network.links.cut(one.peer_id, other.peer_id)
+        if both_ways:
+            self.network.links.cut(other.peer_id, one.peer_id)
+        self.network.give_up_if_still_cut(one.peer_id, other.peer_id)
+
+    def mend(self, one: Peer, other: Peer) -> None:
+        for here, there in ((one, other), (other, one)):
+            if self.network.links.of(here.peer_id, there.peer_id).is_cut:
+                self.network.links.mend(here.peer_id, there.peer_id)
+
+    def forget(self) -> None:
+        """All that ran."""
+        for peer in self.peers:
+            peer.daemon = peer.ended = peer.host = None
+        self.network.hosts.clear()
+
+    # waiting -------------------------------------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        return self.loop.time()
+
+    async def until(self, condition: Callable[[], bool], what: str, limit_s: float) -> None:
+        """Raises `NeverHappened` with how all stand."""
+        end_s = self.now_s + limit_s
+        while not condition():
+            if self.now_s > end_s:
+                raise NeverHappened(what, limit_s, self.peers)
+            await asyncio.sleep(LOOK_S)
+
+
+class NeverHappened(AssertionError):
+    """Somebody waits for ever, or nearly."""
+
+    def __init__(self, what: str, limit_s: float, peers: Sequence[Peer]) -> None:
+        lines = [f"  {peer.name}: {peer.standing()}" for peer in peers]
+        failures = [f"  {peer.name}: {text}" for peer in peers for text in peer.failures()]
+        super().__init__("\n".join([f"not within {limit_s:g} s: {what}", *lines, *failures]))
+
+
+class _WorldOf:
+    """What the daemon of a peer takes from the swarm."""
+
+    def __init__(self, swarm: Swarm, peer: Peer) -> None:
+        self._swarm = swarm
+        self._peer = peer
+
+    async def start_host(
+        self, identity: Path, listen: Sequence[str], announce: Sequence[str]
+    ) -> HostPort:
+        assert self._peer.process is not None
+        host = self._swarm.network.join(self._peer.process, Identity.load_or_create(identity))
+        self._peer.host = host
+        return host
+
+    async def start_directory(
+        self, host: HostPort, initial_peers: Sequence[str], serves: bool
+    ) -> DirectoryPort:
+        assert isinstance(host, VirtualHost)
+        return VirtualDirectory(self._swarm.network, host)
+
+    def measure_device(
+        self,
+        spec: RunSpec,
+        device: str,
+        threads: int,
+        memory_limit_bytes: int | None,
+        progress: Callable[[int, int], None],
+    ) -> Device:
+        assert memory_limit_bytes is not None
+        return emulated_device(spec, FLOPS_PER_S, memory_limit_bytes)
+
+    def stage_runner(self, device: Device, setting: str) -> MakeStageRunner:
+        return partial(TimedStageRunner, device)
+
+    def share_the_interpreter(self) -> None:
+        """It is the world's."""
+
+
+def play(seed: int, folder: Path, scene: Callable[[Swarm], Awaitable[Result]]) -> Result:
+    """What `scene` comes to. What the daemons print goes nowhere."""
+    loop = VirtualLoop()
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    use_one_thread()
+    swarm = Swarm(loop, seed, folder)
+
+    async def run() -> Result:
+        return await scene(swarm)
+
+    asyncio.set_event_loop(loop)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return loop.run_until_complete(run())
+    finally:
+        asyncio.set_event_loop(None)
+        _end_world(loop, swarm)
+
+
+def _end_world(loop: VirtualLoop, swarm: Swarm) -> None:
+    """Locks are let go of; of what was under way nothing goes on, not even to say so."""
+    for peer in swarm.peers:
+        if peer.process is not None and peer.daemon is not None:
+            peer.process.kill()
+            peer.daemon.let_go_of_home()
+    for task in asyncio.all_tasks(loop):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    heard, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    try:
+        swarm.forget()
+        gc.collect()
+    finally:
+        sys.unraisablehook = heard

@@ -1,0 +1,46 @@
+"""A stage that computes what it should, and takes the time that its device has by its record.
+
+For daemons in virtual time: there the processor's own time counts for nothing.
+"""
+
+import torch
+from torch import Tensor
+
+from p2p_dtfm.core.protocol.records import Device, LayerTiming
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.ports import now
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.stage_runner import StageRunner
+
+
+def use_one_thread() -> None:
+    """Of torch's own: small layers gain nothing by more, and sums come in one order."""
+    torch.set_num_threads(1)
+
+
+class TimedStageRunner(StageRunner):
+    """The whole backward counts with its first part."""
+
+    def __init__(
+        self,
+        device: Device,
+        spec: RunSpec,
+        layer_states: dict[int, LayerState],
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(spec, layer_states, recompute)
+        workload = workload_of(spec)
+        self._timings: dict[int, LayerTiming] = {
+            layer: getattr(device, workload.kind(layer).value) for layer in self.layer_states
+        }
+
+    def _run(self, layer: int, entry: Tensor, targets: Tensor | None) -> Tensor:
+        now.block_ns(self._timings[layer].forward_ns)
+        return super()._run(layer, entry, targets)
+
+    def _layer_backward(
+        self, microbatch: int, layer: int, gradient: Tensor | None
+    ) -> Tensor | None:
+        now.block_ns(self._timings[layer].backward_ns)
+        return super()._layer_backward(microbatch, layer, gradient)

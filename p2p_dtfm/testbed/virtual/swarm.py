@@ -40,7 +40,8 @@ from p2p_dtfm.train.stage.timed import TimedStageRunner, use_one_thread
 Result = TypeVar("Result")
 LOOK_S = 0.05
 MEMORY_GIB = 1.0
-FLOPS_PER_S = 2_000_000_000
+FLOPS_PER_S = (20_000_000, 80_000_000)
+"""A device has something between them."""
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Peer:
     home: Path
     settings: Settings
     peer_id: str
+    flops_per_s: int
     process: Process | None = None
     daemon: Daemon | None = None
     host: VirtualHost | None = None
@@ -60,6 +62,10 @@ class Peer:
     @property
     def is_running(self) -> bool:
         return self.ended is not None and not self.ended.done() and self._lives()
+
+    @property
+    def was_killed(self) -> bool:
+        return self.process is not None and self.process.is_dead
 
     def _lives(self) -> bool:
         return self.process is not None and not self.process.is_dead
@@ -122,7 +128,8 @@ class Swarm:
             "exit_when_done": True,
         }
         made = Settings.model_validate(values | settings)
-        peer = Peer(name, home, made, identity.peer_id)
+        flops_per_s = random.Random(f"{self._seed} {name}").randrange(*FLOPS_PER_S)
+        peer = Peer(name, home, made, identity.peer_id, flops_per_s)
         self.peers.append(peer)
         return peer
 
@@ -233,7 +240,7 @@ class _WorldOf:
         progress: Callable[[int, int], None],
     ) -> Device:
         assert memory_limit_bytes is not None
-        return emulated_device(spec, FLOPS_PER_S, memory_limit_bytes)
+        return emulated_device(spec, self._peer.flops_per_s, memory_limit_bytes)
 
     def stage_runner(self, device: Device, setting: str) -> MakeStageRunner:
         return partial(TimedStageRunner, device)
@@ -267,11 +274,14 @@ def _end_world(loop: VirtualLoop, swarm: Swarm) -> None:
         if peer.process is not None and peer.daemon is not None:
             peer.process.kill()
             peer.daemon.let_go_of_home()
-    for task in asyncio.all_tasks(loop):
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    tasks = asyncio.all_tasks(loop)
     loop.close()
     heard, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
     try:
+        for task in tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            with contextlib.suppress(BaseException):  # what it has to say to its end
+                task.get_coro().close()  # type: ignore[union-attr]
         swarm.forget()
         gc.collect()
     finally:

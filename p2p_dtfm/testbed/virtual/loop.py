@@ -116,7 +116,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector.loop = self
         super().__init__(selector)
         self._clock_resolution = 1e-9
-        self.set_task_factory(lambda loop, coroutine, **options: VirtualTask(  # type: ignore[arg-type]
+        self.set_task_factory(lambda loop, coroutine, **options: VirtualTask(
             coroutine, loop=self, **options
         ))  # fmt: skip
         self.set_exception_handler(_note_failure)
@@ -201,7 +201,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.job_ns, self.in_job = JOB_NS, True
         try:
             job.outcome = job.function(*job.args)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - for whoever waits for the job
             job.failure = error
         took_ns, self.job_ns, self.in_job = self.job_ns, 0, False
         return took_ns

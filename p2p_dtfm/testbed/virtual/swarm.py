@@ -64,6 +64,11 @@ class Peer:
         return self.ended is not None and not self.ended.done() and self._lives()
 
     @property
+    def has_run(self) -> bool:
+        """It takes part in a run, and answers others who ask for it."""
+        return self.daemon is not None and bool(self.daemon.run_digest)
+
+    @property
     def was_killed(self) -> bool:
         return self.process is not None and self.process.is_dead
 
@@ -281,7 +286,7 @@ def _end_world(loop: VirtualLoop, swarm: Swarm) -> None:
         for task in tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             with contextlib.suppress(BaseException):  # what it has to say to its end
-                task.get_coro().close()  # type: ignore[union-attr]
+                task.get_coro().close()
         swarm.forget()
         gc.collect()
     finally:

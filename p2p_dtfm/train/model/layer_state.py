@@ -217,6 +217,7 @@ def _shapes(spec: RunSpec, layer: int) -> tuple[tuple[str, tuple[int, ...]], ...
     return tuple((name, tuple(parameter.shape)) for name, parameter in named)
 
 
+@lru_cache(maxsize=256)
 def state_bytes_limit(spec: RunSpec, layer: int) -> int:
     """No valid `LayerState.to_bytes` of this layer is longer."""
     return _HEADER_LIMIT_BYTES + 3 * 4 * _parameter_count(build_layer(spec, layer, "meta"))

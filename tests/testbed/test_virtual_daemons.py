@@ -1,0 +1,103 @@
+"""Real daemons in virtual time: they train through a kill, and all follows from the seed."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.testbed.virtual.seeds import (
+    make_run,
+    play_seed,
+    reference_of,
+    require_safe_steps_stay,
+)
+from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Peer, Swarm, play
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("run"), STEPS)
+
+
+@pytest.fixture(scope="module")
+def reference(run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return reference_of(run, tmp_path_factory.mktemp("reference"))
+
+
+def test_two_go_on_without_the_third_and_it_comes_back(
+    run: Path, reference: list[float], tmp_path: Path
+) -> None:
+    async def scene(swarm: Swarm) -> None:
+        first = swarm.peer("first", run=str(run), expect_peers=3)
+        others = [
+            swarm.peer(name, initial_peers=(swarm.address(first),)) for name in ("second", "third")
+        ]
+        swarm.start(first)
+        await swarm.until(lambda: first.has_run, "the run is founded", 60)
+        for peer in others:
+            swarm.start(peer)
+        await swarm.until(lambda: first.step() >= 4, "five steps of three", 120)
+        assert len(_views(first)[-1]) == 3
+        swarm.kill(others[0])
+        at_kill = first.step()
+        await swarm.until(lambda: first.step() >= at_kill + 3, "two go on", 60)
+        assert len(_views(first)[-1]) == 2
+        swarm.start(others[0])
+        await swarm.until(
+            lambda: not any(peer.is_running for peer in swarm.peers), "they end with the run", 300
+        )
+        assert len(_views(first)[-1]) == 3, "it was let in again"
+        for peer in swarm.peers:
+            assert peer.ended is not None and peer.ended.result() == 0, peer.standing()
+            assert not peer.failures()
+            require_safe_steps_stay(peer)
+            for step, loss in peer.losses().items():
+                assert math.isclose(loss, reference[step], rel_tol=1e-4)
+        assert len(first.losses()) == len(others[1].losses()) == STEPS
+        assert at_kill <= len(others[0].losses()) < STEPS, "others took those while it was gone"
+
+    play(1, tmp_path / "world", scene)
+
+
+def _views(peer: Peer) -> list[list[str]]:
+    return [event["members"] for event in peer.events() if event["event"] == "view"]
+
+
+def test_the_same_seed_gives_the_same_trace_in_another_process(
+    run: Path, reference: list[float], tmp_path: Path
+) -> None:
+    """Where neither addresses nor the order of sets are alike."""
+    here = play_seed(1, run, tmp_path / "here", reference)
+    program = (
+        "import sys; from pathlib import Path; "
+        "from p2p_dtfm.testbed.virtual.seeds import play_seed; "
+        "run, home, *losses = sys.argv[1:]; "
+        "drawn = play_seed(1, Path(run), Path(home), list(map(float, losses))); "
+        "print(drawn.swarm.trace.digest())"
+    )
+    hashes = "7" if os.environ.get("PYTHONHASHSEED") != "7" else "8"
+    arguments = [str(run), str(tmp_path / "there"), *map(repr, reference)]
+    there = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, "PYTHONHASHSEED": hashes},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert there.returncode == 0, there.stderr
+    assert here.done, "the seed has no fault"
+    assert there.stdout.strip() == here.swarm.trace.digest()
+
+
+def test_a_wait_that_never_ends_is_told_with_who_waits_for_what(run: Path, tmp_path: Path) -> None:
+    async def scene(swarm: Swarm) -> None:
+        swarm.start(swarm.peer("alone", run=str(run), expect_peers=2, expect_wait_s=1e6))
+        await swarm.until(lambda: False, "somebody comes", 30)
+
+    with pytest.raises(NeverHappened, match="alone: waiting: 1 of 2 expected peers are here"):
+        play(1, tmp_path / "world", scene)

@@ -71,7 +71,8 @@ def _views(peer: Peer) -> list[list[str]]:
 def test_the_same_seed_gives_the_same_trace_in_another_process(
     run: Path, reference: list[float], tmp_path: Path
 ) -> None:
-    """Where neither addresses nor the order of sets are alike."""
+    """Where neither addresses nor the order of sets are alike. In this seed a peer is killed when
+    the run is complete, and what it alone had is computed again by those that were done."""
     here = play_seed(1, run, tmp_path / "here", reference)
     program = (
         "import sys; from pathlib import Path; "

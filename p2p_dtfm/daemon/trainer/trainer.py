@@ -273,6 +273,8 @@ class Trainer:
                     State.DONE, f"all {self._spec.total_steps} steps are committed"
                 )
                 self.done.set()
+            elif state.step <= self._spec.total_steps:
+                self.done.clear()  # a failure has cost the last steps: they are computed again
             if state.restart is not None:
                 await self._do_restart(state.restart)
             elif (

@@ -12,6 +12,7 @@ import selectors
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from p2p_dtfm.testbed.virtual.process import PROCESS, Process
@@ -49,12 +50,24 @@ class VirtualTask(asyncio.Task[Any]):
 
     def __init__(self, *args: Any, loop: "VirtualLoop", **options: Any) -> None:
         self._number = loop.next_number()
+        context = options.get("context")
+        self.process: Process | None = PROCESS.get() if context is None else context.get(PROCESS)
         super().__init__(*args, loop=loop, **options)
 
     def __hash__(self) -> int:
         return self._number
 
     __eq__ = object.__eq__
+
+    def waits_at(self) -> str:
+        """Its innermost functions, the last one first."""
+        places = []
+        awaited: Any = self.get_coro()
+        while awaited is not None and (frame := getattr(awaited, "cr_frame", None)) is not None:
+            module = Path(frame.f_code.co_filename).stem
+            places.append(f"{module}.{frame.f_code.co_name}:{frame.f_lineno}")
+            awaited = awaited.cr_await
+        return " < ".join(reversed(places))
 
 
 class VirtualFuture(asyncio.Future[Any]):

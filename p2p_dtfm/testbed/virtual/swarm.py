@@ -31,7 +31,7 @@ from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.testbed.virtual.directory import VirtualDirectory
 from p2p_dtfm.testbed.virtual.host import VirtualHost
-from p2p_dtfm.testbed.virtual.loop import VirtualLoop
+from p2p_dtfm.testbed.virtual.loop import VirtualLoop, VirtualTask
 from p2p_dtfm.testbed.virtual.network import VirtualNetwork
 from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.train.stage.emulated import emulated_device
@@ -95,6 +95,12 @@ class Peer:
             return "not running"
         status = self.daemon.status_json()
         return f"{status.get('state')}: {status.get('reason')} (step {status.get('step')})"
+
+    def waits(self) -> list[str]:
+        """Where each of its tasks is."""
+        tasks = (task for task in asyncio.all_tasks() if isinstance(task, VirtualTask))
+        mine = (task.waits_at() for task in tasks if task.process is self.process)
+        return [f"    {place}" for place in sorted(mine)] if self.is_running else []
 
     def failures(self) -> list[str]:
         processes = [*self.past, *([self.process] if self.process else [])]
@@ -210,7 +216,9 @@ class NeverHappened(AssertionError):
     """Somebody waits for ever, or nearly."""
 
     def __init__(self, what: str, limit_s: float, peers: Sequence[Peer]) -> None:
-        lines = [f"  {peer.name}: {peer.standing()}" for peer in peers]
+        lines = []
+        for peer in peers:
+            lines += [f"  {peer.name}: {peer.standing()}", *peer.waits()]
         failures = [f"  {peer.name}: {text}" for peer in peers for text in peer.failures()]
         super().__init__("\n".join([f"not within {limit_s:g} s: {what}", *lines, *failures]))
 

@@ -97,8 +97,8 @@ class GatherReception(Gathering):
         """A newcomer takes the first view that it hears of on its members' word, then no other."""
         attempt = self._attempt
         unsettled = attempt is None or attempt.only_newcomers or message.number > attempt.number
-        if self.view is None and unsettled and message.certificates:
-            self._known.forget_certified()
+        takes_side = self.view is None and unsettled and bool(message.certificates)
+        before = self._known.forget_certified() if takes_side else {}
         for certificate in message.certificates:
             if self._known.find(certificate.view) is not None:
                 continue
@@ -110,6 +110,8 @@ class GatherReception(Gathering):
                 based = certificate.view == message.base
                 if based if message.planned else message.sender in certificate.members:
                     self._known.trust(certificate, self._verify, self.familiar)
+        if takes_side:
+            self._known.unless_news(before)
 
     def _hear_of_agreement(
         self, sender: Member, certificates: Iterable[Certificate | None], now_ns: int

@@ -1,6 +1,6 @@
 """What a peer remembers of the agreement, and the small changes to it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.commit.step_terms import StepTerms
@@ -20,6 +20,7 @@ from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.newcomers import Newcomers
 from p2p_dtfm.core.membership.states_given import StatesGiven
 from p2p_dtfm.core.messages.agreement_messages import (
+    Accusation,
     Active,
     AgreementMessage,
     KnownView,
@@ -266,6 +267,25 @@ class AgreementState:
         """Until a view takes over: being heard from is no excuse."""
         if self.view is not None:
             self._distrusted |= set(found) & set(self.view.members)
+
+    def _are_newcomers_links(self, silent: Collection[Member]) -> bool:
+        """Evidence that keeps a newcomer out, and cannot cost a member its place."""
+        return bool(silent) and (self.view is None or not set(silent) & set(self.view.members))
+
+    def _doubt(self, members: Iterable[Member], now_ns: int) -> None:
+        """Newcomers that must not be in the next attempt, should this one fail."""
+        if self.view is not None:
+            newcomers = set(members) - set(self.view.members)
+            self._carried |= newcomers
+            for member in newcomers:
+                self._newcomers.refuse(member.peer_id, now_ns)
+
+    def _refuse_accused(self, accusations: Iterable[Accusation], now_ns: int) -> None:
+        """The same for newcomers with a link in doubt."""
+        if self.view is not None:
+            members = set(self.view.members)
+            doubted = [link for link in accusations if not {link.by, link.of} <= members]
+            self._doubt({end for link in doubted for end in (link.by, link.of)}, now_ns)
 
     def _agrees_to_loss(self, now_ns: int) -> bool:
         """Of lost layers: has waited for them long enough, or half as long and is asked."""

@@ -250,6 +250,30 @@ def test_a_swarm_whose_nodes_lost_each_other_meets_again(tmp_path: Path) -> None
     run(scenario())
 
 
+def test_nodes_that_know_a_third_one_find_each_other(tmp_path: Path) -> None:
+    """A node's address is told by those that it has been to: libp2p does not look for it."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            through = [await peers[1].addresses()]
+            late = await Host.start(tmp_path / "late", LOOPBACK, (), through[0])
+            try:
+                directories.append(await Directory.start(late, list(through[0])))
+                late.calling.trusts = lambda peer_id: False
+                assert await directories[0].publish_presence(await _presence(peers[0]))
+                present = await directories[2].present_peers(RUN)
+                assert [it.peer_id for it in present] == [peers[0].peer_id]
+                ping = directories[2]._node.protocol.call_ping
+                assert await ping(PeerID.from_base58(peers[0].peer_id)), "it is called there"
+                assert await late.calling.is_linked(peers[0].peer_id)
+                await directories[2].close()
+            finally:
+                await late.close()
+
+    run(scenario())
+
+
 def _junk(number: int, host: Host) -> tuple[bytes, bytes, float]:
     """Something signed under a run's key that is no run spec."""
     signed = sign_run(

@@ -9,6 +9,7 @@ from typing import Any
 from p2p_dtfm.core.consensus.actions import Rejoin
 from p2p_dtfm.core.gate.gate_table import Role
 from p2p_dtfm.core.messages.agreement_messages import (
+    Active,
     Contribution,
     Heartbeat,
     JoinRequest,
@@ -145,6 +146,8 @@ class Dispatch:
             if isinstance(message, Heartbeat):
                 self._participant.step_watch.heard(sender, message.progress, message.work)
             self._membership.actions.do(actions)
+            if isinstance(message, Active):
+                trainer.may_commit()
         elif isinstance(message, SignedPrepared):
             if message.signed.peer_id != sender:
                 raise PeerFault("says Prepared for another peer", sender)
@@ -181,7 +184,8 @@ class Dispatch:
         except PeerFault as fault:
             log.debug("addresses not learnt: %s", fault)
             return
-        if self._keeper.role_of(record.peer_id) is Role.MEMBER:
+        is_member = self._keeper.role_of(record.peer_id) is Role.MEMBER
+        if is_member and self._keeper.trusts(record.peer_id):
             self._network.messenger.learn(record.peer_id, record.addresses)
         else:
             self._network.messenger.hear_of(record.peer_id, record.addresses)

@@ -153,6 +153,10 @@ class Trainer:
         self._tools.donor.take_over(view.id)
         state.wake.set()
 
+    def may_commit(self) -> None:
+        """A member has said that it is active. Whose Prepared are all here waits for that alone."""
+        self._state.wake.set()
+
     def _catch_up(self) -> None:
         """A peer without a stage may take over before it has seen the last step of the old view."""
         ledger = self._behind

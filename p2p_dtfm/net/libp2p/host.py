@@ -174,7 +174,7 @@ class Host:
             await self.calling.answered(peer_id)
 
     def know(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Remember where a peer says that it is, for when libp2p's own routing does not know."""
+        """Remember where a peer says that it is, for when p2pd does not know."""
         self._address_book.pop(peer_id, None)
         self._address_book[peer_id] = tuple(addresses)[:ADDRESSES_LIMIT]
         while len(self._address_book) > PEERS_REMEMBERED:
@@ -242,6 +242,7 @@ class Host:
             info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
             sender = info.peer_id.to_base58()
+            self.calling.heard(sender)
             full = self._streams.total() >= STREAMS_LIMIT
             leave = self.door.enter(sender, kind or name, 0)
             if isinstance(leave, str) or full or self._streams[sender] >= STREAMS_LIMIT_PER_PEER:
@@ -270,6 +271,7 @@ class Host:
         """Answer unary calls to `name` with `handler(sender, body)`."""
 
         async def serve(request: bytes, sender: PeerID) -> bytes:
+            self.calling.heard(sender.to_base58())
             try:
                 return await handler(sender.to_base58(), request)
             except asyncio.CancelledError:

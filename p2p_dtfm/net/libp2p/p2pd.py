@@ -125,7 +125,7 @@ def flags_of(
     beyond = int(not listen or not all(is_loopback(address) for address in listen))
     flags = [
         f"-id={identity_path}",
-        "-dhtServer=1",  # p2pd's own DHT, by which it finds the addresses of a peer id
+        # no -dht: its routing calls whatever strangers name, see `net.directory.whereabouts`
         "-connManager=1",
         "-relay=1",
         "-relayService=0",  # it would push `net.nat.relay` aside once p2pd believes itself public

@@ -43,7 +43,8 @@ def test_roles_follow_the_views_and_the_attempt() -> None:
     agreement = _agreement(view=_view("me", "a", "b"), next_view=_view("me", "a", "c"))
     keeper = _keeper(agreement, vouched=("friend",))
     for member in ("a", "b", "c"):
-        assert keeper.role_of(member) is Role.MEMBER and keeper.trusts(member)
+        assert keeper.role_of(member) is Role.MEMBER
+        assert keeper.trusts(member) == (member != "c"), "c has taken nothing over yet"
     agreement.awaited, agreement.agreed_contributors = ("d", "e"), ("e",)
     assert keeper.role_of("d") is Role.CONTRIBUTOR and not keeper.trusts("d")
     assert keeper.role_of("e") is Role.MEMBER, "it may know the next view already"
@@ -52,6 +53,17 @@ def test_roles_follow_the_views_and_the_attempt() -> None:
     assert keeper.role_of("friend") is Role.STRANGER, "in a view its members are known"
     assert keeper.trusts("friend"), "its user has named it"
     assert keeper.role_of("nobody") is Role.STRANGER and not keeper.trusts("nobody")
+
+
+def test_who_was_only_to_join_is_nobodys_fellow() -> None:
+    view = _view("me", "a")
+    agreement = _agreement(view=view, next_view=_view("me", "a", "key"))
+    keeper = _keeper(agreement)
+    assert keeper.role_of("key") is Role.MEMBER and not keeper.trusts("key")
+    agreement.next_view, agreement.agreed_contributors = None, ("key",)
+    assert not keeper.trusts("key"), "its address is its own word"
+    agreement.agreed_contributors = ()
+    assert keeper.role_of("key") is Role.STRANGER
 
 
 def test_fellows_of_before_a_restart_are_no_strangers() -> None:

@@ -114,7 +114,7 @@ def test_a_presence_expires_unless_refreshed(tmp_path: Path) -> None:
             directories = await _joined(peers)
             await directories[1].publish_presence(await _presence(peers[1]), expires_in_s=1.0)
             assert await directories[0].present_peers(RUN)
-            await directories[1].withdraw_presence()
+            await directories[1].close()
             end = get_dht_time() + 10
             while await directories[0].present_peers(RUN):
                 assert get_dht_time() < end, "an expired presence is still there"
@@ -246,6 +246,30 @@ def test_a_swarm_whose_nodes_lost_each_other_meets_again(tmp_path: Path) -> None
             assert not table.uid_to_peer_id
             await directories[1].refresh()
             assert len(await directories[1].present_peers(RUN)) == 2
+
+    run(scenario())
+
+
+def test_nodes_that_know_a_third_one_find_each_other(tmp_path: Path) -> None:
+    """A node's address is told by those that it has been to: libp2p does not look for it."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            through = [await peers[1].addresses()]
+            late = await Host.start(tmp_path / "late", LOOPBACK, (), through[0])
+            try:
+                directories.append(await Directory.start(late, list(through[0])))
+                late.calling.trusts = lambda peer_id: False
+                assert await directories[0].publish_presence(await _presence(peers[0]))
+                present = await directories[2].present_peers(RUN)
+                assert [it.peer_id for it in present] == [peers[0].peer_id]
+                ping = directories[2]._node.protocol.call_ping
+                assert await ping(PeerID.from_base58(peers[0].peer_id)), "it is called there"
+                assert await late.calling.is_linked(peers[0].peer_id)
+                await directories[2].close()
+            finally:
+                await late.close()
 
     run(scenario())
 

@@ -13,6 +13,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.nat.dial_back import CallBacks
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.streams.bulk import BulkPlane, LaneHello
@@ -238,7 +239,40 @@ def test_who_has_a_connection_is_spoken_to_over_it(tmp_path: Path) -> None:
             await one.connect(two.peer_id, await two.addresses(), 5.0)
             assert count[0] == 0
             await one.disconnect(two.peer_id)
-            await one.connect(two.peer_id, await two.addresses(), 5.0)  # it called from there
+            await asyncio.sleep(0.2)
+            with pytest.raises(Unreachable, match="not come again"):
+                await one.connect(two.peer_id, await two.addresses(), 5.0)
+            await two.connect(one.peer_id, await one.addresses(), 5.0)
             assert await plane.call(two.peer_id, b"y", 5.0) == b"y"
+
+    run(scenario())
+
+
+def test_who_names_a_victim_to_p2pd_and_goes_is_not_looked_for(tmp_path: Path) -> None:
+    """p2pd learns a peer's addresses from the peer itself, and would call all of them."""
+
+    async def handler(sender: str, body: bytes) -> bytes:
+        return body
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as (one,), _victim() as (port, count):
+            one.calling.trusts = lambda peer_id: False
+            plane = await ControlPlane(one, handler).ready()
+            victim, where = f"/ip4/127.0.0.1/tcp/{port}", await one.addresses()
+            for number in range(4):
+                key = tmp_path / f"key-{number}"
+                listen = ["/ip4/127.0.0.1/tcp/0"]
+                two = await Host.start(key, listen, [victim], [f"{where[0]}"])
+                await ControlPlane(two, handler).ready()
+                own = (f"/ip4/127.0.0.1/tcp/{9 + number}/p2p/{two.peer_id}",)
+                one.know(two.peer_id, own)
+                assert await plane.call(two.peer_id, b"x", 5.0) == b"x"
+                await two.close()
+                await asyncio.sleep(0.1)
+                for _ in range(3):
+                    with pytest.raises(Unreachable):
+                        await plane.call(two.peer_id, b"x", 2.0)
+                assert not await one.calling.may_look_for(two.peer_id)
+            assert count[0] <= 1, "one may go at the very moment in which it is spoken to"
 
     run(scenario())

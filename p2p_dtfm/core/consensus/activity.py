@@ -29,10 +29,17 @@ class Activity(GatherReception):
         for agreed in (self.next_view, self._dropped):
             if agreed is not None and agreed.id == message.view:
                 return self._follow(agreed, now_ns)
-        last = self._said_ready.last
-        if view is None and attempt is None and last is not None and last.view == message.view:
+        if attempt is None and self._is_awaited_in(message):
             return self._rejoin(f"had given up view {message.view}, which waits for this peer")
         return self._missed(message.sender, message.view, now_ns)
+
+    def _is_awaited_in(self, message: Active) -> bool:
+        """A newcomer has given up what the others agreed on after all. Who kept its own Ready from
+        this peer may say that at any time."""
+        last, given_up = self._said_ready.last, self._said_ready.find(message.view)
+        if self.view is not None or last is None or last.view != message.view:
+            return False
+        return given_up is not None and given_up.has_said_ready(message.sender)
 
     def _note_active(self, message: Active) -> bool:
         """Whether it is of a view to which this peer said Ready, by one that it names."""

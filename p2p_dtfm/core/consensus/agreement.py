@@ -136,7 +136,7 @@ class Agreement(Meeting):
         if isinstance(message, Standing):
             return self._receive_standing(message, now_ns)
         if isinstance(message, Heartbeat):
-            self._note_progress(message.sender, message.progress, now_ns)
+            self._note_progress(message, now_ns)
             return self._answer_outsider(message.sender, now_ns)
         assert not isinstance(message, JoinRequest)
         return self._receive_synced(message, now_ns)

@@ -1,6 +1,6 @@
 """What a peer remembers of the agreement, and the small changes to it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.commit.step_terms import StepTerms
@@ -18,7 +18,9 @@ from p2p_dtfm.core.consensus.said_ready import SaidReady
 from p2p_dtfm.core.membership.accusers import Accusers
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.newcomers import Newcomers
+from p2p_dtfm.core.membership.states_given import StatesGiven
 from p2p_dtfm.core.messages.agreement_messages import (
+    Accusation,
     Active,
     AgreementMessage,
     KnownView,
@@ -121,8 +123,8 @@ class AgreementState:
         self._carried: set[Member] = set()
         """Newcomers in doubt that made the attempt before fail."""
         self._active_members: dict[ViewId, dict[Member, Active]] = {}
-        self._newcomer_progress: dict[Member, tuple[int, int]] = {}
-        """Of who is to join: the furthest that it has come with its states, and since when."""
+        self._given = StatesGiven()
+        """What who is to join has got of its states."""
         self._active_sent_ns = 0
         self._told_ns: dict[str, int] = {}
         self._lost_since_ns: int | None = None
@@ -266,6 +268,25 @@ class AgreementState:
         if self.view is not None:
             self._distrusted |= set(found) & set(self.view.members)
 
+    def _are_newcomers_links(self, silent: Collection[Member]) -> bool:
+        """Evidence that keeps a newcomer out, and cannot cost a member its place."""
+        return bool(silent) and (self.view is None or not set(silent) & set(self.view.members))
+
+    def _doubt(self, members: Iterable[Member], now_ns: int) -> None:
+        """Newcomers that must not be in the next attempt, should this one fail."""
+        if self.view is not None:
+            newcomers = set(members) - set(self.view.members)
+            self._carried |= newcomers
+            for member in newcomers:
+                self._newcomers.refuse(member.peer_id, now_ns)
+
+    def _refuse_accused(self, accusations: Iterable[Accusation], now_ns: int) -> None:
+        """The same for newcomers with a link in doubt."""
+        if self.view is not None:
+            members = set(self.view.members)
+            doubted = [link for link in accusations if not {link.by, link.of} <= members]
+            self._doubt({end for link in doubted for end in (link.by, link.of)}, now_ns)
+
     def _agrees_to_loss(self, now_ns: int) -> bool:
         """Of lost layers: has waited for them long enough, or half as long and is asked."""
         since_ns = self._lost_since_ns
@@ -303,10 +324,7 @@ class AgreementState:
                 self._view_heard_ns += gap_ns
             self._taken_over_ns += gap_ns
             self._agreed_ns += gap_ns
-            self._newcomer_progress = {
-                member: (most, at_ns + gap_ns)
-                for member, (most, at_ns) in self._newcomer_progress.items()
-            }
+            self._given.slept(gap_ns)
             if self._lost_since_ns is not None:
                 self._lost_since_ns += gap_ns
 

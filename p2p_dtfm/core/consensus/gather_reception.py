@@ -73,11 +73,14 @@ class GatherReception(Gathering):
         """Somebody gives up an attempt and opens another one: who has kept this peer waiting for
         half of what it may is at fault for it, too. Else it is one word against another."""
         attempt = self._attempt
-        if attempt is None or attempt.planned or self.view is None:
+        founds = self.view is None and attempt is not None and attempt.only_newcomers
+        if attempt is None or attempt.planned or (self.view is None and not founds):
             return
-        patience = patience_ns(attempt, self._timing, True)
+        patience = patience_ns(attempt, self._timing, self.view is not None)
         if 2 * (now_ns - attempt.progress_ns) >= patience:
-            self._distrust_members(silent_in(attempt, is_member=True))
+            silent = silent_in(attempt, is_member=True)
+            self._distrust_members(silent)
+            self._carried |= set(silent) if founds else set()
 
     def _note_opener(self, message: Gather, parts: list[Contribution], now_ns: int) -> None:
         """Whoever stops steps again and again, and accuses nobody, is itself in doubt."""
@@ -94,8 +97,8 @@ class GatherReception(Gathering):
         """A newcomer takes the first view that it hears of on its members' word, then no other."""
         attempt = self._attempt
         unsettled = attempt is None or attempt.only_newcomers or message.number > attempt.number
-        if self.view is None and unsettled and message.certificates:
-            self._known.forget_certified()
+        takes_side = self.view is None and unsettled and bool(message.certificates)
+        before = self._known.forget_certified() if takes_side else {}
         for certificate in message.certificates:
             if self._known.find(certificate.view) is not None:
                 continue
@@ -107,6 +110,8 @@ class GatherReception(Gathering):
                 based = certificate.view == message.base
                 if based if message.planned else message.sender in certificate.members:
                     self._known.trust(certificate, self._verify, self.familiar)
+        if takes_side:
+            self._known.unless_news(before)
 
     def _hear_of_agreement(
         self, sender: Member, certificates: Iterable[Certificate | None], now_ns: int
@@ -169,13 +174,14 @@ class GatherReception(Gathering):
         if part.present is None:
             if attempt.only_newcomers:
                 return self.view is None
-            return part.member in attempt.universe
+            return part.member in attempt.universe or part.member in attempt.named_newcomers
         if not self._known.is_proven(part):
             return False
         if attempt.planned and part.present.view != attempt.base:
             return False
         anchor = self.view.id.number if self.view is not None else 0
-        return part.member in attempt.universe or part.present.view.number > anchor
+        is_named = part.member in attempt.universe or part.member in attempt.members
+        return is_named or part.present.view.number > anchor
 
     def _admit(self, attempt: Attempt, contributions: Contributions) -> bool:
         """Add those that count, and those that count now because of them; True if any did."""

@@ -283,7 +283,7 @@ class Gathering(Takeover):
         return [*left_out, ComputePlan(snapshot)]
 
     def _excluded(self, attempt: Attempt, now_ns: int) -> Actions:
-        if self.view is not None and not attempt.planned:
+        if (self.view is not None or attempt.only_newcomers) and not attempt.planned:
             return []  # the others will say that they have gone on, or the attempt stalls
         self._give_up(now_ns)
         if self.view is None:
@@ -325,7 +325,7 @@ class Gathering(Takeover):
         self.next_view, self._agreed_ns = view, now_ns
         self._synced = set()
         self._self_synced = False
-        self._newcomer_progress = {}
+        self._given.begin()
         new = self.view is None
         if new:
             self.held = {}
@@ -335,9 +335,14 @@ class Gathering(Takeover):
         """A few of those that agreed say Ready to something else, or not at all. Messages that
         cross may bring that about once; who does it again is left out, though it answers."""
         again = self._accusers.holds_up(by, attempt.number, now_ns)
-        assert attempt.snapshot is not None
-        few = 2 * len(by) < len(attempt.snapshot.contributors)
+        snapshot = attempt.snapshot
+        few = 2 * len(by) < len(snapshot.contributors if snapshot else attempt.participants)
         if self.view is None or not (few and again):
+            if few and attempt.only_newcomers:
+                self._carried |= again
+            if snapshot is None:
+                self._give_up(now_ns)
+                return []
             return self._failed(attempt, reason, now_ns)
         self._doubt(again, now_ns)
         self._distrust_members(again)
@@ -357,9 +362,8 @@ class Gathering(Takeover):
         due = len(attempt.snapshot.contributors)
         if 2 * count > due:
             reason = (
-                f"{count} of {due} peers planned view "
-                f"{attempt.number} as {plan_digest[:12]}, this peer as "
-                f"{attempt.plan.digest()[:12]}: perhaps it runs another version"
+                f"{count} of {due} peers planned view {attempt.number} as {plan_digest[:12]}, "
+                f"this peer as {attempt.plan.digest()[:12]}: perhaps it runs another version"
             )
             return self._disagrees(attempt, reason, now_ns)
         if 2 * alike < due:
@@ -420,7 +424,7 @@ class Gathering(Takeover):
         is_dispensable = not attempt.planned or not waits_for & attempt.members
         if attempt.snapshot is None and waits_for and is_dispensable:
             return self._go_on_without(attempt, waits_for, now_ns)
-        silent = silent_in(attempt, is_member=self.view is not None)
+        silent = silent_in(attempt, is_member=self.view is not None or attempt.only_newcomers)
         names = ", ".join(sorted(m.peer_id for m in waits_for or silent)) or "all alike"
         reason = f"view {attempt.number} had no answer from {names}"
         if attempt.planned and self._are_newcomers_links(silent):
@@ -429,39 +433,26 @@ class Gathering(Takeover):
                 return [Report(reason), *self._accuse(attempt, silent, now_ns)]
         if attempt.planned:
             report = Report(f"gives up: {reason}")
-            if attempt.snapshot is not None:
-                return [report, *self._held_up(attempt, silent, reason, now_ns)]
-            self._give_up(now_ns)
-            return [report]
+            return [report, *self._held_up(attempt, silent, reason, now_ns)]
         self._suspects |= set(silent)
         self._distrust_members(set(silent) & set(attempt.opened))
         if attempt.snapshot is None and silent:
             return [Report(reason), *self._accuse(attempt, silent, now_ns)]
         if self.view is None:
-            self._give_up(now_ns)
-            self.frozen = False
-            return [Report(f"gives up: {reason}")]
+            return self._stalled_outside(attempt, silent, reason, now_ns)
         return self._reopen(reason, now_ns)
 
-    def _doubt(self, members: Iterable[Member], now_ns: int) -> None:
-        """Newcomers that must not be in the next attempt, should this one fail."""
-        if self.view is not None:
-            newcomers = set(members) - set(self.view.members)
-            self._carried |= newcomers
-            for member in newcomers:
-                self._newcomers.refuse(member.peer_id, now_ns)
-
-    def _refuse_accused(self, accusations: Iterable[Accusation], now_ns: int) -> None:
-        """The same for newcomers with a link in doubt."""
-        if self.view is not None:
-            members = set(self.view.members)
-            doubted = [link for link in accusations if not {link.by, link.of} <= members]
-            self._doubt({end for link in doubted for end in (link.by, link.of)}, now_ns)
-
-    def _are_newcomers_links(self, silent: list[Member]) -> bool:
-        """Evidence that keeps a newcomer out, and cannot cost a member its place."""
-        view = self.view
-        return bool(silent) and (view is None or not set(silent) & set(view.members))
+    def _stalled_outside(
+        self, attempt: Attempt, silent: list[Member], reason: str, now_ns: int
+    ) -> Actions:
+        """Those that found a run try again, without who has said what it knows and then no Ready;
+        others leave it to the members."""
+        if attempt.only_newcomers and attempt.snapshot is not None:
+            self._carried |= set(silent)
+            return self._reopen(reason, now_ns)
+        self._give_up(now_ns)
+        self.frozen = False
+        return [Report(f"gives up: {reason}")]
 
     def _go_on_without(self, attempt: Attempt, silent: set[Member], now_ns: int) -> Actions:
         attempt.absent |= silent

@@ -1,5 +1,7 @@
 """From an agreed view to its first commit: Synced, the takeover, Active."""
 
+from collections.abc import Mapping
+
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.consensus.actions import (
     Actions,
@@ -12,6 +14,7 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.cost_model.placement_problem import UNKNOWN_BYTES_PER_S, duration_ns, flow_of
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
+    Heartbeat,
     Synced,
 )
 from p2p_dtfm.core.messages.prepared import StepOutcome
@@ -26,9 +29,11 @@ from p2p_dtfm.core.recovery.view import View
 
 TRANSFERS_LIMIT = 4
 DEADLINES_LIMIT = 3
-"""A newcomer that says it gets on may take so many times as long as its states and the deadline
-need. What a transfer needs doubles with each time that it was refused: a link may be slower than
-was measured."""
+"""A newcomer that gets on may take so many times as long as its states and the deadline need. What
+a transfer needs doubles with each time that it was refused: a link may be slower than was
+measured."""
+STEPS_AHEAD = 2
+"""States are offered between two steps: so many may have to pass before."""
 
 
 class Takeover(AgreementState):
@@ -151,14 +156,23 @@ class Takeover(AgreementState):
         stuck = []
         for member in self._unsynced_newcomers:
             needs_ns = self._transfer_ns(member)
-            _, since_ns = self._newcomer_progress.get(member, (0, self._agreed_ns))
+            grown_ns = self._given.grown_ns(member.peer_id)
             patience = TRANSFERS_LIMIT << self._newcomers.refusals(member.peer_id)
             longest_ns = DEADLINES_LIMIT * self._timing.newcomer_sync_ns + patience * needs_ns
-            deadline_ns = self._timing.newcomer_sync_ns + needs_ns
+            deadline_ns = self._timing.newcomer_sync_ns
+            if grown_ns is None:  # it has not even begun: for that it takes no fast link
+                since_ns, deadline_ns = self._agreed_ns, deadline_ns + self._until_offered_ns
+            else:
+                since_ns, deadline_ns = grown_ns, deadline_ns + needs_ns
             no_progress = (now_ns - since_ns) * haste >= deadline_ns
             if no_progress or (now_ns - self._agreed_ns) * haste >= longest_ns:
                 stuck.append(member)
         return stuck
+
+    @property
+    def _until_offered_ns(self) -> int:
+        plan = self.view.plan if self.view is not None else None
+        return STEPS_AHEAD * plan.predicted_step_ns if isinstance(plan, Plan) else 0
 
     def _transfer_ns(self, newcomer: Member) -> int:
         """What the states of its layers take on the way there, by what members measured."""
@@ -175,11 +189,27 @@ class Takeover(AgreementState):
         needs_ns = duration_ns(size, max(1, max(rates, default=UNKNOWN_BYTES_PER_S)))
         return min(needs_ns, self._timing.sync_ns)
 
-    def _note_progress(self, sender: Member, progress: int, now_ns: int) -> None:
-        if self.next_view is not None and sender in self.next_view.members:
-            most, _ = self._newcomer_progress.get(sender, (0, 0))
-            if progress > most:
-                self._newcomer_progress[sender] = progress, now_ns
+    def gives(self, given: Mapping[str, int], now_ns: int) -> None:
+        """So many bytes this peer has given, since the next view was agreed on, to each of those
+        that `needy` names."""
+        self._given.note(self.me, given, now_ns)
+
+    @property
+    def needy(self) -> tuple[str, ...]:
+        """Who is to join with the next view, and has not said that it has its states."""
+        return tuple(member.peer_id for member in self._unsynced_newcomers)
+
+    def _note_progress(self, message: Heartbeat, now_ns: int) -> None:
+        """A newcomer gets on by the word of those who give to it. Its own counts only where there
+        is nothing to give: where training begins each makes the first states by itself."""
+        view, following = self.view, self.next_view
+        if view is None or following is None:
+            return
+        if message.sender in view.members:
+            self._given.note(message.sender, message.gives, now_ns)
+        elif message.sender in following.members and following.snapshot.step == 0:
+            own = {message.sender.peer_id: message.progress}
+            self._given.note(message.sender, own, now_ns)
 
     def _synced_message(self, view: View) -> SendMessage:
         said = stated(Synced(self.me, view.id), self._signer)

@@ -211,6 +211,9 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="he
     progress: int
     work: Work | None = None
     """Where it stands in the step under way, and what it lacks of whom; None: it takes no steps."""
+    gives: dict[str, int] = {}
+    """Bytes of files that it has given, since the next view was agreed on, to each who is to join
+    and has not got all its states yet."""
 
 
 class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="join_request"):

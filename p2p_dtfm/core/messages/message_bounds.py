@@ -36,6 +36,7 @@ _LENGTHS = {
     "newcomers": NEWCOMERS_LIMIT,
     "ancestors": 160,
     "follows": 16,
+    "gives": NEWCOMERS_LIMIT,
 }
 _BYTES = {"newcomers": RECORD_LIMIT_BYTES, "record": RECORD_LIMIT_BYTES}
 _SIGNATURE_LIMIT_BYTES = 128

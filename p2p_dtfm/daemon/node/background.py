@@ -1,6 +1,7 @@
 """What a daemon does all the time beside training: heartbeats, presence, measurements, data."""
 
 import asyncio
+import collections
 import contextlib
 import logging
 import random
@@ -8,6 +9,7 @@ import time
 
 from p2p_dtfm.core.gate.gate_table import FAR
 from p2p_dtfm.core.messages.agreement_messages import Heartbeat
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.disk import keep_under
 from p2p_dtfm.daemon.node.coming_and_going import TICK_S, Departure
 from p2p_dtfm.daemon.node.participant import Participant
@@ -48,6 +50,8 @@ class Background:
         self._moved = asyncio.Event()
         """This peer's addresses are others than those in its presence."""
         self._replanned_s = -REPLAN_INTERVAL_S
+        self._gives_for: View | None = None
+        self._given_before: collections.Counter[str] = collections.Counter()
 
     def begin(self) -> None:
         """Start all loops."""
@@ -100,13 +104,25 @@ class Background:
             self._do(agreement.holds_up(suspicion.peer_id, suspicion.reason, now_ns))
         if due := self._liveness.due_heartbeats(now_ns):
             work = step_watch.work(agreement)
-            beat = Heartbeat(agreement.me, self._progress, work)
+            beat = Heartbeat(agreement.me, self._progress, work, self._gives(now_ns))
             for peer_id in due:
                 self._messenger.tell(peer_id, beat)
 
+    def _gives(self, now_ns: int) -> dict[str, int]:
+        """To whom is to join, since that was agreed on."""
+        agreement, given = self._agreement, self._network.blobs.given_bytes
+        if agreement.next_view is not self._gives_for:
+            self._gives_for, self._given_before = agreement.next_view, given.copy()
+        gives = {
+            peer_id: given[peer_id] - self._given_before[peer_id] for peer_id in agreement.needy
+        }
+        gives = {peer_id: size for peer_id, size in gives.items() if size > 0}
+        agreement.gives(gives, now_ns)
+        return gives
+
     @property
     def _progress(self) -> int:
-        """What this peer has computed and fetched: a newcomer that fetches its states gets on."""
+        """What this peer has computed and fetched."""
         return self._local.compute.done_count + (self._network.blobs.received_bytes >> 16)
 
     async def _presence_loop(self) -> None:

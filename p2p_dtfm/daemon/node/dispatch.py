@@ -184,7 +184,8 @@ class Dispatch:
         except PeerFault as fault:
             log.debug("addresses not learnt: %s", fault)
             return
-        if self._keeper.role_of(record.peer_id) is Role.MEMBER:
+        is_member = self._keeper.role_of(record.peer_id) is Role.MEMBER
+        if is_member and self._keeper.trusts(record.peer_id):
             self._network.messenger.learn(record.peer_id, record.addresses)
         else:
             self._network.messenger.hear_of(record.peer_id, record.addresses)

@@ -17,6 +17,7 @@ from p2p_dtfm.core.consensus.actions import (
 )
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.acquaintances import NOBODY_ANSWERS
 from p2p_dtfm.daemon.node.coming_and_going import Departure, Entry
 from p2p_dtfm.daemon.node.participant import Participant
@@ -71,8 +72,7 @@ class Effects:
 
     def _agreed(self, action: ViewAgreed) -> None:
         view = action.view
-        for record in view.snapshot.records:
-            self._messenger.learn(record.peer_id, record.addresses)
+        self._learn_addresses(view)
         log.info(
             "agreed on view %s: plan %s, %d members",
             view.id,
@@ -81,9 +81,20 @@ class Effects:
         )
         self._participant.trainer.view_agreed(view, action.discard)
 
+    def _learn_addresses(self, view: View) -> None:
+        """Who is only to join comes by itself: that its addresses are its own it has yet to show,
+        by taking its place."""
+        present = self._membership.agreement.view
+        for record in view.snapshot.records:
+            if present is None or record.peer_id in present.member_ids:
+                self._messenger.learn(record.peer_id, record.addresses)
+            else:
+                self._messenger.hear_of(record.peer_id, record.addresses)
+
     def _take_over(self, action: TakeOver) -> None:
         participant, membership = self._participant, self._membership
         view, step, life = action.view, action.step, self._local.life
+        self._learn_addresses(view)
         observer, status = self._local.observer, self._local.status
         entry = _history_entry(action)
         participant.views = [*participant.views, entry][-HISTORY_LIMIT:]

@@ -15,7 +15,7 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import Message
 from p2p_dtfm.net.door import BUSY, Leave
 from p2p_dtfm.net.libp2p.host import Host
-from p2p_dtfm.web.state import Refused
+from p2p_dtfm.web.state import RefusedCount
 
 FORMER_LIMIT = 4096
 REFUSED_SHOWN = 128
@@ -38,6 +38,8 @@ class GateKeeper:
         self._gate = Gate(self.role_of, lambda: self.is_outside, lambda: self.is_open)
         self._seen_views: tuple[View | None, View | None] = (None, None)
         self._members: frozenset[str] = frozenset()
+        self._in_force: frozenset[str] = frozenset()
+        """Members of the view in force alone: who is only to join has taken nothing over."""
         self._former: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._told_s = 0.0
         self._untold = 0
@@ -63,10 +65,10 @@ class GateKeeper:
         """How often, by (role, kind, reason)."""
         return self._gate.refused
 
-    def refused_most(self) -> tuple[Refused, ...]:
+    def refused_most(self) -> tuple[RefusedCount, ...]:
         """For status and metrics."""
         most = self._gate.refused.most_common(REFUSED_SHOWN)
-        return tuple(Refused(*what, count) for what, count in sorted(most))
+        return tuple(RefusedCount(*what, count) for what, count in sorted(most))
 
     @property
     def is_outside(self) -> bool:
@@ -98,20 +100,24 @@ class GateKeeper:
         if views[0] is self._seen_views[0] and views[1] is self._seen_views[1]:
             return
         self._seen_views = views
-        members = frozenset(p for view in views if view is not None for p in view.member_ids)
-        for peer_id in self._members - members:
+        named = [frozenset(view.member_ids) if view is not None else frozenset() for view in views]
+        for peer_id in sorted(self._in_force - named[0]):
             self._former.pop(peer_id, None)
             self._former[peer_id] = None
         while len(self._former) > FORMER_LIMIT:
             self._former.popitem(last=False)
-        self._members = members
+        self._in_force, self._members = named[0], named[0] | named[1]
 
     def trusts(self, peer_id: str) -> bool:
-        """Whether this peer calls another wherever it is said to be: those whom members agreed on,
-        or whom its user or the member that it asked has named."""
+        """Whether this peer calls another wherever it is said to be: members, and those whom its
+        user or the member that it asked has named. Who is agreed on, and yet to join, comes by
+        itself: it may never take anything over."""
         if peer_id in self._vouched:
             return True
-        return self.role_of(peer_id) in (Role.MEMBER, Role.FORMER)
+        role = self.role_of(peer_id)
+        return role is Role.FORMER or (
+            role is Role.MEMBER and (self.is_outside or peer_id in self._in_force)
+        )
 
     # the door ---------------------------------------------------------------------------------
 

@@ -1,8 +1,10 @@
 """Which peers this one calls by itself: those that it trusts, and few others, slowly.
 
-A peer that is unknown has made a connection of its own, or it is not spoken to. What it claims of
-its addresses is believed where its connection comes from there; else `core.gate.dialling` rations
-it.
+A peer that is unknown has made a connection of its own, or it is not spoken to. Once that is gone,
+it has to come again by itself: p2pd remembers whatever such a peer has told it of its addresses,
+and calls all of them, whichever it is given. Of one that was never here, what is claimed of its
+addresses is believed where its connection comes from there, as others see it; else
+`core.gate.dialling` rations it.
 """
 
 import asyncio
@@ -17,8 +19,13 @@ from p2p_dtfm.net.errors import Unreachable
 
 Value = TypeVar("Value")
 Ends = Callable[[], Awaitable[dict[str, tuple[str, ...]]]]
-FRESH_S = 0.5
+FRESH_S = 0.05
+"""What was seen of the connections so long ago is not looked at again. Who goes meanwhile is called
+by p2pd where it likes."""
+MET_S = 1800.0
+"""So long p2pd remembers the addresses of who was connected."""
 PEERS_REMEMBERED = 4096
+GONE = "its connection is gone, and it has not come again"
 NO_WAY = "it has no connection to this peer, and its addresses are only its own word"
 
 
@@ -34,6 +41,8 @@ class Calling:
         self._looked_s = -FRESH_S
         self._looking = asyncio.Lock()
         self._seen: dict[str, str] = {}
+        self._met_s: dict[str, float] = {}
+        """When each was last seen to have a connection to this peer."""
         self.vouched: dict[str, None] = {}
         """Peers that the user has named, or members; whoever was named longest ago is forgotten."""
 
@@ -46,8 +55,16 @@ class Calling:
         if host and peer_id not in self._seen:
             _put(self._seen, peer_id, host)
 
+    def heard(self, peer_id: str) -> None:
+        """A peer says something over a connection of its own."""
+        _put(self._met_s, peer_id, time.monotonic())
+
+    def _was_here(self, peer_id: str) -> bool:
+        met_s = self._met_s.get(peer_id)
+        return met_s is not None and time.monotonic() - met_s < MET_S
+
     async def is_linked(self, peer_id: str) -> bool:
-        """Whether there is a connection to a peer, as of at most half a second ago."""
+        """Whether there is a connection to a peer, as of a moment ago."""
         asked_s = time.monotonic()
         if peer_id in self._linked and asked_s - self._looked_s < FRESH_S:
             return True
@@ -57,6 +74,8 @@ class Calling:
                 self._linked = await self._ends()
                 self._looked_s = looked_s
         ends = self._linked.get(peer_id)
+        if ends is not None:
+            self.heard(peer_id)
         if ends and (end := _far_end(ends[0])) is not None:
             _put(self._seen, peer_id, end[0])
         return ends is not None
@@ -71,10 +90,12 @@ class Calling:
         told it."""
         if self.trusts(peer_id) or await self.is_linked(peer_id):
             return True
-        return self.dialling.may_look(time.monotonic_ns())
+        return not self._was_here(peer_id) and self.dialling.may_look(time.monotonic_ns())
 
     def choose(self, peer_id: str, addresses: Sequence[str]) -> tuple[str, ...]:
         """Those of its addresses at which an unknown peer is called now. Raises `Unreachable`."""
+        if self._was_here(peer_id):
+            raise Unreachable(peer_id, GONE)
         ways = [address for address in addresses if self._leads_through_friend(address)]
         if ways:
             return tuple(ways[:ADDRESSES_OF_ONE])

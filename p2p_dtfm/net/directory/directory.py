@@ -38,6 +38,7 @@ from p2p_dtfm.net.directory.values import (
     sign_presence,
     sign_run,
 )
+from p2p_dtfm.net.directory.whereabouts import Whereabouts
 from p2p_dtfm.net.errors import Unreachable, one_line
 from p2p_dtfm.net.hivemind_parts import (
     DHTID,
@@ -115,7 +116,9 @@ class Directory:
         except (TimeoutError, DHTRefusal, *CONNECTION_ERRORS) as error:
             raise _not_joined(others, error) from error
         assert isinstance(node.protocol, directory_node.DHTProtocol)
-        node.protocol.host = host
+        whereabouts = await Whereabouts(host).ready()
+        node.protocol.host, node.protocol.whereabouts = host, whereabouts
+        await asyncio.gather(*(whereabouts.greet(parse_address(at)[0]) for at in others))
         return cls(host, node, others, validator)
 
     async def publish_presence(
@@ -133,10 +136,6 @@ class Directory:
         if reason is not None:
             log.warning(REFUSED, signed.kind, reason)
         return reason is None
-
-    async def withdraw_presence(self) -> None:
-        """Stop refreshing the presence: it expires by itself."""
-        self._presence = None
 
     async def present_peers(self, run_digest: str) -> list[Presence]:
         """Who says that it takes part in a run, sorted by peer id: a hint, and a recent one."""

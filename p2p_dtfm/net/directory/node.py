@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from p2p_dtfm.net.directory.whereabouts import Whereabouts
 from p2p_dtfm.net.hivemind_parts import DHTID, PeerID, dht_node, dht_pb2, get_dht_time
 from p2p_dtfm.net.hivemind_parts import DHTProtocol as OpenProtocol
 from p2p_dtfm.net.libp2p.host import Host
@@ -16,6 +17,7 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
 
     host: Host | None = None
     """Set once the node is made; until then it speaks with its first peers alone."""
+    whereabouts: Whereabouts | None = None
 
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: Any) -> dht_pb2.PingResponse:
         if not self._lets_in(context, 0, 0):
@@ -73,8 +75,13 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
         return await super().call_find(peer, keys)
 
     async def _may_call(self, peer: PeerID) -> bool:
-        """One to which there is no connection is called wherever libp2p was told that it is."""
-        return self.host is None or await self.host.calling.may_look_for(peer.to_base58())
+        """One to which there is no connection is looked for where other nodes say that it is."""
+        host, peer_id = self.host, peer.to_base58()
+        if host is None or await host.calling.is_linked(peer_id):
+            return True
+        if not await host.calling.may_look_for(peer_id):
+            return False
+        return self.whereabouts is not None and await self.whereabouts.reach(peer_id)
 
 
 dht_node.DHTProtocol = DHTProtocol

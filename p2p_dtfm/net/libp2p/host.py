@@ -106,7 +106,6 @@ class Host:
         listen_addresses: Sequence[str],
         announce_addresses: Sequence[str] = (),
         initial_peers: Sequence[str] = (),
-        trusted_relays: Sequence[str] = (),
     ) -> "Host":
         """Start p2pd and connect to at least one of `initial_peers`, if there are any.
 
@@ -116,11 +115,10 @@ class Host:
         peers = [parse_address(address) for address in initial_peers]
         listen = [check_listen_address(address) for address in listen_addresses]
         announce = [check_listen_address(address) for address in announce_addresses]
-        relays = [parse_address(address) and address.strip() for address in trusted_relays]
         identity = Identity.load_or_create(identity_path)
         remove_stale_sockets()
         expect_broken_streams(asyncio.get_running_loop())
-        flags = flags_of(identity_path, listen, announce, relays, MESSAGE_LIMIT_BYTES)
+        flags = flags_of(identity_path, listen, announce, MESSAGE_LIMIT_BYTES)
         await refuse_taken_ports(listen)
         p2pd, p2p = await _start_p2pd(flags, listen)
         on_loopback = any(is_loopback(address) for address in (*listen, *announce))
@@ -176,7 +174,7 @@ class Host:
             await self.calling.answered(peer_id)
 
     def know(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Remember where a peer says that it is, for when libp2p's own routing does not know."""
+        """Remember where a peer says that it is, for when p2pd does not know."""
         self._address_book.pop(peer_id, None)
         self._address_book[peer_id] = tuple(addresses)[:ADDRESSES_LIMIT]
         while len(self._address_book) > PEERS_REMEMBERED:
@@ -244,6 +242,7 @@ class Host:
             info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
             sender = info.peer_id.to_base58()
+            self.calling.heard(sender)
             full = self._streams.total() >= STREAMS_LIMIT
             leave = self.door.enter(sender, kind or name, 0)
             if isinstance(leave, str) or full or self._streams[sender] >= STREAMS_LIMIT_PER_PEER:
@@ -272,6 +271,7 @@ class Host:
         """Answer unary calls to `name` with `handler(sender, body)`."""
 
         async def serve(request: bytes, sender: PeerID) -> bytes:
+            self.calling.heard(sender.to_base58())
             try:
                 return await handler(sender.to_base58(), request)
             except asyncio.CancelledError:

@@ -36,6 +36,7 @@ CHUNK_DEADLINE_S = 30.0
 BUSY_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 BEGUN_LIMIT_BYTES = 256 << 20
 """In memory, of downloads that broke off: whoever has the rest may be found later."""
+PEERS_REMEMBERED = 4096
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
@@ -114,6 +115,8 @@ class BlobExchange:
         self._on_progress = on_progress
         self.received_bytes = 0
         """In all, of chunks that were asked for."""
+        self.given_bytes: collections.Counter[str] = collections.Counter()
+        """To each peer, of those that asked lately."""
         self._begun: dict[str, tuple[_Download, io.BytesIO]] = {}
         self._plane = ControlPlane(host, self._serve, name="blob")
 
@@ -275,11 +278,18 @@ class BlobExchange:
         found = self._open_blob(request.digest)
         if found is None:
             raise PeerFault(f"blob {request.digest[:12]} is not here")
+        chunk = await self._read(found, request)
+        if sender not in self.given_bytes and len(self.given_bytes) >= PEERS_REMEMBERED:
+            self.given_bytes.clear()
+        self.given_bytes[sender] += len(chunk.content)
+        return encode(chunk)
+
+    async def _read(self, found: Path | bytes, request: _Request) -> _Chunk:
         if isinstance(found, bytes):
             end = request.offset + request.length
-            return encode(_Chunk(len(found), found[request.offset : end]))
+            return _Chunk(len(found), found[request.offset : end])
         try:
-            return encode(await asyncio.to_thread(_read_chunk, found, request))
+            return await asyncio.to_thread(_read_chunk, found, request)
         except FileNotFoundError as error:
             raise PeerFault(f"blob {request.digest[:12]} is no longer here") from error
         except OSError as error:

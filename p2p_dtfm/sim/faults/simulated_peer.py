@@ -103,8 +103,9 @@ class SimulatedPeer(SimulatedProcess):
         for suspicion in self.liveness.tick(now_ns):
             self.do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
         self.do(agreement.tick(now_ns))
+        agreement.gives(gives := {it: self.given[it] for it in agreement.needy}, now_ns)
         for peer_id in self.liveness.due_heartbeats(now_ns):
-            self.send(peer_id, Heartbeat(agreement.me, self.progress, self.waits.work()))
+            self.send(peer_id, Heartbeat(agreement.me, self.progress, self.waits.work(), gives))
         if now_ns - self.resent_ns >= RESEND_NS:
             self.resent_ns = now_ns
             self._resend()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -123,6 +123,7 @@ class SimulatedProcess:
         self.computing: Key | None = None
         self.receipts: Receipts | None = None
         self.progress = 0
+        self.given: Counter[str] = Counter()
         self.resent_ns = self.asked_ns = 0
         self.liveness = Liveness(self.world.liveness_timing)
         self.agreement = Agreement(

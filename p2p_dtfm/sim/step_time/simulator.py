@@ -24,13 +24,12 @@ def simulate_step(
     scenario: Scenario,
     workload: Workload,
     execution: Execution,
-    measured_flops: int | None = None,
     trace: bool = False,
 ) -> StepTime:
     """Time one step. `workload` comes from `workload_in`, counted in values rather than on the
     wire; `scenario` has every peer that the plan names. Raises `UserError` for a missing link.
     """
-    work = step_work(plan, scenario, workload, execution, measured_flops)
+    work = step_work(plan, scenario, workload, execution)
     step = _simulate(work, scenario, execution, (), trace)
     if not execution.commit:
         return step

@@ -1,0 +1,104 @@
+"""Where nodes of the directory are, by the word of other nodes.
+
+hivemind's nodes name one another by their ids alone. p2pd's own routing would find the addresses,
+but calls whatever strangers tell it, whenever it likes; so it is off. Instead each node tells those
+that it asks where it is, and asks them where others are. Whom an answer names is called as anybody
+is whose address is a claim: few, and slowly.
+"""
+
+import collections
+import contextlib
+
+import msgspec
+
+from p2p_dtfm.core.protocol.canonical import decode, encode
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.contacts.calling import door_of
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.host import Host
+
+REMEMBERED = 1024
+ADDRESSES_LIMIT = 4
+ADDRESS_LIMIT = 256
+NAMED_LIMIT = 4
+GUIDES_LIMIT = 4
+"""So many of those that answered lately are asked."""
+DEADLINE_S = 5.0
+_REQUEST_LIMIT_BYTES = 2048
+
+
+class WhereIs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The asking node is at `own`; where are these?"""
+
+    own: tuple[str, ...]
+    peer_ids: tuple[str, ...] = ()
+
+
+class AreThere(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """As each of them has said; nobody who is unknown. The answering node is at `own`."""
+
+    own: tuple[str, ...]
+    found: dict[str, tuple[str, ...]]
+
+
+class Whereabouts:
+    """`await ready()` before others may ask."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._control = ControlPlane(host, self._answer, name="whereabouts")
+        self._said: collections.OrderedDict[str, tuple[str, ...]] = collections.OrderedDict()
+        self._guides: collections.OrderedDict[str, None] = collections.OrderedDict()
+
+    async def ready(self) -> "Whereabouts":
+        """Start to answer."""
+        await self._control.ready()
+        return self
+
+    async def close(self) -> None:
+        """Answer nobody any more."""
+        await self._control.close()
+
+    async def greet(self, peer_id: str) -> None:
+        """Tell a node where this one is; from now on it is asked for others."""
+        with contextlib.suppress(Unreachable, Refused, PeerFault):
+            await self._ask(peer_id, ())
+
+    async def reach(self, peer_id: str) -> bool:
+        """Connect to a node of which nothing is known but that somebody named it."""
+        for guide in [*reversed(self._guides)][:GUIDES_LIMIT]:
+            with contextlib.suppress(Unreachable, Refused, PeerFault):
+                found = (await self._ask(guide, (peer_id,))).found.get(peer_id, ())
+                if found:
+                    await self._host.connect(peer_id, found[:ADDRESSES_LIMIT], DEADLINE_S)
+                    await self.greet(peer_id)
+                    return True
+        return False
+
+    async def _ask(self, peer_id: str, peer_ids: tuple[str, ...]) -> AreThere:
+        own = (await self._host.addresses())[:ADDRESSES_LIMIT]
+        request = encode(WhereIs(own, peer_ids))
+        reply = await self._control.call(peer_id, request, DEADLINE_S)
+        self._guides.pop(peer_id, None)
+        self._guides[peer_id] = None
+        while len(self._guides) > REMEMBERED:
+            self._guides.popitem(last=False)
+        answer = decode(reply, AreThere, _REQUEST_LIMIT_BYTES * NAMED_LIMIT)
+        self._note(peer_id, answer.own)
+        return answer
+
+    async def _answer(self, sender: str, body: bytes) -> bytes:
+        request = decode(body, WhereIs, _REQUEST_LIMIT_BYTES)
+        if len(request.peer_ids) > NAMED_LIMIT or len(request.own) > ADDRESSES_LIMIT:
+            raise PeerFault("asks for too many nodes at once", sender)
+        self._note(sender, request.own)
+        found = {it: self._said[it] for it in request.peer_ids if it in self._said}
+        return encode(AreThere((await self._host.addresses())[:ADDRESSES_LIMIT], found))
+
+    def _note(self, peer_id: str, own: tuple[str, ...]) -> None:
+        sound = tuple(at for at in own if len(at) <= ADDRESS_LIMIT and door_of(at))
+        self._said.pop(peer_id, None)
+        self._said[peer_id] = sound[:ADDRESSES_LIMIT]
+        while len(self._said) > REMEMBERED:
+            self._said.popitem(last=False)

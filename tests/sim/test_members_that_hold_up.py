@@ -14,6 +14,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Contribution,
     Gather,
     Ready,
+    Synced,
     sign_contribution,
 )
 from p2p_dtfm.core.messages.statements import stated
@@ -207,6 +208,21 @@ def test_naming_the_next_life_of_a_member_keeps_nobody_out(believes_it: bool) ->
     world.ask_to_join("f", "a")
     limit_s = 6 if believes_it else 20
     world.run_until(lambda: _are_in(world, ["a", "c", "d", "f"]), limit_s=limit_s)
+
+
+def no_synced(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    return None if isinstance(said, Synced) else said
+
+
+def test_who_never_says_that_it_has_its_states_keeps_nobody_out() -> None:
+    """It is a member that needs none: its place stays as it is."""
+    world = _world(no_synced, 0)
+    world.run_until(lambda: all(peer.agreement.step >= 4 for peer in world.peers.values()))
+    world.peers[LIAR].begins = True  # type: ignore[attr-defined]
+    world.add_peer("f")
+    world.peers["f"].agreement.wants_view()
+    world.ask_to_join("f", "a")
+    world.run_until(lambda: _are_in(world, ["a", "c", "d", "f"]), limit_s=45)
 
 
 @pytest.mark.parametrize("lie", [no_ready, another_view, other_knowledge, another_face_to_each])

@@ -169,7 +169,8 @@ class Agreement(Meeting):
         return actions + self._tell_active(now_ns) + self._meet(now_ns) + self._open_if_due(now_ns)
 
     def _open_without_lost(self, now_ns: int) -> Actions:
-        """Somebody was lost just before the view with it in it was taken over, and is not back."""
+        """Somebody was lost just before the view with it in it was taken over, and is not back; or
+        it keeps all from the next one."""
         view, settled_ns = self.view, self._taken_over_ns + self._timing.resend_ns
         if view is None or self.frozen or now_ns < settled_ns or self.me not in view.members:
             return []

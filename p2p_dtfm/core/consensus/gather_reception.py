@@ -97,21 +97,25 @@ class GatherReception(Gathering):
         """A newcomer takes the first view that it hears of on its members' word, then no other."""
         attempt = self._attempt
         unsettled = attempt is None or attempt.only_newcomers or message.number > attempt.number
-        takes_side = self.view is None and unsettled and bool(message.certificates)
+        takes_side = self.view is None and unsettled and message.certificates
         before = self._known.forget_certified() if takes_side else {}
         for certificate in message.certificates:
-            if self._known.find(certificate.view) is not None:
-                continue
-            present = self.view.id if self.view is not None else GENESIS
-            learnt = self._known.learn(certificate, present, self._verify)
-            if self.view is None and not learnt and not message.planned:
-                learnt = self._known.learn_earlier(certificate, self._verify)
-            if self.view is None and unsettled and not learnt:
-                based = certificate.view == message.base
-                if based if message.planned else message.sender in certificate.members:
-                    self._known.trust(certificate, self._verify, self.familiar)
-        if takes_side:
-            self._known.unless_news(before)
+            self._learn_certificate(certificate, message, unsettled)
+        self._known.unless_news(before)
+
+    def _learn_certificate(
+        self, certificate: Certificate, message: Gather, unsettled: bool
+    ) -> None:
+        if self._known.find(certificate.view) is not None:
+            return
+        present = self.view.id if self.view is not None else GENESIS
+        learnt = self._known.learn(certificate, present, self._verify)
+        if self.view is None and not learnt and not message.planned:
+            learnt = self._known.learn_earlier(certificate, self._verify)
+        if self.view is None and unsettled and not learnt:
+            based = certificate.view == message.base
+            if based if message.planned else message.sender in certificate.members:
+                self._known.trust(certificate, self._verify, self.familiar)
 
     def _hear_of_agreement(
         self, sender: Member, certificates: Iterable[Certificate | None], now_ns: int

@@ -125,7 +125,8 @@ class Takeover(AgreementState):
         patience = 1 if self.view is not None else 2  # a newcomer leaves it to the members
         if view is None or self._drop_next:
             return []
-        if waited_ns < patience * self._timing.sync_ns and not self._stuck_newcomers(now_ns):
+        hold_up = self._stuck_newcomers(now_ns) or self._idle_members(now_ns)
+        if waited_ns < patience * self._timing.sync_ns and not hold_up:
             return []
         unsynced = ", ".join(m.peer_id for m in view.members if m not in self._synced)
         self._refuse_unsynced(now_ns, 1)
@@ -142,6 +143,27 @@ class Takeover(AgreementState):
         newcomers = self._unsynced_newcomers if due else self._stuck_newcomers(now_ns, haste)
         for member in newcomers:
             self._newcomers.refuse(member.peer_id, now_ns)
+        if self.next_view is not None:
+            idle, number = self._idle_members(now_ns, haste), self.next_view.id.number
+            again = self._accusers.holds_up(idle, number, now_ns)
+            self._suspects |= again
+            self._distrust_members(again)
+
+    def _idle_members(self, now_ns: int, haste: int = 1) -> list[Member]:
+        """Members of both views that need no states for the next, and do not say that they have
+        them: there is nothing that they could wait for."""
+        view, following = self.view, self.next_view
+        deadline_ns = self._timing.newcomer_sync_ns + self._until_offered_ns
+        is_due = (now_ns - self._agreed_ns) * haste >= deadline_ns
+        if view is None or following is None or not is_due or self.me not in view.members:
+            return []
+        idle = []
+        for member in sorted(set(view.members) & set(following.members) - self._synced):
+            has = set(view.layers_of(member.peer_id)) | view.guarded_by(member.peer_id)
+            needs = set(following.layers_of(member.peer_id)) | following.guarded_by(member.peer_id)
+            if member != self.me and needs <= has:
+                idle.append(member)
+        return idle
 
     @property
     def _unsynced_newcomers(self) -> list[Member]:

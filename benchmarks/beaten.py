@@ -58,7 +58,7 @@ def scenario_of(case: str, shared_card: bool) -> Scenario:
 
 def bound_s(scenario: Scenario, layers: int, batch: int, execution: Execution) -> float:
     workload = workload_in(scenario, paper_spec(layers, batch), execution)
-    flops = sum(flops_of(peer, None) for peer in scenario.peers)
+    flops = sum(flops_of(peer) for peer in scenario.peers)
     forward_s = layers * workload.block.forward_flops * batch / flops
     return forward_s * (1 + execution.backward_forwards)
 

@@ -19,6 +19,10 @@ HomeOption = Annotated[
     Path | None, typer.Option("--home", help="The daemon's directory.", envvar="P2P_DTFM_HOME")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+LayersOption = Annotated[int | None, typer.Option(help="Blocks, instead of the run spec's.")]
+GlobalBatchOption = Annotated[
+    int | None, typer.Option(help="Sequences in a step, instead of the run spec's.")
+]
 
 
 @app.callback()
@@ -118,39 +122,14 @@ def run(
 
         typer.echo(__version__)
         return
-    from p2p_dtfm.daemon.machine.settings import resolve
+    from p2p_dtfm.daemon.machine.settings import Settings, resolve
 
-    resolved = resolve(
-        config,
-        {
-            "home": home,
-            "run": run,
-            "new": new,
-            "nearby": nearby,
-            "initial_peers": tuple(initial_peers or ()),
-            "run_digest": run_digest,
-            "device": device,
-            "shape": shape,
-            "threads": threads,
-            "memory_gib": memory_gib,
-            "resident_gib": resident_gib,
-            "uplink_mbps": uplink_mbps,
-            "downlink_mbps": downlink_mbps,
-            "disk_gib": disk_gib,
-            "hours": hours,
-            "listen": tuple(listen or ()),
-            "announce": tuple(announce or ()),
-            "network": network,
-            "relay": relay,
-            "expect_peers": expect_peers,
-            "expect_wait_s": expect_wait_s,
-            "exit_when_done": exit_when_done,
-            "until_stdin_closes": until_stdin_closes,
-            "dashboard": dashboard,
-            "tensorboard": tensorboard,
-            "log": log,
-        },
-    )
+    flags = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in context.params.items()
+        if name in Settings.model_fields
+    }
+    resolved = resolve(config, flags)
     if show_config:
         typer.echo(resolved.describe())
         return

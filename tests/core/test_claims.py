@@ -33,6 +33,7 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import sign_for
+from p2p_dtfm.sim.faults.simulated_training import SimulatedTraining
 from tests.core.liars import (
     EVIL,
     active,
@@ -237,12 +238,16 @@ def test_one_peers_word_for_silence_is_not_enough() -> None:
     assert "b" in view_of(world, "a").member_ids
 
 
+class IsNeverSynced(SimulatedTraining):
+    def check_synced(self) -> None:
+        if self.peer.name != "stuck":
+            super().check_synced()
+
+
 class HoldsOthersUp(SimulatedPeer):
     """It answers and beats, and never has the states."""
 
-    def _check_synced(self) -> None:
-        if self.name != "stuck":
-            super()._check_synced()
+    training_type = IsNeverSynced
 
 
 def test_a_newcomer_that_is_never_synced_holds_nobody_up() -> None:

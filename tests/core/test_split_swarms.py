@@ -186,3 +186,36 @@ def test_who_joins_a_view_that_waits_for_members_costs_nobody_its_place() -> Non
         world.run_to(world.now_ns + 4 * SECOND_NS)
     world.run_to(world.now_ns + 10 * SECOND_NS)
     assert same_view(world, names)
+
+
+def test_after_a_power_cut_parts_are_compared_by_views_that_came_since() -> None:
+    """All come back, and begin with low numbers again: the newest view of a time before would count
+    as the newest of all, and the two that were there then would undo the four."""
+    old, ours = FIVE[:3], ["c", *NEWCOMERS]
+    world = trained(old)
+    for view in (ViewId(number, "") for number in range(2, 9, 2)):
+        member = world.peers["a"]
+        member.do(member.agreement.request_replan("again", member.now_ns))
+        world.run_until(lambda after=view: all(view_of(world, name).id > after for name in old))  # type: ignore[misc]
+    for name in old:
+        world.crash(name, lose_disk=False)
+    for name in old:
+        world.restart(name)
+    world.found("a")
+    world.run_until(lambda: same_view(world, old))
+    for name in NEWCOMERS:
+        world.add_peer(name)
+    everyone = sorted([*old, *NEWCOMERS])
+    world.run_until(lambda: same_view(world, everyone), limit_s=60)
+    trains_on(world, everyone)
+    heal = split(world, ours, ["a", "b"])
+    world.run_until(lambda: same_view(world, ours) and same_view(world, ["a", "b"]))
+    trains_on(world, ours)
+    heal_newcomers = split(world, NEWCOMERS, ["a", "b"])
+    heal()  # those of the time before meet, and no others
+    stays, goes = world.peers["c"], world.peers["a"]
+    lives = stays.record.life, goes.record.life
+    world.run_until(lambda: (stays.record.life, goes.record.life) != lives)
+    assert stays.record.life == lives[0], "the four count"
+    heal_newcomers()
+    world.run_until(lambda: same_view(world, everyone), limit_s=60)

@@ -87,8 +87,8 @@ def test_views_tell_who_came_and_who_went(observed: tuple[Status, Observer]) -> 
         spec, me = run_spec(), Member(name_of(0), 1)
         agreement = Agreement(me, "run", workload(), lambda _: b"", lambda *_: True)
         observer.trains(spec, "run", workload(), agreement)
-        observer.view_took_over(view(0, 1), 0)
-        observer.view_took_over(view(0, 2), 5)
+        observer.view_took_over(spec, view(0, 1), 0)
+        observer.view_took_over(spec, view(0, 2), 5)
         async with asyncio.timeout(10):
             while len(observer.state().view.peers) != 2 or observer.state().view.from_step != 5:
                 await asyncio.sleep(0.01)

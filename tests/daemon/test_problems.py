@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.daemon.telemetry.problems import Sight, problems_in
-from p2p_dtfm.daemon.telemetry.status import State, Status
-from p2p_dtfm.daemon.telemetry.troubles import Troubles
+from p2p_dtfm.daemon.telemetry.status import State, Status, Troubles
 
 WELL = Sight(State.TRAINING, "step 3 of 9", 60.0, uncommitted_s=0.4, step_s=0.5)
 

@@ -3,16 +3,17 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import torch
 
 from p2p_dtfm.core.commit.ledger import Ledger
-from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.messages.prepared import Prepared, StepOutcome
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.trainer.trainer import Trainer
-from tests.daemon.trainer_parts import QuietOutlet, trainer_tools, view_of
+from tests.daemon.trainer_parts import QuietOutlet, settle, trainer_tools, view_of
 
 DEADLINE_S = 20.0
 
@@ -61,5 +62,52 @@ def test_a_step_is_not_begun_in_a_view_that_is_over(tmp_path: Path) -> None:
             await trainer.close()
             tools.compute.close()
         assert (prepared.view, prepared.step) == (alone.id, 0)
+
+    asyncio.run(run())
+
+
+class Alone(QuietOutlet):
+    """Of the only stage-holder; the others have not said yet that they are active."""
+
+    def __init__(self) -> None:
+        self.prepared = asyncio.Event()
+        self.committed_steps: asyncio.Queue[int] = asyncio.Queue()
+
+    def say_prepared(self, signed: Signed, view: View) -> None:
+        self.prepared.set()
+
+    def committed(self, outcome: StepOutcome) -> None:
+        self.committed_steps.put_nowait(outcome.step)
+
+
+def test_a_step_that_waited_for_active_alone_commits_when_it_comes(tmp_path: Path) -> None:
+    """Nobody else says Prepared, and so nothing else would make it look again: a view in which one
+    peer had all layers stood still until the others threw it out."""
+    torch.set_num_threads(1)
+    tools = trainer_tools(tmp_path)
+
+    async def run() -> None:
+        found, outlet = view_of(1, 1), Alone()
+        assert isinstance(found.plan, Plan)
+        view = View(msgspec.structs.replace(found.snapshot, planned=False), found.plan)
+        ledger = Ledger(view.id, found.plan, 0)
+        ledger.may_commit = False
+        trainer = Trainer(tools, outlet)
+        trainer.view_agreed(view, False)
+        trainer.take_over(view, 0, ledger, None)
+        running = asyncio.create_task(trainer.run())
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await outlet.prepared.wait()
+                await settle()
+                assert outlet.committed_steps.empty()
+                ledger.may_commit = True
+                trainer.may_commit()
+                assert await outlet.committed_steps.get() == 0
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+            await trainer.close()
+            tools.compute.close()
 
     asyncio.run(run())

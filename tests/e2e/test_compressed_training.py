@@ -16,11 +16,12 @@ from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec, SparseSpec, Sync
 from p2p_dtfm.net.streams.frames import FrameHeader
 from p2p_dtfm.testbed.local_swarm import LocalSwarm
 from p2p_dtfm.train.model.optimizer import update_of
-from p2p_dtfm.train.model.reference import LocalReferenceRun, ReferenceRun
+from p2p_dtfm.train.model.reference import ReferenceRun
 from tests.core.builders import run_spec, stated
 from tests.e2e.helpers import DEADLINE_S, losses, step_of, wait_until, write_spec
 from tests.e2e.swarm_in_process import VIEW, EnginePeer, engine_peers, prepare_engines, run_all
 from tests.e2e.test_parity import assert_replicas_are_equal, even_plan, synthetic_batch
+from tests.train.local_reference import LocalReferenceRun
 
 STEPS = 6
 INT8 = CodecSpec(

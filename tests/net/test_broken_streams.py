@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from p2p_dtfm.net.libp2p.broken_streams import expect_broken_streams
+from p2p_dtfm.net.libp2p.around_hivemind import expect_broken_streams
 
 
 async def greets_with(error: BaseException) -> None:

@@ -114,7 +114,7 @@ def test_a_presence_expires_unless_refreshed(tmp_path: Path) -> None:
             directories = await _joined(peers)
             await directories[1].publish_presence(await _presence(peers[1]), expires_in_s=1.0)
             assert await directories[0].present_peers(RUN)
-            await directories[1].withdraw_presence()
+            await directories[1].close()
             end = get_dht_time() + 10
             while await directories[0].present_peers(RUN):
                 assert get_dht_time() < end, "an expired presence is still there"

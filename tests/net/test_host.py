@@ -16,7 +16,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.net.contacts.addresses import parse_address
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.errors import Unreachable
-from p2p_dtfm.net.libp2p import stale_sockets
+from p2p_dtfm.net.libp2p import around_hivemind
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import STREAMS_LIMIT_PER_PEER, Host
 from tests.net.net_support import LOOPBACK, hosts, run
@@ -207,7 +207,7 @@ def _wait_gone(process: psutil.Process, deadline_s: float) -> None:
 def test_only_provably_dead_sockets_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stale_sockets, "_FOLDER", tmp_path)
+    monkeypatch.setattr(around_hivemind, "_FOLDER", tmp_path)
     old = time.time() - 3600
     paths = [tmp_path / f"hivemind-p2p{name}-x.sock" for name in ("d", "client", "young")]
     bound = [socket.socket(socket.AF_UNIX) for _ in paths]
@@ -220,6 +220,6 @@ def test_only_provably_dead_sockets_are_removed(
     bound[2].close()
     for path in (paths[0], paths[1], other):
         os.utime(path, (old, old))
-    assert stale_sockets.remove_stale_sockets() == 1
+    assert around_hivemind.remove_stale_sockets() == 1
     assert paths[0].exists() and not paths[1].exists() and paths[2].exists() and other.exists()
     bound[0].close()

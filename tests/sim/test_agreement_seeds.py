@@ -25,6 +25,8 @@ from p2p_dtfm.sim.faults import drawn_plans
 from p2p_dtfm.sim.faults.agreement_seeds import Result, SeededRun, run_seed
 from p2p_dtfm.sim.faults.fault_schedule import KINDS
 from p2p_dtfm.sim.faults.hash_training import State
+from p2p_dtfm.sim.faults.simulated_cuts import SimulatedCuts
+from p2p_dtfm.sim.faults.simulated_microbatches import SimulatedMicrobatches
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import Key
 
@@ -171,12 +173,16 @@ def test_a_guardian_that_nobody_waits_for_at_first_is_found(
     assert "loses" in violation
 
 
+class FindsAnyStep(SimulatedCuts):
+    def find(self, layer: int, step: int, lineage: str) -> State | None:
+        found = [cut[layer] for cut in self.copies.values() if layer in cut]
+        return replace(found[-1], version=step) if found else None
+
+
 class MixesSteps(SimulatedPeer):
     """Takes a copy of any step for one of the step that is asked for."""
 
-    def _of_cut(self, layer: int, step: int, lineage: str) -> State | None:
-        found = [cut[layer] for cut in self.cuts.values() if layer in cut]
-        return replace(found[-1], version=step) if found else None
+    cuts_type = FindsAnyStep
 
 
 def test_a_cut_of_mixed_steps_that_is_taken_for_whole_is_found(
@@ -207,16 +213,20 @@ def test_a_receipt_that_counts_for_another_cut_is_found(monkeypatch: pytest.Monk
 class WithoutViewCheck(SimulatedPeer):
     """Takes a tensor of any view for one of the present view."""
 
-    def _tensor_key(self, view: ViewId, step: int) -> Key:
+    def tensor_key(self, view: ViewId, step: int) -> Key:
         return ViewId(1 << 40, ""), step
+
+
+class LosesBuffers(SimulatedMicrobatches):
+    def _go_on(self, step: int, layers: range, mine: StageReplay) -> None:
+        super()._go_on(step, layers, mine)
+        self.work.buffers.clear()
 
 
 class KeepsWhatIsGone(SimulatedPeer):
     """Its buffers are lost at a takeover, as if it had started again; it says it keeps them."""
 
-    def _go_on(self, step: int, layers: range, mine: StageReplay) -> None:
-        super()._go_on(step, layers, mine)
-        self.work.buffers.clear()
+    microbatches_type = LosesBuffers
 
 
 def test_keeping_gradients_that_are_gone_is_found() -> None:

@@ -18,6 +18,7 @@ from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.invariants import Violation
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import sign_for
+from p2p_dtfm.sim.faults.simulated_training import SimulatedTraining
 from tests.core.builders import WORKLOAD, record
 
 MEMBERS = ["a", "b", "c", "d"]
@@ -25,14 +26,13 @@ LIAR = "b"
 FROM_STEP = 4
 
 
-class Lying(SimulatedPeer):
+class SaysOtherwise(SimulatedTraining):
     """`changes` are what its Prepared say instead, of each kind of lie."""
 
-    kind = ""
-
-    def _make_prepared(self, view: View, plan: Plan, step: int, done: dict) -> Prepared:  # type: ignore[type-arg]
-        said = super()._make_prepared(view, plan, step, done)
-        if self.name != LIAR or step < FROM_STEP:
+    def make_prepared(self, view: View, plan: Plan, step: int, done: dict) -> Prepared:  # type: ignore[type-arg]
+        said, peer = super().make_prepared(view, plan, step, done), self.peer
+        assert isinstance(peer, Lying)
+        if peer.name != LIAR or step < FROM_STEP:
             return said
         changes = {
             "norm": {"squared_norms": dict.fromkeys(said.squared_norms, 7.0)},
@@ -42,18 +42,23 @@ class Lying(SimulatedPeer):
             "sums": {"sums": {n: (b"?" * 8,) * len(of) for n, of in said.sums.items()}},
             "base": {"base": "elsewhere"},
         }
-        return msgspec.structs.replace(said, **changes.get(self.kind, {}))
+        return msgspec.structs.replace(said, **changes.get(peer.kind, {}))
 
-    def _broadcast(self, signed: Signed) -> None:
+
+class Lying(SimulatedPeer):
+    training_type = SaysOtherwise
+    kind = ""
+
+    def broadcast(self, signed: Signed) -> None:
         said = msgspec.msgpack.decode(signed.payload, type=Prepared)
         if self.name != LIAR or self.kind != "each another" or said.step < FROM_STEP:
-            super()._broadcast(signed)
+            super().broadcast(signed)
             return
         for number, name in enumerate(MEMBERS):
             norms = {n: norm + number for n, norm in said.squared_norms.items()}
             other = msgspec.structs.replace(said, squared_norms=norms)
             if name != LIAR:
-                self._send(name, SignedPrepared(sign_prepared(other, sign_for(LIAR))))
+                self.send(name, SignedPrepared(sign_prepared(other, sign_for(LIAR))))
 
 
 def replicas(snapshot: Snapshot) -> Plan | NoPlan:

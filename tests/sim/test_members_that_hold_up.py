@@ -97,12 +97,12 @@ class HoldingUp(SimulatedPeer):
             if LIAR not in (sender, self.name) or "takes" not in str(violation):
                 raise
 
-    def _send(self, receiver: str, message: AgreementMessage) -> None:  # type: ignore[override]
+    def send(self, receiver: str, message: AgreementMessage) -> None:  # type: ignore[override]
         told = message
         if self.name == LIAR and self.begins:
             told = type(self).lie(message, receiver)  # type: ignore[assignment]
         if told is not None:
-            super()._send(receiver, told)
+            super().send(receiver, told)
 
     def _beat(self) -> None:
         super()._beat()
@@ -123,7 +123,7 @@ class HoldingUp(SimulatedPeer):
         part = contribution(attempt.number, None, one)
         news = msgspec.structs.replace(attempt.gather(), contributions=(part,), round=1 << 20)
         for name in NAMES:
-            super()._send(name, news)
+            super().send(name, news)
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,25 @@ from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.hash_training import StateReply
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.faults.simulated_training import SimulatedTraining
 from tests.core.builders import WORKLOAD, record
 
 MEMBERS = ["a", "b", "c", "d"]
 SYNC_S = 20
 
 
+class TakesNoStates(SimulatedTraining):
+    def take_states(self, reply: StateReply) -> None:
+        assert isinstance(self.peer, NeverSynced)
+        if self.peer.name not in self.peer.stuck:
+            super().take_states(reply)
+
+
 class NeverSynced(SimulatedPeer):
     """Lives and answers, but no state arrives here."""
 
+    training_type = TakesNoStates
     stuck: frozenset[str] = frozenset()
-
-    def _take_states(self, reply: StateReply) -> None:
-        if self.name not in self.stuck:
-            super()._take_states(reply)
 
 
 def one_pipeline(snapshot: Snapshot) -> Plan | NoPlan:

@@ -74,5 +74,3 @@ def test_a_group_to_be_measured_needs_a_measurement() -> None:
     scenario = replace(scenario, peers=peers)
     with pytest.raises(UserError, match="measured = true"):
         scenario_snapshot(scenario, small_spec())
-    measured = scenario_snapshot(scenario, small_spec(), measured_flops=2_000_000_000_000)
-    assert measured.records[0].device.block.forward_ns > 0

@@ -8,8 +8,10 @@ from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults.simulated_microbatches import SimulatedMicrobatches
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
-from p2p_dtfm.sim.faults.simulated_waits import PATIENCE
+from p2p_dtfm.sim.faults.simulated_process import SimulatedProcess
+from p2p_dtfm.sim.faults.simulated_waits import PATIENCE, SimulatedWaits
 from tests.core.builders import WORKLOAD, record
 
 MEMBERS = ["a", "b", "c", "d"]
@@ -25,28 +27,36 @@ MANNERS = {
 }
 
 
+class ComputesNothing(SimulatedMicrobatches):
+    def _next_burst(self) -> None:
+        if not is_at_fault(self.peer):
+            super()._next_burst()
+
+
+class BlamesOthers(SimulatedWaits):
+    def work(self) -> Work | None:
+        work = super().work()
+        if work is None or not is_at_fault(self.peer):
+            return work
+        return Work(work.view, work.step, False, type(self.peer).says)  # type: ignore[attr-defined]
+
+    def judge(self, watched: set[str]) -> None:
+        if not is_at_fault(self.peer):
+            super().judge(watched)
+
+
 class Stalling(SimulatedPeer):
     """It accuses nobody."""
 
-    says = ()
+    microbatches_type = ComputesNothing
+    waits_type = BlamesOthers
+    says: tuple[Lack, ...] = ()
     first_step = 1 << 62
 
-    def _is_at_fault(self) -> bool:
-        return self.name == LIAR and self.agreement.step >= self.first_step
 
-    def _next_burst(self) -> None:
-        if not self._is_at_fault():
-            super()._next_burst()
-
-    def _work(self) -> Work | None:
-        work = super()._work()
-        if work is None or not self._is_at_fault():
-            return work
-        return Work(work.view, work.step, False, self.says)
-
-    def judge_stalls(self, watched: set[str]) -> None:
-        if not self._is_at_fault():
-            super().judge_stalls(watched)
+def is_at_fault(peer: SimulatedProcess) -> bool:
+    assert isinstance(peer, Stalling)
+    return peer.name == LIAR and peer.agreement.step >= peer.first_step
 
 
 def pipeline(snapshot: Snapshot) -> Plan:

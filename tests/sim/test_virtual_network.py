@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from p2p_dtfm.core.virtual.virtual_network import VirtualNetwork
 from p2p_dtfm.core.virtual.virtual_time import VirtualTime
-from p2p_dtfm.sim.scenario.scenario_lines import lines_of
+from p2p_dtfm.sim.scenario.scenario import lines_of
 from tests.sim.sim_support import equal_peers
 
 MS = 1_000_000

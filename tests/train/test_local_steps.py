@@ -13,7 +13,6 @@ from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.run_spec import RunSpec, SyncSpec
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import update_of
-from p2p_dtfm.train.model.reference import LocalReferenceRun
 from p2p_dtfm.train.stage.local_steps import (
     InnerMoments,
     LocalSteps,
@@ -23,6 +22,7 @@ from p2p_dtfm.train.stage.local_steps import (
 from p2p_dtfm.train.stage.private_memory import PrivateMemory
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 from tests.train.holders import reduce_gradients
+from tests.train.local_reference import LocalReferenceRun
 
 Batch = Callable[[int, int], tuple[Tensor, Tensor]]
 STEPS = 5

@@ -1,7 +1,7 @@
 """States of swarms that need not run: real snapshots and plans, made-up progress."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -68,7 +68,9 @@ def example(
 ) -> Example:
     """A swarm of that scenario's peers, named as libp2p would, in pipelines of `stages` peers."""
     spec = read_run_spec(run)
-    made = scenario_snapshot(read_scenario(scenario), spec, measured_flops=10**11)
+    played = read_scenario(scenario)
+    peers = tuple(replace(it, forward_flops=it.forward_flops or 10**11) for it in played.peers)
+    made = scenario_snapshot(replace(played, peers=peers), spec)
     if only:
         kept = tuple(record for record in made.records if record.peer_id in only)
         made = msgspec.structs.replace(made, records=kept)

@@ -9,10 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from p2p_dtfm.cli.app import HomeOption, JsonOption, app
+from p2p_dtfm.cli.app import GlobalBatchOption, HomeOption, JsonOption, LayersOption, app
 from p2p_dtfm.cli.commands.swarm import short
 from p2p_dtfm.cli.scenarios.plan_scenario import Cost, Question, plan_scenario
-from p2p_dtfm.cli.scenarios.scenario_options import GlobalBatchOption, LayersOption
 from p2p_dtfm.core.planner.explain import explain
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from p2p_dtfm.cli.scenarios.scenario_options import GlobalBatchOption, LayersOption
+from p2p_dtfm.cli.app import GlobalBatchOption, LayersOption
 from p2p_dtfm.cli.terminal.output_files import check_writable, write_text
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.errors import UserError
@@ -103,10 +103,15 @@ def simulate(
     """Time one training step in a scenario, in virtual time."""
     began = time.perf_counter()
     check_writable(trace, "--trace")
-    question = _question(
-        scenario, run, layers, global_batch, execution, stages, seed, link_efficiency,
-        recompute, codec, reduction,
-    )  # fmt: skip
+    peers = read_scenario(scenario).with_link_efficiency(link_efficiency)
+    spec = read_run_spec(run, layers, global_batch)
+    how = execution_named(execution.value, spec.model.layers)
+    how = replace(how, recompute=recompute, activation_codec=codec, gradient_codec=codec)
+    if reduction is not None:
+        how = how.with_reduction(reduction)
+    workload = workload_in(peers, spec, how)
+    depth = stages or default_stages(len(peers.peers), workload.block_count)
+    question = Question(peers, spec, workload, how, depth, seed)
     plans = _plans(question, plan)
     steps = [_step(question, placed, trace is not None) for placed in plans]
     order = sorted(range(len(steps)), key=lambda number: steps[number].total_ns)
@@ -118,30 +123,6 @@ def simulate(
     result["runs_s"] = [step.total_ns / 1e9 for step in steps]
     result["elapsed_s"] = round(time.perf_counter() - began, 3)
     typer.echo(json.dumps(result) if as_json else _table(result))
-
-
-def _question(
-    scenario: str,
-    run: str,
-    layers: int | None,
-    global_batch: int | None,
-    execution: ExecutionName,
-    stages: int | None,
-    seed: int,
-    link_efficiency: float,
-    recompute: bool,
-    codec: str,
-    reduction: str | None,
-) -> Question:
-    peers = read_scenario(scenario).with_link_efficiency(link_efficiency)
-    spec = read_run_spec(run, layers, global_batch)
-    how = execution_named(execution.value, spec.model.layers)
-    how = replace(how, recompute=recompute, activation_codec=codec, gradient_codec=codec)
-    if reduction is not None:
-        how = how.with_reduction(reduction)
-    workload = workload_in(peers, spec, how)
-    depth = stages or default_stages(len(peers.peers), workload.block_count)
-    return Question(peers, spec, workload, how, depth, seed)
 
 
 def _plans(question: Question, name: PlanName) -> list[Plan]:

@@ -40,7 +40,20 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     if (work := facts.get("work")) is not None and work["what"] not in facts["reason"]:
         left = "" if work["left_s"] is None else f", {duration(work['left_s'])} left"
         console.print(f"  {plain(work['what'])}: {work['share']:.0%}{left}", **AS_TEXT)
-    rows = [
+    for name, value in _rows(facts):
+        if value is not None:  # what is not known yet is left out
+            console.print(f"  {name:<18} {plain(value, LONG_CHARACTERS)}", **AS_TEXT)
+    waits_for = facts.get("waits_for") or []
+    if waits_for:
+        console.print(f"  waits for Prepared of {', '.join(map(short, waits_for))}", **AS_TEXT)
+    for problem in facts.get("problems") or ():
+        console.print(Text(f"! {plain(problem['what'])}", style="red"), soft_wrap=True)
+        console.print(f"  fix: {plain(problem['fix'])}", **AS_TEXT)
+
+
+def _rows(facts: dict[str, Any]) -> list[tuple[str, str | None]]:
+    """What `status` says below its headline: a name, and what is known of it."""
+    return [
         ("peer", facts["peer_id"]),
         *_marks(facts),
         ("run", f"{facts['run']} ({facts['run_digest'][:16]})" if facts["run"] else None),
@@ -58,15 +71,6 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         *(("others join with", f"--initial-peers {each}") for each in facts["addresses"]),
         ("dashboard", f"{facts['dashboard'] or 'off'}"),
     ]
-    for name, value in rows:
-        if value is not None:  # what is not known yet is left out
-            console.print(f"  {name:<18} {plain(value, LONG_CHARACTERS)}", **AS_TEXT)
-    waits_for = facts.get("waits_for") or []
-    if waits_for:
-        console.print(f"  waits for Prepared of {', '.join(map(short, waits_for))}", **AS_TEXT)
-    for problem in facts.get("problems") or ():
-        console.print(Text(f"! {plain(problem['what'])}", style="red"), soft_wrap=True)
-        console.print(f"  fix: {plain(problem['fix'])}", **AS_TEXT)
 
 
 def _safe(facts: dict[str, Any]) -> str | None:

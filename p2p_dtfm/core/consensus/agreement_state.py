@@ -106,7 +106,7 @@ class AgreementState:
         self._accusers = Accusers()
         self._active = Active(me, GENESIS, 0)
         self._last_commit: tuple[Signed, ...] = ()
-        self._highest_number = 0
+        self._highest_number = self._known.highest_number
         self._readied_number = 0
         self._given_up_number = 0
         self._synced: set[Member] = set()

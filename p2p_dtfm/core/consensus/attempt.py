@@ -125,7 +125,15 @@ class Attempt:
 
     @property
     def digest(self) -> str:
+        """Of what a view would follow from; while somebody is waited for, of all that is known.
+
+        What those say who are left out does not count, once nobody else is waited for: they would
+        keep the rest from knowing the same by saying it late, to one after another.
+        """
         named = self.universe
+        if not self.waits_for:
+            chosen = {member: self.known[member] for member in self.participants}
+            return knowledge_digest(self.number, chosen, set(named - chosen.keys()))
         counted = [item for item in self.charges if item.by in named and item.of in named]
         known = self.known | {member: _nothing(member) for member in self.contradicted}
         return knowledge_digest(self.number, known, self.silent, counted)

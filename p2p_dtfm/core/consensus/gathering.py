@@ -362,9 +362,8 @@ class Gathering(Takeover):
         due = len(attempt.snapshot.contributors)
         if 2 * count > due:
             reason = (
-                f"{count} of {due} peers planned view "
-                f"{attempt.number} as {plan_digest[:12]}, this peer as "
-                f"{attempt.plan.digest()[:12]}: perhaps it runs another version"
+                f"{count} of {due} peers planned view {attempt.number} as {plan_digest[:12]}, "
+                f"this peer as {attempt.plan.digest()[:12]}: perhaps it runs another version"
             )
             return self._disagrees(attempt, reason, now_ns)
         if 2 * alike < due:

@@ -57,6 +57,12 @@ class KnownViews:
         return tuple(self._history.values())
 
     @property
+    def highest_number(self) -> int:
+        """Of the history. Whoever goes on alone opens a higher one: so numbers tell which of two
+        views came first, also where all of a swarm has ended between them."""
+        return max((view.number for view in self._history), default=0)
+
+    @property
     def told(self) -> tuple[ViewId, ...]:
         """What others are told: the newest first."""
         return tuple(reversed(self._history))

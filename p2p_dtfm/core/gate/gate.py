@@ -124,11 +124,6 @@ class Gate:
         held = self._sender(sender)
         self._refuse(held, self._role_of(sender), kind, Reason.CONTENT, now_ns)
 
-    def is_muted(self, sender: str, now_ns: int) -> bool:
-        held = self._senders.get(sender)
-        muted = held is not None and now_ns < held.muted_until_ns
-        return muted and self._role_of(sender) in FAR
-
     def _reason(
         self, held: _Sender, role: Role, row: Row, kind: str, size_bytes: int, now_ns: int
     ) -> Reason | None:

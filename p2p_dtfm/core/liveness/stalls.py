@@ -199,43 +199,48 @@ class _Walk:
 
     def _visit(self, owed: Lack, step: int) -> list[tuple[Lack, int]]:
         """The waits that excuse who owes this; if there are none, the chain ends there."""
-        peer_id, said = owed.peer_id, self._said.get(owed.peer_id)
-        work = said.work if said is not None else None
+        peer_id, work = owed.peer_id, self._work_of(owed.peer_id)
         if owed.kind is Kind.RECEIPT:  # whatever else it does
             self.found[peer_id] = _Found(peer_id, travels=True)
-            return []
-        if work is None or work.view != self._mine.view:
+        elif work is None:
             self.found[peer_id] = _Found(peer_id)
-            return []
-        if work.step > step:
+        elif work.step > step:
             if self._possible.has_stage(self._me):
                 self.found[peer_id] = _Found(peer_id)
             else:  # a step may end without a spare, which learns of it later
                 self.owing.discard(peer_id)
-            return []
-        if work.computes or work.fetches:
+        elif work.computes or work.fetches:
             self.found[peer_id] = _Found(peer_id, fetches=work.fetches and not work.computes)
-            return []
+        else:
+            return self._excuses(owed, work, step)
+        return []
+
+    def _excuses(self, owed: Lack, work: Work, step: int) -> list[tuple[Lack, int]]:
+        """Of a peer that says it can do nothing: what it waits for."""
         lacks = [
             lack
             for lack in work.lacks
             if may_wait(owed.kind, lack.kind, both_in_one_step=work.step == step)
-            and self._possible.allow(peer_id, lack)
+            and self._possible.allow(owed.peer_id, lack)
         ]
         of_others = [lack for lack in lacks if self._is_reason(lack, work.step)]
-        of_me = [lack for lack in lacks if lack.peer_id == self._me]
-        on_its_way = peer_id in self._mine.sends_to
-        if of_others:
-            return [(lack, work.step) for lack in of_others]
-        denied = tuple(lack for lack in of_me if self._handed(peer_id, lack))
-        travels = bool(work.sends_to or (of_me and on_its_way))
-        self.found[peer_id] = _Found(peer_id, denied, travels)
-        return []
+        if not of_others:
+            of_me = [lack for lack in lacks if lack.peer_id == self._me]
+            denied = tuple(lack for lack in of_me if self._handed(owed.peer_id, lack))
+            on_its_way = owed.peer_id in self._mine.sends_to
+            travels = bool(work.sends_to or (of_me and on_its_way))
+            self.found[owed.peer_id] = _Found(owed.peer_id, denied, travels)
+        return [(lack, work.step) for lack in of_others]
 
     def _is_reason(self, lack: Lack, step: int) -> bool:
         """Who has gone on to a later step has given everybody all of this one."""
         if lack.peer_id == self._me:
             return False
-        said = self._said.get(lack.peer_id)
+        work = self._work_of(lack.peer_id)
+        return work is None or work.step <= step
+
+    def _work_of(self, peer_id: str) -> Work | None:
+        """Where a peer says that it stands in this view."""
+        said = self._said.get(peer_id)
         work = said.work if said is not None else None
-        return work is None or work.view != self._mine.view or work.step <= step
+        return work if work is not None and work.view == self._mine.view else None

@@ -1,5 +1,6 @@
 """Bounds on what arrives: whatever a number, a name or a list could do, it does not get far."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -74,30 +75,56 @@ def _require_sorted_signatures(message: Standing, sender: str) -> None:
 
 def _walk(value: Any, name: str, sender: str) -> None:
     kind = type(value)
-    if kind is int:
-        if not _LEAST.get(name, 0) <= value < NUMBER_LIMIT:
-            raise PeerFault(f"a number in {name!r} that cannot be: below 0 or above 2^53", sender)
-    elif kind is str:
-        if len(value) > TEXT_LIMIT:
-            raise PeerFault(f"a text of {len(value)} characters in {name!r}", sender)
-    elif kind is Signed:
-        if len(value.payload) > _payload_limit(name) or len(value.signature) > 128:
-            raise PeerFault(f"a statement of {len(value.payload)} bytes in {name!r}", sender)
-        _walk(value.peer_id, "peer_id", sender)
-    elif kind is tuple:
-        _require_length(value, name, sender)
-        for item in value:
-            _walk(item, name, sender)
-    elif kind is bytes:
-        if len(value) > _SIGNATURE_LIMIT_BYTES:
-            raise PeerFault(f"a signature of {len(value)} bytes", sender)
-    elif kind is dict:
-        _require_length(value, name, sender)
-        for key, item in value.items():
-            _walk(key, name, sender)
-            _walk(item, name, sender)
+    require = _REQUIRED.get(kind)
+    if require is not None:
+        require(value, name, sender)
     elif kind not in _REPEATED or not _is_bounded(value):
         _walk_fields(value, sender)
+
+
+def _require_number(value: int, name: str, sender: str) -> None:
+    if not _LEAST.get(name, 0) <= value < NUMBER_LIMIT:
+        raise PeerFault(f"a number in {name!r} that cannot be: below 0 or above 2^53", sender)
+
+
+def _require_text(value: str, name: str, sender: str) -> None:
+    if len(value) > TEXT_LIMIT:
+        raise PeerFault(f"a text of {len(value)} characters in {name!r}", sender)
+
+
+def _require_signature(value: bytes, name: str, sender: str) -> None:
+    if len(value) > _SIGNATURE_LIMIT_BYTES:
+        raise PeerFault(f"a signature of {len(value)} bytes", sender)
+
+
+def _walk_signed(value: Signed, name: str, sender: str) -> None:
+    is_long = len(value.payload) > _payload_limit(name)
+    if is_long or len(value.signature) > _SIGNATURE_LIMIT_BYTES:
+        raise PeerFault(f"a statement of {len(value.payload)} bytes in {name!r}", sender)
+    _walk(value.peer_id, "peer_id", sender)
+
+
+def _walk_tuple(value: tuple[Any, ...], name: str, sender: str) -> None:
+    _require_length(value, name, sender)
+    for item in value:
+        _walk(item, name, sender)
+
+
+def _walk_dict(value: dict[Any, Any], name: str, sender: str) -> None:
+    _require_length(value, name, sender)
+    for key, item in value.items():
+        _walk(key, name, sender)
+        _walk(item, name, sender)
+
+
+_REQUIRED: dict[type, Callable[[Any, str, str], None]] = {
+    int: _require_number,
+    str: _require_text,
+    bytes: _require_signature,
+    Signed: _walk_signed,
+    tuple: _walk_tuple,
+    dict: _walk_dict,
+}
 
 
 def _walk_fields(value: Any, sender: str) -> None:

@@ -15,6 +15,8 @@ from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.believed_claims import BelievedClaims
 from p2p_dtfm.core.recovery.complete_steps import Complete, StepKey, Target, complete_steps
 
+_GENESIS = Target(0, GENESIS_LINEAGE)
+
 
 @dataclass(frozen=True)
 class Recovery:
@@ -47,37 +49,46 @@ def recover(
     complete = complete_steps(parts, terms)
     accepts_loss = _accept_loss(claims.members or parts)
     limit = terms.total_steps + 1 if terms is not None else None
-    floor = claims.furthest(limit) - 1
+    lost_layers = tuple(range(layer_count))
+    for target in _targets(parts, complete, claims, limit, accepts_loss):
+        held = {p.member: _reach(p, target, complete, accepts_loss) for p in parts}
+        there = {layer for layers in held.values() for layer in layers}
+        missing = tuple(layer for layer in range(layer_count) if layer not in there)
+        if not missing or target == _GENESIS:
+            step = complete.get(target)
+            if step is None:
+                return Recovery(target, held=held)
+            return Recovery(target, step.key, step.outcome, step.prepared, held)
+        lost_layers = min(lost_layers, missing, key=len)
+    return Recovery(None, lost_layers=lost_layers)
+
+
+def _targets(
+    parts: list[Contribution],
+    complete: Complete,
+    claims: BelievedClaims,
+    limit: int | None,
+    accepts_loss: bool,
+) -> list[Target]:
+    """Where the next view may start, the best first."""
     candidates = _candidates(parts, complete, claims)
     cuts = {Target(item.version, item.lineage) for part in parts for item in part.cuts}
     cuts = {target for target in cuts if _is_backed(target, complete, claims)}
+    floor = claims.furthest(limit) - 1
     if accepts_loss:
         floor = 0
         saved = {Target(item.version, item.lineage) for p in parts for item in p.saved}
         candidates |= {t for t in saved if _is_backed(t, complete, claims)}
     if floor <= 0:
-        candidates.add(Target(0, GENESIS_LINEAGE))
-    best_missing: tuple[int, ...] | None = None
+        candidates.add(_GENESIS)
 
     def rank(target: Target) -> tuple[bool, int, int, str]:
         is_possible = limit is None or target.step <= limit
         standing = sum(1 for part in claims.members if _stands_on(part, target, complete))
         return is_possible, target.step, standing, target.lineage
 
-    for target in sorted(candidates | cuts, key=rank, reverse=True):
-        if target.step < floor and target not in cuts:
-            continue
-        held = {p.member: _reach(p, target, complete, accepts_loss) for p in parts}
-        there = {layer for layers in held.values() for layer in layers}
-        missing = tuple(layer for layer in range(layer_count) if layer not in there)
-        if not missing or target == Target(0, GENESIS_LINEAGE):
-            step = complete.get(target)
-            if step is None:
-                return Recovery(target, held=held)
-            return Recovery(target, step.key, step.outcome, step.prepared, held)
-        if best_missing is None or len(missing) < len(best_missing):
-            best_missing = missing
-    return Recovery(None, lost_layers=best_missing or tuple(range(layer_count)))
+    there = {target for target in candidates if target.step >= floor} | cuts
+    return sorted(there, key=rank, reverse=True)
 
 
 def _accept_loss(parts: list[Contribution]) -> bool:

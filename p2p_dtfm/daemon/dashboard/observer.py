@@ -22,7 +22,7 @@ from p2p_dtfm.web.state import (
     Event,
     Live,
     Problem,
-    Refused,
+    RefusedCount,
     RunFacts,
     Timeline,
     ViewState,
@@ -41,7 +41,7 @@ class Observer:
         self._timeline = Timeline()
         self._peer_id = ""
         self._messenger: Messenger | None = None
-        self._refused: Callable[[], tuple[Refused, ...]] = tuple
+        self._refused: Callable[[], tuple[RefusedCount, ...]] = tuple
         self._agreement: Agreement | None = None
         self._spec: RunSpec | None = None
         self._run: RunFacts | None = None
@@ -66,7 +66,7 @@ class Observer:
 
     # what the daemon tells -----------------------------------------------------------------------
 
-    def guarded_by(self, refused: Callable[[], tuple[Refused, ...]]) -> None:
+    def guarded_by(self, refused: Callable[[], tuple[RefusedCount, ...]]) -> None:
         """What the gate of this daemon has turned away."""
         self._refused = refused
 
@@ -105,9 +105,8 @@ class Observer:
             total_steps=spec.total_steps,
         )
 
-    def view_took_over(self, view: View, step: int) -> None:
+    def view_took_over(self, spec: RunSpec, view: View, step: int) -> None:
         """From `step` on, `view` is in force."""
-        assert self._spec is not None
         self._tell_members(view)
         plural = "" if len(view.members) == 1 else "s"
         self._tell(
@@ -120,7 +119,7 @@ class Observer:
             self._making.cancel()
         before = points_of(self._view_state)
         self._making = asyncio.create_task(
-            asyncio.to_thread(view_state, view, self._spec, self._peer_id, step, before)
+            asyncio.to_thread(view_state, view, spec, self._peer_id, step, before)
         )
         self._making.add_done_callback(self._view_made)
 

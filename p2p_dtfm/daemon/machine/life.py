@@ -8,7 +8,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 ORPHAN_GRACE_S = 15.0
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
@@ -63,15 +65,13 @@ class Life:
         self._on_leaving()
         self.leaving.set()
 
-    async def unless_leaving(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Whether `work` came to its end; it is cancelled when this peer is told to leave."""
+    async def unless_leaving(self, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """What `work` comes to; None if this peer is told to leave before, which cancels it."""
         working = asyncio.create_task(work)
         leaving = asyncio.create_task(self.leaving.wait())
         try:
             await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-            return working.done()
+            return working.result() if working.done() else None
         finally:
             for task in (working, leaving):
                 task.cancel()
@@ -83,16 +83,7 @@ class Life:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         if until_stdin_closes:
-            threading.Thread(target=self._watch_stdin, args=(loop,), daemon=True).start()
-
-    def _watch_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            while os.read(sys.stdin.fileno(), 4096):
-                pass
-        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-            loop.call_soon_threadsafe(self._begin_to_leave)
-            threading.Event().wait(ORPHAN_GRACE_S)
-            os._exit(130)
+            when_stdin_closes(self._begin_to_leave, ends_after_s=ORPHAN_GRACE_S)
 
     def _on_signal(self) -> None:
         if self._signalled:
@@ -102,3 +93,20 @@ class Life:
         self._signalled = True
         log.info("leaves after this step; a second signal ends at once")
         self.leave()
+
+
+def when_stdin_closes(act: Callable[[], None], ends_after_s: float | None = None) -> None:
+    """Have the event loop `act` then; and end the process after so long, if it is still there."""
+    loop = asyncio.get_running_loop()
+
+    def watch() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while os.read(sys.stdin.fileno(), 4096):
+                pass
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            loop.call_soon_threadsafe(act)
+            if ends_after_s is not None:
+                threading.Event().wait(ends_after_s)
+                os._exit(130)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.plain_words import in_plain_words
 from p2p_dtfm.daemon.machine.home import default_home
 from p2p_dtfm.daemon.machine.hours import HOURS_PATTERN
-from p2p_dtfm.daemon.machine.setting_errors import plain_cause
 
 PREFIX = "P2P_DTFM_"
+_PATTERNS = {
+    "hours": 'must be two times of day, as in "22-07"',
+    "run_digest": "must be a digest: 64 of the characters 0-9 and a-f",
+}
+_ALTERNATIVES = {"dashboard": 'must be a port from 1 to 65535, "auto" or "off"'}
 
 
 class Settings(BaseModel):
@@ -175,12 +181,12 @@ def resolve(config: Path | None, flags: dict[str, Any]) -> Resolved:
         found = {str(item["loc"][0]): item for item in reversed(error.errors())}
         name, *others = sorted(found)
         more = "".join(
-            f"; {other} ({origins[other]}): {plain_cause(found[other])}, not "
+            f"; {other} ({origins[other]}): {_plain_cause(found[other])}, not "
             f"{_shown(values[other])}"
             for other in others
         )
         raise UserError(
-            f"{name} ({origins[name]}): {plain_cause(found[name])}, not {_shown(values[name])}"
+            f"{name} ({origins[name]}): {_plain_cause(found[name])}, not {_shown(values[name])}"
             + more,
             tuple(f"{name}: {Settings.model_fields[name].description}" for name in sorted(found)),
         ) from error
@@ -214,3 +220,13 @@ def _refuse_unknown(source: dict[str, Any], origin: str) -> None:
             near = difflib.get_close_matches(name, Settings.model_fields, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else "p2p-dtfm --show-config lists them all"
             raise UserError(f"unknown setting {name!r} ({origin})", hint)
+
+
+def _plain_cause(error: ErrorDetails) -> str:
+    """What is wrong with a setting's value, without the words of the library that found it."""
+    name, kind = str(error["loc"][0]), error["type"]
+    if name in _ALTERNATIVES:
+        return _ALTERNATIVES[name]
+    if kind == "string_pattern_mismatch":
+        return _PATTERNS.get(name, "must be written otherwise")
+    return in_plain_words(error)

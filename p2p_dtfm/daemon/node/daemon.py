@@ -74,13 +74,13 @@ class Daemon:
             stack.callback(local.compute.close)
             past = await asyncio.to_thread(recall, settings)
             life.handle_signals(until_stdin_closes=settings.until_stdin_closes)
-            if not await life.unless_leaving(self._start(stack, past)):
+            departure = await life.unless_leaving(self._start(stack, past))
+            if departure is None:
                 log.info("left before it took part")
                 return 0
-            assert self._departure is not None
-            return await _until_end(self._departure)
+            return await _until_end(departure)
 
-    async def _start(self, stack: contextlib.AsyncExitStack, past: Past) -> None:
+    async def _start(self, stack: contextlib.AsyncExitStack, past: Past) -> Departure:
         local, settings = self._local, self._local.settings
         life = local.home.next_life()
         stack.enter_context(only_daemon_on(exclusive_name(select_device(settings.device))))
@@ -111,6 +111,7 @@ class Daemon:
         _share_the_interpreter()
         Background(participant, departure).begin()
         local.life.spawn(entry.found() if membership.founds else entry.join())
+        return departure
 
     # for whoever runs it -------------------------------------------------------------------------
 
@@ -192,7 +193,7 @@ async def _until_end(departure: Departure) -> int:
                     "start p2p-dtfm again; it takes up where the swarm is",
                     exit_code=1,
                 )
-            if waits["failed"].done():
+            if life.error is not None:
                 raise explained(life.error)
             if waits["left"].done():
                 await departure.end()
@@ -219,9 +220,8 @@ def _share_the_interpreter() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
-def explained(error: BaseException | None) -> BaseException:
+def explained(error: BaseException) -> BaseException:
     """What ended this daemon; other peers that are gone are no bug of it."""
-    assert error is not None
     leaves = list(_leaves(error))
     if not all(isinstance(leaf, Unreachable | Refused) for leaf in leaves):
         return error

@@ -9,6 +9,7 @@ from typing import Any
 from p2p_dtfm.core.consensus.actions import Rejoin
 from p2p_dtfm.core.gate.gate_table import Role
 from p2p_dtfm.core.messages.agreement_messages import (
+    Active,
     Contribution,
     Heartbeat,
     JoinRequest,
@@ -145,6 +146,8 @@ class Dispatch:
             if isinstance(message, Heartbeat):
                 self._participant.step_watch.heard(sender, message.progress, message.work)
             self._membership.actions.do(actions)
+            if isinstance(message, Active):
+                trainer.may_commit()
         elif isinstance(message, SignedPrepared):
             if message.signed.peer_id != sender:
                 raise PeerFault("says Prepared for another peer", sender)

@@ -100,7 +100,7 @@ class Effects:
         participant.views = [*participant.views, entry][-HISTORY_LIMIT:]
         participant.events.write("view", **entry)
         life.spawn(membership.acquaintances.remember(view))
-        observer.view_took_over(view, step)
+        observer.view_took_over(membership.run.spec, view, step)
         membership.view_history.keep(membership.agreement.history)
         life.spawn(asyncio.to_thread(membership.view_history.write))
         log.info("view %s from step %d on", view.id, step)

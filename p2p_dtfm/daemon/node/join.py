@@ -112,8 +112,7 @@ class Joining:
         digests = prepared.digests()
         for done, digest in enumerate(digests):
             self._local.status.advance(State.STARTING, "checks the data", done, len(digests))
-            blob = prepared.path(digest)
-            assert blob is not None
+            blob = prepared.held(digest)
             stored = await asyncio.to_thread(store.put_file, blob)
             if stored != digest:
                 store.remove(stored)

@@ -8,12 +8,9 @@ whom was met before; if they are gone, or there were none, as the daemon was sta
 """
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -28,6 +25,7 @@ from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.hours import Hours
+from p2p_dtfm.daemon.machine.life import when_stdin_closes
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.web.api import LocalApi, make_app
@@ -190,7 +188,7 @@ class Resident:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, decide, False)
         if self._settings.until_stdin_closes:
-            _when_stdin_closes(lambda: decide(False))
+            when_stdin_closes(lambda: decide(False))
         port = self._away.port if self._away is not None else None
         try:
             await self._dashboard.start(self._settings.dashboard, home.root, port)
@@ -227,19 +225,6 @@ def _release_memory() -> None:
         from p2p_dtfm.train.stage.measure import release_memory
 
         release_memory()
-
-
-def _when_stdin_closes(act: Callable[[], None]) -> None:
-    loop = asyncio.get_running_loop()
-
-    def watch() -> None:
-        with contextlib.suppress(OSError, ValueError):
-            while os.read(sys.stdin.fileno(), 4096):
-                pass
-        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-            loop.call_soon_threadsafe(act)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _away(shown: DashboardState, status: Status) -> DashboardState:

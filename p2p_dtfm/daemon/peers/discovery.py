@@ -28,7 +28,7 @@ ANSWER_DEADLINE_S = 4.0
 DIGEST_CHARACTERS = 64
 
 Value = TypeVar("Value")
-Found = tuple[str, Welcome]
+Answer = tuple[str, Welcome]
 """Who answered, and its answer."""
 
 
@@ -39,7 +39,7 @@ async def find_run(
     own: tuple[str, ...],
     run_digest: str,
     say: Callable[[str], None],
-) -> Found:
+) -> Answer:
     """Find a member of the run (of any run, if `run_digest` is empty). Raises `UserError`."""
     try:
         return await ask_welcome(messenger, initial_peers, own, run_digest)
@@ -66,7 +66,7 @@ async def ask_present(
     initial_peers: list[str],
     own: tuple[str, ...],
     run_digest: str,
-) -> Found | None:
+) -> Answer | None:
     """Ask some of those whom the directory names; None if no one trains the run now.
 
     First those who have brought their presence to an initial peer: whoever answers may invent the
@@ -96,11 +96,11 @@ async def _first_answer(
     were_there: bool,
     own: tuple[str, ...],
     run_digest: str,
-) -> Found | None:
+) -> Answer | None:
     """Several are asked at once; the first good answer counts."""
     turns = asyncio.Semaphore(ASKED_AT_ONCE_LIMIT)
 
-    async def ask(peer: Presence) -> Found | None:
+    async def ask(peer: Presence) -> Answer | None:
         async with turns:
             with contextlib.suppress(Unreachable):
                 await messenger.look_up(peer.peer_id, peer.addresses, were_there)

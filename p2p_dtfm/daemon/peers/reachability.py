@@ -23,7 +23,7 @@ from p2p_dtfm.net.contacts.addresses import (
 )
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.host import Host
-from p2p_dtfm.net.nat.dial_back import CallBacks, Seen
+from p2p_dtfm.net.nat.dial_back import CallBacks, SeenAddress
 from p2p_dtfm.net.nat.punching import Punching
 from p2p_dtfm.net.nat.relay import Relay, relayed_address, reserve
 
@@ -70,7 +70,6 @@ class ReachabilityService:
         self.finding = ReachabilityFinding(Reachability.UNKNOWN, "nobody was asked yet")
         self.changed = asyncio.Event()
         """Set when this peer's addresses have become others; whoever tells others clears it."""
-        self._announced = False
         self._reservations: dict[str, _Reservation] = {}
         self._unwilling: dict[str, float] = {}
         self._ports: tuple[int, ...] = ()
@@ -144,7 +143,7 @@ class ReachabilityService:
             self._tell_addresses()
         self.finding = ReachabilityFinding(how, reason, best.host, port)
 
-    async def _see(self, peer_id: str) -> Seen | None:
+    async def _see(self, peer_id: str) -> SeenAddress | None:
         try:
             return await self._callbacks.ask(peer_id, self._ports)
         except (Unreachable, Refused, PeerFault) as error:

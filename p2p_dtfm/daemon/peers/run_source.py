@@ -98,12 +98,8 @@ def is_here(memory: Signed, store: BlobStore) -> bool:
 def open_local_run(signed: Signed, store: BlobStore) -> Run:
     """A run whose manifest and tokenizer are in `store`."""
     spec = RunSpec.from_canonical_bytes(signed.payload)
-    manifest_path = store.path(spec.data.manifest)
-    assert manifest_path is not None, "the founder's store holds the manifest"
-    manifest = parse_manifest(manifest_path.read_bytes(), spec.data.manifest)
-    tokenizer_path = store.path(manifest.tokenizer.digest)
-    assert tokenizer_path is not None, "the founder's store holds the tokenizer"
-    tokenizer = tokenizer_from_bytes(tokenizer_path.read_bytes())
+    manifest = parse_manifest(store.held(spec.data.manifest).read_bytes(), spec.data.manifest)
+    tokenizer = tokenizer_from_bytes(store.held(manifest.tokenizer.digest).read_bytes())
     return Run(spec, signed, manifest, tokenizer, store)
 
 

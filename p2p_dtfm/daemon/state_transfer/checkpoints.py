@@ -16,7 +16,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.machine.disk import changed_ns
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
-from p2p_dtfm.daemon.telemetry.troubles import Troubles
+from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.model.checkpoint import (

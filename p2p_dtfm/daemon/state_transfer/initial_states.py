@@ -80,7 +80,5 @@ class InitialStates:
 
     async def _file(self, digest: str, max_bytes: int) -> Path:
         if await asyncio.to_thread(self._store.verify, digest):
-            path = self._store.path(digest)
-            assert path is not None
-            return path
+            return self._store.held(digest)
         return await self._blobs.fetch(digest, self._peers(), self._store.root / digest, max_bytes)

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -58,8 +58,6 @@ class Microbatches:
         work: OpenStepWork,
         on_progress: OnProgress,
     ) -> None:
-        stage = place.plan.stage_of(place.me)
-        assert stage is not None, "a spare has no microbatches"
         self._mailbox = links.mailbox
         self._me = place.me
         self._spec = place.spec
@@ -70,7 +68,7 @@ class Microbatches:
         self._compute = tools.compute
         self._recorder = tools.recorder
         self._on_progress = on_progress
-        self._stage = stage
+        self._stage = place.stage
         self._neighbours = neighbours_of(place.plan, place.me, place.spec)
         self._replay = whole_step(place.plan, place.me)
 
@@ -89,19 +87,7 @@ class Microbatches:
         work, places = self._work, {number: n for n, number in enumerate(replay.microbatches)}
         if work.unfinished is not None:
             await self._compute.run(self._finish_backward)
-        order = StageOrder(
-            range(len(places)),
-            self._stage.in_flight,
-            makes_inputs=self._runner.has_embedding,
-            makes_losses=self._runner.has_head,
-            splits=self._runner.splits,
-            done=Done(
-                len(work.forwarded),
-                work.backwards,
-                work.weights,
-                {places[number] for number in replay.next_has},
-            ),
-        )
+        order = self._order(places)
         not_final = dict.fromkeys(reversed(self._runner.layer_states))
 
         def is_final(layer: int) -> None:
@@ -115,11 +101,7 @@ class Microbatches:
         ahead: _Begun | None = None
         try:
             while not order.done:
-                for key, payload in self._mailbox.take_arrivals(step, places):
-                    try:
-                        await self._arrived(key, payload, places[key.index], order, tensors)
-                    except PeerFault as fault:
-                        self._frames.on_poison(key.sender, fault.cause)
+                await self._take_arrivals(step, places, order, tensors)
                 if ahead is None and order.only_weights_are_left:
                     owed = [replay.microbatches[place] for place in order.take_weights()]
                     await self._weights_by_layer(owed, is_final)
@@ -145,6 +127,19 @@ class Microbatches:
                 ahead.running.cancel()
         for layer in list(not_final):  # where all was done before
             is_final(layer)
+
+    def _order(self, places: Mapping[int, int]) -> StageOrder:
+        """That of this step; `places` are those of its microbatches in it."""
+        work = self._work
+        sent = {places[number] for number in self._replay.next_has}
+        return StageOrder(
+            range(len(places)),
+            self._stage.in_flight,
+            makes_inputs=self._runner.has_embedding,
+            makes_losses=self._runner.has_head,
+            splits=self._runner.splits,
+            done=Done(len(work.forwarded), work.backwards, work.weights, sent),
+        )
 
     def _awaited(self, step: int, order: StageOrder) -> FrameKey:
         """The frame without which nothing can be computed."""
@@ -212,6 +207,15 @@ class Microbatches:
     def _say(self, step: int) -> None:
         self._on_progress(step, self._work.progress)
         self._work.drop_if_too_large()
+
+    async def _take_arrivals(
+        self, step: int, places: Mapping[int, int], order: StageOrder, tensors: "_Arrived"
+    ) -> None:
+        for key, payload in self._mailbox.take_arrivals(step, places):
+            try:
+                await self._arrived(key, payload, places[key.index], order, tensors)
+            except PeerFault as fault:
+                self._frames.on_poison(key.sender, fault.cause)
 
     async def _arrived(
         self,
@@ -370,15 +374,12 @@ class Microbatches:
     def _require_finite(self, kind: FrameKind, number: int, values: Tensor | None) -> None:
         """What a neighbour has sent; raises `PeerFault`. Compute thread."""
         if values is not None and not is_finite(values):
-            beside = self._neighbours[self._place(number)]
-            sender = beside.before if kind is FrameKind.ACTIVATION else beside.after
-            assert sender is not None, "an end of a pipeline gets nothing from outside"
+            sender = self._beside(number, after=kind is not FrameKind.ACTIVATION)
             cause = f"{kind} of microbatch {number} with a value that is not finite"
             raise PeerFault(cause, sender.peer_id)
 
     def _activation(self, step: int, number: int) -> FrameKey:
-        before, layer = self._neighbours[self._place(number)].before, self._stage.first_layer
-        assert before is not None, "the embedding has its inputs"
+        before, layer = self._beside(number, after=False), self._stage.first_layer
         return FrameKey(step, FrameKind.ACTIVATION, layer, number, before.peer_id)
 
     @property
@@ -395,9 +396,13 @@ class Microbatches:
 
     def _neighbour(self, kind: FrameKind, number: int) -> Stage:
         """Where this microbatch's boundary tensor of this kind goes."""
+        return self._beside(number, after=kind is FrameKind.ACTIVATION)
+
+    def _beside(self, number: int, *, after: bool) -> Stage:
+        """The stage that a microbatch comes from, or goes to."""
         beside = self._neighbours[self._place(number)]
-        found = beside.after if kind is FrameKind.ACTIVATION else beside.before
-        assert found is not None, "an end of a pipeline sends nothing outward"
+        found = beside.after if after else beside.before
+        assert found is not None, "an end of a pipeline exchanges nothing outward"
         return found
 
     def _codec(self, kind: FrameKind, number: int) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2p_dtfm.core.messages.stage_progress import StageProgress
-from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.mailbox import Mailbox
@@ -33,6 +33,18 @@ class StagePlace:
     spec: RunSpec
     recompute: bool = False
     """Its memory does not hold the activations of all microbatches under way."""
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """That in which it has a place of its own."""
+        number, _ = self.plan.places_of(self.me)[0]
+        return self.plan.pipelines[number]
+
+    @property
+    def stage(self) -> Stage:
+        """What it computes there."""
+        _, position = self.plan.places_of(self.me)[0]
+        return self.pipeline.stages[position]
 
 
 @dataclass(frozen=True)

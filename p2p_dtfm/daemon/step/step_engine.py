@@ -55,8 +55,6 @@ class StepEngine:
     ) -> None:
         """`work` is of an earlier view, with the same states."""
         listeners, spec = listeners or StageListeners(), place.spec
-        stands = place.plan.place_of(place.me)
-        assert stands is not None, "a spare has no steps to compute"
         self.mailbox = links.mailbox
         self.view = links.mailbox.view
         self.states = states
@@ -72,7 +70,7 @@ class StepEngine:
         self._links = links
         self._tools = tools
         self._runner = self.work.runner
-        self._pipeline = place.plan.pipelines[stands[0]]
+        self._pipeline = place.pipeline
         self._is_local = spec.sync.mode == "local"
         # inner steps keep nothing of a step that fails, so nobody is told of their progress
         told = tell_nobody if self._is_local else listeners.progress

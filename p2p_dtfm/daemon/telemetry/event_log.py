@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from p2p_dtfm.daemon.telemetry.troubles import Troubles
+from p2p_dtfm.daemon.telemetry.status import Troubles
 
 LIMIT_BYTES = 64 << 20
 

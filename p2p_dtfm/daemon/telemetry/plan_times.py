@@ -9,7 +9,7 @@ from p2p_dtfm.core.protocol.measured_plans import (
     PLANS_LIMIT,
     STEPS_ENOUGH,
     MeasuredPlan,
-    Shape,
+    PlanShape,
     is_told_of,
     shape_of,
 )
@@ -35,13 +35,13 @@ class PlanTimes:
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
-        self._known: dict[Shape, tuple[int, float]] = {}
+        self._known: dict[PlanShape, tuple[int, float]] = {}
         """By shape the step's time and when it was last measured."""
         self._steps_ns: deque[int] = deque(maxlen=STEPS_ENOUGH)
         self._view: View | None = None
-        self._shape: Shape = ()
+        self._shape: PlanShape = ()
         self._began_s = self._last_s = 0.0
-        self._asked: dict[Shape, float] = {}
+        self._asked: dict[PlanShape, float] = {}
         self._since_s: float | None = None
         self._pause_s, self._quiet_until_s = FIRST_PAUSE_S, -FORGOTTEN_S
 
@@ -96,11 +96,14 @@ class PlanTimes:
     @property
     def reason(self) -> str | None:
         """Why the plan in force is not as good as was thought."""
-        step_ns, plan = self.step_ns, self._view.plan if self._view is not None else None
-        if step_ns is None or not isinstance(plan, Plan) or self._is_mended(self._view):
+        step_ns, view = self.step_ns, self._view
+        if step_ns is None or view is None or self._is_mended(view):
+            return None
+        plan, members = view.plan, set(view.member_ids)
+        if not isinstance(plan, Plan):
             return None
         others = [(ns, shape) for shape, (ns, _) in self._known.items() if shape != self._shape]
-        best_ns = min((ns for ns, shape in others if self._is_possible(shape)), default=0)
+        best_ns = min((ns for ns, shape in others if _holders(shape) <= members), default=0)
         if best_ns and step_ns * 100 > WORSE_PERCENT * best_ns:
             return (
                 f"a step takes {_ms(step_ns)}, and took {_ms(best_ns)} under an earlier plan: "
@@ -113,11 +116,6 @@ class PlanTimes:
             )
         return None
 
-    def _is_possible(self, shape: Shape) -> bool:
-        """Whether all who had a stage are members still."""
-        assert self._view is not None
-        return {peer for peers, _ in shape for peer in peers} <= set(self._view.member_ids)
-
     @staticmethod
     def _is_mended(view: View | None) -> bool:
         """A plan for the time until a better one is made."""
@@ -127,6 +125,11 @@ class PlanTimes:
     def _forget(self, now_s: float) -> None:
         newest = sorted(self._known.items(), key=lambda item: -item[1][1])[:PLANS_LIMIT]
         self._known = {k: v for k, v in newest if now_s - v[1] < FORGOTTEN_S}
+
+
+def _holders(shape: PlanShape) -> set[str]:
+    """All who had a stage."""
+    return {peer for peers, _ in shape for peer in peers}
 
 
 def _ms(duration_ns: int) -> str:

@@ -8,13 +8,35 @@ from enum import StrEnum
 from typing import Any
 
 from p2p_dtfm.daemon.telemetry.estimate import Estimate, in_words
-from p2p_dtfm.daemon.telemetry.troubles import Troubles
 
 FETCHES = "fetches"
 TOLD_EVERY_S = 10.0
 """How often the log hears of something long."""
+TROUBLES_LIMIT = 16
 
 log = logging.getLogger("p2p_dtfm")
+
+
+class Troubles:
+    """What somebody must see to on this machine, from when it begins until it is over.
+
+    Each has a name of its own, so that whoever told of it can say that it is over.
+    """
+
+    def __init__(self) -> None:
+        self._present: dict[str, tuple[str, str]] = {}
+
+    def tell(self, name: str, what: str, fix: str) -> None:
+        """One sentence each: what is wrong, and what to do."""
+        assert name in self._present or len(self._present) < TROUBLES_LIMIT, name
+        self._present[name] = (what, fix)
+
+    def over(self, name: str) -> None:
+        self._present.pop(name, None)
+
+    def present(self) -> tuple[tuple[str, str], ...]:
+        """(what, fix), oldest first."""
+        return tuple(self._present.values())
 
 
 class State(StrEnum):
@@ -35,7 +57,7 @@ LAST_STATES = (State.LEAVING, State.STOPPED)
 
 
 @dataclass(frozen=True)
-class Work:
+class LongTask:
     """How far something long is."""
 
     what: str
@@ -62,7 +84,7 @@ class Status:
     reason: str = "loads the program"
     since_s: float = field(default_factory=time.time)
     facts: dict[str, Any] = field(default_factory=dict)
-    work: Work | None = None
+    work: LongTask | None = None
     """Of something long in this state."""
     clock_s: Callable[[], float] = time.monotonic
     troubles: Troubles = field(default_factory=Troubles)
@@ -81,10 +103,12 @@ class Status:
         """Something long has come so far, in any unit. It began when this was first said of it."""
         self._enter(state, str(self._measure(what, done, total)))
 
-    def _measure(self, what: str, done: float, total: float) -> Work:
+    def _measure(self, what: str, done: float, total: float) -> LongTask:
         if self._estimate is None or self.work is None or self.work.what != what:
             self._estimate, self._told_s = Estimate(self.clock_s), self.clock_s()
-        self.work = Work(what, min(1.0, done / max(total, 1)), self._estimate.left_s(done, total))
+        self.work = LongTask(
+            what, min(1.0, done / max(total, 1)), self._estimate.left_s(done, total)
+        )
         if self.clock_s() - self._told_s >= TOLD_EVERY_S:
             self._told_s = self.clock_s()
             log.info("%s", self.work)

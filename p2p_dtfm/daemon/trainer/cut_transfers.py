@@ -8,8 +8,6 @@ small pieces that take no more than a tenth of the line. `core.cost_model.cuts` 
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
-from typing import Any
 
 from p2p_dtfm.core.cost_model.cuts import LINE_SHARE, CutClock
 from p2p_dtfm.core.cost_model.guardians import guarded_pairs
@@ -75,16 +73,6 @@ class Cuts:
         self._checking: set[asyncio.Task[None]] = set()
         self._received = asyncio.Event()
 
-    def _watched(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """If it breaks, the steps must not go on as if cuts were taken."""
-        task = asyncio.create_task(work)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._state.fail(error)
-
     # views --------------------------------------------------------------------------------------
 
     def take_over(self, view: View, step: int) -> None:
@@ -109,7 +97,7 @@ class Cuts:
             self._sending.cancel()
         if clock.travels:
             step = clock.newest
-            self._sending = self._watched(
+            self._sending = self._state.watched(
                 self._send(view, clock, step, self._outlet.lineage_at(step))
             )
 
@@ -182,7 +170,7 @@ class Cuts:
             self._store.put(lineage, copies)
             clock.taken()
             if clock.missing:
-                self._sending = self._watched(self._send(self._view, clock, step, lineage))
+                self._sending = self._state.watched(self._send(self._view, clock, step, lineage))
 
     async def _send(self, view: View, clock: CutClock, step: int, lineage: str) -> None:
         """To one guardian after another, until all have said that they have it."""
@@ -286,7 +274,7 @@ class Cuts:
             )
         is_news = coming.take(header.index, tensor_from_bytes(payload, header.shape))
         if coming.is_whole and (is_news or header.index == coming.last_index):
-            task = self._watched(self._keep(sender, view, coming))
+            task = self._state.watched(self._keep(sender, view, coming))
             self._checking.add(task)
             task.add_done_callback(self._checking.discard)
 

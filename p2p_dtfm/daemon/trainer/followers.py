@@ -110,22 +110,13 @@ class Followers:
             numbers=self._request_numbers,
         )
         follower = Follower(view, layers, follower_tools, on_progress, on_gradient)
-        self._tasks[follower] = self._watched(asyncio.create_task(follower.run()))
+        self._tasks[follower] = self._state.watched(follower.run())
         return follower
 
     def _stop(self, follower: Follower | None) -> None:
         if follower is not None:
             self._tasks.pop(follower).cancel()
             follower.stop()
-
-    def _watched(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """It ends by being cancelled; anything else must not leave this peer waiting for ever."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._state.fail(error)
 
     # guarding -----------------------------------------------------------------------------------
 
@@ -149,7 +140,7 @@ class Followers:
             self._ending.append(self.follower)
             self.follower = None
         if mine and ((self._state.step == 0 and not lags) or self._are_coming(mine)):
-            self._beginning = self._watched(asyncio.create_task(self._begin_soon(view, mine)))
+            self._beginning = self._state.watched(self._begin_soon(view, mine))
         else:
             self._begin(view, mine)
         return set() if lags else mine

@@ -30,12 +30,9 @@ async def have_shards(
 ) -> None:
     """Bring what this stage reads for these microbatches and, if it is time, held-out ones; or
     until the view is over."""
-    place = plan.place_of(tools.me)
-    assert place is not None
-    pipeline = plan.pipelines[place[0]]
-    if 0 < place[1] < len(pipeline.stages) - 1:
-        return
     beside = neighbours_of(plan, tools.me, tools.spec)
+    if beside[0].before is not None and beside[0].after is not None:
+        return
     held_out = evaluate and any(each.held_out for each in beside)
     needed = tools.batches.shards(step, microbatches, held_out=held_out)
     try:

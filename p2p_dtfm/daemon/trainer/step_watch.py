@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.liveness.liveness import Suspicion
-from p2p_dtfm.core.liveness.pace import Pace, Patience
+from p2p_dtfm.core.liveness.pace import Pace
 from p2p_dtfm.core.liveness.stalls import Stalls
 from p2p_dtfm.core.liveness.waits import PossibleWaits
 from p2p_dtfm.core.messages.work import Work
@@ -24,19 +24,18 @@ class StepWatch:
         self._file_bytes = largest_file_bytes
         self._waits = waits
         self._stalls = Stalls(me, sleep_ns)
-        self._possible: PossibleWaits | None = None
-        self._pace: Pace | None = None
+        self._in_view: tuple[PossibleWaits, Pace] | None = None
         self._step_began_ns: int | None = None
 
     def took_over(self, view: View, step: int) -> None:
-        self._possible = PossibleWaits(view)
-        self._pace = Pace(view, self._spec, self._file_bytes)
-        self._pace.begin(step)
+        pace = Pace(view, self._spec, self._file_bytes)
+        pace.begin(step)
+        self._in_view = PossibleWaits(view), pace
         self._step_began_ns = None
 
     def committed(self, now_ns: int) -> None:
-        if self._pace is not None and self._step_began_ns is not None:
-            self._pace.committed(now_ns - self._step_began_ns)
+        if self._in_view is not None and self._step_began_ns is not None:
+            self._in_view[1].committed(now_ns - self._step_began_ns)
         self._step_began_ns = now_ns
 
     def heard(self, peer_id: str, progress: int, work: Work | None) -> None:
@@ -49,21 +48,16 @@ class StepWatch:
     def tick(self, agreement: Agreement, watched: Iterable[str], now_ns: int) -> list[Suspicion]:
         """New suspicions."""
         self._stalls.watch(watched)
-        if self._possible is None:
+        if self._in_view is None:
             return []
+        possible, pace = self._in_view
         return self._stalls.tick(
-            self.work(agreement),
-            self._possible,
-            self._waits.has_given,
-            self._patience,
-            now_ns,
+            self.work(agreement), possible, self._waits.has_given, pace.patience, now_ns
         )
 
     def take_sides(self, agreement: Agreement) -> list[Suspicion]:
         """Of those who accuse, or are accused, in the attempt that has just begun, who holds up
         this peer, too. Its next tick may come when all have agreed."""
-        return self._stalls.join(agreement.doubted, self._patience)
-
-    def _patience(self, peer_id: str, step: int) -> Patience:
-        assert self._pace is not None, "judged before a view"
-        return self._pace.patience(peer_id, step)
+        if self._in_view is None:
+            return []
+        return self._stalls.join(agreement.doubted, self._in_view[1].patience)

@@ -153,6 +153,10 @@ class Trainer:
         self._tools.donor.take_over(view.id)
         state.wake.set()
 
+    def may_commit(self) -> None:
+        """A member has said that it is active. Whose Prepared are all here waits for that alone."""
+        self._state.wake.set()
+
     def _catch_up(self) -> None:
         """A peer without a stage may take over before it has seen the last step of the old view."""
         ledger = self._behind
@@ -289,9 +293,7 @@ class Trainer:
                     finally:
                         state.fetches = False
                     if state.view is view:
-                        mailbox = self._mail.mailbox(view.id)
-                        assert mailbox is not None
-                        await self._steps.run(view, view.plan, mailbox)
+                        await self._steps.run(view, view.plan, self._mail.of_stage(view.id))
 
     async def _do_restart(self, restart: Restart) -> None:
         """Bring the states to where an unplanned view starts; see

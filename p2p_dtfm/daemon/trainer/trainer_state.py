@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -138,6 +138,16 @@ class TrainerState:
         """Those that are not here at the step that comes."""
         held = self.states
         return {n for n in layers if n not in held or held[n].version != self.step}
+
+    def watched(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """It ends by being cancelled; anything else must not leave this peer waiting for ever."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
 
     def fail(self, error: BaseException) -> None:
         """Whoever waits raises it: a part that ended must not leave the others waiting."""

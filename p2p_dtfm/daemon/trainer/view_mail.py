@@ -58,8 +58,8 @@ class ViewMail:
         mailbox, plan = self._mailboxes.get(view.id), view.plan
         if replay is not None and mailbox is not None and isinstance(plan, Plan):
             mine = replay.stage(plan, self._me)
-            assert mine is not None
-            mailbox.replay(replay.step, mine)
+            if mine is not None:
+                mailbox.replay(replay.step, mine)
         if view.id not in self._views:
             self._views.append(view.id)
         early, self._early = self._early, {}
@@ -99,3 +99,7 @@ class ViewMail:
     def mailbox(self, view: ViewId) -> Mailbox | None:
         """None where this peer has no stage in the view, or a later one has taken over."""
         return self._mailboxes.get(view)
+
+    def of_stage(self, view: ViewId) -> Mailbox:
+        """That of the view in force, in which this peer has a stage."""
+        return self._mailboxes[view]

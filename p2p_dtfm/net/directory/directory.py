@@ -137,10 +137,6 @@ class Directory:
             log.warning(REFUSED, signed.kind, reason)
         return reason is None
 
-    async def withdraw_presence(self) -> None:
-        """Stop refreshing the presence: it expires by itself."""
-        self._presence = None
-
     async def present_peers(self, run_digest: str) -> list[Presence]:
         """Who says that it takes part in a run, sorted by peer id: a hint, and a recent one."""
         self._validator.own(run_digest)

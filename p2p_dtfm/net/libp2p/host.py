@@ -31,10 +31,12 @@ from p2p_dtfm.net.hivemind_parts import (
     PeerID,
     p2pd_pb2,
 )
-from p2p_dtfm.net.libp2p.broken_streams import expect_broken_streams
+from p2p_dtfm.net.libp2p.around_hivemind import (
+    PendingCalls,
+    expect_broken_streams,
+    remove_stale_sockets,
+)
 from p2p_dtfm.net.libp2p.p2pd import P2pd, P2pdFailed, flags_of
-from p2p_dtfm.net.libp2p.pending_calls import PendingCalls
-from p2p_dtfm.net.libp2p.stale_sockets import remove_stale_sockets
 from p2p_dtfm.net.shaping import ShapedWriter, Shaper
 
 Result = TypeVar("Result")
@@ -104,7 +106,6 @@ class Host:
         listen_addresses: Sequence[str],
         announce_addresses: Sequence[str] = (),
         initial_peers: Sequence[str] = (),
-        trusted_relays: Sequence[str] = (),
     ) -> "Host":
         """Start p2pd and connect to at least one of `initial_peers`, if there are any.
 
@@ -114,11 +115,10 @@ class Host:
         peers = [parse_address(address) for address in initial_peers]
         listen = [check_listen_address(address) for address in listen_addresses]
         announce = [check_listen_address(address) for address in announce_addresses]
-        relays = [parse_address(address) and address.strip() for address in trusted_relays]
         identity = Identity.load_or_create(identity_path)
         remove_stale_sockets()
         expect_broken_streams(asyncio.get_running_loop())
-        flags = flags_of(identity_path, listen, announce, relays, MESSAGE_LIMIT_BYTES)
+        flags = flags_of(identity_path, listen, announce, MESSAGE_LIMIT_BYTES)
         await refuse_taken_ports(listen)
         p2pd, p2p = await _start_p2pd(flags, listen)
         on_loopback = any(is_loopback(address) for address in (*listen, *announce))

@@ -118,7 +118,6 @@ def flags_of(
     identity_path: Path,
     listen: list[str],
     announce: list[str],
-    relays: list[str],
     message_limit_bytes: int,
 ) -> list[str]:
     """What p2pd is started with."""
@@ -132,7 +131,7 @@ def flags_of(
         "-relayService=0",  # it would push `net.nat.relay` aside once p2pd believes itself public
         f"-autonat={beyond}",
         f"-natPortMap={beyond}",
-        f"-autoRelay={int(bool(relays))}",
+        "-autoRelay=0",  # `daemon.peers.reachability` looks for relays
         # both kinds of encryption authenticate the peer id; TLS takes a quarter less CPU
         "-tls=1",
         "-noise=0",
@@ -141,5 +140,4 @@ def flags_of(
     ]
     flags += [f"-hostAddrs={','.join(listen)}"] if listen else ["-noListenAddrs=1"]
     flags += [f"-announceAddrs={','.join(announce)}"] if announce else []
-    flags += [f"-trustedRelays={','.join(relays)}"] if relays else []
     return flags

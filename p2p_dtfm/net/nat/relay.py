@@ -51,18 +51,12 @@ class Relay:
         self._is_open = is_open
         self._reserved_until_s: dict[str, float] = {}
         self._circuits: collections.Counter[str] = collections.Counter()
-        self.carried_bytes = 0
         """All that went through, in both directions."""
 
     async def ready(self) -> "Relay":
         """Take the place of p2pd's own relay."""
         await self._host.serve_streams(HOP_PROTOCOL, self._serve, "relay")
         return self
-
-    @property
-    def reservations(self) -> int:
-        now_s = time.monotonic()
-        return sum(until_s > now_s for until_s in self._reserved_until_s.values())
 
     @property
     def circuits(self) -> int:
@@ -185,7 +179,6 @@ class Relay:
                     return
                 writer.write(data)
                 await writer.drain()
-                self.carried_bytes += len(data)
 
 
 async def reserve(host: Host, relay: str) -> float:

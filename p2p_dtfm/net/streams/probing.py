@@ -10,7 +10,6 @@ from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Host, Writer
 
-ROUND_TRIPS = 5
 CALL_DEADLINE_S = 10.0
 BANDWIDTH_DEADLINE_S = 10.0
 FIRST_PROBE_BYTES = 1 << 20
@@ -64,19 +63,16 @@ class Probes:
         self,
         peer_id: str,
         first_bytes: int = FIRST_PROBE_BYTES,
-        largest_bytes: int = LARGEST_PROBE_BYTES,
         deadline_s: float = BANDWIDTH_DEADLINE_S,
     ) -> int:
         """Bytes per second outward. Sends `first_bytes`, and four times as many until that takes
-        50 ms or `largest_bytes` are reached. Raises `Unreachable`, or `Refused` by a busy peer.
+        50 ms or are 8 MiB. Raises `Unreachable`, or `Refused` by a busy peer.
         """
         async with self._probing:
             reader, writer = await self._host.open_stream(peer_id, _PROTOCOL, CALL_DEADLINE_S)
             try:
                 await self._expect_welcome(peer_id, reader, writer)
-                return await _measure(
-                    peer_id, reader, writer, first_bytes, largest_bytes, deadline_s
-                )
+                return await _measure(peer_id, reader, writer, first_bytes, deadline_s)
             except (TimeoutError, *CONNECTION_ERRORS) as error:
                 raise Unreachable(peer_id, "the bandwidth probe broke off") from error
             finally:
@@ -148,7 +144,6 @@ async def _measure(
     reader: asyncio.StreamReader,
     writer: Writer,
     first_bytes: int,
-    largest_bytes: int,
     deadline_s: float,
 ) -> int:
     started = time.monotonic()
@@ -161,9 +156,9 @@ async def _measure(
             raise Unreachable(peer_id, f"less than 64 KiB arrived within {deadline_s:g} s")
         over = arrived < size or time.monotonic() - started >= deadline_s
         long_enough = counted < arrived and elapsed_s >= LONG_ENOUGH_S
-        if over or long_enough or size * _GROWTH > largest_bytes * 2:
+        if over or long_enough or size * _GROWTH > LARGEST_PROBE_BYTES * 2:
             return max(1, int(counted / elapsed_s))
-        before, size = before + size, min(size * _GROWTH, largest_bytes)
+        before, size = before + size, min(size * _GROWTH, LARGEST_PROBE_BYTES)
 
 
 async def _send_and_count(

@@ -21,12 +21,13 @@ from p2p_dtfm.core.protocol.records import (
     PeerRecord,
     Reachability,
 )
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.protocol.workload import LayerCost, Workload
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.drawn_plans import any_plan
 from p2p_dtfm.sim.faults.fault_schedule import Faults
 from p2p_dtfm.sim.faults.invariants import Violation
-from p2p_dtfm.sim.faults.lossy_network import Network
+from p2p_dtfm.sim.faults.lossy_network import LossyNetwork
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 
 FAULTS = (12, 19)
@@ -95,9 +96,9 @@ class Result:
     mended_again: int = 0
     """Of these, the ones that an unplanned view followed: something failed once more."""
     mended_forwards: int = 0
+    """Of `kept_forwards`, those kept in mended views."""
     provisional_views: int = 0
     """Views that others follow at once, so that a better plan takes over."""
-    """Of `kept_forwards`, those kept in mended views."""
     recoveries_ns: list[int] = field(default_factory=list)
 
 
@@ -109,7 +110,7 @@ class SeededRun:
         count = chance.choice((4, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 8, 8, 10, 16))
         min_members = chance.choice((1, 1, 1, 2, count // 2 + 1))
         workload = Workload(2, 8, 0, 1, _COST, _COST, _COST, min_members)
-        network = Network(
+        network = LossyNetwork(
             delay_ns=(1_000_000, 150_000_000),
             loss=chance.choice((0.0, 0.02)),
             repeat=chance.choice((0.0, 0.05)),
@@ -181,7 +182,7 @@ class SeededRun:
         result.mended_again = len(mended & {snapshot.previous for snapshot in unplanned})
         result.mended_forwards = sum(redone[id].kept_forwards for id in mended & redone.keys())
 
-    _goal: tuple[object, int] | None = None
+    _goal: tuple[ViewId, int] | None = None
 
     def _look(self) -> bool:
         return self.world.event_count % 16 == 0 and self._settled()
@@ -191,22 +192,15 @@ class SeededRun:
         lost = self.faults.lost
         peers = self.world.peers.values()
         present = [peer for peer in peers if not peer.left and peer.name not in lost]
-        views = {peer.view.id if peer.view else None for peer in present}
-        step = min((peer.agreement.step for peer in present), default=0)
-        first = present[0].view if present else None
-        whole = (
-            len(views) == 1
-            and first is not None
-            and isinstance(first.plan, Plan)
-            and set(first.member_ids) == {peer.name for peer in present}
-        )
         if not present:
             return True
-        if not whole or first is None:
+        view = _whole_view(present)
+        if view is None:
             self._goal = None
             return False
-        if self._goal is None or self._goal[0] != first.id:
-            self._goal = (first.id, step)
+        step = min(peer.agreement.step for peer in present)
+        if self._goal is None or self._goal[0] != view:
+            self._goal = (view, step)
         return step >= self._goal[1] + 3
 
     def _views_since(self, began_ns: int) -> int:
@@ -219,8 +213,18 @@ class SeededRun:
         return len(taken_over)
 
 
-def run_seed(seed: int, peer_type: type[SimulatedPeer] = SimulatedPeer) -> Result:
-    return SeededRun(seed, peer_type).run()
+def _whole_view(peers: list[SimulatedPeer]) -> ViewId | None:
+    """That which all these are in, and nobody else; with a plan."""
+    view = peers[0].view
+    if view is None or not isinstance(view.plan, Plan):
+        return None
+    if any(peer.view is None or peer.view.id != view.id for peer in peers):
+        return None
+    return view.id if set(view.member_ids) == {peer.name for peer in peers} else None
+
+
+def run_seed(seed: int) -> Result:
+    return SeededRun(seed).run()
 
 
 def main() -> int:
@@ -235,42 +239,54 @@ def main() -> int:
     for seed in range(int(first), int(last or first) + 1):
         result = run_seed(seed)
         results.append(result)
-        if arguments.story or result.violation:
-            lines = result.story if arguments.story else result.story[-30:]
-            print("\n".join(lines))
-        if result.violation:
-            failures += 1
-            print(f"seed {seed}: {result.violation}")
-            print(f"replay: python -m p2p_dtfm.sim.faults.agreement_seeds --seeds {seed} --story")
+        failures += bool(result.violation)
+        _print_story(result, arguments.story)
         result.story = []
         if len(results) % PROGRESS_SEEDS == 0:
             print(f"{len(results)} seeds, {failures} failed", file=sys.stderr, flush=True)
     seconds = time.monotonic() - began_s
-    good = [r for r in results if not r.violation]
+    print(f"{len(results)} seeds, {failures} failed, in {seconds:.1f} s: {_counts(results)}")
     recoveries = sorted(ns / SECOND_NS for r in results for ns in r.recoveries_ns)
-    print(
-        f"{len(results)} seeds, {failures} failed, in {seconds:.1f} s: "
-        f"{sum(r.faults for r in results)} faults, {sum(r.views for r in results)} views, "
-        f"{sum(r.steps for r in results)} steps; settled in at most "
-        f"{max((r.settle_s for r in good), default=0):.0f} s and "
-        f"{max((r.settle_views for r in good), default=0)} views; "
-        f"{sum(r.given_up_steps for r in good)} steps given up after splits and losses; "
-        f"{sum(r.kept_forwards for r in results)} forwards of failed steps kept, "
-        f"{sum(r.redone_forwards for r in results)} redone; "
-        f"{sum(r.mended_views for r in results)} views with stand-ins kept "
-        f"{sum(r.mended_forwards for r in results)} of them, and "
-        f"{sum(r.mended_again for r in results)} failed once more; "
-        f"{sum(r.provisional_views for r in results)} with provisional plans; "
-        f"{sum(r.whole_cuts for r in results)} whole cuts, "
-        f"{sum(r.repeated_steps > 0 for r in results)} seeds went back to one, by at most "
-        f"{max(r.repeated_steps for r in results)} steps"
-    )
     if recoveries:
         print(
             f"crash to next commit: median {statistics.median(recoveries):.1f} s, "
             f"worst {recoveries[-1]:.1f} s of {len(recoveries)} (virtual)"
         )
     return 1 if failures else 0
+
+
+def _print_story(result: Result, is_wanted: bool) -> None:
+    """All of it where it is wanted, else how a failed seed ended."""
+    if is_wanted or result.violation:
+        print("\n".join(result.story if is_wanted else result.story[-30:]))
+    if result.violation:
+        print(f"seed {result.seed}: {result.violation}")
+        print(
+            f"replay: python -m p2p_dtfm.sim.faults.agreement_seeds --seeds {result.seed} --story"
+        )
+
+
+def _counts(results: list[Result]) -> str:
+    good = [r for r in results if not r.violation]
+
+    def total(name: str, of: list[Result] = results) -> int:
+        return sum(getattr(result, name) for result in of)
+
+    return (
+        f"{total('faults')} faults, {total('views')} views, {total('steps')} steps; "
+        f"settled in at most {max((r.settle_s for r in good), default=0):.0f} s and "
+        f"{max((r.settle_views for r in good), default=0)} views; "
+        f"{total('given_up_steps', good)} steps given up after splits and losses; "
+        f"{total('kept_forwards')} forwards of failed steps kept, "
+        f"{total('redone_forwards')} redone; "
+        f"{total('mended_views')} views with stand-ins kept "
+        f"{total('mended_forwards')} of them, and "
+        f"{total('mended_again')} failed once more; "
+        f"{total('provisional_views')} with provisional plans; "
+        f"{total('whole_cuts')} whole cuts, "
+        f"{sum(r.repeated_steps > 0 for r in results)} seeds went back to one, by at most "
+        f"{max(r.repeated_steps for r in results)} steps"
+    )
 
 
 if __name__ == "__main__":

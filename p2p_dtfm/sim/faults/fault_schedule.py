@@ -9,7 +9,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
-from p2p_dtfm.sim.faults.lossy_network import Link
+from p2p_dtfm.sim.faults.lossy_network import DirectedLink
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 
 CRASHES = ("crash", "crash and lose disk")
@@ -134,7 +134,7 @@ class Faults:
         self.world.tell("network", "becomes bad")
         self.world.after(after_ns, better)
 
-    def _links(self, kind: str, name: str) -> set[Link]:
+    def _links(self, kind: str, name: str) -> set[DirectedLink]:
         others = [other for other in self.world.peers if other != name]
         if kind == "isolate":
             return {(name, other) for other in others} | {(other, name) for other in others}
@@ -188,19 +188,25 @@ class Faults:
         """While a view trains whose guardians lag: its other members, all well, have together a
         copy of each layer as of one step, no older than the newest whole cut."""
         view = victim.view
-        if view is None or view.cut_pace is None:
+        if view is None or view.cut_pace is None or not self._all_train(view):
             return False
         others = [self.world.peers[name] for name in view.member_ids if name != victim.name]
-        if any(p not in rest or (p.view is not view and p.view.id != view.id) for p in others):  # type: ignore[union-attr]
-            return False
-        if any(peer.agreement.frozen for peer in (victim, *others)):
+        if any(peer not in rest for peer in others):
             return False
         layers = set(range(self.world.workload.layer_count))
-        keys = {key for peer in others for key in peer.cuts}
+        keys = {key for peer in others for key in peer.cuts.copies}
         return any(
             step >= self.world.invariants.whole_cut
-            and layers <= {n for peer in others for n in peer.cuts.get((step, lineage), {})}
+            and layers <= {n for peer in others for n in peer.cuts.copies.get((step, lineage), {})}
             for step, lineage in keys
+        )
+
+    def _all_train(self, view: View) -> bool:
+        """Whether all members of a view are in it, and none makes the next."""
+        members = [self.world.peers[name] for name in view.member_ids]
+        return all(
+            peer.view is not None and peer.view.id == view.id and not peer.agreement.frozen
+            for peer in members
         )
 
     def _has_stand_ins(self, victim: SimulatedPeer) -> bool:
@@ -213,11 +219,10 @@ class Faults:
         view, peers = victim.view, self.world.peers
         if view is None or not isinstance(view.plan, Plan) or victim.receipts is None:
             return False
-        members = [peers[name] for name in view.member_ids]
-        well = [p for p in members if p.alive and not p.stopped and not p.agreement.frozen]
-        if any(p not in well or p.view is None or p.view.id != view.id for p in members):
+        if not self._all_train(view):
             return False
-
+        if not all(peers[name].alive and not peers[name].stopped for name in view.member_ids):
+            return False
         for layer in range(self.world.workload.layer_count):
             others = [peers[name] for name in view.plan.holders(layer) if name != victim.name]
             if not others and not self._is_guarded(victim, view, layer):

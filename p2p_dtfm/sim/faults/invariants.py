@@ -113,7 +113,7 @@ class Invariants:
         and commit by itself what the others have given up: it counts what all stage-holders do.
         """
         if view not in self._starts:
-            self._starts[view] = self._start(step)
+            self._starts[view] = self._start(view, step)
         start = self._starts[view]
         if step != start.step or name in start.names:
             return
@@ -130,10 +130,16 @@ class Invariants:
                 "left"
             )
 
-    def _start(self, step: int) -> _Start:
-        """Where a view goes on, from what was committed before it."""
+    def _start(self, view: ViewId, step: int) -> _Start:
+        """Where a view goes on, from what was committed before it.
+
+        A view that others have left loses nothing yet where a sleeper alone wakes up in it: the one
+        that follows the sleeper would.
+        """
         is_promised = step >= self.whole_cut and self._lagged_since(step)
-        return _Start(step, self.furthest - step, is_promised)
+        later = {self.commits[n][0] for n in range(step, self.furthest) if n in self.commits}
+        is_left = any(it.number > view.number for it in later)
+        return _Start(step, 0 if is_left else self.furthest - step, is_promised)
 
     def _lagged_since(self, step: int) -> bool:
         """Whether guardians lagged where these steps were committed: their views said so."""

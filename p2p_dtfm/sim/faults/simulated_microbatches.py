@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.messages.stage_progress import StageProgress, as_runs
@@ -17,7 +18,7 @@ UNSAID = 0.5
 
 
 @dataclass
-class Work:
+class StageWork:
     """What a stage-holder has computed of the open step; it outlives a view."""
 
     step: int = -1
@@ -30,11 +31,13 @@ class Work:
     """Microbatches whose gradients are in the buffers."""
 
 
-class SimulatedMicrobatches(SimulatedProcess):
-    """What the microbatch loop does in the daemon."""
+class SimulatedMicrobatches:
+    """What the microbatch loop does in the daemon; `all_computed` is told of a step at its end."""
 
-    def start(self) -> None:
-        self.work = Work()
+    def __init__(self, peer: SimulatedProcess, all_computed: Callable[[Key], None]) -> None:
+        self.peer = peer
+        self._all_computed = all_computed
+        self.work = StageWork()
         self.replay: PartialReplay | None = None
         self.part: tuple[Key, StageReplay] | None = None
         """This stage's part in the step that it computes."""
@@ -44,21 +47,18 @@ class SimulatedMicrobatches(SimulatedProcess):
         """A burst of tasklets is under way."""
         self.arrived: dict[Key, set[tuple[bool, int]]] = {}
         """(is an activation, microbatch) of each step."""
-        super().start()
 
-    def _all_computed(self, key: Key) -> None:
-        raise NotImplementedError
-
-    def _begin_work(self, view: View, plan: Plan, key: Key) -> None:
-        replay, layers = self.replay, view.layers_of(self.name)
+    def begin(self, view: View, plan: Plan, key: Key) -> None:
+        peer = self.peer
+        replay, layers = self.replay, view.layers_of(peer.name)
         mine = (
-            replay.stage(plan, self.name) if replay is not None and replay.step == key[1] else None
+            replay.stage(plan, peer.name) if replay is not None and replay.step == key[1] else None
         )
-        mine = mine or whole_step(plan, self.name)
+        mine = mine or whole_step(plan, peer.name)
         if mine.forwards:
             self._go_on(key[1], layers, mine)
         else:
-            self.work = Work(key[1], layers)
+            self.work = StageWork(key[1], layers)
         self.part, self.is_computed = (key, mine), False
         self._say_progress()
         self._send_boundaries(range(len(self.work.forwarded)), range(self.work.backwards))
@@ -71,7 +71,7 @@ class SimulatedMicrobatches(SimulatedProcess):
             same += 1
         enough = mine.forwards <= same and mine.backwards <= work.backwards <= same
         if (work.step, work.layers) != (step, layers) or not enough:
-            raise Violation(f"{self.name} is to keep {mine} of step {step}, and has {work}")
+            raise Violation(f"{self.peer.name} is to keep {mine} of step {step}, and has {work}")
         del work.forwarded[same:]
 
     def _say_progress(self) -> None:
@@ -80,9 +80,10 @@ class SimulatedMicrobatches(SimulatedProcess):
         if work.forwarded:
             runs = as_runs(work.forwarded)
             progress = StageProgress(work.layers.start, work.layers.stop, runs, work.backwards)
-        self.agreement.computed(work.step, progress)
+        self.peer.agreement.computed(work.step, progress)
 
     def _next_burst(self) -> None:
+        peer = self.peer
         if self.works or self.part is None or self.is_computed:
             return
         key, mine = self.part
@@ -91,35 +92,36 @@ class SimulatedMicrobatches(SimulatedProcess):
         if not done and not self._possible():
             return
         self.works = True
-        _, plan = self._training()
+        _, plan = peer.in_training()
         assert plan is not None
-        place = plan.place_of(self.name)
+        place = plan.place_of(peer.name)
         assert place is not None
-        low, high = self.world.compute_ns
+        low, high = peer.world.compute_ns
         share = 2 * len(plan.pipelines[place[0]].stages)
-        delay_ns = int(self.world.chance.randrange(low, high) * self.slowness) // share
-        self.later(delay_ns, lambda: self._burst(key))
+        delay_ns = int(peer.world.chance.randrange(low, high) * peer.slowness) // share
+        peer.later(delay_ns, lambda: self._burst(key))
 
     def _burst(self, key: Key) -> None:
+        peer = self.peer
         self.works = False
-        if self.part is None or self.part[0] != key or self.computing != key:
+        if self.part is None or self.part[0] != key or peer.computing != key:
             self._next_burst()
             return
         work, mine = self.work, self.part[1]
-        self.progress += 1
+        peer.progress += 1
         self._say_progress()
         before = len(work.forwarded), work.backwards
-        at_once = 1 + self.world.chance.randrange(2 * len(mine.microbatches) + 1)
+        at_once = 1 + peer.world.chance.randrange(2 * len(mine.microbatches) + 1)
         for left in reversed(range(at_once)):
             possible = self._possible()
             if not possible:
                 break
-            if self.world.chance.choice(possible):
+            if peer.world.chance.choice(possible):
                 work.forwarded.append(mine.microbatches[len(work.forwarded)])
             else:
                 work.buffers.append(mine.microbatches[work.backwards])
                 work.backwards += 1
-            if left or self.world.chance.random() >= UNSAID:
+            if left or peer.world.chance.random() >= UNSAID:
                 self._say_progress()
         self._send_boundaries(
             range(before[0], len(work.forwarded)), range(before[1], work.backwards)
@@ -133,13 +135,14 @@ class SimulatedMicrobatches(SimulatedProcess):
 
     def _possible(self) -> list[bool]:
         """Whether a forward (True), a backward (False) can be computed now."""
+        peer = self.peer
         assert self.part is not None
         key, mine = self.part
-        view, plan = self._training()
+        view, plan = peer.in_training()
         if view is None or plan is None or key[0] != view.id:
             return []
-        work, arrived = self.work, self.arrived.get(self._tensor_key(*key), set())
-        layers, last = view.layers_of(self.name), self.world.workload.layer_count
+        work, arrived = self.work, self.arrived.get(peer.tensor_key(*key), set())
+        layers, last = view.layers_of(peer.name), peer.world.workload.layer_count
         possible = []
         if len(work.forwarded) < len(mine.microbatches):
             number = mine.microbatches[len(work.forwarded)]
@@ -153,15 +156,16 @@ class SimulatedMicrobatches(SimulatedProcess):
 
     def _send_boundaries(self, forwards: range, backwards: range) -> None:
         """Of the microbatches in these places, what the neighbours have not kept."""
-        view, plan = self._training()
+        peer = self.peer
+        view, plan = peer.in_training()
         if view is None or plan is None or self.part is None:
             return
         key, mine = self.part
         if key[0] != view.id:
             return
-        for at, (pipeline, position) in enumerate(plan.places_of(self.name)):
+        for at, (pipeline, position) in enumerate(plan.places_of(peer.name)):
             stages = plan.pipelines[pipeline].stages
-            base = self.states[stages[position].first_layer].value
+            base = peer.states[stages[position].first_layer].value
             sent = (
                 (position + 1, True, forwards, mine.next_has),
                 (position - 1, False, backwards, mine.previous_has),
@@ -170,25 +174,26 @@ class SimulatedMicrobatches(SimulatedProcess):
                 done = (self.work.forwarded[n] for n in places)
                 numbers = tuple(n for n in done if mine.place(n) == at and n not in has)
                 if 0 <= to < len(stages) and numbers:
-                    message = Boundary(self.agreement.me, *key, is_activation, numbers, base)
-                    self._send(stages[to].peer_id, message)
+                    message = Boundary(peer.agreement.me, *key, is_activation, numbers, base)
+                    peer.send(stages[to].peer_id, message)
 
-    def _resend_boundaries(self) -> None:
+    def resend(self) -> None:
         self._send_boundaries(range(len(self.work.forwarded)), range(self.work.backwards))
 
-    def _receive_boundary(self, message: Boundary) -> None:
-        view, plan = self._training()
-        present = self.agreement.view
+    def receive(self, message: Boundary) -> None:
+        peer = self.peer
+        view, plan = peer.in_training()
+        present = peer.agreement.view
         if present is not None and message.view.number < present.id.number:
             return
-        key = self._tensor_key(message.view, message.step)
+        key = peer.tensor_key(message.view, message.step)
         arrived = self.arrived.setdefault(key, set())
         arrived |= {(message.is_activation, number) for number in message.microbatches}
         if view is None or plan is None or message.view != view.id:
             return
-        mine = self.states.get(view.layers_of(self.name).start)
-        at_step = mine is not None and message.step == self.agreement.step == mine.version
+        mine = peer.states.get(view.layers_of(peer.name).start)
+        at_step = mine is not None and message.step == peer.agreement.step == mine.version
         if at_step and mine is not None and mine.value != message.base:
-            raise Violation(f"{self.name} takes tensors that were computed on another state")
-        if self.part is not None and self.part[0] == (view.id, self.agreement.step):
+            raise Violation(f"{peer.name} takes tensors that were computed on another state")
+        if self.part is not None and self.part[0] == (view.id, peer.agreement.step):
             self._next_burst()

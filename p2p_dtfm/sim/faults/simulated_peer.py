@@ -40,20 +40,47 @@ from p2p_dtfm.sim.faults.hash_training import (
     Receipt,
     Reduced,
     State,
-    StateReply,
     StateRequest,
     Tensor,
 )
 from p2p_dtfm.sim.faults.invariants import Violation
-from p2p_dtfm.sim.faults.simulated_process import LINGER_NS, RESEND_NS, sign_for
+from p2p_dtfm.sim.faults.simulated_cuts import SimulatedCuts
+from p2p_dtfm.sim.faults.simulated_microbatches import SimulatedMicrobatches
+from p2p_dtfm.sim.faults.simulated_process import (
+    LINGER_NS,
+    RESEND_NS,
+    Key,
+    SimulatedProcess,
+    sign_for,
+)
+from p2p_dtfm.sim.faults.simulated_training import SimulatedTraining
 from p2p_dtfm.sim.faults.simulated_waits import SimulatedWaits
 
 
-class SimulatedPeer(SimulatedWaits):
-    """`start` begins a process of this peer; `alive` and `stopped` are up to the world."""
+class SimulatedPeer(SimulatedProcess):
+    """`start` begins a process of this peer; `alive` and `stopped` are up to the world.
+
+    What it is made of can be replaced by what does something else, or nothing.
+    """
+
+    cuts_type = SimulatedCuts
+    microbatches_type = SimulatedMicrobatches
+    training_type = SimulatedTraining
+    waits_type = SimulatedWaits
+
+    def start(self) -> None:
+        """A new process, with what is on the disk."""
+        self.cuts = self.cuts_type(self)
+        self.microbatches = self.microbatches_type(self, self._all_computed)
+        self.training = self.training_type(self, self.microbatches, self.cuts)
+        self.waits = self.waits_type(self, self.microbatches)
+        super().start()
+
+    def _all_computed(self, key: Key) -> None:
+        self.training.all_computed(key)
 
     def leave(self) -> None:
-        self._set_record(intent=Intent.LEAVING, sequence=self.record.sequence + 1)
+        self.set_record(intent=Intent.LEAVING, sequence=self.record.sequence + 1)
         self.do(self.agreement.tick(self.now_ns))
 
     def go_on(self) -> None:
@@ -72,20 +99,20 @@ class SimulatedPeer(SimulatedWaits):
         now_ns, agreement = self.now_ns, self.agreement
         watched = self._watched()
         self.liveness.watch(watched, now_ns)
-        self.judge_stalls(watched)
+        self.waits.judge(watched)
         for suspicion in self.liveness.tick(now_ns):
             self.do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
         self.do(agreement.tick(now_ns))
         agreement.gives(gives := {it: self.given[it] for it in agreement.needy}, now_ns)
         for peer_id in self.liveness.due_heartbeats(now_ns):
-            self._send(peer_id, Heartbeat(agreement.me, self.progress, self._work(), gives))
+            self.send(peer_id, Heartbeat(agreement.me, self.progress, self.waits.work(), gives))
         if now_ns - self.resent_ns >= RESEND_NS:
             self.resent_ns = now_ns
             self._resend()
         if now_ns - self.asked_ns >= RESEND_NS // 2:
             self.asked_ns = now_ns
-            self._check_commit()
-            self._fetch_missing()
+            self.training.check_commit()
+            self.training.fetch_missing()
             self._ask_to_join()
 
     def _watched(self) -> set[str]:
@@ -104,59 +131,64 @@ class SimulatedPeer(SimulatedWaits):
         if not self.left:
             others = sorted(name for name in self.world.peers if name != self.name)
             if others:
-                self._send(self.world.chance.choice(others), agreement.wants_view())
+                self.send(self.world.chance.choice(others), agreement.wants_view())
 
     def _resend(self) -> None:
         for signed in self.last_said:
-            self._broadcast(signed)
-        view, plan = self._training()
+            self.broadcast(signed)
+        view, plan = self.in_training()
         if view is None or plan is None:
             return
         key = (view.id, self.agreement.step)
         mine = self.partials.get(key, {}).get(self.name)
-        if self.part is not None and self.part[0] == key:
-            self._resend_boundaries()
+        if self.microbatches.part is not None and self.microbatches.part[0] == key:
+            self.microbatches.resend()
         if mine is not None:
-            self._send_partial(plan, mine)
-            self._feed_guardians(key)
-        self._send_cut(view)
+            self.training.send_partial(plan, mine)
+            self.training.feed_guardians(key)
+        self.cuts.send(view)
 
     def receive(self, sender: str, message: AgreementMessage | SignedPrepared | Tensor) -> None:
-        now_ns = self.now_ns
-        self.liveness.heard(sender, now_ns)
-        if isinstance(message, Heartbeat):
-            self.stalls.heard(sender, message.progress, message.work)
+        self.liveness.heard(sender, self.now_ns)
         if isinstance(message, SignedPrepared):
-            self._receive_prepared(message.signed)
-        elif isinstance(message, Boundary):
-            self._receive_boundary(message)
+            self.training.receive_prepared(message.signed)
+        elif isinstance(message, Tensor):
+            self._receive_tensor(sender, message)
+        else:
+            self._receive_said(sender, message)
+
+    def _receive_tensor(self, sender: str, message: Tensor) -> None:
+        if isinstance(message, Boundary):
+            self.microbatches.receive(message)
         elif isinstance(message, Partial):
-            self._receive_partial(message)
+            self.training.receive_partial(message)
         elif isinstance(message, Reduced):
-            self._receive_reduced(message)
+            self.training.receive_reduced(message)
         elif isinstance(message, Receipt):
             if self.receipts is not None:
                 self.receipts.receipt(sender, message.view, message.step, message.layers)
-                self._try_prepare()
+                self.training.try_prepare()
         elif isinstance(message, CutCopy):
-            self._receive_cut(message)
+            self.cuts.receive(message)
         elif isinstance(message, CutReceipt):
-            if self.clock is not None and self.view is not None and message.view == self.view.id:
-                self.clock.receipt(sender, message.step, message.layers)
+            self.cuts.receipt(sender, message)
         elif isinstance(message, StateRequest):
-            self._give_states(message)
-        elif isinstance(message, StateReply):
-            self._take_states(message)
+            self.training.give_states(message)
         else:
-            if isinstance(message, JoinRequest):
-                self._hear_record(message)
-            try:
-                actions = self.agreement.receive(sender, message, now_ns)
-            except PeerFault as fault:
-                raise Violation(f"{self.name} takes {sender} for faulty: {fault}") from fault
-            self.do(actions)
-            if isinstance(message, Active):
-                self._check_commit()
+            self.training.take_states(message)
+
+    def _receive_said(self, sender: str, message: AgreementMessage) -> None:
+        if isinstance(message, Heartbeat):
+            self.waits.stalls.heard(sender, message.progress, message.work)
+        if isinstance(message, JoinRequest):
+            self._hear_record(message)
+        try:
+            actions = self.agreement.receive(sender, message, self.now_ns)
+        except PeerFault as fault:
+            raise Violation(f"{self.name} takes {sender} for faulty: {fault}") from fault
+        self.do(actions)
+        if isinstance(message, Active):
+            self.training.check_commit()
 
     def _hear_record(self, message: JoinRequest) -> None:
         record = decode(message.record.payload, PeerRecord)
@@ -167,7 +199,7 @@ class SimulatedPeer(SimulatedWaits):
         for action in actions:
             if isinstance(action, SendMessage):
                 for receiver in action.to:
-                    self._send(receiver, action.message)
+                    self.send(receiver, action.message)
             elif isinstance(action, ComputePlan):
                 self._plan_later(action)
             elif isinstance(action, ViewAgreed):
@@ -186,8 +218,8 @@ class SimulatedPeer(SimulatedWaits):
                 raise Violation(action.reason)
             else:
                 assert isinstance(action, StopStep)
-                self.computing = self.part = None
-                self.take_sides()
+                self.computing = self.microbatches.part = None
+                self.waits.take_sides()
 
     def _plan_later(self, action: ComputePlan) -> None:
         def planned() -> None:
@@ -198,14 +230,15 @@ class SimulatedPeer(SimulatedWaits):
 
     def _agreed(self, action: ViewAgreed) -> None:
         if action.discard:
-            self.states, self.cuts = {}, {}
-            self._say_cuts()
+            self.states, self.cuts.copies = {}, {}
+            self.cuts.say()
         if action.view.snapshot.planned:
-            self.later(self.world.chance.randrange(SECOND_NS), self._check_synced)
+            self.later(self.world.chance.randrange(SECOND_NS), self.training.check_synced)
 
     def _take_over(self, action: TakeOver) -> None:
         view, restart = action.view, action.restart
         self.world.invariants.takes_over(self.name, self.record.life, view)
+        self._keep_history()
         self.views.append(view)
         self.taken_over_ns.append(self.world.now_ns)
         if restart is not None:
@@ -216,31 +249,43 @@ class SimulatedPeer(SimulatedWaits):
             if restart.rolled_view is not None:
                 kept = self.gradients.get((restart.rolled_view, action.step - 1), {})
                 for layer in restart.roll_forward:
-                    self._apply(layer, kept.get(layer))
+                    self.apply(layer, kept.get(layer))
                 lineage = self.agreement.recovery_evidence.lineage.digest
                 self.world.invariants.leads_to(
                     self.name, restart.rolled_view, action.step - 1, lineage
                 )
         if action.step == 0:
-            for layer in self._wanted(view):
+            for layer in self.wanted(view):
                 self.states.setdefault(layer, State(0, GENESIS_VALUE))
         own = {} if view.cut_pace is not None else view.guardians_of(self.name)
         self.receipts = Receipts(view.id, own, view.guarded_at_once)
-        self._enter_cuts(view, action.step)
-        for store in (self.partials, self.prepared, self.arrived):
+        self.cuts.enter(view, action.step)
+        for store in (self.partials, self.prepared, self.microbatches.arrived):
             for key in [key for key in store if key[0].number < view.id.number]:
                 del store[key]
-        self.computing = self.part = None
-        self.replay = action.replay
+        self.computing = self.microbatches.part = None
+        self.microbatches.replay = action.replay
         replay = action.replay
         if replay is not None and self.world.redone.setdefault(view.id, replay) != replay:
             raise Violation(f"{self.name} keeps something else than others in view {view.id}")
-        self._sync_held()
+        self.sync_held()
         plan = "no plan" if action.ledger is None else self._describe(view)
         self.say(
             f"is in view {view.id} of {','.join(view.member_ids)} from step {action.step}: {plan}"
         )
-        self._start_step()
+        self.training.start_step()
+
+    def _load(self, layer: int, step: int) -> State:
+        if step == 0:
+            return State(0, GENESIS_VALUE)
+        lineage = self.agreement.recovery_evidence.lineage.at(step)
+        cut = self.cuts.find(layer, step, lineage or "")
+        if cut is not None:
+            return cut
+        saved = [c.states[layer] for c in self.disk if (c.step, c.lineage) == (step, lineage)]
+        if not saved:
+            raise Violation(f"{self.name} has no checkpoint of layer {layer} at step {step}")
+        return saved[-1]
 
     def _describe(self, view: View) -> str:
         assert isinstance(view.plan, Plan)
@@ -252,7 +297,7 @@ class SimulatedPeer(SimulatedWaits):
 
     def _rejoin(self, action: Rejoin) -> None:
         self.say(f"rejoins: {action.reason}")
-        self.computing = self.part = self.receipts = self.clock = None
+        self.computing = self.microbatches.part = self.receipts = self.cuts.clock = None
         self.record = msgspec.structs.replace(self.record, life=self.record.life + 1)
         signed = sign_record(self.record, sign_for(self.name))
         self.agreement.begin_life(self.record, signed)

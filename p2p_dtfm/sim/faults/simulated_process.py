@@ -20,6 +20,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
     Contribution,
     Gather,
+    KnownView,
     SavedState,
 )
 from p2p_dtfm.core.messages.prepared import SignedPrepared, Statement
@@ -38,7 +39,6 @@ from p2p_dtfm.sim.faults.hash_training import (
     Tensor,
     applied,
 )
-from p2p_dtfm.sim.faults.invariants import Violation
 from p2p_dtfm.sim.faults.world import World
 
 Key = tuple[ViewId, int]
@@ -95,6 +95,8 @@ class SimulatedProcess:
     clock_offset_ns: int = 0
     process: int = 0
     disk: list[SimulatedCheckpoint] = field(default_factory=list)
+    view_history: tuple[KnownView, ...] = ()
+    """On the disk as well: the views that it was in."""
     views: list[View] = field(default_factory=list)
     taken_over_ns: list[int] = field(default_factory=list)
 
@@ -131,21 +133,22 @@ class SimulatedProcess:
             sign_for(self.name),
             verify,
             self.world.timing,
+            self.view_history,
         )
         self.agreement.terms = TERMS
-        self._set_record(links=self._measured_links())
+        self.set_record(links=self._measured_links())
         if self.disk:
             newest = self.disk[-1]
             self.states = dict(newest.states)
             self.agreement.resume(newest.step, self._held(), newest.lineage)
-            self._say_saved()
+            self.say_saved()
         else:
             genesis = State(0, GENESIS_VALUE)
             self.states = {layer: genesis for layer in range(self.world.workload.layer_count)}
             self.agreement.held = self._held()
         self.later(self.world.chance.randrange(self.world.tick_ns), self._tick)
 
-    def _set_record(self, **changes: object) -> Signed:
+    def set_record(self, **changes: object) -> Signed:
         self.record = msgspec.structs.replace(self.record, **changes)
         signed = sign_record(self.record, sign_for(self.name))
         if self.record.life == self.agreement.me.life:
@@ -202,14 +205,14 @@ class SimulatedProcess:
                 invariants, heard = self.world.invariants, self.heard_records
                 invariants.enters_gather(mine.member, message.number, heard, joiners)
 
-    def _send(self, receiver: str, message: AgreementMessage | SignedPrepared | Tensor) -> None:
+    def send(self, receiver: str, message: AgreementMessage | SignedPrepared | Tensor) -> None:
         if isinstance(message, Gather) and message.number != self.gathered_number:
             self.gathered_number = message.number
             self._enters_gather(message)
         self.liveness.said(receiver, self.now_ns)
         self.world.send(self.name, receiver, message)
 
-    def _broadcast(self, signed: Signed) -> None:
+    def broadcast(self, signed: Signed) -> None:
         view, following = self.agreement.view, self.agreement.next_view
         receivers = set(view.member_ids) if view is not None else set()
         if view is not None and not view.takes_effect_at_once:
@@ -217,55 +220,42 @@ class SimulatedProcess:
         if following is not None:
             receivers |= set(following.member_ids)
         for receiver in sorted(receivers - {self.name}):
-            self._send(receiver, SignedPrepared(signed))
+            self.send(receiver, SignedPrepared(signed))
 
-    def _training(self) -> tuple[View | None, Plan | None]:
+    def in_training(self) -> tuple[View | None, Plan | None]:
         view = self.agreement.view
         if view is None or self.agreement.frozen or self.left or not isinstance(view.plan, Plan):
             return None, None
         return view, view.plan
 
-    def _tensor_key(self, view: ViewId, step: int) -> Key:
+    def tensor_key(self, view: ViewId, step: int) -> Key:
         """Every tensor belongs to the step of one view."""
         return view, step
 
-    def _wanted(self, view: View) -> set[int]:
+    def wanted(self, view: View) -> set[int]:
         guarded = view.guarded_by(self.name) if view.cut_pace is None else set()
         return set(view.layers_of(self.name)) | guarded
 
-    def _load(self, layer: int, step: int) -> State:
-        if step == 0:
-            return State(0, GENESIS_VALUE)
-        lineage = self.agreement.recovery_evidence.lineage.at(step)
-        cut = self._of_cut(layer, step, lineage or "")
-        if cut is not None:
-            return cut
-        saved = [c.states[layer] for c in self.disk if (c.step, c.lineage) == (step, lineage)]
-        if not saved:
-            raise Violation(f"{self.name} has no checkpoint of layer {layer} at step {step}")
-        return saved[-1]
-
-    def _of_cut(self, layer: int, step: int, lineage: str) -> State | None:
-        """A layer's copy."""
-        raise NotImplementedError
-
-    def _apply(self, layer: int, gradient: Gradient | None) -> None:
+    def apply(self, layer: int, gradient: Gradient | None) -> None:
         state = self.states[layer]
         self.world.invariants.applies(self.name, layer, state, gradient)
         assert gradient is not None
         self.states[layer] = applied(state, gradient)
 
-    def _sync_held(self) -> None:
+    def _keep_history(self) -> None:
+        self.view_history = self.agreement.history
+
+    def sync_held(self) -> None:
         self.world.invariants.holds(self.name, self.states)
         self.agreement.held = self._held()
 
-    def _checkpoint(self, step: int, lineage: str) -> None:
+    def checkpoint(self, step: int, lineage: str) -> None:
         states = {n: state for n, state in self.states.items() if state.version == step}
         if states:
             self.disk = [*self.disk, SimulatedCheckpoint(step, lineage, states)][-2:]
-            self._say_saved()
+            self.say_saved()
 
-    def _say_saved(self) -> None:
+    def say_saved(self) -> None:
         self.agreement.has_saved(
             tuple(SavedState(it.step, it.lineage, tuple(sorted(it.states))) for it in self.disk)
         )
@@ -289,7 +279,7 @@ class SimulatedProcess:
         with the next commit.
         """
         view = self.agreement.view
-        if view is None or not (self.agreement.frozen or layer in self._wanted(view)):
+        if view is None or not (self.agreement.frozen or layer in self.wanted(view)):
             return False
         state, mine = self.states.get(layer), self.agreement.recovery_evidence.lineage
         if state is None:

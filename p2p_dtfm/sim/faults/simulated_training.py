@@ -24,199 +24,224 @@ from p2p_dtfm.sim.faults.hash_training import (
 from p2p_dtfm.sim.faults.invariants import Violation
 from p2p_dtfm.sim.faults.simulated_cuts import SimulatedCuts
 from p2p_dtfm.sim.faults.simulated_microbatches import SimulatedMicrobatches
-from p2p_dtfm.sim.faults.simulated_process import CHECKPOINT_STEPS, TERMS, Key, sign_for, verify
+from p2p_dtfm.sim.faults.simulated_process import (
+    CHECKPOINT_STEPS,
+    TERMS,
+    Key,
+    SimulatedProcess,
+    sign_for,
+    verify,
+)
 
 
-class SimulatedTraining(SimulatedMicrobatches, SimulatedCuts):
+class SimulatedTraining:
     """What the trainer does in the daemon."""
 
-    def _start_step(self) -> None:
-        view, plan = self._training()
+    def __init__(
+        self, peer: SimulatedProcess, microbatches: SimulatedMicrobatches, cuts: SimulatedCuts
+    ) -> None:
+        self.peer = peer
+        self.microbatches = microbatches
+        self.cuts = cuts
+
+    def start_step(self) -> None:
+        peer = self.peer
+        view, plan = peer.in_training()
         if view is None or plan is None:
             return
-        key = (view.id, self.agreement.step)
-        layers = view.layers_of(self.name)
-        ready = all(n in self.states and self.states[n].version == key[1] for n in layers)
-        if layers and ready and self.computing != key and key not in self.said:
-            self.computing = key
-            self._take_cut(view, key[1])
-            self._begin_work(view, plan, key)
-        self._check_commit()
+        key = (view.id, peer.agreement.step)
+        layers = view.layers_of(peer.name)
+        ready = all(n in peer.states and peer.states[n].version == key[1] for n in layers)
+        if layers and ready and peer.computing != key and key not in peer.said:
+            peer.computing = key
+            self.cuts.take(view, key[1])
+            self.microbatches.begin(view, plan, key)
+        self.check_commit()
 
-    def _all_computed(self, key: Key) -> None:
-        view, plan = self._training()
-        if view is None or plan is None or self.computing != key:
+    def all_computed(self, key: Key) -> None:
+        peer = self.peer
+        view, plan = peer.in_training()
+        if view is None or plan is None or peer.computing != key:
             return
-        assert key == (view.id, self.agreement.step)
-        microbatches = tuple(self.work.buffers)
+        assert key == (view.id, peer.agreement.step)
+        microbatches = tuple(self.microbatches.work.buffers)
         layers = {
-            n: Gradient(microbatches, self.states[n].value) for n in view.layers_of(self.name)
+            n: Gradient(microbatches, peer.states[n].value) for n in view.layers_of(peer.name)
         }
-        mine = Partial(self.agreement.me, *key, layers)
-        self.partials.setdefault(self._tensor_key(*key), {})[self.name] = mine
-        self._send_partial(plan, mine)
+        mine = Partial(peer.agreement.me, *key, layers)
+        peer.partials.setdefault(peer.tensor_key(*key), {})[peer.name] = mine
+        self.send_partial(plan, mine)
         self._try_reduce()
 
-    def _send_partial(self, plan: Plan, mine: Partial) -> None:
+    def send_partial(self, plan: Plan, mine: Partial) -> None:
+        peer = self.peer
         others = {holder for layer in mine.layers for holder in plan.holders(layer)}
-        for holder in sorted(others - {self.name}):
-            self._send(holder, mine)
+        for holder in sorted(others - {peer.name}):
+            peer.send(holder, mine)
 
-    def _receive_partial(self, partial: Partial) -> None:
-        view = self.agreement.view
+    def receive_partial(self, partial: Partial) -> None:
+        peer = self.peer
+        view = peer.agreement.view
         if view is not None and partial.view.number < view.id.number:
             return
-        parts = self.partials.setdefault(self._tensor_key(partial.view, partial.step), {})
+        parts = peer.partials.setdefault(peer.tensor_key(partial.view, partial.step), {})
         parts[partial.sender.peer_id] = partial
         self._try_reduce()
 
     def _try_reduce(self) -> None:
-        view, plan = self._training()
+        peer = self.peer
+        view, plan = peer.in_training()
         if view is None or plan is None:
             return
-        key = (view.id, self.agreement.step)
-        parts = self.partials.get(self._tensor_key(*key), {})
-        if self.name not in parts:
+        key = (view.id, peer.agreement.step)
+        parts = peer.partials.get(peer.tensor_key(*key), {})
+        if peer.name not in parts:
             return
-        done = self.gradients.setdefault(key, {})
+        done = peer.gradients.setdefault(key, {})
         for segment in plan.segments():
             holders, layers = segment.holders, set(segment.layers) - set(done)
-            if self.name not in holders or any(peer not in parts for peer in holders):
+            if peer.name not in holders or any(name not in parts for name in holders):
                 continue
             for layer in layers:
-                found = [parts[peer].layers.get(layer) for peer in holders]
+                found = [parts[name].layers.get(layer) for name in holders]
                 if all(part is not None for part in found):
                     whole = reduce([part for part in found if part is not None])
                     if whole is None:
-                        raise Violation(f"{self.name} reduces gradients of different states")
+                        raise Violation(f"{peer.name} reduces gradients of different states")
                     done[layer] = whole
-        self.agreement.reduced(key[1], set(done))
-        self._feed_guardians(key)
-        self._try_prepare()
+        peer.agreement.reduced(key[1], set(done))
+        self.feed_guardians(key)
+        self.try_prepare()
 
-    def _feed_guardians(self, key: Key) -> None:
+    def feed_guardians(self, key: Key) -> None:
         """Reduced gradients of layers that nobody else holds go to their guardians."""
-        view, plan = self._training()
+        peer = self.peer
+        view, plan = peer.in_training()
         if view is None or plan is None or view.cut_pace is not None:
             return
         guards = view.guards
-        for guardian in sorted(set(guards.values()) - {self.name}):
+        for guardian in sorted(set(guards.values()) - {peer.name}):
             layers = {
                 layer: gradient
-                for layer, gradient in self.gradients.get(key, {}).items()
-                if guards.get(layer) == guardian and plan.holders(layer) == (self.name,)
+                for layer, gradient in peer.gradients.get(key, {}).items()
+                if guards.get(layer) == guardian and plan.holders(layer) == (peer.name,)
             }
             if layers:
-                self._send(guardian, Reduced(self.agreement.me, *key, layers))
+                peer.send(guardian, Reduced(peer.agreement.me, *key, layers))
 
-    def _receive_reduced(self, message: Reduced) -> None:
-        view, _ = self._training()
-        step = self.agreement.step
+    def receive_reduced(self, message: Reduced) -> None:
+        peer = self.peer
+        view, _ = peer.in_training()
+        step = peer.agreement.step
         if view is None or message.view != view.id or message.step < step:
             return
-        held = self.gradients.setdefault((message.view, message.step), {})
+        held = peer.gradients.setdefault((message.view, message.step), {})
         for layer, gradient in message.layers.items():
             held.setdefault(layer, gradient)
         self._acknowledge(message.sender.peer_id)
 
     def _acknowledge(self, holder: str) -> None:
-        view, plan = self._training()
+        peer = self.peer
+        view, plan = peer.in_training()
         if view is None or plan is None:
             return
-        step = self.agreement.step
-        received = self.gradients.get((view.id, step), {})
+        step = peer.agreement.step
+        received = peer.gradients.get((view.id, step), {})
         layers = {
             layer
             for layer in received
             if plan.holders(layer) == (holder,)
-            and layer in self.states
-            and self.states[layer].version == step
+            and layer in peer.states
+            and peer.states[layer].version == step
         }
         if layers:
-            self.agreement.reduced(step, layers)
-            receipt = Receipt(self.agreement.me, view.id, step, tuple(sorted(layers)))
-            self._send(holder, receipt)
+            peer.agreement.reduced(step, layers)
+            receipt = Receipt(peer.agreement.me, view.id, step, tuple(sorted(layers)))
+            peer.send(holder, receipt)
 
-    def _try_prepare(self) -> None:
-        view, plan = self._training()
-        if view is None or plan is None or self.receipts is None:
+    def try_prepare(self) -> None:
+        peer = self.peer
+        view, plan = peer.in_training()
+        if view is None or plan is None or peer.receipts is None:
             return
-        key = (view.id, self.agreement.step)
-        done = self.gradients.get(key, {})
-        layers = view.layers_of(self.name)
-        waits = self.receipts.waits_for(key[1])
-        if key in self.said or not layers or not set(layers) <= set(done) or waits:
+        key = (view.id, peer.agreement.step)
+        done = peer.gradients.get(key, {})
+        layers = view.layers_of(peer.name)
+        waits = peer.receipts.waits_for(key[1])
+        if key in peer.said or not layers or not set(layers) <= set(done) or waits:
             return
-        self.said.add(key)
-        self.computing = None
-        self.progress += 1
-        prepared = self._make_prepared(view, plan, key[1], done)
-        signed = sign_prepared(prepared, sign_for(self.name))
-        self.last_said.append(signed)
+        peer.said.add(key)
+        peer.computing = None
+        peer.progress += 1
+        prepared = self.make_prepared(view, plan, key[1], done)
+        signed = sign_prepared(prepared, sign_for(peer.name))
+        peer.last_said.append(signed)
         self._keep_prepared(Statement(prepared, signed))
-        self._broadcast(signed)
-        self._check_commit()
+        peer.broadcast(signed)
+        self.check_commit()
 
-    def _make_prepared(
+    def make_prepared(
         self, view: View, plan: Plan, step: int, done: dict[int, Gradient]
     ) -> Prepared:
-        has_head = plan.layers_of(self.name).stop == self.world.workload.layer_count
-        count = len(self.work.forwarded) if has_head else 0
+        peer = self.peer
+        has_head = plan.layers_of(peer.name).stop == peer.world.workload.layer_count
+        count = len(self.microbatches.work.forwarded) if has_head else 0
         norms = {
             number: float(sum(done[layer].base % 1009 for layer in segment.layers))
             for number, segment in enumerate(plan.segments())
-            if self.name in segment.holders
+            if peer.name in segment.holders
         }
         sums = {
             number: tuple(
                 _digest(norms[number], holder)[:SUM_DIGEST_BYTES] for holder in segment.holders
             )
             for number, segment in enumerate(plan.segments())
-            if self.name in segment.holders and len(segment.holders) > 1
+            if peer.name in segment.holders and len(segment.holders) > 1
         }
-        held = self.states if TERMS.tells_states(step) else {}
-        states = {n: _digest(held[n].value) for n in view.layers_of(self.name) if n in held}
+        held = peer.states if TERMS.tells_states(step) else {}
+        states = {n: _digest(held[n].value) for n in view.layers_of(peer.name) if n in held}
         return Prepared(
             view=view.id,
             step=step,
-            peer_id=self.name,
+            peer_id=peer.name,
             squared_norms=norms,
             loss_sum=loss_sum(step, count),
             token_count=count,
             held_out_loss_sum=0.0,
             held_out_token_count=0,
-            ready_for=self.agreement.ready_for,
-            kept=self.clock.kept if self.clock is not None else -1,
-            base=self.agreement.recovery_evidence.lineage.digest,
+            ready_for=peer.agreement.ready_for,
+            kept=self.cuts.clock.kept if self.cuts.clock is not None else -1,
+            base=peer.agreement.recovery_evidence.lineage.digest,
             sums=sums,
             states=states,
         )
 
-    def _receive_prepared(self, signed: Signed) -> None:
+    def receive_prepared(self, signed: Signed) -> None:
         prepared = open_prepared(signed, verify)
-        view = self.agreement.view
+        view = self.peer.agreement.view
         if view is not None and prepared.view.number < view.id.number:
             return
         if self._keep_prepared(Statement(prepared, signed)):
-            self._check_commit()
+            self.check_commit()
 
     def _keep_prepared(self, statement: Statement) -> bool:
         """True if it is news."""
         prepared = statement.prepared
-        held = self.prepared.setdefault((prepared.view, prepared.step), {})
+        held = self.peer.prepared.setdefault((prepared.view, prepared.step), {})
         if prepared.peer_id in held:
             return False
         held[prepared.peer_id] = statement
         return True
 
-    def _check_commit(self) -> None:
+    def check_commit(self) -> None:
+        peer = self.peer
         while True:
-            view, plan = self._training()
-            ledger = self.agreement.ledger
+            view, plan = peer.in_training()
+            ledger = peer.agreement.ledger
             if view is None or plan is None or ledger is None:
                 return
             self._skip(view, ledger)
-            for statement in self.prepared.get((view.id, ledger.step), {}).values():
+            for statement in peer.prepared.get((view.id, ledger.step), {}).values():
                 try:
                     ledger.record(statement)
                 except PeerFault as fault:
@@ -225,148 +250,158 @@ class SimulatedTraining(SimulatedMicrobatches, SimulatedCuts):
             if not self._commit(view, ledger):
                 conflict = ledger.conflict
                 if conflict.reason:
-                    pairs = {peer for pair in conflict.doubts for peer in pair}
+                    pairs = {name for pair in conflict.doubts for name in pair}
                     self._contradicted(conflict.reason, pairs | set(conflict.liars))
                 return
 
     def _contradicted(self, reason: str, accused: set[str]) -> None:
         """Not all that is said of the step can be true, so somebody lies."""
-        liars = self.world.liars
+        peer = self.peer
+        liars = peer.world.liars
         if not liars or (accused and not accused & liars):
-            raise Violation(f"{self.name} finds fault with {sorted(accused)}: {reason}")
-        self.do(self.agreement.repeat_step(reason, self.now_ns))
+            raise Violation(f"{peer.name} finds fault with {sorted(accused)}: {reason}")
+        peer.do(peer.agreement.repeat_step(reason, peer.now_ns))
 
     def _skip(self, view: View, ledger: Ledger) -> None:
         """A peer without a stage may miss so many messages that it cannot follow each step."""
-        if view.layers_of(self.name):
+        peer = self.peer
+        if view.layers_of(peer.name):
             return
-        for of, step in sorted(self.prepared):
-            for statement in self.prepared[of, step].values():
+        for of, step in sorted(peer.prepared):
+            for statement in peer.prepared[of, step].values():
                 if of == view.id and step >= ledger.step + STEPS_AHEAD_LIMIT:
                     found = ledger.says_ahead(statement)
                     if found is not None:
-                        self.agreement.skip_to(*found)
+                        peer.agreement.skip_to(*found)
 
     def _commit(self, view: View, ledger: Ledger) -> bool:
+        peer = self.peer
         outcome = ledger.next_outcome()
         if outcome is None:
             return False
-        now_ns, step = self.now_ns, outcome.step
-        gradients = self.gradients.get((view.id, step), {})
-        stage = set(view.layers_of(self.name))
-        for layer, state in list(self.states.items()):
+        now_ns, step = peer.now_ns, outcome.step
+        gradients = peer.gradients.get((view.id, step), {})
+        stage = set(view.layers_of(peer.name))
+        for layer, state in list(peer.states.items()):
             if layer in stage or (layer in gradients and state.version == step):
-                self._apply(layer, gradients.get(layer))
-        self._cut_committed(view, step, outcome.kept)
-        actions = self.agreement.committed(outcome, now_ns)
-        lineage = self.agreement.recovery_evidence.lineage.at(step + 1)
+                peer.apply(layer, gradients.get(layer))
+        self.cuts.committed(view, step, outcome.kept)
+        actions = peer.agreement.committed(outcome, now_ns)
+        lineage = peer.agreement.recovery_evidence.lineage.at(step + 1)
         assert lineage is not None
-        self.world.invariants.commits_step(self.name, view.id, outcome, lineage)
-        self.world.committed(self.name, step)
+        peer.world.invariants.commits_step(peer.name, view.id, outcome, lineage)
+        peer.world.committed(peer.name, step)
         self._forget(view, step)
-        self._sync_held()
+        peer.sync_held()
         if (step + 1) % CHECKPOINT_STEPS == 0:
-            self._checkpoint(step + 1, lineage)
-        self.do(actions)
-        if self.agreement.view is view:
-            self._start_step()
+            peer.checkpoint(step + 1, lineage)
+        peer.do(actions)
+        if peer.agreement.view is view:
+            self.start_step()
         return True
 
     def _forget(self, view: View, step: int) -> None:
         """A step has committed: what was kept for the case that it would not is not needed."""
-        wanted = self._wanted(view)
-        if self.agreement.next_view is not None:
-            wanted |= self._wanted(self.agreement.next_view)
-        if self.agreement.view is view:
-            for layer in set(self.states) - wanted:
-                self._outlives(layer, self.states.pop(layer))
+        peer = self.peer
+        wanted = peer.wanted(view)
+        if peer.agreement.next_view is not None:
+            wanted |= peer.wanted(peer.agreement.next_view)
+        if peer.agreement.view is view:
+            for layer in set(peer.states) - wanted:
+                self.cuts.keep(layer, peer.states.pop(layer))
         retained = (view.id, step)
-        self.gradients = {
-            key: held for key, held in self.gradients.items() if key == retained or key[1] > step
+        peer.gradients = {
+            key: held for key, held in peer.gradients.items() if key == retained or key[1] > step
         }
-        for store in (self.partials, self.prepared, self.arrived):
+        for store in (peer.partials, peer.prepared, self.microbatches.arrived):
             for key in [key for key in store if key[1] < step]:
                 del store[key]
 
-    def _check_synced(self) -> None:
-        view = self.agreement.next_view
-        if view is not None and self._wanted(view) <= set(self.states):
-            self.do(self.agreement.synced(view.id))
+    def check_synced(self) -> None:
+        peer = self.peer
+        view = peer.agreement.next_view
+        if view is not None and peer.wanted(view) <= set(peer.states):
+            peer.do(peer.agreement.synced(view.id))
 
-    def _fetch_missing(self) -> None:
-        agreement, asked = self.agreement, dict[tuple[str, ViewId], set[int]]()
-        view, plan = self._training()
+    def fetch_missing(self) -> None:
+        peer = self.peer
+        agreement, asked = peer.agreement, dict[tuple[str, ViewId], set[int]]()
+        view, plan = peer.in_training()
         if view is not None and plan is not None:
-            for layer in sorted(self._wanted(view)):
-                state = self.states.get(layer)
+            for layer in sorted(peer.wanted(view)):
+                state = peer.states.get(layer)
                 if state is None or state.version < agreement.step:
                     self._choose_donor(view, layer, asked)
         following = agreement.next_view
         if following is not None and not agreement.frozen:
-            for layer in sorted(self._wanted(following) - set(self.states)):
+            for layer in sorted(peer.wanted(following) - set(peer.states)):
                 self._choose_donor(following, layer, asked)
         for (donor, of), layers in asked.items():
-            self._send(donor, StateRequest(agreement.me, of, tuple(sorted(layers))))
+            peer.send(donor, StateRequest(agreement.me, of, tuple(sorted(layers))))
 
     def _choose_donor(
         self, view: View, layer: int, asked: dict[tuple[str, ViewId], set[int]]
     ) -> None:
+        peer = self.peer
         donors = {item.peer_id for item in view.snapshot.held if item.layer == layer}
         present = view.snapshot.present
         if view.snapshot.planned and present is not None:
             donors = set(present.holders(layer))
-        if view is self.agreement.view and isinstance(view.plan, Plan):
+        if view is peer.agreement.view and isinstance(view.plan, Plan):
             donors |= set(view.plan.holders(layer))
-        if not view.takes_effect_at_once and self.world.chance.random() < 0.2:
+        if not view.takes_effect_at_once and peer.world.chance.random() < 0.2:
             donors = {m.peer_id for m in view.snapshot.contributors}  # a guardian may have it
-        donors.discard(self.name)
+        donors.discard(peer.name)
         if donors:
-            donor = self.world.chance.choice(sorted(donors))
+            donor = peer.world.chance.choice(sorted(donors))
             asked.setdefault((donor, view.id), set()).add(layer)
 
-    def _give_states(self, request: StateRequest) -> None:
-        agreement = self.agreement
+    def give_states(self, request: StateRequest) -> None:
+        peer = self.peer
+        agreement = peer.agreement
         views = {view.id for view in (agreement.view, agreement.next_view) if view is not None}
         if request.view not in views or agreement.frozen:
             return
         lineage = agreement.recovery_evidence.lineage
-        found = {n: self.states[n] for n in request.layers if n in self.states}
+        found = {n: peer.states[n] for n in request.layers if n in peer.states}
         digests = {n: lineage.at(state.version) for n, state in found.items()}
         known = {n: digest for n, digest in digests.items() if digest is not None}
         if known:
             states = {n: found[n] for n in known}
             reply = StateReply(agreement.me, request.view, states, known)
-            delay_ns = self.world.chance.randrange(self.world.transfer_ns)
+            delay_ns = peer.world.chance.randrange(peer.world.transfer_ns)
             receiver = request.sender.peer_id
-            self.given[receiver] += len(states)
-            self.later(delay_ns, lambda: self._send(receiver, reply))
+            peer.given[receiver] += len(states)
+            peer.later(delay_ns, lambda: peer.send(receiver, reply))
 
-    def _take_states(self, reply: StateReply) -> None:
-        agreement = self.agreement
+    def take_states(self, reply: StateReply) -> None:
+        peer = self.peer
+        agreement = peer.agreement
         views = {view.id for view in (agreement.view, agreement.next_view) if view is not None}
         if reply.view not in views or agreement.frozen:
             return
         for layer, state in reply.states.items():
             mine = agreement.recovery_evidence.lineage.at(state.version)
-            held = self.states.get(layer)
+            held = peer.states.get(layer)
             on_lineage = agreement.view is None or mine == reply.lineages[layer]
             if on_lineage and (held is None or held.version < state.version):
-                self.states[layer] = state
+                peer.states[layer] = state
                 self._follow_on(layer)
-        self._sync_held()
-        self._check_synced()
-        self._start_step()
+        peer.sync_held()
+        self.check_synced()
+        self.start_step()
 
     def _follow_on(self, layer: int) -> None:
         """A state that comes after its step has committed; the step's gradient may be here."""
-        lineage = self.agreement.recovery_evidence.lineage
-        for view, step in sorted(self.gradients):
-            state, gradient = self.states[layer], self.gradients[view, step].get(layer)
+        peer = self.peer
+        lineage = peer.agreement.recovery_evidence.lineage
+        for view, step in sorted(peer.gradients):
+            state, gradient = peer.states[layer], peer.gradients[view, step].get(layer)
             after = lineage.at(step + 1)
             if gradient is None or after is None or state.version != step:
                 continue
-            if self.world.invariants.lineage_after(view, step) == after:
-                self._apply(layer, gradient)
+            if peer.world.invariants.lineage_after(view, step) == after:
+                peer.apply(layer, gradient)
 
 
 def _digest(*value: object) -> bytes:

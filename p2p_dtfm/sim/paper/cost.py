@@ -81,8 +81,6 @@ def paper_problem(
     peer_ids: tuple[str, ...],
     stage_count: int,
     link: Callable[[int, int], tuple[int, int]],
-    gradient_bytes: int = GRADIENT_BYTES_PER_STAGE,
-    activation_bytes: int = ACTIVATION_BYTES_PER_LINK,
 ) -> PaperProblem:
     """`link(a, b)` gives (latency ns, bytes per second) from a to b; peers divide by stages."""
     count = len(peer_ids)
@@ -95,9 +93,9 @@ def paper_problem(
             (there_ns, there_rate), (back_ns, back_rate) = link(a, b), link(b, a)
             latency2, rate2 = there_ns + back_ns, there_rate + back_rate
             dp = _rounded(
-                latency2 * replicas * rate2 + 4 * gradient_bytes * 10**9, replicas * rate2
+                latency2 * replicas * rate2 + 4 * GRADIENT_BYTES_PER_STAGE * 10**9, replicas * rate2
             )
-            pp = _rounded(latency2 * rate2 + 4 * activation_bytes * 10**9, 2 * rate2)
+            pp = _rounded(latency2 * rate2 + 4 * ACTIVATION_BYTES_PER_LINK * 10**9, 2 * rate2)
             for index in (a * count + b, b * count + a):
                 data_parallel[index], pipeline[index] = dp, pp
     return PaperProblem(peer_ids, stage_count, replicas, data_parallel, pipeline)

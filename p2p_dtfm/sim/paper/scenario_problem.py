@@ -5,10 +5,8 @@ from p2p_dtfm.sim.paper.cost import PaperProblem, paper_problem
 from p2p_dtfm.sim.scenario.scenario import Scenario
 
 
-def paper_problem_of(
-    scenario: Scenario, stages: int, replicas: int, order: tuple[int, ...] | None = None
-) -> PaperProblem:
-    """Peers in file order (or in `order`). Raises `UserError` unless stages * replicas fits.
+def paper_problem_of(scenario: Scenario, stages: int, replicas: int) -> PaperProblem:
+    """Peers in file order. Raises `UserError` unless stages * replicas fits.
 
     The paper's rates are those of pairs: an uplink or downlink bounds each link of its peer, as a
     `link_cap_mbps` does, and is not shared.
@@ -22,7 +20,7 @@ def paper_problem_of(
             f"choose --stages from {', '.join(map(str, even[:12]))}, with as many replicas as "
             "make that number, or a plan that may leave peers out",
         )
-    peers = scenario.peers if order is None else tuple(scenario.peers[at] for at in order)
+    peers = scenario.peers
 
     def link(a: int, b: int) -> tuple[int, int]:
         found = scenario.link(peers[a].name, peers[b].name)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.virtual.virtual_network import Lines
 from p2p_dtfm.sim.scenario.scenario_file import (
     LARGEST_SCENARIO,
     FaultTable,
@@ -329,3 +330,21 @@ def _rate(mbps: float | None) -> int:
 
 def _scaled(value: float | None, unit: float) -> int:
     return 0 if value is None else math.floor(value * unit + 0.5)
+
+
+def lines_of(scenario: Scenario) -> Lines:
+    """A scenario's links as a virtual network has them; peers are numbers in the file's order.
+
+    The link of a pair that the scenario does not state raises `UserError` when it is used.
+    """
+    peers = scenario.peers
+
+    def link(origin: int, to: int) -> tuple[int, int]:
+        stated = scenario.link(peers[origin].name, peers[to].name)
+        return stated.latency_ns, stated.bytes_per_s
+
+    return Lines(
+        link,
+        [peer.uplink_bytes_per_s for peer in peers],
+        [peer.downlink_bytes_per_s for peer in peers],
+    )

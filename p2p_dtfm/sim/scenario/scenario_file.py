@@ -3,6 +3,7 @@
 import difflib
 import re
 import tomllib
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -15,15 +16,14 @@ LARGEST_SCENARIO = 4096
 """Peers in one scenario, at most."""
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
-    )
+_STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
+_HEADER = re.compile(r"\s*\[+\s*([\w-]+)\s*\]+")
 
 
-class Resources(_Table):
+class Resources(BaseModel):
     """What a peer has; each may be stated for a group and overridden for one peer."""
 
+    model_config = _STRICT
     forward_tflops: float | None = Field(default=None, ge=1e-6, le=1e6)
     """Sustained in a forward pass."""
     memory_gb: float | None = Field(default=None, gt=0, le=1e6)
@@ -55,9 +55,10 @@ class PeerTable(Resources):
     name: str = Field(pattern=NAME_PATTERN)
 
 
-class LinkTable(_Table):
+class LinkTable(BaseModel):
     """The way between two groups or peers; `*` stands for all of them."""
 
+    model_config = _STRICT
     origin: str = Field(alias="from", pattern=r"^(\*|[a-z0-9][a-z0-9-]{0,62})$")
     to: str = Field(pattern=r"^(\*|[a-z0-9][a-z0-9-]{0,62})$")
     both: bool = False
@@ -66,9 +67,10 @@ class LinkTable(_Table):
     bandwidth_mbps: float = Field(ge=1e-3, le=1e9)
 
 
-class FaultTable(_Table):
+class FaultTable(BaseModel):
     """Something that happens at the start of a step."""
 
+    model_config = _STRICT
     at_step: int = Field(ge=0)
     kind: Literal[
         "kill", "pause", "slow", "cut", "degrade", "corrupt", "join", "leave", "disk full"
@@ -83,16 +85,18 @@ class FaultTable(_Table):
     seconds: float = Field(default=0, ge=0, le=86_400)
 
 
-class WorkloadTable(_Table):
+class WorkloadTable(BaseModel):
     """How the work of these peers differs from what the run spec alone would say."""
 
+    model_config = _STRICT
     head: bool = True
     """Whether the last layer is a language-model head; the paper's runs had none to speak of."""
 
 
-class ScenarioFile(_Table):
+class ScenarioFile(BaseModel):
     """A whole scenario file."""
 
+    model_config = _STRICT
     name: str = Field(pattern=NAME_PATTERN)
     description: str = ""
     group: tuple[GroupTable, ...] = Field(min_length=1)
@@ -140,7 +144,7 @@ def parse_scenario_file(text: str, origin: str) -> ScenarioFile:
 
 def _rest(values: dict[str, Any], error: ValidationError) -> ScenarioFile | None:
     """What is right in tables of which others have mistakes."""
-    models: dict[str, type[_Table]] = {"peer": PeerTable, "link": LinkTable, "fault": FaultTable}
+    models: dict[str, type[BaseModel]] = {"peer": PeerTable, "link": LinkTable, "fault": FaultTable}
     wrong = {item["loc"][:2] for item in error.errors()}
     if not all(len(path) == 2 and path[0] in models for path in wrong):
         return None
@@ -164,25 +168,30 @@ def _first_causes(error: ValidationError) -> list[Any]:
 
 def line_of(text: str, path: tuple[str | int, ...]) -> int | None:
     """Line (from 1) of a key such as ("group", 1, "count") in TOML text, or of its table."""
-    number: int | None = None
-    table = str(path[0]) if path else ""
+    key = path[-1] if path and isinstance(path[-1], str) else ""
+    headers = []
+    for number, line, is_header in _lines_of_table(text, path):
+        if is_header:
+            headers.append(number)
+        elif key and re.search(rf"(^|[;{{,\s])\"?{re.escape(key)}\"?\s*=", line):
+            return number
+    return headers[0] if headers else None
+
+
+def _lines_of_table(text: str, path: tuple[str | int, ...]) -> Iterator[tuple[int, str, bool]]:
+    """(number, line, whether it is a header) of the table in which `path` is; for a path of one
+    name also of what stands before any table."""
+    table = path[0] if path else ""
     wanted = path[1] if len(path) > 1 and isinstance(path[1], int) else None
-    key = str(path[-1]) if path and isinstance(path[-1], str) else ""
-    seen, inside = -1, False
-    if path and wanted is None and len(path) == 1:
-        inside = True  # a key before any table, or the first line of a table of that name
-    for at, line in enumerate(text.splitlines(), 1):
-        header = re.match(r"\s*\[+\s*([\w-]+)\s*\]+", line)
+    seen, inside = -1, len(path) == 1
+    for number, line in enumerate(text.splitlines(), 1):
+        header = _HEADER.match(line)
         if header:
-            if header.group(1) == table:
-                seen += 1
-                inside = wanted is None or seen == wanted
-                number = at if inside and number is None else number
-            else:
-                inside = False
-        elif inside and key and re.search(rf"(^|[;{{,\s])\"?{re.escape(key)}\"?\s*=", line):
-            return at
-    return number
+            inside = header.group(1) == table
+            seen += inside
+            inside = inside and wanted in (None, seen)
+        if inside:
+            yield number, line, header is not None
 
 
 def _explain(item: Any, values: dict[str, Any], text: str, origin: str) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import (
     PROTOCOL_VERSION,
     Device,
@@ -70,17 +69,8 @@ def on_the_wire(workload: Workload, execution: Execution) -> Workload:
     )
 
 
-def scenario_snapshot(
-    scenario: Scenario,
-    spec: RunSpec,
-    execution: Execution = OURS,
-    measured_flops: int | None = None,
-    present: Plan | None = None,
-) -> Snapshot:
-    """What peers of this scenario would publish of themselves, as a snapshot to plan from.
-
-    `measured_flops` is this machine's own speed, for groups that say `measured = true`.
-    """
+def scenario_snapshot(scenario: Scenario, spec: RunSpec, execution: Execution = OURS) -> Snapshot:
+    """What peers of this scenario would publish of themselves, as a snapshot to plan from."""
     workload = workload_in(scenario, spec, execution)
     digest = spec.digest()
     names = [peer.name for peer in scenario.peers]
@@ -91,7 +81,7 @@ def scenario_snapshot(
             sequence=1,
             protocol_version=PROTOCOL_VERSION,
             run_digest=digest,
-            device=device_of(peer, workload, execution, measured_flops),
+            device=device_of(peer, workload, execution),
             uplink_bytes_per_s=peer.uplink_bytes_per_s,
             downlink_bytes_per_s=peer.downlink_bytes_per_s,
             links={name: _link(scenario, peer.name, name) for name in names if name != peer.name},
@@ -112,20 +102,19 @@ def scenario_snapshot(
         contributors=tuple(Member(record.peer_id, record.life) for record in records_in_order),
         absent=(),
         step=0,
-        present=present,
+        present=None,
     )
 
 
-def flops_of(peer: ScenarioPeer, measured_flops: int | None) -> int:
-    """Operations per second of a peer. Raises `UserError` if nothing states or measured them."""
-    flops = peer.forward_flops or measured_flops
-    if not flops:
+def flops_of(peer: ScenarioPeer) -> int:
+    """Operations per second of a peer. Raises `UserError` if nothing states them."""
+    if not peer.forward_flops:
         raise UserError(
             f"group {peer.group!r} says measured = true, but no speed was measured here",
             f"give group {peer.group!r} a forward_tflops in place of measured = true, or play the "
             "scenario with real daemons: `p2p-dtfm demo --scenario NAME`",
         )
-    return flops
+    return peer.forward_flops
 
 
 def _layer_timing(cost: LayerCost, flops_per_s: int, execution: Execution) -> LayerTiming:
@@ -134,11 +123,9 @@ def _layer_timing(cost: LayerCost, flops_per_s: int, execution: Execution) -> La
     return LayerTiming(forward_ns, execution.backward_forwards * forward_ns)
 
 
-def device_of(
-    peer: ScenarioPeer, workload: Workload, execution: Execution, measured_flops: int | None
-) -> Device:
+def device_of(peer: ScenarioPeer, workload: Workload, execution: Execution) -> Device:
     """What a peer would publish of its device. Raises `UserError` as `flops_of`."""
-    flops = flops_of(peer, measured_flops)
+    flops = flops_of(peer)
     return Device(
         kind="scenario",
         name=peer.group,

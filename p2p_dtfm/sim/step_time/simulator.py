@@ -11,8 +11,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.schedule.tasklets import BACKWARD, FORWARD, TaskletKind
 from p2p_dtfm.sim.scenario.execution import Execution
-from p2p_dtfm.sim.scenario.scenario import Scenario
-from p2p_dtfm.sim.scenario.scenario_lines import lines_of
+from p2p_dtfm.sim.scenario.scenario import Scenario, lines_of
 from p2p_dtfm.sim.step_time.communicator_pipeline import run_communicator_pipelines, whole_flushes
 from p2p_dtfm.sim.step_time.guard_transfers import guards_in_place
 from p2p_dtfm.sim.step_time.reduction_transfers import Reductions
@@ -25,13 +24,12 @@ def simulate_step(
     scenario: Scenario,
     workload: Workload,
     execution: Execution,
-    measured_flops: int | None = None,
     trace: bool = False,
 ) -> StepTime:
     """Time one step. `workload` comes from `workload_in`, counted in values rather than on the
     wire; `scenario` has every peer that the plan names. Raises `UserError` for a missing link.
     """
-    work = step_work(plan, scenario, workload, execution, measured_flops)
+    work = step_work(plan, scenario, workload, execution)
     step = _simulate(work, scenario, execution, (), trace)
     if not execution.commit:
         return step

@@ -63,7 +63,6 @@ def step_work(
     scenario: Scenario,
     workload: Workload,
     execution: Execution,
-    measured_flops: int | None = None,
 ) -> StepWork:
     """What each stage of the plan does in one step. `workload` counts values, not wire bytes."""
     numbers = {peer.name: number for number, peer in enumerate(scenario.peers)}
@@ -83,7 +82,7 @@ def step_work(
         stages = []
         for position, stage in enumerate(pipeline.stages):
             peer = scenario.peer(stage.peer_id)
-            times = layer_ns_of(device_of(peer, workload, execution, measured_flops))
+            times = layer_ns_of(device_of(peer, workload, execution))
             first, end, count = stage.first_layer, stage.end_layer, workload.layer_count
             kinds = kinds_in(first, end, count)
             splits = execution.splits and position > 0

@@ -46,6 +46,12 @@ class BlobStore:
         path = self._place(digest)
         return path if path.is_file() else None
 
+    def held(self, digest: str) -> Path:
+        """Where a blob lies that is known to be here."""
+        path = self.path(digest)
+        assert path is not None, f"{digest} is in the store"
+        return path
+
     def has(self, digest: str) -> bool:
         return self.path(digest) is not None
 

@@ -16,7 +16,6 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 
-MINIMUM_VOCABULARY = 257
 _Piece = Annotated[str, Meta(min_length=1, max_length=1 << 16)]
 
 

@@ -4,16 +4,14 @@ What a swarm computes must equal this. It shares the model, the genesis paramete
 rate with the rest of the package, and none of its pipeline, state or reduction code.
 """
 
-import copy
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.gpt import build_layer, initialise_layer, layer_count, token_loss_sum
-from p2p_dtfm.train.model.optimizer import inner_learning_rate, learning_rate
+from p2p_dtfm.train.model.optimizer import learning_rate
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets: int64 [sequences, tokens] each."""
@@ -36,7 +34,7 @@ class ReferenceRun:
         self.device = torch.device(device)
         self.model = nn.Sequential(*(_genesis_layer(spec, n) for n in range(layer_count(spec))))
         self.model.to(self.device)
-        self.optimizer = _adam_w(spec, self.model)
+        self.optimizer = torch_adam_w(spec, self.model)
 
     def losses(self, steps: int) -> Iterator[float]:
         """Train `steps` steps from genesis; the loss of each in mean nats per token."""
@@ -70,76 +68,7 @@ class ReferenceRun:
         return token_loss_sum(self.model(inputs.to(self.device)), targets.to(self.device))
 
 
-class LocalReferenceRun(ReferenceRun):
-    """The same for `sync = "local"`: replicas that step alone, then one outer step together.
-
-    `shares` are the microbatches of each replica. The loss of a step is that of its inner steps.
-    """
-
-    def __init__(
-        self,
-        spec: RunSpec,
-        batch: Callable[[int, int], Batch],
-        shares: Sequence[range],
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(spec, batch, device)
-        self.shares = shares
-        self.replicas = [copy.deepcopy(self.model) for _ in shares]
-        self.inner = [_adam_w(spec, replica) for replica in self.replicas]
-        momentum = spec.sync.outer_momentum
-        self.outer = torch.optim.SGD(
-            self.model.parameters(),
-            lr=spec.sync.outer_learning_rate,
-            momentum=momentum,
-            nesterov=momentum > 0,
-        )
-
-    def _step(self, step: int) -> float:
-        for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        loss_sum = 0.0
-        for share, replica, optimizer in zip(self.shares, self.replicas, self.inner, strict=True):
-            replica.load_state_dict(self.model.state_dict())
-            for inner_step in range(self.spec.sync.inner_steps):
-                loss_sum += self._inner_step(step, inner_step, share, replica, optimizer)
-            weight = len(share) / self.spec.microbatches_per_step
-            pairs = zip(self.model.parameters(), replica.parameters(), strict=True)
-            for shared, own in pairs:
-                assert shared.grad is not None
-                shared.grad += weight * (shared - own).detach()
-        self.outer.step()
-        return loss_sum / self.spec.tokens_per_step
-
-    def _inner_step(
-        self,
-        step: int,
-        inner_step: int,
-        share: range,
-        replica: nn.Sequential,
-        optimizer: torch.optim.AdamW,
-    ) -> float:
-        steps = self.spec.sync.inner_steps
-        first, end = (len(share) * n // steps for n in (inner_step, inner_step + 1))
-        if first == end:
-            return 0.0
-        optimizer.zero_grad()
-        loss_sum = 0.0
-        for microbatch in share[first:end]:
-            inputs, targets = self.batch(step, microbatch)
-            loss = token_loss_sum(replica(inputs.to(self.device)), targets.to(self.device))
-            (loss / (targets.numel() * (end - first))).backward()
-            loss_sum += loss.item()
-        for layer in replica:
-            limit = self.spec.optimizer.clip_norm / math.sqrt(len(replica))
-            torch.nn.utils.clip_grad_norm_(layer.parameters(), limit)
-        for group in optimizer.param_groups:
-            group["lr"] = inner_learning_rate(self.spec, step, inner_step)
-        optimizer.step()
-        return loss_sum
-
-
-def _adam_w(spec: RunSpec, model: nn.Module) -> torch.optim.AdamW:
+def torch_adam_w(spec: RunSpec, model: nn.Module) -> torch.optim.AdamW:
     parameters = list(model.parameters())
     settings = spec.optimizer
     return torch.optim.AdamW(

@@ -1,0 +1,83 @@
+"""What hivemind leaves undone: calls and streams that end early, and sockets of the dead."""
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("p2p_dtfm.net")
+
+_FOLDER = Path("/tmp")  # hivemind's own choice, whatever TMPDIR says
+_PATTERN = "hivemind-p2p*-*.sock"
+_AT_MOST = 4096
+_MINIMUM_AGE_S = 60
+
+
+class PendingCalls(dict[Any, asyncio.Future[Any]]):
+    """hivemind's calls that wait for an answer, without those that already gave up waiting.
+
+    hivemind's reader sets the result of any call it finds here. One that was cancelled in the same
+    turn of the loop would raise there, and end the reader and with it all later calls.
+    """
+
+    def __contains__(self, call_id: object) -> bool:
+        future = self.get(call_id)
+        return future is not None and not future.done()
+
+
+def expect_broken_streams(loop: asyncio.AbstractEventLoop) -> None:
+    """Streams that break before they have said anything: hivemind leaves their errors to the loop.
+
+    Such an error is no news: who opened the stream is watched, and told of, elsewhere.
+    """
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        is_greeting = "client_connected_cb" in context.get("message", "")
+        if is_greeting and isinstance(error, asyncio.IncompleteReadError | ConnectionError):
+            log.debug("a stream broke before it was greeted: %r", error)
+        else:
+            loop.default_exception_handler(context)
+
+    if loop.get_exception_handler() is None:
+        loop.set_exception_handler(handle)
+
+
+def remove_stale_sockets() -> int:
+    """Remove sockets that dead processes of ours left behind, to which provably nobody is bound;
+    returns how many. hivemind's names for them are random, so they would pile up."""
+    try:
+        bound = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}
+    except OSError:
+        return 0  # without the kernel's list nothing is provable
+    removed = 0
+    for path in itertools.islice(_FOLDER.glob(_PATTERN), _AT_MOST):
+        try:
+            if str(path) not in bound and _is_old_and_ours(path) and _refuses(path):
+                path.unlink()
+                removed += 1
+        except OSError:
+            continue  # somebody else was faster
+    return removed
+
+
+def _is_old_and_ours(path: Path) -> bool:
+    status = path.stat()
+    return status.st_uid == os.getuid() and time.time() - status.st_mtime > _MINIMUM_AGE_S
+
+
+def _refuses(path: Path) -> bool:
+    """The kernel's list covers this network namespace; a refused connection covers the others."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(0.2)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False

@@ -1,0 +1,42 @@
+"""Who is left out of a view keeps nobody from agreeing on it, whenever its word arrives."""
+
+from p2p_dtfm.core.consensus.actions import Actions, ComputePlan, Report, SendMessage, TakeOver
+from p2p_dtfm.core.messages.agreement_messages import AgreementMessage
+from tests.core.liars import one_pipeline, swarm
+
+
+def to(name: str, actions: Actions) -> list[AgreementMessage]:
+    """What is said to this peer."""
+    said = [it for it in actions if isinstance(it, SendMessage)]
+    return [it.message for it in said if name in it.to]
+
+
+def test_what_one_in_doubt_says_late_is_no_news() -> None:
+    """Seen beside much load: both accused it, neither waited for it, and its contribution came to
+    one when the other was done, in one attempt after the other."""
+    world = swarm(["a", "b", "s"])
+    now_ns = world.peers["a"].now_ns
+    a, b, s = (world.peers[name].agreement for name in "abs")
+    opened = a.holds_up("s", "completes nothing", now_ns)
+    asked = to("b", opened)
+    answers = [it for message in asked for it in b.receive("a", message, now_ns)]
+    answers += b.holds_up("s", "completes nothing", now_ns)
+    late = [it for message in to("s", opened) for it in s.receive("a", message, now_ns)]
+
+    settled = [it for message in to("a", answers) for it in a.receive("b", message, now_ns)]
+    plans = [it for it in settled if isinstance(it, ComputePlan)]
+    assert plans, "both know the same"
+    grown = [it for message in to("b", late) for it in b.receive("s", message, now_ns)]
+    after = [it for message in to("a", grown) for it in a.receive("b", message, now_ns)]
+    assert not any(isinstance(it, Report) and "opens" in it.text for it in after)
+
+    grown += [it for message in to("b", settled) for it in b.receive("a", message, now_ns)]
+    plans += [it for it in [*answers, *grown] if isinstance(it, ComputePlan)]
+    who = [[member.peer_id for member in plan.snapshot.members] for plan in plans]
+    assert who == [["a", "b"], ["a", "b"]]
+    ready = [
+        agreement.plan_computed(plan.snapshot, one_pipeline(plan.snapshot), now_ns)
+        for agreement, plan in zip((a, b), plans, strict=True)
+    ]
+    over = [it for message in to("b", ready[0]) for it in b.receive("a", message, now_ns)]
+    assert any(isinstance(it, TakeOver) for it in over)

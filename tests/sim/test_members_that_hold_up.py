@@ -13,6 +13,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
     Contribution,
     Gather,
+    Heartbeat,
     Ready,
     Synced,
     sign_contribution,
@@ -24,6 +25,7 @@ from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.invariants import Violation
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import sign_for
+from p2p_dtfm.sim.faults.simulated_training import SimulatedTraining
 from tests.core.builders import WORKLOAD, record
 from tests.core.liars import contribution, evil_record
 from tests.sim.test_lying_members import replicas
@@ -208,6 +210,40 @@ def test_naming_the_next_life_of_a_member_keeps_nobody_out(believes_it: bool) ->
     world.ask_to_join("f", "a")
     limit_s = 6 if believes_it else 20
     world.run_until(lambda: _are_in(world, ["a", "c", "d", "f"]), limit_s=limit_s)
+
+
+class FetchesNothing(SimulatedTraining):
+    def fetch_missing(self) -> None:
+        pass
+
+    def check_synced(self) -> None:
+        pass
+
+
+class FakesProgress(SimulatedPeer):
+    """A newcomer that asks for no states, and says that it gets on."""
+
+    training_type = FetchesNothing
+
+    def send(self, receiver: str, message: AgreementMessage) -> None:  # type: ignore[override]
+        if isinstance(message, Heartbeat):
+            message = msgspec.structs.replace(message, progress=self.now_ns)
+        super().send(receiver, message)
+
+
+def test_a_newcomer_that_only_says_that_it_gets_on_keeps_nobody_out() -> None:
+    world = _world(lambda said, to: said, 0)
+    world.run_until(lambda: all(peer.agreement.step >= 4 for peer in world.peers.values()))
+    world.peer_type = FakesProgress
+    world.add_peer("e")
+    world.peers["e"].agreement.wants_view()
+    world.ask_to_join("e", "a")
+    world.run_until(lambda: world.peers["a"].agreement.next_view is not None)
+    world.peer_type = SimulatedPeer
+    world.add_peer("f")
+    world.peers["f"].agreement.wants_view()
+    world.ask_to_join("f", "a")
+    world.run_until(lambda: _are_in(world, [*NAMES, "f"]), limit_s=15)
 
 
 def no_synced(said: AgreementMessage, to: str) -> AgreementMessage | None:

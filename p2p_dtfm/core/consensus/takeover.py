@@ -28,7 +28,7 @@ from p2p_dtfm.core.recovery.recovery_evidence import Restart
 from p2p_dtfm.core.recovery.view import View
 
 TRANSFERS_LIMIT = 4
-DEADLINES_LIMIT = 3
+DEADLINES_LIMIT = 6
 """A newcomer that gets on may take so many times as long as its states and the deadline need. What
 a transfer needs doubles with each time that it was refused: a link may be slower than was
 measured."""

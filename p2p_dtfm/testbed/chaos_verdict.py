@@ -26,7 +26,7 @@ LOSS_TOLERANCE = 1e-4
 
 
 @dataclass
-class Verdict:
+class ChaosVerdict:
     violations: list[str] = field(default_factory=list)
     committed_steps: int = 0
     lost_samples: int = 0
@@ -65,10 +65,10 @@ def judge(
     total_steps: int,
     samples_per_step: int,
     expected_loss: Callable[[int], float] | None,
-) -> Verdict:
+) -> ChaosVerdict:
     """`expected_loss(step)` is that of the undisturbed run."""
     faults = list(inflicted)
-    verdict = Verdict()
+    verdict = ChaosVerdict()
     _check_plans(histories, verdict)
     _check_steps(histories, faults, total_steps, samples_per_step, verdict)
     if expected_loss is not None:
@@ -77,7 +77,7 @@ def judge(
     return verdict
 
 
-def _check_plans(histories: Histories, verdict: Verdict) -> None:
+def _check_plans(histories: Histories, verdict: ChaosVerdict) -> None:
     plans: dict[str, set[str]] = {}
     views: dict[str, Event] = {}
     for history in histories.values():
@@ -98,7 +98,7 @@ def _check_steps(
     faults: list[Inflicted],
     total_steps: int,
     samples_per_step: int,
-    verdict: Verdict,
+    verdict: ChaosVerdict,
 ) -> None:
     seen = {event["step"] for history in histories.values() for event in steps_of(history)}
     missing = sorted(set(range(total_steps)) - seen)
@@ -120,7 +120,7 @@ def _check_steps(
             verdict.violations.append(f"{name} committed step {again[0]} twice")
 
 
-def _repeated_as_promised(name: str, history: list[Event], verdict: Verdict) -> Iterator[int]:
+def _repeated_as_promised(name: str, history: list[Event], verdict: ChaosVerdict) -> Iterator[int]:
     """Steps that a view repeats since a peer was lost whose guardians lagged, as it had said."""
     seen: dict[int, float] = {}
     safe, may_repeat = 0, None
@@ -146,7 +146,7 @@ def _repeated_as_promised(name: str, history: list[Event], verdict: Verdict) -> 
 
 
 def _check_losses(
-    histories: Histories, expected_loss: Callable[[int], float], verdict: Verdict
+    histories: Histories, expected_loss: Callable[[int], float], verdict: ChaosVerdict
 ) -> None:
     worst, where = 0.0, ""
     for name, history in histories.items():
@@ -159,7 +159,7 @@ def _check_losses(
         verdict.violations.append(f"{where}: the loss is {worst:.2g} off the undisturbed run's")
 
 
-def _measure(histories: Histories, faults: list[Inflicted], verdict: Verdict) -> None:
+def _measure(histories: Histories, faults: list[Inflicted], verdict: ChaosVerdict) -> None:
     commits = commits_of(histories)
     if len(commits) < 2:
         return

@@ -132,7 +132,7 @@ class Event(msgspec.Struct, frozen=True):
     text: str
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True):
+class RefusedCount(msgspec.Struct, frozen=True, array_like=True):
     """What the gate has turned away."""
 
     sender: str
@@ -179,7 +179,7 @@ class Live(msgspec.Struct, frozen=True):
     work_left_s: float | None = None
     marks: tuple[str, ...] = ()
     """What makes the figures those of a laboratory: shaped links, emulated devices."""
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedCount, ...] = ()
 
 
 class History(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
-from p2p_dtfm.sim.faults.lossy_network import Network
+from p2p_dtfm.sim.faults.lossy_network import LossyNetwork
 from tests.core.builders import WORKLOAD, record
 
 
@@ -28,11 +28,11 @@ def one_pipeline_each(snapshot: Snapshot) -> Plan | NoPlan:
     return Plan(tuple(pipelines), spares, 1)
 
 
-def make_world(seed: int, network: Network | None = None) -> AgreementWorld:
+def make_world(seed: int, network: LossyNetwork | None = None) -> AgreementWorld:
     return AgreementWorld(seed, WORKLOAD, record("template"), one_pipeline_each, network)
 
 
-BAD_NETWORK = Network(delay_ns=(1_000_000, 1_500_000_000), loss=0.1, repeat=0.1)
+BAD_NETWORK = LossyNetwork(delay_ns=(1_000_000, 1_500_000_000), loss=0.1, repeat=0.1)
 
 
 def same_view(world: AgreementWorld, names: list[str]) -> bool:
@@ -52,8 +52,8 @@ def test_a_founder_alone_trains() -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-@pytest.mark.parametrize("network", [Network(), BAD_NETWORK], ids=["good", "bad"])
-def test_newcomers_join_while_steps_go_on_and_one_leaves(seed: int, network: Network) -> None:
+@pytest.mark.parametrize("network", [LossyNetwork(), BAD_NETWORK], ids=["good", "bad"])
+def test_newcomers_join_while_steps_go_on_and_one_leaves(seed: int, network: LossyNetwork) -> None:
     world = make_world(seed, network)
     names = ["a", "b", "c", "d", "e"]
     for name in names:

@@ -100,6 +100,23 @@ def test_a_newcomer_is_let_in_by_those_it_knows_and_not_by_keys_that_somebody_ma
     world.run_until(lambda: "d" in view_of(world, "a").member_ids, limit_s=30)
 
 
+def test_a_strangers_certificate_takes_nothing_from_what_was_proven() -> None:
+    world = swarm(["a", "b", "c"])
+    view = view_of(world, "a").id
+    world.add_peer("d")
+    newcomer = world.peers["d"].agreement
+    newcomer.familiar.meet(["a"])
+    newcomer.wants_view()
+    world.ask_to_join("d", "a")
+    world.run_until(lambda: newcomer._state.others.views.find(view) is not None, limit_s=30)
+    maker, false = INVENTED[0], self_made_view(INVENTED, FAR, INVENTED)
+    for number, base in ((FAR + 1, GENESIS), (FAR + 2, false.view)):
+        message = gather(number, base, sender=maker, certificates=(false,))
+        say(world, maker.peer_id, "d", message)
+        assert newcomer._state.others.views.find(view) is not None
+        assert newcomer._state.others.views.find(false.view) is None
+
+
 def apart(left: list[str], right: list[str]) -> AgreementWorld:
     """Two swarms of one run that were founded apart, and know nobody of each other."""
     world = swarm(left)

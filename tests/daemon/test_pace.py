@@ -5,7 +5,7 @@ import pytest
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
 from p2p_dtfm.daemon.telemetry.status import Status
-from p2p_dtfm.daemon.telemetry.step_rate import Pace
+from p2p_dtfm.daemon.telemetry.step_rate import StepRate
 from tests.core.builders import run_spec
 
 
@@ -17,7 +17,7 @@ class Clock:
         return self.now_s
 
 
-def step(pace: Pace, clock: Clock, seconds: float, times: int = 1) -> None:
+def step(pace: StepRate, clock: Clock, seconds: float, times: int = 1) -> None:
     for _ in range(times):
         clock.now_s += seconds
         pace.committed()
@@ -25,7 +25,7 @@ def step(pace: Pace, clock: Clock, seconds: float, times: int = 1) -> None:
 
 def test_before_the_first_step_of_a_view_nothing_is_known() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    pace = StepRate(clock)
     assert pace.steps_per_s() is None
     pace.begins()
     clock.now_s += 5
@@ -36,7 +36,7 @@ def test_before_the_first_step_of_a_view_nothing_is_known() -> None:
 
 def test_who_has_just_come_says_what_the_others_say() -> None:
     clock = Clock()
-    old, new = Pace(clock), Pace(clock)
+    old, new = StepRate(clock), StepRate(clock)
     old.begins()
     step(old, clock, 0.5, 100)
     for pace in (old, new):
@@ -50,7 +50,7 @@ def test_who_has_just_come_says_what_the_others_say() -> None:
 
 def test_a_step_that_does_not_end_counts_while_it_lasts() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    pace = StepRate(clock)
     pace.begins()
     step(pace, clock, 0.1, 20)
     assert pace.steps_per_s() == pytest.approx(10.0)
@@ -60,7 +60,7 @@ def test_a_step_that_does_not_end_counts_while_it_lasts() -> None:
 
 def test_the_window_is_half_a_minute_or_twenty_steps() -> None:
     clock = Clock()
-    fast, slow = Pace(clock), Pace(clock)
+    fast, slow = StepRate(clock), StepRate(clock)
     fast.begins()
     step(fast, clock, 1.0, 100)
     step(fast, clock, 0.1, 350)
@@ -73,7 +73,7 @@ def test_the_window_is_half_a_minute_or_twenty_steps() -> None:
 
 def test_it_is_settled_after_some_steps_and_seconds() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    pace = StepRate(clock)
     pace.begins()
     step(pace, clock, 0.1, 50)
     assert not pace.is_settled

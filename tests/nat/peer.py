@@ -18,7 +18,7 @@ from p2p_dtfm.net.contacts.addresses import host_and_port
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p import host as host_module
 from p2p_dtfm.net.libp2p.host import Host
-from p2p_dtfm.net.nat.dial_back import CallBacks, Seen
+from p2p_dtfm.net.nat.dial_back import CallBacks, SeenAddress
 from p2p_dtfm.net.nat.punching import Punching
 from p2p_dtfm.net.nat.relay import Relay, reserve
 from p2p_dtfm.net.streams.probing import Probes
@@ -34,7 +34,7 @@ async def main() -> None:
         probes = await Probes(host).ready()
         relay = Relay(host)
         callbacks = await CallBacks(host).ready()
-        seen: list[Seen] = []
+        seen: list[SeenAddress] = []
         port = host_and_port((await host.addresses())[0])[1]
         punching = await Punching(
             host,
@@ -43,7 +43,7 @@ async def main() -> None:
             lambda: port,
         ).ready()
 
-        async def look(peer_id: str) -> Seen:
+        async def look(peer_id: str) -> SeenAddress:
             seen.append(await callbacks.ask(peer_id, (port,)))
             return seen[-1]
 
@@ -63,7 +63,7 @@ async def do(
     host: Host,
     probes: Probes,
     relay: Relay,
-    look: Callable[[str], Awaitable[Seen]],
+    look: Callable[[str], Awaitable[SeenAddress]],
     punching: Punching,
     name: str,
     arguments: list[Any],

@@ -13,7 +13,9 @@ from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
     Contribution,
     Gather,
+    Heartbeat,
     Ready,
+    Synced,
     sign_contribution,
 )
 from p2p_dtfm.core.messages.statements import stated
@@ -23,6 +25,7 @@ from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.invariants import Violation
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import sign_for
+from p2p_dtfm.sim.faults.simulated_training import SimulatedTraining
 from tests.core.builders import WORKLOAD, record
 from tests.core.liars import contribution, evil_record
 from tests.sim.test_lying_members import replicas
@@ -165,3 +168,101 @@ def test_it_holds_up_the_others_for_seconds_only(lie: Lie, stops: int) -> None:
     assert max(longest_ns, end_ns - last_ns) < HELD_UP_LIMIT_NS
     honest = [world.peers[name] for name in NAMES if name != LIAR]
     assert sum(peer.view is not None for peer in honest) >= 2, "some are on their way back at most"
+
+
+def a_next_life(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    """It names another one's next life as a newcomer, which never answers, and knows nothing of
+    that itself."""
+    return _with(said, lambda mine: msgspec.structs.replace(mine, joiners=(Member("c", 99),)))
+
+
+def _world(lie: Lie, stops: int) -> AgreementWorld:
+    facts = {"lie": staticmethod(lie), "stops": stops}
+    world = AgreementWorld(1, WORKLOAD, record("template"), replicas, timing=LAN)
+    world.peer_type = type("HoldsUp", (HoldingUp,), facts)
+    world.liars, world.rejoins = frozenset({LIAR}), True
+    world.liveness_timing = LAN_LIVENESS
+    for name in NAMES:
+        world.add_peer(name)
+        world.peers[name].agreement.wants_view()
+    world.after(3 * SECOND_NS, lambda: world.found("a"))
+    for name in NAMES[1:]:
+        world.ask_to_join(name, "a")
+    return world
+
+
+def _are_in(world: AgreementWorld, names: list[str]) -> bool:
+    views = [world.peers[name].view for name in names]
+    return all(view is not None and set(names) <= set(view.member_ids) for view in views)
+
+
+@pytest.mark.parametrize("believes_it", [True, False])
+def test_naming_the_next_life_of_a_member_keeps_nobody_out(believes_it: bool) -> None:
+    world = _world((lambda said, to: said) if believes_it else a_next_life, 0)
+    world.run_until(lambda: all(peer.agreement.step >= 4 for peer in world.peers.values()))
+    world.peers[LIAR].begins = True  # type: ignore[attr-defined]
+    if believes_it:
+        liar = world.peers[LIAR].agreement
+        liar._named_newcomers = lambda planned: (Member("c", 99),)  # type: ignore[method-assign]
+        world.invariants.enters_gather = lambda *_: None  # type: ignore[method-assign]
+    world.add_peer("f")
+    world.peers["f"].agreement.wants_view()
+    world.ask_to_join("f", "a")
+    limit_s = 6 if believes_it else 20
+    world.run_until(lambda: _are_in(world, ["a", "c", "d", "f"]), limit_s=limit_s)
+
+
+class FetchesNothing(SimulatedTraining):
+    def fetch_missing(self) -> None:
+        pass
+
+    def check_synced(self) -> None:
+        pass
+
+
+class FakesProgress(SimulatedPeer):
+    """A newcomer that asks for no states, and says that it gets on."""
+
+    training_type = FetchesNothing
+
+    def send(self, receiver: str, message: AgreementMessage) -> None:  # type: ignore[override]
+        if isinstance(message, Heartbeat):
+            message = msgspec.structs.replace(message, progress=self.now_ns)
+        super().send(receiver, message)
+
+
+def test_a_newcomer_that_only_says_that_it_gets_on_keeps_nobody_out() -> None:
+    world = _world(lambda said, to: said, 0)
+    world.run_until(lambda: all(peer.agreement.step >= 4 for peer in world.peers.values()))
+    world.peer_type = FakesProgress
+    world.add_peer("e")
+    world.peers["e"].agreement.wants_view()
+    world.ask_to_join("e", "a")
+    world.run_until(lambda: world.peers["a"].agreement.next_view is not None)
+    world.peer_type = SimulatedPeer
+    world.add_peer("f")
+    world.peers["f"].agreement.wants_view()
+    world.ask_to_join("f", "a")
+    world.run_until(lambda: _are_in(world, [*NAMES, "f"]), limit_s=15)
+
+
+def no_synced(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    return None if isinstance(said, Synced) else said
+
+
+def test_who_never_says_that_it_has_its_states_keeps_nobody_out() -> None:
+    """It is a member that needs none: its place stays as it is."""
+    world = _world(no_synced, 0)
+    world.run_until(lambda: all(peer.agreement.step >= 4 for peer in world.peers.values()))
+    world.peers[LIAR].begins = True  # type: ignore[attr-defined]
+    world.add_peer("f")
+    world.peers["f"].agreement.wants_view()
+    world.ask_to_join("f", "a")
+    world.run_until(lambda: _are_in(world, ["a", "c", "d", "f"]), limit_s=45)
+
+
+@pytest.mark.parametrize("lie", [no_ready, another_view, other_knowledge, another_face_to_each])
+def test_a_newcomer_does_not_keep_a_run_from_being_founded(lie: Lie) -> None:
+    world = _world(lie, 0)
+    world.peers[LIAR].begins = True  # type: ignore[attr-defined]
+    world.run_until(lambda: _are_in(world, ["a", "c", "d"]), limit_s=12)

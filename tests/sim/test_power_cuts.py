@@ -12,7 +12,7 @@ from p2p_dtfm.core.protocol.workload import LayerCost, Workload
 from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.drawn_plans import any_plan
-from p2p_dtfm.sim.faults.lossy_network import Network
+from p2p_dtfm.sim.faults.lossy_network import LossyNetwork
 from tests.core.builders import record
 
 COST = LayerCost(1, 1, 1, 1)
@@ -30,7 +30,9 @@ class PowerCut:
         self.chance = random.Random(seed)
         self.names = [f"p{number}" for number in range(self.chance.randint(2, 5))]
         workload = Workload(2, 8, 0, 1, COST, COST, COST, self.chance.choice((1, 1, 2)))
-        network = Network(delay_ns=(1_000_000, 60_000_000), loss=self.chance.choice((0.0, 0.01)))
+        network = LossyNetwork(
+            delay_ns=(1_000_000, 60_000_000), loss=self.chance.choice((0.0, 0.01))
+        )
         self.world = AgreementWorld(seed, workload, record("template"), any_plan, network, TIMING)
         self.world.rejoins = True
         for name in self.names:

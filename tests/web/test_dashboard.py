@@ -14,7 +14,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.web.dashboard import Dashboard, changes
 from p2p_dtfm.web.guard import TOKEN_HEADER, is_loopback
 from p2p_dtfm.web.server import loopback_listener
-from p2p_dtfm.web.state import History, Refused
+from p2p_dtfm.web.state import History, RefusedCount
 from tests.web.examples import Example, sixty_four
 from tests.web.serving import TOKEN, served
 
@@ -246,7 +246,9 @@ def test_the_page_may_be_opened_from_a_file_and_nothing_else(client: TestClient)
 
 
 def test_metrics_count_what_was_turned_away(client: TestClient, example: Example) -> None:
-    example.change_live(refused=(Refused("stranger", "lane forward", "not its place to say", 7),))
+    example.change_live(
+        refused=(RefusedCount("stranger", "lane forward", "not its place to say", 7),)
+    )
     line = (
         'p2p_dtfm_refused_total{kind="lane forward",reason="not its place to say",'
         'sender="stranger"} 7.0'

@@ -25,7 +25,7 @@ from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.chaos import Chaos
-from p2p_dtfm.testbed.chaos_verdict import Verdict, judge
+from p2p_dtfm.testbed.chaos_verdict import ChaosVerdict, judge
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.plain_losses import plain_losses
 from p2p_dtfm.testbed.scenario_swarm import PLAYERS_LIMIT, SHAPE_FILE, cast_scenario
@@ -174,7 +174,9 @@ def _expected_losses(directory: Path, case: ChaosCase, steps: int) -> Callable[[
     return None
 
 
-def _report(case: ChaosCase, verdict: Verdict, timeline: list[dict[str, Any]]) -> dict[str, Any]:
+def _report(
+    case: ChaosCase, verdict: ChaosVerdict, timeline: list[dict[str, Any]]
+) -> dict[str, Any]:
     found = asdict(verdict)
     return {
         "ok": verdict.ok,

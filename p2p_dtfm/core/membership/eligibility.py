@@ -13,19 +13,31 @@ def universe(
 ) -> frozenset[Member]:
     """Contributors, the members of their views, and the newcomers they name; newest lives only.
 
-    Where anyone is in a view, newcomers name nobody: members know whom they had to keep out. After
-    a failure of a view that trains nobody does: a member could have all wait for its inventions.
+    Where anyone is in a view, newcomers name nobody: members know whom they had to keep out. A
+    later life of who has answered is waited for only once it answers as well: a member could name
+    one that there is not.
     """
-    named: set[Member] = set(contributions)
-    any_view = any(part.present is not None for part in contributions.values())
+    named: set[Member] = set(contributions) | named_newcomers(contributions, planned)
+    heard = {member.peer_id for member in contributions}
     for contribution in contributions.values():
         if contribution.present is not None:
             named |= set(contribution.present.members)
+    return newest_lives(it for it in named if it in contributions or it.peer_id not in heard)
+
+
+def named_newcomers(
+    contributions: Mapping[Member, Contribution], planned: bool = True
+) -> set[Member]:
+    """By those whose word counts. After a failure of a view that trains nobody's does: a member
+    could have all wait for its inventions."""
+    named: set[Member] = set()
+    any_view = any(part.present is not None for part in contributions.values())
+    for contribution in contributions.values():
         present = contribution.present
         trains = present is not None and present.plan is not None and not planned
         if not trains and (present is not None or not any_view):
             named |= set(contribution.joiners)
-    return newest_lives(named)
+    return named
 
 
 def unanswered(

@@ -24,7 +24,7 @@ from p2p_dtfm.core.cost_model.costs import PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost
 from p2p_dtfm.core.cost_model.placement_problem import duration_ns
 from p2p_dtfm.core.planner.search import rank
-from p2p_dtfm.core.protocol.measured_plans import Shape
+from p2p_dtfm.core.protocol.measured_plans import PlanShape
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 
 HORIZON_STEPS = 100
@@ -72,7 +72,7 @@ class Present:
         model: StepModel,
         plan: Plan,
         states: dict[str, set[int]] | None = None,
-        measured: dict[Shape, int] | None = None,
+        measured: dict[PlanShape, int] | None = None,
     ) -> None:
         """`states`: the layers that each peer has when all stand still; without it steps go on, and
         each has those of its stage. `measured`: what steps took under plans that were tried."""
@@ -208,7 +208,7 @@ class Present:
         late = [(took, planned) for took, planned in times if took > planned]
         return max(late, key=lambda pair: (pair[0] * 1000 // max(1, pair[1]), pair), default=None)
 
-    def _shape(self, cost: PlacementCost) -> Shape:
+    def _shape(self, cost: PlacementCost) -> PlanShape:
         ids = self.problem.peer_ids
         pairs = zip(cost.placement, cost.pipelines, strict=True)
         return tuple(sorted((tuple(ids[p] for p in peers), c.cuts) for peers, c in pairs))

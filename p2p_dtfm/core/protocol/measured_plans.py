@@ -19,18 +19,18 @@ PLANS_LIMIT = 4
 STEPS_ENOUGH = 10
 """Fewer say nothing: steps waver."""
 
-Shape = tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
+PlanShape = tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
 """Of each pipeline its peers and its cuts; sorted."""
 
 
 class MeasuredPlan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A step under a plan of this shape takes so long."""
 
-    shape: Shape
+    shape: PlanShape
     step_ns: int
 
 
-def shape_of(plan: Plan) -> Shape:
+def shape_of(plan: Plan) -> PlanShape:
     """Who holds what in which pipeline; however many microbatches go there."""
     return tuple(
         sorted(
@@ -43,7 +43,7 @@ def shape_of(plan: Plan) -> Shape:
     )
 
 
-def is_told_of(shape: Shape) -> bool:
+def is_told_of(shape: PlanShape) -> bool:
     """Whether a plan of this shape is small enough for a record."""
     return sum(len(peers) for peers, _ in shape) <= STAGES_LIMIT
 
@@ -62,7 +62,7 @@ def is_sane(measured: Sequence[MeasuredPlan]) -> bool:
     )
 
 
-def _names_each_once(shape: Shape) -> bool:
+def _names_each_once(shape: PlanShape) -> bool:
     peers = [peer for each, _ in shape for peer in each]
     return len(set(peers)) == len(peers)
 
@@ -71,9 +71,9 @@ def _is_rising(cuts: Sequence[int]) -> bool:
     return cuts[0] == 0 and all(a < b for a, b in pairwise(cuts))
 
 
-def agreed(told: Sequence[Sequence[MeasuredPlan]]) -> dict[Shape, int]:
+def agreed(told: Sequence[Sequence[MeasuredPlan]]) -> dict[PlanShape, int]:
     """The lower median of what members tell of each shape."""
-    found: dict[Shape, list[int]] = {}
+    found: dict[PlanShape, list[int]] = {}
     for measured in told:
         for plan in measured:
             found.setdefault(plan.shape, []).append(plan.step_ns)

@@ -22,7 +22,7 @@ from p2p_dtfm.web.state import (
     Event,
     Live,
     Problem,
-    Refused,
+    RefusedCount,
     RunFacts,
     Timeline,
     ViewState,
@@ -41,7 +41,7 @@ class Observer:
         self._timeline = Timeline()
         self._peer_id = ""
         self._messenger: Messenger | None = None
-        self._refused: Callable[[], tuple[Refused, ...]] = tuple
+        self._refused: Callable[[], tuple[RefusedCount, ...]] = tuple
         self._agreement: Agreement | None = None
         self._spec: RunSpec | None = None
         self._run: RunFacts | None = None
@@ -66,7 +66,7 @@ class Observer:
 
     # what the daemon tells -----------------------------------------------------------------------
 
-    def guarded_by(self, refused: Callable[[], tuple[Refused, ...]]) -> None:
+    def guarded_by(self, refused: Callable[[], tuple[RefusedCount, ...]]) -> None:
         """What the gate of this daemon has turned away."""
         self._refused = refused
 

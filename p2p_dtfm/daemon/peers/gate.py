@@ -15,7 +15,7 @@ from p2p_dtfm.daemon.peers.wire import Message
 from p2p_dtfm.net.door import BUSY, Leave
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.ports import now
-from p2p_dtfm.web.state import Refused
+from p2p_dtfm.web.state import RefusedCount
 
 FORMER_LIMIT = 4096
 REFUSED_SHOWN = 128
@@ -65,10 +65,10 @@ class GateKeeper:
         """How often, by (role, kind, reason)."""
         return self._gate.refused
 
-    def refused_most(self) -> tuple[Refused, ...]:
+    def refused_most(self) -> tuple[RefusedCount, ...]:
         """For status and metrics."""
         most = self._gate.refused.most_common(REFUSED_SHOWN)
-        return tuple(Refused(*what, count) for what, count in sorted(most))
+        return tuple(RefusedCount(*what, count) for what, count in sorted(most))
 
     @property
     def is_outside(self) -> bool:

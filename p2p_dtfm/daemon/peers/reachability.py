@@ -22,7 +22,7 @@ from p2p_dtfm.net.contacts.addresses import (
 )
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.port import HostPort
-from p2p_dtfm.net.nat.dial_back import CallBacks, Seen
+from p2p_dtfm.net.nat.dial_back import CallBacks, SeenAddress
 from p2p_dtfm.net.nat.punching import Punching
 from p2p_dtfm.net.nat.relay import Relay, relayed_address, reserve
 from p2p_dtfm.ports import now
@@ -143,7 +143,7 @@ class ReachabilityService:
             self._tell_addresses()
         self.finding = ReachabilityFinding(how, reason, best.host, port)
 
-    async def _see(self, peer_id: str) -> Seen | None:
+    async def _see(self, peer_id: str) -> SeenAddress | None:
         try:
             return await self._callbacks.ask(peer_id, self._ports)
         except (Unreachable, Refused, PeerFault) as error:

@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from p2p_dtfm.core.planner.wire_plan import CHUNK_ELEMENTS
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
@@ -29,6 +27,8 @@ from p2p_dtfm.daemon.peers.wire import (
     LayersCommitted,
     StateDigest,
 )
+from p2p_dtfm.daemon.state_transfer.arriving_gradients import ArrivingGradients
+from p2p_dtfm.daemon.state_transfer.donor_choice import donors_of, guarded_from, holders_in
 from p2p_dtfm.daemon.state_transfer.witnesses import WITNESSES_LIMIT, StateVotes, finite_state
 from p2p_dtfm.daemon.telemetry.estimate import Estimate
 from p2p_dtfm.net.errors import Refused, Unreachable
@@ -37,12 +37,8 @@ from p2p_dtfm.net.streams.frames import FrameHeader
 from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.model.layer_state import LayerState, state_bytes_limit
 from p2p_dtfm.train.model.optimizer import replay_outcome
-from p2p_dtfm.train.stage.finite import is_finite
-from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes
 
 COMMITTED_LIMIT = 4096
-GRADIENTS_LIMIT_BYTES = 512 << 20
-"""Of steps that are not replayed yet; beyond it the follower begins again from a newer state."""
 FETCHED_AT_ONCE = 4
 FETCHED_LIMIT_BYTES = 256 << 20
 """Of states on their way: one layer's from each of several donors, so that their uplinks add up."""
@@ -54,36 +50,6 @@ STALL_S = 5.0
 log = logging.getLogger("p2p_dtfm.follower")
 Tensor = Any
 OnGradient = Callable[[str, int, int, Tensor], None]
-
-
-def donors_of(view: View, layer: int, me: str, taken_over: bool = False) -> list[str]:
-    """Who has a layer's state from which `view` goes on, best first.
-
-    For a planned view these are the holders of the view before it, first those that stay; once it
-    has taken over, its own holders have the state as well. Whoever goes with an unplanned view has
-    nothing that its members have not.
-    """
-    snapshot, plan = view.snapshot, view.plan
-    if snapshot.planned and snapshot.present is not None:
-        present, own = snapshot.present.holders(layer), holders_in(plan, layer)
-        staying = [peer for peer in present if peer in own]
-        holders = dict.fromkeys((*staying, *present, *(own if taken_over else ())))
-        return [peer for peer in holders if peer != me]
-    versions = {item.peer_id: item.version for item in snapshot.held if item.layer == layer}
-    newest = max(versions.values(), default=-1)
-    newest_holders = [peer for peer, version in versions.items() if version == newest]
-    return sorted(peer for peer in newest_holders if peer in view.member_ids and peer != me)
-
-
-def holders_in(plan: Plan | NoPlan, layer: int) -> tuple[str, ...]:
-    """Who holds a layer by a plan, if there is one."""
-    return plan.holders(layer) if isinstance(plan, Plan) else ()
-
-
-def guarded_from(view: View, layer: int, me: str) -> list[str]:
-    """Whom the guardian of a layer follows: those who hold it in the view itself."""
-    assert isinstance(view.plan, Plan)
-    return [peer for peer in view.plan.holders(layer) if peer != me]
 
 
 @dataclass(frozen=True)
@@ -99,22 +65,6 @@ class FollowerTools:
     compute: Compute
     numbers: Iterator[int]
     """Names for requests, none used twice in this life."""
-
-
-@dataclass
-class _Gradient:
-    """A layer's reduced gradient of one step on its way here."""
-
-    whole: Tensor
-    """Flat fp32; of any values where chunks are missing."""
-    missing: set[int]
-    """Where the chunks that have not come begin."""
-
-    def take(self, start: int, chunk: Tensor) -> None:
-        """The first that comes counts: whoever was told of the whole may be using it."""
-        if start in self.missing:
-            self.whole[start : start + len(chunk)] = chunk
-            self.missing.discard(start)
 
 
 class Follower:
@@ -139,7 +89,6 @@ class Follower:
         """Whether steps happen in the view already; said by the trainer."""
         self._estimate = Estimate()
         self._tools = tools
-        self._workload = workload_of(tools.spec)
         self._on_progress = on_progress
         self._on_gradient = on_gradient
         self._from_takeover = on_gradient is not None or not view.snapshot.planned
@@ -153,8 +102,7 @@ class Follower:
         """The latest of each layer."""
         self._room = ByteSemaphore(FETCHED_AT_ONCE, FETCHED_LIMIT_BYTES)
         self._committed: dict[tuple[str, int], float] = {}
-        self._gradients: dict[tuple[int, int], _Gradient] = {}
-        self._gradients_bytes = 0
+        self._gradients = ArrivingGradients(workload_of(tools.spec))
         self._votes = StateVotes()
         self._wake = asyncio.Event()
         self._has_stopped = False
@@ -271,24 +219,11 @@ class Follower:
 
     def gradient(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
         """A chunk of a layer's reduced gradient. Raises `PeerFault` if it cannot be one."""
-        length = self._workload.cost(header.layer).parameter_count
-        start = header.index * CHUNK_ELEMENTS
-        if start >= length or header.shape != (min(CHUNK_ELEMENTS, length - start),):
-            raise PeerFault(f"gradient chunk {header.index} of shape {header.shape}", sender)
-        if (header.codec, header.dtype) != ("fp32", "float32"):
-            raise PeerFault(f"a gradient of {header.dtype} in {header.codec}", sender)
+        self._gradients.require_possible(sender, header)
         if self._donor_of.get(header.layer) != sender:
             return  # it was the donor until lately, or is that of a request that ended
-        chunk, key = tensor_from_bytes(payload, header.shape), (header.layer, header.step)
-        if not is_finite(chunk):
-            raise PeerFault(f"a gradient of layer {header.layer} that is not finite", sender)
-        if key not in self._gradients:
-            self._gradients[key] = _Gradient(
-                chunk.new_empty(length), set(range(0, length, CHUNK_ELEMENTS))
-            )
-            self._gradients_bytes += self._gradients[key].whole.nbytes
-        self._gradients[key].take(start, chunk)
-        if self._gradients_bytes > GRADIENTS_LIMIT_BYTES:
+        self._gradients.take(sender, header, payload)
+        if self._gradients.are_too_many:
             self._begin_again("more steps wait than there is room for")
         self._wake.set()
 
@@ -300,7 +235,7 @@ class Follower:
 
     def _begin_again(self, reason: str) -> None:
         log.warning("asks for newer states: %s", reason)
-        self._gradients, self._gradients_bytes = {}, 0
+        self._gradients.clear()
         for donor in dict.fromkeys(self._donor_of.values()):
             self._number_of.pop(donor, None)
             self._ask_soon(donor)
@@ -380,7 +315,7 @@ class Follower:
         held = self._tools.states
         for layer in self.layers - self.missing:
             version, donor = held[layer].version, self._donor_of[layer]
-            later = any(n == layer and step > version for n, step in self._gradients)
+            later = self._gradients.has_later(layer, version)
             if later or any(peer == donor and step > version for peer, step in self._committed):
                 self._begin_again(f"step {version} of layer {layer} is lost")
                 self._committed = {}
@@ -392,22 +327,21 @@ class Follower:
             return
         state = self._tools.states[layer]
         key = (layer, state.version)
-        gradient = self._gradients.get(key)
-        if key in self._noted or gradient is None or gradient.missing:
+        gradient = self._gradients.whole(*key)
+        if key in self._noted or gradient is None:
             return
         self._noted = {noted for noted in self._noted if noted[0] != layer} | {key}
-        self._on_gradient(self._donor_of[layer], layer, state.version, gradient.whole)
+        self._on_gradient(self._donor_of[layer], layer, state.version, gradient)
 
     async def _replay_step(self, layer: int) -> bool:
         tools, state = self._tools, self._tools.states[layer]
         step = state.version
         norm = self._committed.get((self._donor_of[layer], step))
-        gradient = self._gradients.get((layer, step))
-        if norm is None or gradient is None or gradient.missing:
+        gradient = self._gradients.whole(layer, step)
+        if norm is None or gradient is None:
             return False
-        await tools.compute.run(replay_outcome, tools.spec, state, gradient.whole, step, norm)
-        for old in [key for key in self._gradients if key[0] == layer and key[1] <= step]:
-            self._gradients_bytes -= self._gradients.pop(old).whole.nbytes
+        await tools.compute.run(replay_outcome, tools.spec, state, gradient, step, norm)
+        self._gradients.replayed(layer, step)
         return True
 
     def stop(self) -> None:

@@ -8,7 +8,7 @@ from p2p_dtfm.core.protocol.measured_plans import (
     PLANS_LIMIT,
     STEPS_ENOUGH,
     MeasuredPlan,
-    Shape,
+    PlanShape,
     is_told_of,
     shape_of,
 )
@@ -35,13 +35,13 @@ class PlanTimes:
 
     def __init__(self, clock_s: Callable[[], float] = now.monotonic_s) -> None:
         self._clock_s = clock_s
-        self._known: dict[Shape, tuple[int, float]] = {}
+        self._known: dict[PlanShape, tuple[int, float]] = {}
         """By shape the step's time and when it was last measured."""
         self._steps_ns: deque[int] = deque(maxlen=STEPS_ENOUGH)
         self._view: View | None = None
-        self._shape: Shape = ()
+        self._shape: PlanShape = ()
         self._began_s = self._last_s = 0.0
-        self._asked: dict[Shape, float] = {}
+        self._asked: dict[PlanShape, float] = {}
         self._since_s: float | None = None
         self._pause_s, self._quiet_until_s = FIRST_PAUSE_S, -FORGOTTEN_S
 
@@ -127,7 +127,7 @@ class PlanTimes:
         self._known = {k: v for k, v in newest if now_s - v[1] < FORGOTTEN_S}
 
 
-def _holders(shape: Shape) -> set[str]:
+def _holders(shape: PlanShape) -> set[str]:
     """All who had a stage."""
     return {peer for peers, _ in shape for peer in peers}
 

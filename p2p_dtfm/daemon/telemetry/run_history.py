@@ -6,7 +6,7 @@ from collections.abc import Callable
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.telemetry.status import State, Status
-from p2p_dtfm.daemon.telemetry.step_rate import Pace
+from p2p_dtfm.daemon.telemetry.step_rate import StepRate
 
 LOSSES_KEPT = 4096
 
@@ -18,7 +18,7 @@ class RunHistory:
         self.losses: deque[tuple[int, float]] = deque(maxlen=LOSSES_KEPT)
         self.held_out: deque[tuple[int, float]] = deque(maxlen=LOSSES_KEPT)
         self.on_record: Callable[[StepOutcome], None] | None = None
-        self.pace = Pace(status.clock_s)
+        self.pace = StepRate(status.clock_s)
         self._spec = spec
         self._status = status
         self._recorded_step = -1

@@ -57,7 +57,7 @@ LAST_STATES = (State.LEAVING, State.STOPPED)
 
 
 @dataclass(frozen=True)
-class Work:
+class LongTask:
     """How far something long is."""
 
     what: str
@@ -84,7 +84,7 @@ class Status:
     reason: str = "loads the program"
     since_s: float = field(default_factory=now.wall_s)
     facts: dict[str, Any] = field(default_factory=dict)
-    work: Work | None = None
+    work: LongTask | None = None
     """Of something long in this state."""
     clock_s: Callable[[], float] = now.monotonic_s
     troubles: Troubles = field(default_factory=Troubles)
@@ -103,10 +103,12 @@ class Status:
         """Something long has come so far, in any unit. It began when this was first said of it."""
         self._enter(state, str(self._measure(what, done, total)))
 
-    def _measure(self, what: str, done: float, total: float) -> Work:
+    def _measure(self, what: str, done: float, total: float) -> LongTask:
         if self._estimate is None or self.work is None or self.work.what != what:
             self._estimate, self._told_s = Estimate(self.clock_s), self.clock_s()
-        self.work = Work(what, min(1.0, done / max(total, 1)), self._estimate.left_s(done, total))
+        self.work = LongTask(
+            what, min(1.0, done / max(total, 1)), self._estimate.left_s(done, total)
+        )
         if self.clock_s() - self._told_s >= TOLD_EVERY_S:
             self._told_s = self.clock_s()
             log.info("%s", self.work)

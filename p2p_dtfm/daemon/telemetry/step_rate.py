@@ -20,7 +20,7 @@ LATE_STEPS = 2.0
 """A step that takes more than so many usual ones counts while it is still under way."""
 
 
-class Pace:
+class StepRate:
     """`begins` with a view, `committed` with each step."""
 
     def __init__(self, clock_s: Callable[[], float] = now.monotonic_s) -> None:

@@ -35,7 +35,7 @@ class CallBack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     ports: tuple[int, ...]
 
 
-class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class SeenAddress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Where a question came from, and which ports answered there."""
 
     host: str
@@ -56,11 +56,11 @@ class CallBacks:
         await self._control.ready()
         return self
 
-    async def ask(self, peer_id: str, ports: tuple[int, ...]) -> Seen:
+    async def ask(self, peer_id: str, ports: tuple[int, ...]) -> SeenAddress:
         """How a connected peer sees this one. Raises `Unreachable`, `Refused` or `PeerFault`."""
         request = encode(CallBack(ports[:PORTS_LIMIT]))
         reply = await self._control.call(peer_id, request, ASK_DEADLINE_S)
-        return decode(reply, Seen, _REQUEST_LIMIT_BYTES)
+        return decode(reply, SeenAddress, _REQUEST_LIMIT_BYTES)
 
     async def _answer(self, sender: str, body: bytes) -> bytes:
         request = decode(body, CallBack, _REQUEST_LIMIT_BYTES)
@@ -82,7 +82,7 @@ class CallBacks:
         answering = tuple(port for port, answered in zip(called, answers, strict=True) if answered)
         for port in answering:
             self._host.calling.dialling.answered((name, port))
-        return encode(Seen(name, port, answering))
+        return encode(SeenAddress(name, port, answering))
 
     def _doors(self, name: str, ports: tuple[int, ...]) -> list[int]:
         """Those of the ports at which nobody was called in vain lately. Raises `PeerFault`."""

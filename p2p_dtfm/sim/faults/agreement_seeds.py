@@ -27,7 +27,7 @@ from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.drawn_plans import any_plan
 from p2p_dtfm.sim.faults.fault_schedule import Faults
 from p2p_dtfm.sim.faults.invariants import Violation
-from p2p_dtfm.sim.faults.lossy_network import Network
+from p2p_dtfm.sim.faults.lossy_network import LossyNetwork
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 
 FAULTS = (12, 19)
@@ -110,7 +110,7 @@ class SeededRun:
         count = chance.choice((4, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 8, 8, 10, 16))
         min_members = chance.choice((1, 1, 1, 2, count // 2 + 1))
         workload = Workload(2, 8, 0, 1, _COST, _COST, _COST, min_members)
-        network = Network(
+        network = LossyNetwork(
             delay_ns=(1_000_000, 150_000_000),
             loss=chance.choice((0.0, 0.02)),
             repeat=chance.choice((0.0, 0.05)),

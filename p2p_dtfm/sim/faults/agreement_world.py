@@ -22,7 +22,7 @@ from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay
 from p2p_dtfm.sim.faults.hash_training import Tensor
 from p2p_dtfm.sim.faults.invariants import Invariants, Violation
-from p2p_dtfm.sim.faults.lossy_network import Link, Network
+from p2p_dtfm.sim.faults.lossy_network import DirectedLink, LossyNetwork
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 
 TICK_NS = SECOND_NS // 4
@@ -40,14 +40,14 @@ class AgreementWorld:
         workload: Workload,
         template: PeerRecord,
         planner: Callable[[Snapshot], Plan | NoPlan],
-        network: Network | None = None,
+        network: LossyNetwork | None = None,
         timing: Timing | None = None,
     ) -> None:
         self.now_ns = 0
         self.peers: dict[str, SimulatedPeer] = {}
         self.story: list[str] = []
         self.chance = random.Random(seed)
-        self.network = network or Network()
+        self.network = network or LossyNetwork()
         self.workload = workload
         self.planner = planner
         self.timing = timing or Timing()
@@ -188,7 +188,7 @@ class AgreementWorld:
             self.tell(name, "GOES ON")
             self.peers[name].go_on()
 
-    def cut(self, links: Iterable[Link], what: str) -> Callable[[], None]:
+    def cut(self, links: Iterable[DirectedLink], what: str) -> Callable[[], None]:
         """Cut these directed links; the result heals them."""
         cut = frozenset(links)
         self.network.cuts.append(cut)

@@ -9,7 +9,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
-from p2p_dtfm.sim.faults.lossy_network import Link
+from p2p_dtfm.sim.faults.lossy_network import DirectedLink
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 
 CRASHES = ("crash", "crash and lose disk")
@@ -134,7 +134,7 @@ class Faults:
         self.world.tell("network", "becomes bad")
         self.world.after(after_ns, better)
 
-    def _links(self, kind: str, name: str) -> set[Link]:
+    def _links(self, kind: str, name: str) -> set[DirectedLink]:
         others = [other for other in self.world.peers if other != name]
         if kind == "isolate":
             return {(name, other) for other in others} | {(other, name) for other in others}

@@ -3,11 +3,11 @@
 import random
 from dataclasses import dataclass, field
 
-Link = tuple[str, str]
+DirectedLink = tuple[str, str]
 
 
 @dataclass
-class Network:
+class LossyNetwork:
     """How badly messages travel. `late` is the share of messages that take `late_ns`."""
 
     delay_ns: tuple[int, int] = (1_000_000, 100_000_000)
@@ -15,7 +15,7 @@ class Network:
     repeat: float = 0.0
     late: float = 0.0
     late_ns: tuple[int, int] = (1_000_000_000, 8_000_000_000)
-    cuts: list[frozenset[Link]] = field(default_factory=list)
+    cuts: list[frozenset[DirectedLink]] = field(default_factory=list)
     lost_count: int = 0
     repeated_count: int = 0
     late_count: int = 0

@@ -18,7 +18,7 @@ UNSAID = 0.5
 
 
 @dataclass
-class Work:
+class StageWork:
     """What a stage-holder has computed of the open step; it outlives a view."""
 
     step: int = -1
@@ -37,7 +37,7 @@ class SimulatedMicrobatches:
     def __init__(self, peer: SimulatedProcess, all_computed: Callable[[Key], None]) -> None:
         self.peer = peer
         self._all_computed = all_computed
-        self.work = Work()
+        self.work = StageWork()
         self.replay: PartialReplay | None = None
         self.part: tuple[Key, StageReplay] | None = None
         """This stage's part in the step that it computes."""
@@ -58,7 +58,7 @@ class SimulatedMicrobatches:
         if mine.forwards:
             self._go_on(key[1], layers, mine)
         else:
-            self.work = Work(key[1], layers)
+            self.work = StageWork(key[1], layers)
         self.part, self.is_computed = (key, mine), False
         self._say_progress()
         self._send_boundaries(range(len(self.work.forwarded)), range(self.work.backwards))

@@ -14,7 +14,12 @@ from p2p_dtfm.core.consensus.attempts.attempt_parts import (
     PassedOn,
     SetAside,
 )
-from p2p_dtfm.core.membership.eligibility import mutually_reachable, unanswered, universe
+from p2p_dtfm.core.membership.eligibility import (
+    mutually_reachable,
+    named_newcomers,
+    unanswered,
+    universe,
+)
 from p2p_dtfm.core.membership.leaving import staying
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
@@ -208,6 +213,10 @@ class Attempt:
             held = self._cache["members"] = (len(self.opened), found)
         assert isinstance(held[1], set)
         return held[1]
+
+    @property
+    def named_newcomers(self) -> set[Member]:
+        return named_newcomers(self.opened, self.planned)
 
     @property
     def dissenting(self) -> tuple[Member, ...]:

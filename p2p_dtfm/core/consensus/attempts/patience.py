@@ -8,10 +8,12 @@ READY_FACTOR = 3
 
 
 def patience_ns(attempt: Attempt, timing: Timing, is_member: bool) -> int:
-    """Newcomers alone hold up nobody for long, nor do a few members of whom the rest is done."""
-    if not is_member:
-        return timing.gather_ns if attempt.snapshot is None else timing.ready_ns
-    return _gather_ns(attempt, timing) if attempt.snapshot is None else _ready_ns(attempt, timing)
+    """Newcomers alone hold up nobody for long, nor do a few members of whom the rest is done; nor a
+    few of those that found a run."""
+    if attempt.snapshot is None:
+        return _gather_ns(attempt, timing) if is_member else timing.gather_ns
+    founds = attempt.only_newcomers
+    return _ready_ns(attempt, timing) if is_member or founds else timing.ready_ns
 
 
 def _gather_ns(attempt: Attempt, timing: Timing) -> int:
@@ -31,7 +33,8 @@ def _ready_ns(attempt: Attempt, timing: Timing) -> int:
     contributors = set(attempt.snapshot.contributors)
     due = contributors - set(attempt.ready)
     few = 2 * len(due) < len(contributors)
-    if attempt.plan is None or (due & attempt.members and not few):
+    counts = due if attempt.only_newcomers else due & attempt.members
+    if attempt.plan is None or (counts and not few):
         return timing.ready_ns
     own_ns = attempt.clock.progress_ns - attempt.clock.frozen_ns
     grace_ns = timing.newcomer_sync_ns if attempt.planned else _short_ns(timing)

@@ -16,8 +16,9 @@ class Remedy(StrEnum):
     GO_ON_WITHOUT = "goes on without who is silent"
     KEEP_OUT = "newcomers are accused, and kept out of the next one if this one fails"
     ACCUSE = "members are accused, and lose their place in the next view"
-    HELD_UP = "a planned one is tried again, and without who does it a second time"
-    GIVE_UP = "it is given up; what called for it may open another one"
+    HELD_UP = "a planned one is given up or tried again, without who does it a second time"
+    FOUND_AGAIN = "those that found a run try again, without who knew the same and said no Ready"
+    GIVE_UP = "it is given up: a newcomer leaves it to the members"
     REOPEN = "it is opened again with a higher number"
 
 
@@ -35,27 +36,32 @@ class StallVerdict:
 def stall_verdict(attempt: Attempt, view: View | None) -> StallVerdict:
     """Whom the attempt waits for, and whether it can do without; `view`: the present one."""
     waits_for, is_gathering = attempt.waits_for, attempt.snapshot is None
-    if is_gathering and waits_for and (not attempt.planned or not waits_for & attempt.members):
+    if is_gathering and _are_dispensable(waits_for, attempt):
         reason = f"goes on without {_names(waits_for)}: silent during Gather({attempt.number})"
         return StallVerdict(Remedy.GO_ON_WITHOUT, reason, tuple(sorted(waits_for)))
-    silent = silent_in(attempt, is_member=view is not None)
-    names = _names(waits_for or silent) or "all alike"
-    reason = f"view {attempt.number} had no answer from {names}"
+    is_asked = view is not None or attempt.only_newcomers
+    silent = tuple(silent_in(attempt, is_member=is_asked))
+    reason = (
+        f"view {attempt.number} had no answer from {_names(waits_for or silent) or 'all alike'}"
+    )
     if attempt.planned:
         blamed = are_newcomers_links(silent, view)
-        remedy = _of_planned(is_gathering, blamed)
-        return StallVerdict(remedy, reason, tuple(silent), blamed)
+        remedy = Remedy.KEEP_OUT if is_gathering and blamed else Remedy.HELD_UP
+        return StallVerdict(remedy, reason, silent, blamed)
     if is_gathering and silent:
-        return StallVerdict(Remedy.ACCUSE, reason, tuple(silent))
-    remedy = Remedy.GIVE_UP if view is None else Remedy.REOPEN
-    return StallVerdict(remedy, reason, tuple(silent))
+        return StallVerdict(Remedy.ACCUSE, reason, silent)
+    remedy = Remedy.REOPEN if view is not None else _of_newcomer(attempt)
+    return StallVerdict(remedy, reason, silent)
 
 
-def _of_planned(is_gathering: bool, blames_newcomers: bool) -> Remedy:
-    """It costs no member its place: steps go on meanwhile."""
-    if not is_gathering:
-        return Remedy.HELD_UP
-    return Remedy.KEEP_OUT if blames_newcomers else Remedy.GIVE_UP
+def _of_newcomer(attempt: Attempt) -> Remedy:
+    founds = attempt.only_newcomers and attempt.snapshot is not None
+    return Remedy.FOUND_AGAIN if founds else Remedy.GIVE_UP
+
+
+def _are_dispensable(silent: set[Member], attempt: Attempt) -> bool:
+    """In a planned attempt steps go on meanwhile: it is no reason to go on without a member."""
+    return bool(silent) and not (attempt.planned and silent & attempt.members)
 
 
 def are_newcomers_links(silent: Collection[Member], view: View | None) -> bool:

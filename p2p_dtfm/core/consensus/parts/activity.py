@@ -55,11 +55,19 @@ class Activity:
         found = self._of_another_view(message, now_ns)
         if found is not None:
             return found
-        last = self._state.promises.said_ready.last
-        if self._state.attempt is None and last is not None and last.view == message.view:
+        if self._state.attempt is None and self._is_awaited_in(message):
             reason = f"had given up view {message.view}, which waits for this peer"
             return Verdict(self._outsiders.rejoin(reason), reason)
         return refused("it is of a view that this peer does not wait for")
+
+    def _is_awaited_in(self, message: Active) -> bool:
+        """It has given up what the others agreed on after all. Who kept its own Ready from this
+        peer may say that at any time."""
+        said_ready = self._state.promises.said_ready
+        last, given_up = said_ready.last, said_ready.find(message.view)
+        if last is None or last.view != message.view or given_up is None:
+            return False
+        return given_up.has_said_ready(message.sender)
 
     def _of_another_view(self, message: Active, now_ns: int) -> Verdict | None:
         """Of one that this peer waits for; None: of one that it does not wait for any more."""

@@ -87,11 +87,16 @@ class GatherReception:
         half of what it may is at fault for it, too. Else it is one word against another."""
         state = self._state
         attempt = state.attempt
-        if attempt is None or attempt.planned or state.is_newcomer:
+        if attempt is None or attempt.planned:
             return
-        patience = patience_ns(attempt, state.timing, True)
+        founds = state.is_newcomer and attempt.only_newcomers
+        if state.is_newcomer and not founds:
+            return
+        patience = patience_ns(attempt, state.timing, not state.is_newcomer)
         if 2 * (now_ns - attempt.clock.progress_ns) >= patience:
-            state.distrust_members(silent_in(attempt, is_member=True))
+            silent = silent_in(attempt, is_member=True)
+            state.distrust_members(silent)
+            state.doubts.carried |= set(silent) if founds else set()
 
     def _note_opener(self, message: Gather, parts: list[Contribution], now_ns: int) -> None:
         """Whoever stops steps again and again, and accuses nobody, is itself in doubt."""
@@ -146,13 +151,13 @@ class GatherReception:
         if part.present is None:
             if attempt.only_newcomers:
                 return state.is_newcomer
-            return part.member in attempt.universe
+            return part.member in attempt.universe or part.member in attempt.named_newcomers
         if not state.others.views.is_proven(part):
             return False
         if attempt.planned and part.present.view != attempt.base:
             return False
         is_later = part.present.view.number > state.view_id.number
-        return part.member in attempt.universe or is_later
+        return part.member in attempt.universe or part.member in attempt.members or is_later
 
     def _admit(self, attempt: Attempt, contributions: Contributions) -> bool:
         """Add those that count, and those that count now because of them; True if any did."""

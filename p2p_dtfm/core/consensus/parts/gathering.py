@@ -169,11 +169,16 @@ class Gathering:
     def held_up(self, attempt: Attempt, by: Iterable[Member], reason: str, now_ns: int) -> Actions:
         """A few of those that agreed say Ready to something else, or not at all. Messages that
         cross may bring that about once; who does it again is left out, though it answers."""
-        state, few_or_many = self._state, list(by)
+        state, few_or_many, snapshot = self._state, list(by), attempt.snapshot
         again = state.doubts.accusers.holds_up(few_or_many, attempt.number, now_ns)
-        assert attempt.snapshot is not None
-        few = 2 * len(few_or_many) < len(attempt.snapshot.contributors)
+        all_of_it = snapshot.contributors if snapshot is not None else attempt.participants
+        few = 2 * len(few_or_many) < len(all_of_it)
         if state.is_newcomer or not (few and again):
+            if few and attempt.only_newcomers:
+                state.doubts.carried |= again
+            if snapshot is None:
+                state.give_up(now_ns)
+                return []
             return self.failed(attempt, reason, now_ns)
         state.doubt_newcomers(again, now_ns)
         state.distrust_members(again)
@@ -273,7 +278,8 @@ class Gathering:
         return [*left_out, ComputePlan(snapshot)]
 
     def _excluded(self, attempt: Attempt, now_ns: int) -> Actions:
-        if not self._state.is_newcomer and not attempt.planned:
+        awaits_others = attempt.only_newcomers or not self._state.is_newcomer
+        if awaits_others and not attempt.planned:
             return []  # the others will say that they have gone on, or the attempt stalls
         self._state.stop_attempt(now_ns)
         return [Report(f"was not heard in time for view {attempt.number}; asks again")]

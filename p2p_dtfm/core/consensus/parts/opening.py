@@ -97,7 +97,8 @@ class Opening:
         return self._gathering.open(False, "the attempt before did not end", now_ns)
 
     def open_without_lost(self, now_ns: int) -> Actions:
-        """Somebody was lost just before the view with it in it was taken over, and is not back."""
+        """Somebody was lost just before the view with it in it was taken over, and is not back; or
+        it keeps all from the next one."""
         state, view = self._state, self._state.view_in_force
         settled_ns = state.present.taken_over_ns + state.timing.resend_ns
         if view is None or now_ns < settled_ns:

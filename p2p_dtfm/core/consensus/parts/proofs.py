@@ -25,14 +25,15 @@ class Proofs:
         state, views, verify = self._state, self._state.others.views, self._state.settings.verify
         attempt, is_newcomer = state.attempt, state.is_newcomer
         unsettled = attempt is None or attempt.only_newcomers or message.number > attempt.number
-        if is_newcomer and unsettled and message.certificates:
-            views.forget_certified()
+        takes_side = is_newcomer and unsettled and message.certificates
+        before = views.forget_certified() if takes_side else {}
         for certificate in message.certificates:
             if views.find(certificate.view) is not None:
                 continue
             learnt = views.learn(certificate, state.view_id, verify)
             if is_newcomer and not learnt:
                 self._learn_as_newcomer(certificate, message, unsettled)
+        views.unless_news(before)
 
     def _learn_as_newcomer(
         self, certificate: Certificate, message: Gather, unsettled: bool

@@ -114,6 +114,8 @@ class Suspicion:
         if found.remedy is Remedy.GIVE_UP:
             state.stop_attempt(now_ns)
             return [Report(f"gives up: {found.reason}")]
+        if found.remedy is Remedy.FOUND_AGAIN:
+            state.doubts.carried |= silent
         return self._gathering.reopen(found.reason, now_ns)
 
     def _planned_stalled(self, attempt: Attempt, found: StallVerdict, now_ns: int) -> Actions:
@@ -123,10 +125,7 @@ class Suspicion:
         if found.remedy is Remedy.KEEP_OUT:
             return [Report(found.reason), *gathering.accuse(attempt, found.members, now_ns)]
         report = Report(f"gives up: {found.reason}")
-        if found.remedy is Remedy.HELD_UP:
-            return [report, *gathering.held_up(attempt, found.members, found.reason, now_ns)]
-        state.give_up(now_ns)
-        return [report]
+        return [report, *gathering.held_up(attempt, found.members, found.reason, now_ns)]
 
     def _go_on_without(self, attempt: Attempt, found: StallVerdict, now_ns: int) -> Actions:
         silent = set(found.members)

@@ -11,7 +11,7 @@ from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
 
 TRANSFERS_LIMIT = 4
-DEADLINES_LIMIT = 3
+DEADLINES_LIMIT = 6
 """A newcomer that gets on may take so many times as long as its states and the deadline need. What
 a transfer needs doubles with each time that it was refused: a link may be slower than was
 measured."""
@@ -81,7 +81,8 @@ class Syncing:
         patience = 2 if state.is_newcomer else 1  # a newcomer leaves it to the members
         if view is None or state.following.is_doomed:
             return []
-        if waited_ns < patience * state.timing.sync_ns and not self._stuck_newcomers(now_ns):
+        hold_up = self._stuck_newcomers(now_ns) or self._idle_members(now_ns)
+        if waited_ns < patience * state.timing.sync_ns and not hold_up:
             return []
         unsynced = ", ".join(m.peer_id for m in view.members if m not in state.following.synced)
         self.refuse_unsynced(now_ns, 1)
@@ -97,6 +98,27 @@ class Syncing:
         newcomers = self._unsynced_newcomers if due else self._stuck_newcomers(now_ns, haste)
         for member in newcomers:
             state.others.newcomers.refuse(member.peer_id, now_ns)
+        if state.next_view is not None:
+            idle, number = self._idle_members(now_ns, haste), state.next_view.id.number
+            again = state.doubts.accusers.holds_up(idle, number, now_ns)
+            state.doubts.suspects |= again
+            state.distrust_members(again)
+
+    def _idle_members(self, now_ns: int, haste: int = 1) -> list[Member]:
+        """Members of both views that need no states for the next, and do not say that they have
+        them: there is nothing that they could wait for."""
+        state, view, following = self._state, self._state.view, self._state.next_view
+        deadline_ns = state.timing.newcomer_sync_ns + self._until_offered_ns
+        is_due = (now_ns - state.following.agreed_ns) * haste >= deadline_ns
+        if view is None or following is None or not is_due or state.me not in view.members:
+            return []
+        idle = []
+        for member in sorted(set(view.members) & set(following.members) - state.following.synced):
+            has = set(view.layers_of(member.peer_id)) | view.guarded_by(member.peer_id)
+            needs = set(following.layers_of(member.peer_id)) | following.guarded_by(member.peer_id)
+            if member != state.me and needs <= has:
+                idle.append(member)
+        return idle
 
     @property
     def _unsynced_newcomers(self) -> list[Member]:

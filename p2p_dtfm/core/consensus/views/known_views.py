@@ -136,9 +136,15 @@ class KnownViews:
                 return self._certify(certificate)
         return False
 
-    def forget_certified(self) -> None:
-        """A newcomer takes the side of those that let it in, in each attempt anew."""
-        self._certified = {}
+    def forget_certified(self) -> dict[ViewId, KnownView]:
+        """A newcomer takes the side of those that let it in, in each attempt anew; what it had
+        taken for proven."""
+        before, self._certified = self._certified, {}
+        return before
+
+    def unless_news(self, before: dict[ViewId, KnownView]) -> None:
+        """Nothing was proven, perhaps by somebody who only sends certificates: all is as before."""
+        self._certified = self._certified or before
 
     def learn_earlier(self, certificate: Certificate, verify: Verify) -> bool:
         """For a newcomer: most of whose members, by their signatures, are in one that it knows."""

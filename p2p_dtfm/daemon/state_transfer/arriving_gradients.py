@@ -1,0 +1,83 @@
+"""Reduced gradients on their way to one who follows layers: chunk by chunk, step by step."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from p2p_dtfm.core.planner.wire_plan import CHUNK_ELEMENTS
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.net.streams.frames import FrameHeader
+from p2p_dtfm.train.stage.finite import is_finite
+from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes
+
+GRADIENTS_LIMIT_BYTES = 512 << 20
+"""Of steps that are not replayed yet; beyond it the follower begins again from a newer state."""
+
+Tensor = Any
+
+
+@dataclass
+class _Gradient:
+    """A layer's reduced gradient of one step on its way here."""
+
+    whole: Tensor
+    """Flat fp32; of any values where chunks are missing."""
+    missing: set[int]
+    """Where the chunks that have not come begin."""
+
+    def take(self, start: int, chunk: Tensor) -> None:
+        """The first that comes counts: whoever was told of the whole may be using it."""
+        if start in self.missing:
+            self.whole[start : start + len(chunk)] = chunk
+            self.missing.discard(start)
+
+
+class ArrivingGradients:
+    """Those of some layers, by step, until they are replayed."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._found: dict[tuple[int, int], _Gradient] = {}
+        self._held_bytes = 0
+
+    def require_possible(self, sender: str, header: FrameHeader) -> None:
+        """Raises `PeerFault` for a frame that cannot be a chunk of a gradient."""
+        length = self._workload.cost(header.layer).parameter_count
+        start = header.index * CHUNK_ELEMENTS
+        if start >= length or header.shape != (min(CHUNK_ELEMENTS, length - start),):
+            raise PeerFault(f"gradient chunk {header.index} of shape {header.shape}", sender)
+        if (header.codec, header.dtype) != ("fp32", "float32"):
+            raise PeerFault(f"a gradient of {header.dtype} in {header.codec}", sender)
+
+    def take(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+        """A chunk that is possible. Raises `PeerFault` for values that are no numbers."""
+        chunk, key = tensor_from_bytes(payload, header.shape), (header.layer, header.step)
+        if not is_finite(chunk):
+            raise PeerFault(f"a gradient of layer {header.layer} that is not finite", sender)
+        if key not in self._found:
+            length = self._workload.cost(header.layer).parameter_count
+            starts = set(range(0, length, CHUNK_ELEMENTS))
+            self._found[key] = _Gradient(chunk.new_empty(length), starts)
+            self._held_bytes += self._found[key].whole.nbytes
+        self._found[key].take(header.index * CHUNK_ELEMENTS, chunk)
+
+    @property
+    def are_too_many(self) -> bool:
+        return self._held_bytes > GRADIENTS_LIMIT_BYTES
+
+    def whole(self, layer: int, step: int) -> Tensor | None:
+        """Flat fp32; None while a part of it is missing."""
+        gradient = self._found.get((layer, step))
+        return None if gradient is None or gradient.missing else gradient.whole
+
+    def has_later(self, layer: int, step: int) -> bool:
+        """Whether anything of a later step of this layer is here."""
+        return any(of == layer and later > step for of, later in self._found)
+
+    def replayed(self, layer: int, step: int) -> None:
+        """It is not needed any more, nor are those before it."""
+        for old in [key for key in self._found if key[0] == layer and key[1] <= step]:
+            self._held_bytes -= self._found.pop(old).whole.nbytes
+
+    def clear(self) -> None:
+        self._found, self._held_bytes = {}, 0

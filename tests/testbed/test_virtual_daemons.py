@@ -64,6 +64,33 @@ def test_two_go_on_without_the_third_and_it_comes_back(
     play(1, tmp_path / "world", scene)
 
 
+def test_who_was_done_trains_again_when_a_failure_costs_the_last_steps(
+    run: Path, tmp_path: Path
+) -> None:
+    """Guardians lag here, so what the killed one alone had is lost with it."""
+
+    async def scene(swarm: Swarm) -> None:
+        stays = {"exit_when_done": False}
+        first = swarm.peer("first", run=str(run), expect_peers=3, **stays)
+        others = [swarm.peer(name, initial_peers=(swarm.address(first),), **stays) for name in "bc"]
+        swarm.start(first)
+        await swarm.until(lambda: first.has_run, "the run is founded", 60)
+        for peer in others:
+            swarm.start(peer)
+        left = [first, others[0]]
+        await swarm.until(
+            lambda: all(peer.standing().startswith("done") for peer in swarm.peers), "done", 120
+        )
+        swarm.kill(others[1])
+        await swarm.until(lambda: len(_views(first)[-1]) == 2, "a view of two", 60)
+        assert first.told_step() < STEPS, "nothing was lost: this shows nothing"
+        await swarm.until(
+            lambda: all(peer.standing().startswith("done") for peer in left), "done again", 120
+        )
+
+    play(1, tmp_path / "world", scene)
+
+
 def _views(peer: Peer) -> list[list[str]]:
     return [event["members"] for event in peer.events() if event["event"] == "view"]
 
@@ -71,8 +98,7 @@ def _views(peer: Peer) -> list[list[str]]:
 def test_the_same_seed_gives_the_same_trace_in_another_process(
     run: Path, reference: list[float], tmp_path: Path
 ) -> None:
-    """Where neither addresses nor the order of sets are alike. In this seed a peer is killed when
-    the run is complete, and what it alone had is computed again by those that were done."""
+    """Where neither addresses nor the order of sets are alike."""
     here = play_seed(1, run, tmp_path / "here", reference)
     program = (
         "import sys; from pathlib import Path; "

@@ -47,7 +47,10 @@ def home_option(root: Path) -> str:
 class Home:
     """A directory of one daemon."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, lock_folder: Path | None = None) -> None:
+        """`lock_folder`: where all daemons of this machine hold their identities' locks, if that
+        is another place than usual."""
+        self._lock_folder = lock_folder
         self.root = root.expanduser().absolute()
         self._lock: IO[str] | None = None
         self._identity_lock: IO[str] | None = None
@@ -113,7 +116,7 @@ class Home:
             from p2p_dtfm.net.contacts.identity import Identity  # a daemon that is away needs none
 
             Identity.load_or_create(self.identity)
-        self._identity_lock = hold_identity(self.identity, self.root)
+        self._identity_lock = hold_identity(self.identity, self.root, self._lock_folder)
 
     def _close_to_others(self) -> None:
         """What an earlier program left readable: the directory, and what daemons keep in it."""

@@ -46,11 +46,12 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
 
 
-def hold_identity(identity: Path, home: Path) -> IO[str] | None:
+def hold_identity(identity: Path, home: Path, folder: Path | None = None) -> IO[str] | None:
     """The lock, held until it is closed; None where that cannot be told, as where it is another
     user's. Raises `UserError` with exit code 3 if a daemon of another home has it."""
     name = digest_bytes(identity.read_bytes())[:16]
-    path = Path(tempfile.gettempdir()) / f"p2p-dtfm-identity-{name}.lock"
+    folder = folder or Path(tempfile.gettempdir())
+    path = folder / f"p2p-dtfm-identity-{name}.lock"
     try:
         lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+")
     except OSError:

@@ -6,6 +6,7 @@ is the world of whoever runs `p2p-dtfm`; swarms in virtual time bring their own.
 
 import gc
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,11 @@ MakeStageRunner = Callable[..., StageRunner]
 
 class World(Protocol):
     """Hosts, the directory and devices."""
+
+    @property
+    def lock_folder(self) -> Path:
+        """Where daemons of one world see that no two speak as one peer."""
+        ...
 
     async def start_host(
         self, identity: Path, listen: Sequence[str], announce: Sequence[str]
@@ -62,6 +68,10 @@ class World(Protocol):
 
 class Machine:
     """This one."""
+
+    @property
+    def lock_folder(self) -> Path:
+        return Path(tempfile.gettempdir())
 
     async def start_host(
         self, identity: Path, listen: Sequence[str], announce: Sequence[str]

@@ -36,7 +36,7 @@ class Local:
         self.recorder = StepRecorder()
         self.event_files: EventFiles | None = None
         """If the user wants TensorBoard's."""
-        self.home = Home(settings.home)
+        self.home = Home(settings.home, self.world.lock_folder)
         self.compute = Compute()
         self.life = Life(self._say_leaving)
 

@@ -105,6 +105,7 @@ class Drawn:
         """What was done to whom, for whoever reads a seed's story."""
         self._draws = random.Random(f"faults {seed}")
         self._run = run
+        self._steps = RunSpec.model_validate_json(run.read_text()).total_steps
         self._due: list[tuple[float, str, tuple[Peer, ...]]] = []
 
     async def play(self) -> None:
@@ -137,6 +138,9 @@ class Drawn:
         swarm, (one, other) = self.swarm, whom
         running = [peer for peer in swarm.peers if peer.is_running]
         is_paused = one.process is not None and one.process.is_paused
+        is_complete = any(peer.told_step() == self._steps for peer in running)
+        if kind in ("kill", "pause", "cut", "one-way cut") and is_complete:
+            return  # what comes after the last step is no part of this
         if kind == "kill" and one.is_running and len(running) > 1:
             swarm.kill(one)
         elif kind == "end of kill" and one.was_killed:
@@ -158,7 +162,6 @@ class Drawn:
     async def _until_all_are_done(self) -> None:
         swarm, starts_s = self.swarm, dict[str, float]()
         mended_s = max(at_s for at_s, _, _ in self._due)
-        steps = RunSpec.model_validate_json(self._run.read_text()).total_steps
 
         def is_over() -> bool:
             while self._due and self._due[0][0] <= swarm.now_s:
@@ -170,7 +173,7 @@ class Drawn:
                     if swarm.now_s >= due_s:
                         del starts_s[peer.name]
                         swarm.start(peer)
-            return not self._due and all(_is_done(peer, steps) for peer in swarm.peers)
+            return not self._due and all(_is_done(peer, self._steps) for peer in swarm.peers)
 
         limit_s = mended_s - swarm.now_s + PATIENCE_S
         await swarm.until(is_over, "all have come to the end of the run", limit_s)
@@ -180,7 +183,7 @@ def _is_done(peer: Peer, steps: int) -> bool:
     """It has all steps, or was told that there are none to come, or has failed: `check` sees."""
     if peer.was_killed or _gave_up(peer) or peer.ended is None or peer.daemon is None:
         return False
-    return peer.ended.done() or peer.daemon.observer.step() == steps
+    return peer.ended.done() or peer.told_step() == steps
 
 
 def _gave_up(peer: Peer) -> bool:
@@ -249,6 +252,8 @@ def reference_of(run: Path, folder: Path) -> list[float]:
         peer = swarm.peer("a", run=str(run))
         swarm.start(peer)
         await swarm.until(lambda: not peer.is_running, "a run by one", PATIENCE_S)
+        assert peer.ended is not None
+        peer.ended.result()
         return peer.home
 
     losses = plain_losses(

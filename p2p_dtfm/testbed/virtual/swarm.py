@@ -79,6 +79,10 @@ class Peer:
         """The last one that it has seen committed."""
         return max(self.losses(), default=-1)
 
+    def told_step(self) -> int:
+        """As it shows it: how many are committed, or what it heard from the others."""
+        return self.daemon.observer.step() if self.daemon is not None else 0
+
     def events(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         for path in sorted(self.home.glob("runs/*/events.jsonl")):
@@ -229,6 +233,10 @@ class _WorldOf:
     def __init__(self, swarm: Swarm, peer: Peer) -> None:
         self._swarm = swarm
         self._peer = peer
+
+    @property
+    def lock_folder(self) -> Path:
+        return self._swarm.folder
 
     async def start_host(
         self, identity: Path, listen: Sequence[str], announce: Sequence[str]

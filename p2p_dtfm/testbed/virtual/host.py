@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from p2p_dtfm.net.contacts.calling import NO_WAY, Calling
 from p2p_dtfm.net.contacts.identity import Identity
@@ -13,19 +13,41 @@ from p2p_dtfm.net.shaping import Shaper
 from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.testbed.virtual.streams import VirtualWriter
 
-if TYPE_CHECKING:
-    from p2p_dtfm.testbed.virtual.network import VirtualNetwork
-
 StreamHandler = Callable[[str, asyncio.StreamReader, VirtualWriter], Awaitable[None]]
 UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]
 
 log = logging.getLogger(__name__)
 
 
+class Wires(Protocol):
+    """What of the virtual network a host needs."""
+
+    def address_of(self, peer_id: str) -> str: ...
+
+    async def shake_hands(self, host: "VirtualHost", peer_id: str, deadline_s: float) -> None: ...
+
+    def part(self, one: str, other: str) -> None: ...
+
+    def ask(
+        self,
+        host: "VirtualHost",
+        peer_id: str,
+        name: str,
+        body: bytes,
+        reply: asyncio.Future[bytes],
+    ) -> Callable[[], None]: ...
+
+    async def open_stream(
+        self, host: "VirtualHost", peer_id: str, name: str, deadline_s: float
+    ) -> VirtualWriter: ...
+
+    def leave(self, host: "VirtualHost") -> None: ...
+
+
 class VirtualHost:
     """Of one process. Made and connected by `VirtualNetwork`."""
 
-    def __init__(self, network: "VirtualNetwork", process: Process, identity: Identity) -> None:
+    def __init__(self, network: Wires, process: Process, identity: Identity) -> None:
         self.identity = identity
         self.peer_id: str = identity.peer_id
         self.process = process

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from p2p_dtfm.testbed.virtual.process import PROCESS, Process
+from p2p_dtfm.testbed.virtual.process import PROCESS, Process, Turn
 
 JOB_NS = 100_000
 """What a job takes of itself."""
@@ -24,25 +24,6 @@ _START_NS = 1_000 * 1_000_000_000
 
 class NothingHappens(Exception):
     """All wait, and nobody for a time: what is waited for never comes."""
-
-
-class Turn:
-    """A callback, and its handle, as asyncio keeps it."""
-
-    def __init__(
-        self, process: Process, callback: Callable[..., Any], args: tuple[Any, ...]
-    ) -> None:
-        self.process = process
-        self.callback = callback
-        self.args = args
-        self.handle: asyncio.Handle | None = None
-        self.context: contextvars.Context | None = None
-
-    def __call__(self) -> None:
-        if self.handle is not None and self.handle.cancelled():
-            return
-        if self.process.take(self):
-            self.callback(*self.args)
 
 
 class VirtualTask(asyncio.Task[Any]):

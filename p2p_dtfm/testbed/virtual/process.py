@@ -7,24 +7,54 @@ gets those that it has missed when it goes on.
 
 import asyncio
 import contextvars
+import random
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from p2p_dtfm.ports import chance, now
-
-if TYPE_CHECKING:
-    import random
-
-    from p2p_dtfm.testbed.virtual.loop import Turn, VirtualLoop
 
 PROCESS: contextvars.ContextVar["Process | None"] = contextvars.ContextVar("process", default=None)
 _EPOCH_NS = 1_800_000_000 * 1_000_000_000
 
 
+class Turn:
+    """A callback, and its handle, as asyncio keeps it."""
+
+    def __init__(
+        self, process: "Process", callback: Callable[..., Any], args: tuple[Any, ...]
+    ) -> None:
+        self.process = process
+        self.callback = callback
+        self.args = args
+        self.handle: asyncio.Handle | None = None
+        self.context: contextvars.Context | None = None
+
+    def __call__(self) -> None:
+        if self.handle is not None and self.handle.cancelled():
+            return
+        if self.process.take(self):
+            self.callback(*self.args)
+
+
+class Turns(Protocol):
+    """What of the virtual loop a process needs."""
+
+    now_ns: int
+    job_ns: int
+    in_job: bool
+
+    def create_task(
+        self, coroutine: Coroutine[Any, Any, Any], *, context: contextvars.Context | None = None
+    ) -> asyncio.Task[Any]: ...
+
+    def again(self, turn: "Turn") -> None:
+        """Do a turn that was missed."""
+
+
 class Process:
     """Has a clock of its own, which is the world's as long as nobody sets it."""
 
-    def __init__(self, name: str, loop: "VirtualLoop", draws: "random.Random") -> None:
+    def __init__(self, name: str, loop: Turns, draws: random.Random) -> None:
         self.name = name
         self.is_dead = False
         self.is_paused = False
@@ -35,7 +65,7 @@ class Process:
         self._context = contextvars.copy_context()
         self._context.run(self._settle, draws)
 
-    def _settle(self, draws: "random.Random") -> None:
+    def _settle(self, draws: random.Random) -> None:
         PROCESS.set(self)
         now.live_by(self)
         chance.live_by(draws)
@@ -57,10 +87,6 @@ class Process:
     def begin(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """A task of this process."""
         return self._loop.create_task(coroutine, context=self._context.copy())
-
-    def call(self, function: Callable[..., Any], *args: Any) -> None:
-        """A turn of this process."""
-        self._loop.call_soon(function, *args, context=self._context.copy())
 
     def take(self, turn: "Turn") -> bool:
         """Whether the turn is to be done now."""

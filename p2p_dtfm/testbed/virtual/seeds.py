@@ -17,7 +17,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
@@ -134,30 +134,35 @@ class Drawn:
         self._due.sort(key=lambda due: (due[0], due[1]))
 
     def _do(self, kind: str, whom: tuple[Peer, ...]) -> None:
-        """What is impossible now is left out."""
+        """What is impossible now is left out, and what comes after the last step."""
         swarm, (one, other) = self.swarm, whom
         running = [peer for peer in swarm.peers if peer.is_running]
-        is_paused = one.process is not None and one.process.is_paused
         is_complete = any(peer.told_step() == self._steps for peer in running)
-        if kind in ("kill", "pause", "cut", "one-way cut") and is_complete:
-            return  # what comes after the last step is no part of this
-        if kind == "kill" and one.is_running and len(running) > 1:
-            swarm.kill(one)
-        elif kind == "end of kill" and one.was_killed:
-            swarm.start(one)
-        elif kind == "pause" and one.is_running and not is_paused:
-            swarm.pause(one)
-        elif kind == "end of pause" and one.is_running and is_paused:
-            swarm.resume(one)
-        elif kind in ("cut", "one-way cut"):
-            swarm.cut(one, other, both_ways=kind == "cut")
-        elif kind in ("end of cut", "end of one-way cut"):
-            swarm.mend(one, other)
-        else:
+        if is_complete and not kind.startswith("end of"):
+            return
+        if "cut" in kind:
+            if kind.startswith("end of"):
+                swarm.mend(one, other)
+            else:
+                swarm.cut(one, other, both_ways=kind == "cut")
+        elif not self._do_to_one(kind, one, len(running)):
             return
         names = one.name if "cut" not in kind else f"{one.name}-{other.name}"
         self.done.append(f"{swarm.now_s:.2f} s: {kind} {names}")
         logging.getLogger("p2p_dtfm").info("--- %s %s", kind, names)
+
+    def _do_to_one(self, kind: str, one: Peer, running_count: int) -> bool:
+        is_paused = one.process is not None and one.process.is_paused
+        deeds: dict[str, tuple[bool, Callable[[Peer], None]]] = {
+            "kill": (one.is_running and running_count > 1, self.swarm.kill),
+            "end of kill": (one.was_killed, self.swarm.start),
+            "pause": (one.is_running and not is_paused, self.swarm.pause),
+            "end of pause": (one.is_running and is_paused, self.swarm.resume),
+        }
+        is_possible, deed = deeds[kind]
+        if is_possible:
+            deed(one)
+        return is_possible
 
     async def _until_all_are_done(self) -> None:
         swarm, starts_s = self.swarm, dict[str, float]()

@@ -267,6 +267,11 @@ def test_nodes_that_know_a_third_one_find_each_other(tmp_path: Path) -> None:
                 ping = directories[2]._node.protocol.call_ping
                 assert await ping(PeerID.from_base58(peers[0].peer_id)), "it is called there"
                 assert await late.calling.is_linked(peers[0].peer_id)
+                late.calling.trusts = lambda peer_id: True
+                late.know(peers[0].peer_id, await peers[0].addresses())
+                await late.disconnect(peers[0].peer_id)
+                await asyncio.sleep(0.2)
+                assert await ping(PeerID.from_base58(peers[0].peer_id)), "a friend is called again"
                 await directories[2].close()
             finally:
                 await late.close()

@@ -13,7 +13,9 @@ from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
     Contribution,
     Gather,
+    Heartbeat,
     Ready,
+    Synced,
     sign_contribution,
 )
 from p2p_dtfm.core.messages.statements import stated
@@ -23,6 +25,7 @@ from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.invariants import Violation
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import sign_for
+from p2p_dtfm.sim.faults.simulated_training import SimulatedTraining
 from tests.core.builders import WORKLOAD, record
 from tests.core.liars import contribution, evil_record
 from tests.sim.test_lying_members import replicas
@@ -113,7 +116,7 @@ class HoldingUp(SimulatedPeer):
         self._let_one_answer()
 
     def _let_one_answer(self) -> None:
-        attempt, lie = self.agreement._attempt, type(self).lie
+        attempt, lie = self.agreement._state.attempt, type(self).lie
         late = self.now_ns - self.last_invented_ns >= 3 * SECOND_NS // 2
         if lie is not inventions or attempt is None or not late:
             return
@@ -207,6 +210,55 @@ def test_naming_the_next_life_of_a_member_keeps_nobody_out(believes_it: bool) ->
     world.ask_to_join("f", "a")
     limit_s = 6 if believes_it else 20
     world.run_until(lambda: _are_in(world, ["a", "c", "d", "f"]), limit_s=limit_s)
+
+
+class FetchesNothing(SimulatedTraining):
+    def fetch_missing(self) -> None:
+        pass
+
+    def check_synced(self) -> None:
+        pass
+
+
+class FakesProgress(SimulatedPeer):
+    """A newcomer that asks for no states, and says that it gets on."""
+
+    training_type = FetchesNothing
+
+    def send(self, receiver: str, message: AgreementMessage) -> None:  # type: ignore[override]
+        if isinstance(message, Heartbeat):
+            message = msgspec.structs.replace(message, progress=self.now_ns)
+        super().send(receiver, message)
+
+
+def test_a_newcomer_that_only_says_that_it_gets_on_keeps_nobody_out() -> None:
+    world = _world(lambda said, to: said, 0)
+    world.run_until(lambda: all(peer.agreement.step >= 4 for peer in world.peers.values()))
+    world.peer_type = FakesProgress
+    world.add_peer("e")
+    world.peers["e"].agreement.wants_view()
+    world.ask_to_join("e", "a")
+    world.run_until(lambda: world.peers["a"].agreement.next_view is not None)
+    world.peer_type = SimulatedPeer
+    world.add_peer("f")
+    world.peers["f"].agreement.wants_view()
+    world.ask_to_join("f", "a")
+    world.run_until(lambda: _are_in(world, [*NAMES, "f"]), limit_s=15)
+
+
+def no_synced(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    return None if isinstance(said, Synced) else said
+
+
+def test_who_never_says_that_it_has_its_states_keeps_nobody_out() -> None:
+    """It is a member that needs none: its place stays as it is."""
+    world = _world(no_synced, 0)
+    world.run_until(lambda: all(peer.agreement.step >= 4 for peer in world.peers.values()))
+    world.peers[LIAR].begins = True  # type: ignore[attr-defined]
+    world.add_peer("f")
+    world.peers["f"].agreement.wants_view()
+    world.ask_to_join("f", "a")
+    world.run_until(lambda: _are_in(world, ["a", "c", "d", "f"]), limit_s=45)
 
 
 @pytest.mark.parametrize("lie", [no_ready, another_view, other_knowledge, another_face_to_each])

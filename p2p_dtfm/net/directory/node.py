@@ -81,7 +81,9 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
             return True
         if not await host.calling.may_look_for(peer_id):
             return False
-        return self.whereabouts is not None and await self.whereabouts.reach(peer_id)
+        if self.whereabouts is not None and await self.whereabouts.reach(peer_id):
+            return True
+        return host.calling.trusts(peer_id)  # where p2pd saw it last
 
 
 dht_node.DHTProtocol = DHTProtocol

@@ -66,7 +66,11 @@ class Whereabouts:
             await self._ask(peer_id, ())
 
     async def reach(self, peer_id: str) -> bool:
-        """Connect to a node of which nothing is known but that somebody named it."""
+        """Connect to a node that somebody named, where this peer or one of its guides knows it."""
+        if known := self._host.where(peer_id):
+            with contextlib.suppress(Unreachable):
+                await self._host.connect(peer_id, known, DEADLINE_S)
+                return True
         for guide in [*reversed(self._guides)][:GUIDES_LIMIT]:
             with contextlib.suppress(Unreachable, Refused, PeerFault):
                 found = (await self._ask(guide, (peer_id,))).found.get(peer_id, ())

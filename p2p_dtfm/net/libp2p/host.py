@@ -180,6 +180,10 @@ class Host:
         while len(self._address_book) > PEERS_REMEMBERED:
             del self._address_book[next(iter(self._address_book))]
 
+    def where(self, peer_id: str) -> tuple[str, ...]:
+        """Where it said that it is; nothing: that is not known."""
+        return self._address_book.get(peer_id, ())
+
     async def disconnect(self, peer_id: str) -> None:
         """Close the connections to a peer, if there are any."""
         with contextlib.suppress(Unreachable):

@@ -334,8 +334,8 @@ class Gathering(Takeover):
     def _held_up(self, attempt: Attempt, by: list[Member], reason: str, now_ns: int) -> Actions:
         """A few of those that agreed say Ready to something else, or not at all. Messages that
         cross may bring that about once; who does it again is left out, though it answers."""
-        again = self._accusers.holds_up(by, attempt.number, now_ns)
         snapshot = attempt.snapshot
+        again = self._accusers.holds_up(by, attempt.number, now_ns, snapshot is not None)
         few = 2 * len(by) < len(snapshot.contributors if snapshot else attempt.participants)
         if self.view is None or not (few and again):
             if few and attempt.only_newcomers:

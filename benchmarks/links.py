@@ -58,7 +58,7 @@ ADDRESS = "10.77.0.{}"
 
 def _header(index: int) -> FrameHeader:
     shape = (FRAME_BYTES // 4,)
-    return FrameHeader(1, "00", 0, FrameKind.PROBE, index, 0, "fp32", "float32", shape)
+    return FrameHeader(1, "00", 0, FrameKind.ACTIVATION, index, 0, "fp32", "float32", shape)
 
 
 async def _start_host(folder: Path, ip: str, shape: str, initial: tuple[str, ...] = ()) -> Host:

@@ -1,10 +1,7 @@
 """Where everything that arrives from other peers has to pass, before it is read."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
-
-from p2p_dtfm.core.protocol.errors import PeerFault
 
 BUSY = "busy"
 """The refusal after which a correct peer tries again."""
@@ -28,15 +25,3 @@ class OpenDoor:
 
 def _nothing() -> None:
     return
-
-
-@contextlib.contextmanager
-def entered(door: Door, sender: str, kind: str, size_bytes: int) -> Iterator[None]:
-    """Raises `PeerFault` with the reason where the door stays shut."""
-    leave = door.enter(sender, kind, size_bytes)
-    if isinstance(leave, str):
-        raise PeerFault(leave, sender)
-    try:
-        yield
-    finally:
-        leave()

@@ -12,14 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import psutil
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
-from p2p_dtfm.net.shaping import Shape, ShapedLink
 from p2p_dtfm.testbed.chaos_schedule import ChaosFault
 from p2p_dtfm.testbed.growing_history import GrowingHistory
+from p2p_dtfm.testbed.harmed_links import HarmedLinks
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.recovery_times import Event, Histories, Inflicted
 
@@ -32,15 +31,11 @@ LONGEST_STANDSTILL_S = 1.0
 ADDRESS_WAIT_S = 30.0
 INITIAL_PEERS = 3
 """A joiner is told of so many: one of them may be stopped or cut off next."""
-DEGRADED_LATENCY_NS = 50_000_000
-DEGRADED_BYTES_PER_S = 4_000_000
 CORRUPT_ELSEWHERE_AFTER_S = 1.0
 """If nothing has gone the way on which a byte is to be changed."""
 CALM_STEPS = 5
 """Committed since the last fault ended, before one that needs all others well."""
 
-Way = tuple[str, str]
-"""Peer ids: from, to."""
 Say = Callable[[float, int, str], None]
 """Seconds since the beginning, committed step, what happened."""
 
@@ -85,17 +80,13 @@ class Chaos:
         """`start_again(name, addresses)` starts a daemon of that name as a joiner."""
         self.inflicted: list[Inflicted] = []
         self._swarm = swarm
-        self._shape_path = shape_path
-        self._shape = Shape.load(shape_path)
+        self._links = HarmedLinks(shape_path, peer_ids)
         self._names = {peer_id: name for name, peer_id in peer_ids.items()}
         self._start_again = start_again
         self._say = say
         self._began_s = time.time()
         self._histories = {child.name: GrowingHistory(child.home) for child in swarm.children}
         self._under_way: list[_UnderWay] = []
-        self._harms: list[tuple[ChaosFault, frozenset[Way]]] = []
-        """What is done to links now; two faults may harm one link."""
-        self._corrupted: dict[Way, int] = {}
         self._calm_from_step = 0
         self._whole_from_step: int | None = None
         """Where the newest view came to have every daemon that runs."""
@@ -282,7 +273,7 @@ class Chaos:
         if kind == "join":
             self._join(name)
             return lambda: None
-        return self._harm_links(fault)
+        return self._links.harm(fault)
 
     def _join(self, name: str) -> None:
         child = self._start_again(name, self._addresses())
@@ -307,73 +298,8 @@ class Chaos:
                 return str(record["addresses"][0])
         return None
 
-    def _harm_links(self, fault: ChaosFault) -> Callable[[], None]:
-        links = self._links_of(fault)
-        if fault.kind == "corrupt":
-            return self._corrupt(fault.peers[0], links)
-        harm = (fault, frozenset(links))
-        self._harms.append(harm)
-        self._save_shape()
-
-        def heal() -> None:
-            self._harms.remove(harm)
-            self._save_shape()
-
-        return heal
-
-    def _corrupt(self, name: str, first: list[Way]) -> Callable[[], None]:
-        """What the peer sends next this way; if that is nothing, what it sends anyone."""
-        number = 1 + max(self._corrupted.values(), default=0)
-        ways = [(link.origin, link.to) for link in self._shape.links]
-
-        def damage(ways: list[Way]) -> None:
-            self._corrupted |= dict.fromkeys(ways, number)
-            self._save_shape()
-
-        damage([way for way in first if self._names.get(way[0]) == name])
-        return lambda: damage([way for way in ways if self._names.get(way[0]) == name])
-
-    def _links_of(self, fault: ChaosFault) -> list[Way]:
-        ids = {name: peer_id for peer_id, name in self._names.items()}
-        harmed = {ids[name] for name in fault.peers}
-        ways = [(link.origin, link.to) for link in self._shape.links]
-        if fault.kind == "partition":
-            return [way for way in ways if (way[0] in harmed) != (way[1] in harmed)]
-        if fault.kind == "degrade":
-            return [way for way in ways if harmed & set(way)]
-        return [way for way in ways if harmed == set(way)]
-
-    def _save_shape(self) -> None:
-        """Each link with all that is done to it now."""
-        links = tuple(map(self._as_harmed, self._shape.links))
-        msgspec.structs.replace(self._shape, links=links).save(self._shape_path)
-
-    def _as_harmed(self, link: ShapedLink) -> ShapedLink:
-        way = link.origin, link.to
-        harmed = msgspec.structs.replace(link, corrupted=self._corrupted.get(way, 0))
-        for fault, ways in self._harms:
-            if way in ways:
-                harmed = _harmed(fault, harmed)
-        return harmed
-
     def _tell(self, step: int, what: str) -> None:
         self._say(time.time() - self._began_s, step, what)
-
-
-def _harmed(fault: ChaosFault, link: ShapedLink) -> ShapedLink:
-    if fault.kind != "degrade":
-        return msgspec.structs.replace(link, cut=True)
-    if fault.factor > 1:
-        return msgspec.structs.replace(
-            link,
-            latency_ns=int(link.latency_ns * fault.factor),
-            bytes_per_s=int(link.bytes_per_s / fault.factor),
-        )
-    return msgspec.structs.replace(
-        link,
-        latency_ns=link.latency_ns + DEGRADED_LATENCY_NS,
-        bytes_per_s=min(link.bytes_per_s or DEGRADED_BYTES_PER_S, DEGRADED_BYTES_PER_S),
-    )
 
 
 def _slow_down(child: Child, factor: float) -> Callable[[], None]:

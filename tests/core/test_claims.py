@@ -12,8 +12,8 @@ from p2p_dtfm.core.consensus.actions import (
     SendMessage,
     StopStep,
 )
-from p2p_dtfm.core.consensus.attempt import Attempt
-from p2p_dtfm.core.consensus.view_precedence import Side, outranks
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.consensus.views.view_precedence import Side, outranks
 from p2p_dtfm.core.membership.newcomers import WAITING_LIMIT
 from p2p_dtfm.core.messages.agreement_messages import (
     Contribution,
@@ -232,7 +232,7 @@ def test_one_peers_word_for_silence_is_not_enough() -> None:
     for name in ("a", "c"):
         say(world, "d", name, gather(number, GENESIS, said, sender=liar, absent=(victim,)))
     for name in ("a", "c"):
-        attempt = world.peers[name].agreement._attempt
+        attempt = world.peers[name].agreement._state.attempt
         assert attempt is not None and victim in attempt.waits_for
     world.run_until(lambda: view_of(world, "a").id != view.id, limit_s=30)
     assert "b" in view_of(world, "a").member_ids
@@ -275,7 +275,7 @@ def test_a_newcomer_that_contradicts_itself_is_refused() -> None:
     world = swarm(NAMES)
     say(world, "evil", "a", JoinRequest(evil_record()))
     world.run_until(lambda: world.peers["a"].agreement.attempting, limit_s=5)
-    attempt = world.peers["a"].agreement._attempt
+    attempt = world.peers["a"].agreement._state.attempt
     assert attempt is not None
     number, base = attempt.number, attempt.base
     world.run_to(world.now_ns + SECOND_NS // 2)
@@ -286,7 +286,9 @@ def test_a_newcomer_that_contradicts_itself_is_refused() -> None:
     world.add_peer("d")
     world.peers["d"].agreement.wants_view()
     world.run_until(lambda: are_together(world, FOUR), limit_s=10)
-    assert world.peers["a"].agreement._newcomers.is_refused("evil", world.peers["a"].now_ns)
+    assert world.peers["a"].agreement._state.others.newcomers.is_refused(
+        "evil", world.peers["a"].now_ns
+    )
 
 
 def test_a_bad_record_in_a_members_gather_changes_nothing() -> None:
@@ -358,7 +360,7 @@ def test_joiners_are_named_and_their_records_travel_once() -> None:
 
 
 def test_a_large_gather_goes_in_parts_that_come_to_the_same() -> None:
-    attempt = Attempt(Member("a", 1), 3, False, GENESIS, 4, 0, 0)
+    attempt = Attempt(Member("a", 1), 3, False, GENESIS, 4)
     for number in range(12):
         member = Member(f"p{number:02}", 1)
         signed = Signed(member.peer_id, "contribution", bytes(100 * 1024), b"")

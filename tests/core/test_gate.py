@@ -110,7 +110,7 @@ def test_refusals_cost_and_mute_for_growing_times() -> None:
         now_ns += 1
     assert isinstance(gate.admit("a", "Hello", 0, now_ns), Admitted)
     assert gate.refused["stranger", "FollowLayers", "not its place to say"] == 3 * (PATIENCE + 1)
-    assert gate.refused["stranger", "Hello", "muted"] == 3
+    assert gate.refused["stranger", "Hello", "muted"] == 6
 
 
 def test_a_member_is_not_muted() -> None:

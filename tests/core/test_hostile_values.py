@@ -107,7 +107,7 @@ def founding(world: AgreementWorld) -> None:
 
 @phase
 def outside(world: AgreementWorld) -> None:
-    world.peers["a"].agreement._rejoin("test")
+    world.peers["a"].agreement._machines.outsiders.rejoin("test")
 
 
 def begin_again(world: AgreementWorld) -> None:
@@ -117,7 +117,7 @@ def begin_again(world: AgreementWorld) -> None:
 
 
 def has_said_ready(agreement: Agreement) -> bool:
-    attempt = agreement._attempt
+    attempt = agreement._state.attempt
     return attempt is not None and agreement.me in attempt.ready
 
 
@@ -183,7 +183,7 @@ def messages(sender: Member, agreement: Agreement, world: AgreementWorld) -> Ite
     """As `sender` could say them, in what it claims to be the receiver's view or attempt."""
     view = view_of(world, "b")
     assert view.certificate is not None
-    attempt = agreement._attempt
+    attempt = agreement._state.attempt
     signer = sign_for(sender.peer_id)
     number = attempt.number if attempt is not None else view.id.number + 1
     base = view.id if number % 2 == 0 else GENESIS
@@ -248,7 +248,7 @@ def test_hostile_values_are_their_senders_fault(name: str, by: str) -> None:
         if message is None:
             continue
         before = agreement.view.id if agreement.view is not None else None
-        attempting = agreement._attempt
+        attempting = agreement._state.attempt
         count += 1
         try:
             actions = agreement.receive(by, message, peer.now_ns)
@@ -263,8 +263,10 @@ def test_hostile_values_are_their_senders_fault(name: str, by: str) -> None:
         assert not bad, f"{message} makes it {bad}"
         assert (agreement.view.id if agreement.view is not None else None) == before
         if by == "evil" and before is not None:
-            assert agreement._attempt is attempting, f"a stranger changes an attempt: {message}"
-        if agreement._attempt is not attempting:
+            assert agreement._state.attempt is attempting, (
+                f"a stranger changes an attempt: {message}"
+            )
+        if agreement._state.attempt is not attempting:
             agreement = copy.deepcopy(peer.agreement)
         agreement.tick(peer.now_ns)
     assert count > 200 and (name == "outside" or faults > 50)

@@ -9,7 +9,7 @@ import pytest
 from p2p_dtfm.core.commit.judgement import conflict_of, fault_of
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.commit.step_terms import StepTerms
-from p2p_dtfm.core.consensus.attempt import Attempt
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.messages.agreement_messages import (
     Contribution,
     PendingStep,
@@ -182,7 +182,7 @@ def test_who_starts_from_another_state_than_most_is_left_out() -> None:
 
 def test_an_attempt_keeps_liars_out_and_one_of_a_pair_in_doubt() -> None:
     def participants(parts: list[Contribution]) -> str:
-        attempt = Attempt(Member("a", 1), 5, False, GENESIS, 3, 0, 0, TERMS)
+        attempt = Attempt(Member("a", 1), 5, False, GENESIS, 3, TERMS)
         for item in parts:
             attempt.add(Signed(item.member.peer_id, "", b"", b""), item)
         return "".join(member.peer_id for member in attempt.participants)

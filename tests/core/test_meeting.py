@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS, Rejoin, Report
-from p2p_dtfm.core.consensus.agreement_state import COMMIT_TOLD, MEMBERS_LIMIT
-from p2p_dtfm.core.consensus.known_views import KnownViews
+from p2p_dtfm.core.consensus.agreement_state import MEMBERS_LIMIT
+from p2p_dtfm.core.consensus.parts.outsiders import COMMIT_TOLD
+from p2p_dtfm.core.consensus.views.known_views import KnownViews
 from p2p_dtfm.core.gate.gate import Admitted, Gate, Refusal
 from p2p_dtfm.core.gate.gate_table import Role
 from p2p_dtfm.core.membership.familiar_peers import STRANGERS_LIMIT, FamiliarPeers
@@ -107,13 +108,13 @@ def test_a_strangers_certificate_takes_nothing_from_what_was_proven() -> None:
     newcomer.familiar.meet(["a"])
     newcomer.wants_view()
     world.ask_to_join("d", "a")
-    world.run_until(lambda: newcomer._known.find(view) is not None, limit_s=30)
+    world.run_until(lambda: newcomer._state.others.views.find(view) is not None, limit_s=30)
     maker, false = INVENTED[0], self_made_view(INVENTED, FAR, INVENTED)
     for number, base in ((FAR + 1, GENESIS), (FAR + 2, false.view)):
         message = gather(number, base, sender=maker, certificates=(false,))
         say(world, maker.peer_id, "d", message)
-        assert newcomer._known.find(view) is not None
-        assert newcomer._known.find(false.view) is None
+        assert newcomer._state.others.views.find(view) is not None
+        assert newcomer._state.others.views.find(false.view) is None
 
 
 def apart(left: list[str], right: list[str]) -> AgreementWorld:
@@ -137,13 +138,16 @@ def view_of_any(world: AgreementWorld, name: str) -> tuple[str, ...]:
     return view.member_ids if view is not None else ()
 
 
+def standing_of(world: AgreementWorld, name: str) -> Standing:
+    standing = world.peers[name].agreement.standing
+    assert standing is not None
+    return standing
+
+
 def told(world: AgreementWorld, sender: str, receiver: str) -> bool:
     """Whether the receiver gives up its view when it hears where the sender stands."""
-    agreement = world.peers[sender].agreement
-    assert agreement.view is not None
-    actions = world.peers[receiver].agreement.receive(
-        sender, agreement._standing(agreement.view), world.peers[receiver].now_ns
-    )
+    standing, now_ns = standing_of(world, sender), world.peers[receiver].now_ns
+    actions = world.peers[receiver].agreement.receive(sender, standing, now_ns)
     return any(isinstance(action, Rejoin) for action in actions)
 
 
@@ -159,7 +163,7 @@ def test_of_two_that_were_sent_to_one_another_one_goes() -> None:
     world = apart(["a"], ["x"])
     world.peers["x"].agreement.familiar.give(["a"])
     world.peers["a"].agreement.familiar.give(["x"])
-    standings = {name: world.peers[name].agreement._standing(view_of(world, name)) for name in "ax"}
+    standings = {name: standing_of(world, name) for name in "ax"}
     goes = []
     for one, other in (("a", "x"), ("x", "a")):
         actions = world.peers[other].agreement.receive(one, standings[one], world.now_ns)
@@ -250,7 +254,10 @@ def test_an_old_view_of_which_nobody_is_left_is_no_view_in_common() -> None:
     claim = stated(made_up, sign_for(invented.sender.peer_id))
     for name in ("a", "b", "c"):
         agreement = world.peers[name].agreement
-        agreement._known._history = {old.view: old, **agreement._known._history}
+        agreement._state.others.views._history = {
+            old.view: old,
+            **agreement._state.others.views._history,
+        }
         agreement.familiar.give(["friend"])
         actions, _ = say(world, claim.sender.peer_id, name, claim)
         assert not any(isinstance(action, Rejoin) for action in actions), name

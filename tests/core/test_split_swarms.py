@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS, SendMessage
-from p2p_dtfm.core.consensus.attempt import Attempt
-from p2p_dtfm.core.consensus.known_views import KnownViews
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.consensus.views.known_views import KnownViews
 from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
     Contribution,
@@ -132,8 +132,8 @@ def test_who_answers_late_is_not_told_to_be_silent() -> None:
     member = Member(late.peer_id, 1)
     digests = []
     for absent in (set(), {member}):
-        attempt = Attempt(Member("a", 1), 3, False, GENESIS, 4, 0, 0)
-        attempt.absent = absent
+        attempt = Attempt(Member("a", 1), 3, False, GENESIS, 4)
+        attempt.evidence.absent = absent
         attempt.add(late, decode(late.payload, Contribution))
         digests.append(attempt.digest)
         assert attempt.silent == set()

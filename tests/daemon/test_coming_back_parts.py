@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,6 +131,35 @@ def test_of_several_that_start_at_once_the_first_goes_first(tmp_path: Path) -> N
         past = Past([], memory_of(tmp_path).met(met))
         known = acquaintances_of(tmp_path, network_of(me, (other,)), past, run="tiny")
         assert asyncio.run(known._goes_another_first()) is waits
+
+
+def test_who_looks_before_it_goes_alone_can_be_found_by_those_that_it_has_met(
+    tmp_path: Path,
+) -> None:
+    """Two that come back at once on new ports know each other, and nobody who is there yet."""
+    other, stranger = peer_ids(tmp_path, 2)
+    answered: list[tuple[str, int, bool]] = []
+    known_ones: list[bool] = []
+
+    async def addresses() -> tuple[str, ...]:
+        return ("/ip4/127.0.0.1/tcp/4001",)
+
+    async def answer(
+        run_digest: str, port: int, knows: Callable[[str], bool], *, only_known: bool
+    ) -> None:
+        answered.append((run_digest, port, only_known))
+        known_ones.extend(map(knows, (other, stranger)))
+
+    async def nobody(run_digest: str) -> None:
+        assert answered, "it can be found before it looks"
+
+    network = network_of()
+    network.host.addresses = addresses
+    met = [acquaintance(other, ["/ip4/192.0.2.7/tcp/4001"], 5)]
+    known: Any = acquaintances_of(tmp_path, network, Past([], memory_of(tmp_path).met(met)))
+    known._nearby, known.look_for_members = SimpleNamespace(answer=answer), nobody
+    asyncio.run(known.look_before_going_alone("digest"))
+    assert answered == [("digest", 4001, True)] and known_ones == [True, False]
 
 
 def test_after_a_pause_it_comes_back_as_it_was_started(tmp_path: Path) -> None:

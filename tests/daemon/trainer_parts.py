@@ -80,7 +80,7 @@ class QuietOutlet(Outlet):
     def lineage_at(self, step: int) -> str:
         return ""
 
-    def ready_for(self) -> ViewId | None:
+    def vouch(self) -> ViewId | None:
         return None
 
     def synced(self, view: ViewId) -> None: ...

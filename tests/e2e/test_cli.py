@@ -150,6 +150,8 @@ def test_one_home_has_one_daemon_and_signals_end_it(
     code, out, _ = program("status", "--home", founder.home)
     assert code == 0 and "training for" in out and address.rsplit("/", 1)[1] in out
     assert re.search(r"^  layers +0-5 computed$", out, re.MULTILINE)
+    stands = r"^  agreement +in a view: nothing calls for another view$"
+    assert re.search(stands, out, re.MULTILINE), out
 
     joiner = swarm.join(address)
     wait_until(lambda: len((joiner.status() or {}).get("members", ())) == 2, "both are members")

@@ -53,7 +53,7 @@ def test_one_is_killed_then_all_and_two_go_on_from_a_committed_step(tmp_path: Pa
         wait_until(lambda: all(members_of(child) == 2 for child in back), "they find each other")
         end = max(killed_at, *map(step_of, back)) + STEPS_AFTER
         wait_until(lambda: min(map(step_of, back)) >= end, "they go on")
-    # at first each may have gone on alone, as neither knows the other's new port
+    # one goes first, and has the other join; on a busy machine they may miss each other at first
     assert_equals_the_plain_loop(again, end, may_repeat=True, besides=second)
     views = [event for event in again.events() if event["event"] == "view"]
     after = [view for view in views if view["time_s"] > killed_s]

@@ -1,5 +1,7 @@
 """A peer's key: kept private, found damaged when it is, and checked from the peer id alone."""
 
+import errno
+import os
 import stat
 from pathlib import Path
 
@@ -28,6 +30,18 @@ def test_damaged_file_names_itself_and_the_fix(tmp_path: Path, damage: bytes) ->
         Identity.load_or_create(path)
     assert str(path) in error.value.cause and "mv " in error.value.render()
     assert path.read_bytes() == damage
+
+
+def test_a_full_disk_is_not_taken_for_a_directory_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="cannot write the identity") as found:
+        Identity.load_or_create(tmp_path / "key")
+    assert found.value.fixes == ("free space on that disk",)
 
 
 def test_truncated_and_flipped_keys_are_found(tmp_path: Path) -> None:

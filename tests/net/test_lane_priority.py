@@ -75,16 +75,14 @@ def test_an_activation_overtakes_state_on_a_limited_uplink(same_peer: bool, tmp_
                 await plane.ready()
             sender, other = planes[0], two if same_peer else three
             state, activation = os.urandom(256 * KIB), os.urandom(2048 * KIB)
-            await sender.send(other.peer_id, "forward", header(FrameKind.PROBE, 4), b"abcd")
+            await sender.send(other.peer_id, "forward", header(FrameKind.ACTIVATION, 4), b"abcd")
+            whole = header(FrameKind.LAYER_STATE, len(state))
             sending = asyncio.gather(
-                *(
-                    sender.send(two.peer_id, "state", header(FrameKind.BLOB, len(state)), state)
-                    for _ in range(32)
-                )
+                *(sender.send(two.peer_id, "state", whole, state) for _ in range(32))
             )
-            while arrived.count(FrameKind.BLOB) < 2:
+            while arrived.count(FrameKind.LAYER_STATE) < 2:
                 await asyncio.sleep(0.01)
-            before = arrived.count(FrameKind.BLOB)
+            before = arrived.count(FrameKind.LAYER_STATE)
             due = header(FrameKind.ACTIVATION, len(activation))
             await sender.send(other.peer_id, "forward", due, activation)
             while FrameKind.ACTIVATION not in arrived:
@@ -92,7 +90,7 @@ def test_an_activation_overtakes_state_on_a_limited_uplink(same_peer: bool, tmp_
             beside = arrived.index(FrameKind.ACTIVATION) - 1 - before
             assert beside <= 5, "a fair share would have been eight pieces"
             await sending
-            while arrived.count(FrameKind.BLOB) < 32:
+            while arrived.count(FrameKind.LAYER_STATE) < 32:
                 await asyncio.sleep(0.01)
             for plane in planes:
                 await plane.close()

@@ -45,6 +45,21 @@ def test_members_of_the_run_answer_and_nobody_else() -> None:
     run(scenario())
 
 
+def test_who_only_comes_back_answers_those_that_it_has_met() -> None:
+    async def scenario() -> None:
+        asker, back = Nearby(ASKER, True), Nearby(MEMBER, True)
+        heard: list[Neighbour] = []
+        await back.answer(RUN, 4001, lambda peer_id: False, only_known=True)
+        await asker.ask(RUN, heard.append)
+        assert heard == []
+        await back.answer(RUN, 4001, lambda peer_id: peer_id == ASKER, only_known=True)
+        await asker.ask(RUN, heard.append)
+        assert heard == [Neighbour(MEMBER, "/ip4/127.0.0.1/tcp/4001", knows_asker=True)]
+        back.close()
+
+    run(scenario())
+
+
 def test_a_question_says_nothing_to_who_does_not_know_the_run() -> None:
     one, other = make_question(RUN, ASKER, NONCE), make_question(OTHER_RUN, ASKER, NONCE)
     assert read_question(one, RUN) == (NONCE, ASKER)

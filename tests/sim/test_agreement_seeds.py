@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.commit.step import StepTransaction
-from p2p_dtfm.core.consensus import attempt
+from p2p_dtfm.core.consensus.attempts import attempt
 from p2p_dtfm.core.cost_model import cuts
 from p2p_dtfm.core.cost_model.cuts import CutClock
 from p2p_dtfm.core.membership import eligibility, newcomers

@@ -5,8 +5,8 @@ import math
 import msgspec
 import pytest
 
-from p2p_dtfm.core.consensus import gathering
 from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.consensus.parts import gathering
 from p2p_dtfm.core.messages.agreement_messages import Contribution, SavedState
 from p2p_dtfm.core.messages.prepared import Prepared, SignedPrepared, sign_prepared
 from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage

@@ -116,7 +116,7 @@ class HoldingUp(SimulatedPeer):
         self._let_one_answer()
 
     def _let_one_answer(self) -> None:
-        attempt, lie = self.agreement._attempt, type(self).lie
+        attempt, lie = self.agreement._state.attempt, type(self).lie
         late = self.now_ns - self.last_invented_ns >= 3 * SECOND_NS // 2
         if lie is not inventions or attempt is None or not late:
             return

@@ -65,6 +65,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str | None]]:
         ("safe step", _safe(facts)),
         ("time left", duration(facts["eta_s"]) if facts.get("eta_s") is not None else None),
         ("view", _view(facts)),
+        ("agreement", _agreement(facts)),
         ("layers", _layers(facts)),
         ("checkpoints", facts["checkpoints"]),
         ("turned away", _turned_away(facts)),
@@ -107,6 +108,12 @@ def _number(value: float | None, digits: int = 4) -> str | None:
 def _view(facts: dict[str, Any]) -> str | None:
     count = len(facts["members"])
     return f"{facts['view']}, {count} member{'' if count == 1 else 's'}" if count else None
+
+
+def _agreement(facts: dict[str, Any]) -> str | None:
+    """Where this peer stands in agreeing on a view, and what it waits for."""
+    found = facts.get("agreement")
+    return f"{found['phase']}: {found['reason']}" if found is not None else None
 
 
 def _layers(facts: dict[str, Any]) -> str | None:

@@ -144,3 +144,25 @@ Action = (
     | Disagreed
 )
 Actions = list[Action]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What comes of a message: what to do, and why that or nothing."""
+
+    actions: Actions
+    reason: str
+
+
+@dataclass(frozen=True)
+class Heard:
+    """For this peer's user: what became of a message."""
+
+    sender: str
+    message: str
+    reason: str
+
+
+def refused(reason: str) -> Verdict:
+    """Nothing is done about the message, and why."""
+    return Verdict([], reason)

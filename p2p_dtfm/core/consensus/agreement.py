@@ -16,9 +16,14 @@ or where no steps happen. Entering an unplanned Gather freezes the step under wa
 what each peer contributes decides whether it is rolled forward or repeated
 (`core.recovery.restart_point`).
 
+`table` says which message goes to which of the machines (`parts`) in which phase; all of them work
+on one `AgreementState`.
+
 A number is given at most one Ready in a life, and an attempt with a higher number replaces a
 lower one. `docs/decisions/0002-takeover-by-prepared.md` says why takeover is decided by Prepared.
 """
+
+from collections.abc import Mapping
 
 from p2p_dtfm.core.consensus.actions import (
     LAN,
@@ -28,6 +33,7 @@ from p2p_dtfm.core.consensus.actions import (
     Actions,
     ComputePlan,
     Disagreed,
+    Heard,
     Left,
     Rejoin,
     Report,
@@ -35,236 +41,251 @@ from p2p_dtfm.core.consensus.actions import (
     StopStep,
     TakeOver,
     Timing,
+    Verdict,
     ViewAgreed,
+    refused,
 )
-from p2p_dtfm.core.consensus.agreement_state import MEMBERS_LIMIT
-from p2p_dtfm.core.consensus.meeting import Meeting
-from p2p_dtfm.core.consensus.patience import patience_ns
-from p2p_dtfm.core.membership.leaving import is_waited_for
+from p2p_dtfm.core.consensus.agreement_readings import AgreementReadings
+from p2p_dtfm.core.consensus.agreement_state import AgreementState, Settings
+from p2p_dtfm.core.consensus.attempts.patience import patience_ns
+from p2p_dtfm.core.consensus.machines import machines_of
+from p2p_dtfm.core.consensus.phase import phase_of
+from p2p_dtfm.core.consensus.table import dispatch
 from p2p_dtfm.core.messages.agreement_messages import (
-    Active,
     AgreementMessage,
-    Gather,
     Heartbeat,
     JoinRequest,
-    Ready,
-    Standing,
+    KnownView,
+    SavedState,
 )
 from p2p_dtfm.core.messages.message_bounds import require_bounded
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.messages.stage_progress import StageProgress
 from p2p_dtfm.core.messages.statements import STATEMENTS, require_stated
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.plan import Plan
-from p2p_dtfm.core.protocol.records import Intent, PeerRecord
-from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.core.protocol.snapshot import Member
-
-NUMBERS_PASSED_LIMIT = 64
-"""By so much a newcomer may raise the number of the next attempt."""
-NEWCOMER_RECORD_BYTES = 8 * 1024
-LINK_BYTES = 128
-"""How large a newcomer's record may be: some more for each member, to which it may have a link."""
+from p2p_dtfm.core.protocol.lineage import extend
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, ViewId
+from p2p_dtfm.core.protocol.workload import Workload
 
 
-class Agreement(Meeting):
+class Agreement(AgreementReadings):
     """One peer's part in agreeing on views.
 
     `step` is the number of its committed steps, `held` the version of each layer whose state it
     has; the caller keeps `held` up to date.
     """
 
+    def __init__(
+        self,
+        me: Member,
+        run_digest: str,
+        workload: Workload,
+        signer: Sign,
+        verify: Verify,
+        timing: Timing | None = None,
+        history: tuple[KnownView, ...] = (),
+    ) -> None:
+        settings = Settings(run_digest, workload, signer, verify, timing or Timing())
+        self._state = AgreementState(me, settings, history)
+        self._machines = machines_of(self._state)
+        self.last_heard: Heard | None = None
+        """What became of the last message that is no Heartbeat, which come all the time."""
+
+    # what this peer is and has --------------------------------------------------------------------
+
     def begin_life(self, record: PeerRecord, signed: Signed) -> JoinRequest:
         """After `Rejoin`: be a newcomer, with a higher life."""
         assert record.life > self.me.life
-        self._begin(Member(record.peer_id, record.life))
+        self._state.begin_life(Member(record.peer_id, record.life))
         self.set_record(record, signed)
         return self.wants_view()
 
+    def set_record(self, record: PeerRecord, signed: Signed) -> None:
+        """This peer's newest record; it counts from the next view on."""
+        assert record.peer_id == signed.peer_id == self.me.peer_id
+        assert record.life == self.me.life
+        self._state.record = signed
+        self._state.intent = record.intent
+
+    def resume(
+        self, step: int, held: dict[int, int], lineage: str, saved: tuple[SavedState, ...] = ()
+    ) -> None:
+        """Start from what is on disk."""
+        self.recovery_evidence.lineage.move_to(step, lineage)
+        self.recovery_evidence.held = dict(held)
+        self.has_saved(saved)
+
+    def resume_unknown(self, step: int) -> None:
+        """Start from a checkpoint whose lineage is not known; see `resume`."""
+        self.resume(step, self.held, extend("", step, GENESIS) if step else "")
+
+    def has_saved(self, saved: tuple[SavedState, ...]) -> None:
+        """What is on disk now, and could be started from."""
+        self.recovery_evidence.saved = saved
+
+    def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
+        """What this peer has of cuts now."""
+        self.recovery_evidence.cuts = cuts
+
+    def know(self, peer_id: str) -> None:
+        """A peer of this run that may be in another view, such as one found in the directory."""
+        self._state.know(peer_id)
+
+    # wishes ---------------------------------------------------------------------------------------
+
     def found(self, now_ns: int) -> Actions:
         """Make the first view, of this peer and the newcomers that asked so far."""
-        assert self._record is not None and self.view is None
-        self._wants_view = True
-        reason = f"alone, from step {self.step}" if self.step else "founding"
-        return self._open(False, reason, now_ns)
+        return self._machines.opening.found(now_ns)
 
     def wants_view(self) -> JoinRequest:
         """Become a newcomer that may be let in; the caller sends the request to other peers."""
-        assert self._record is not None and self.view is None
-        self._wants_view = True
-        return self._join_request(self._record)
+        assert self._state.record is not None and self._state.is_newcomer
+        self._state.joining.wants_view = True
+        return self._machines.outsiders.join_request(self._state.record)
 
     def request_replan(self, reason: str, now_ns: int) -> Actions:
         """Ask for a view with the newest records, as after a change of speed."""
-        self._replan_reason = reason
-        self._replan_number = 0
+        self._state.attempts.replan_reason = reason
+        self._state.attempts.replan_number = 0
         return self.tick(now_ns)
 
     def repeat_step(self, reason: str, now_ns: int) -> Actions:
         """Something of the step under way is lost, though nobody need be: a new view repeats it."""
-        view = self.view
-        if view is None or self.frozen or self._outside or self.me not in view.members:
-            return []
-        return self._open(False, reason, now_ns)
+        return self._machines.opening.repeat_step(reason, now_ns)
+
+    # what happens ---------------------------------------------------------------------------------
 
     def receive(self, sender: str, message: AgreementMessage, now_ns: int) -> Actions:
         """A message from `sender`, authenticated by the transport. Raises `PeerFault`."""
-        if self._outside:
-            return []
+        verdict = self._receive(sender, message, now_ns)
+        if not isinstance(message, Heartbeat):
+            self.last_heard = Heard(sender, type(message).__name__, verdict.reason)
+        return verdict.actions
+
+    def _receive(self, sender: str, message: AgreementMessage, now_ns: int) -> Verdict:
+        state, machines = self._state, self._machines
+        if state.joining.is_outside:
+            return dispatch(machines, phase_of(state), sender, message, now_ns)
         require_bounded(message, sender)
         if isinstance(message, JoinRequest):
-            return self._receive_join_request(sender, message, now_ns)
+            return dispatch(machines, phase_of(state), sender, message, now_ns)
         if message.sender.peer_id != sender:
             raise PeerFault("speaks for another peer", sender)
-        if message.sender.life < self._lives.get(sender, 0) or message.sender == self.me:
-            return []
+        if message.sender.life < state.others.lives.get(sender, 0) or message.sender == state.me:
+            return refused("it is of an earlier life, or this peer's own")
         if isinstance(message, STATEMENTS):
-            require_stated(message, self._verify)
-        actions = self._hear(message.sender, now_ns)
+            require_stated(message, state.settings.verify)
+        actions = machines.suspicion.hear(message.sender, now_ns)
         try:
-            return actions + self._receive_by_kind(message, now_ns)
-        except PeerFault:
+            found = dispatch(machines, phase_of(state), sender, message, now_ns)
+        except PeerFault as fault:
             if not actions:
                 raise
-            return actions  # what hearing from it has begun must be carried out all the same
-
-    def _receive_by_kind(self, message: AgreementMessage, now_ns: int) -> Actions:
-        if isinstance(message, Gather):
-            return self._receive_gather(message, now_ns)
-        if isinstance(message, Ready):
-            return self._receive_ready(message, now_ns)
-        if isinstance(message, Active):
-            return self._receive_active(message, now_ns)
-        if isinstance(message, Standing):
-            return self._receive_standing(message, now_ns)
-        if isinstance(message, Heartbeat):
-            self._note_progress(message, now_ns)
-            return self._answer_outsider(message.sender, now_ns)
-        assert not isinstance(message, JoinRequest)
-        return self._receive_synced(message, now_ns)
+            # what hearing from it has begun must be carried out all the same
+            return Verdict(actions, str(fault))
+        return Verdict(actions + found.actions, found.reason)
 
     def tick(self, now_ns: int) -> Actions:
         """Time has passed: resend, give up on the silent, open an attempt that is due."""
-        if self._outside:
+        state, machines = self._state, self._machines
+        if state.joining.is_outside:
             return []
-        self._wake_up(now_ns)
-        actions: Actions = []
-        attempt = self._attempt
-        if attempt is not None:
-            if now_ns - attempt.sent_ns >= self._timing.resend_ns:
-                actions += self._resend(attempt, now_ns)
-            if attempt.snapshot is None and self._believe_absent(attempt, now_ns):
-                actions += self._knowledge_grew(attempt, now_ns)
-            if now_ns - attempt.progress_ns >= patience_ns(
-                attempt, self._timing, self.view is not None
-            ):
-                actions += self._stalled(attempt, now_ns)
-        elif self._reopen_ns is not None and now_ns >= self._reopen_ns:
-            actions += self._open(False, "the attempt before did not end", now_ns)
-        view = self.next_view
-        resend_due = now_ns - self._synced_sent_ns >= self._timing.resend_ns
-        if view is not None and self._self_synced and resend_due:
-            self._synced_sent_ns = now_ns
-            actions.append(self._synced_message(view))
-        actions += self._give_up_unsynced(now_ns)
-        actions += self._open_without_lost(now_ns)
-        return actions + self._tell_active(now_ns) + self._meet(now_ns) + self._open_if_due(now_ns)
+        state.wake_up(now_ns)
+        if state.attempt is not None:
+            actions = self._tick_attempt(now_ns)
+        else:
+            actions = machines.opening.open_again(now_ns)
+        actions += machines.syncing.resend(now_ns)
+        actions += machines.syncing.give_up_unsynced(now_ns)
+        actions += machines.opening.open_without_lost(now_ns)
+        actions += machines.takeover.tell_active(now_ns)
+        actions += machines.meeting.meet(now_ns)
+        return actions + machines.opening.open_if_due(now_ns)
 
-    def _open_without_lost(self, now_ns: int) -> Actions:
-        """Somebody was lost just before the view with it in it was taken over, and is not back; or
-        it keeps all from the next one."""
-        view, settled_ns = self.view, self._taken_over_ns + self._timing.resend_ns
-        if view is None or self.frozen or now_ns < settled_ns or self.me not in view.members:
-            return []
-        lost = sorted(self._suspects & set(view.members))
-        names = ", ".join(member.peer_id for member in lost)
-        return self._open(False, f"{names} did not come along", now_ns) if lost else []
-
-    def _hear(self, sender: Member, now_ns: int) -> Actions:
-        self._suspects.discard(sender)
-        self.know(sender.peer_id)
-        if self._attempt is not None:
-            self._attempt.heard_ns[sender] = now_ns
-        if sender.life == self._lives.get(sender.peer_id):
-            return []
-        if len(self._lives) >= 4 * MEMBERS_LIMIT:
-            self._lives.clear()
-        self._lives[sender.peer_id] = sender.life
-        views = [view for view in (self.view, self.next_view) if view is not None]
-        named = {member for view in views for member in view.members}
+    def _tick_attempt(self, now_ns: int) -> Actions:
+        state, machines, attempt = self._state, self._machines, self._state.attempt
+        assert attempt is not None
         actions: Actions = []
-        for member in sorted(m for m in named if m.peer_id == sender.peer_id):
-            if member.life < sender.life and member not in self._suspects:
-                actions += self._on_evidence(member, "it has started again", now_ns)
+        if now_ns - attempt.clock.sent_ns >= state.timing.resend_ns:
+            actions += machines.gathering.resend(attempt, now_ns)
+        if attempt.snapshot is None and machines.reception.believe_absent(attempt, now_ns):
+            actions += machines.gathering.knowledge_grew(attempt, now_ns)
+        waited_ns = now_ns - attempt.clock.progress_ns
+        if waited_ns >= patience_ns(attempt, state.timing, not state.is_newcomer):
+            actions += machines.suspicion.stalled(attempt, now_ns)
         return actions
 
-    def _receive_join_request(self, sender: str, message: JoinRequest, now_ns: int) -> Actions:
-        view = self.view
-        fellows = len(view.members) if view is not None else 0
-        if len(message.record.payload) > NEWCOMER_RECORD_BYTES + LINK_BYTES * fellows:
-            raise PeerFault(f"asks with a record of {len(message.record.payload)} bytes", sender)
-        record = self._open_record(message.record)
-        if record.peer_id != sender:
-            raise PeerFault(f"asks for another peer, {record.peer_id}", sender)
-        member = Member(record.peer_id, record.life)
-        if record.life < self._lives.get(record.peer_id, 0):
-            return []
-        actions = self._hear(member, now_ns)
-        if view is not None and member in view.members:
-            return actions
-        following = self.next_view
-        if following is not None and member in following.members:
-            if message.awaits == following.id:
-                return actions
-            self._drop_next = True
-            if self._vouched is None:
-                self._drop_next_view()
-        if not self._newcomers.is_refused(record.peer_id, now_ns):
-            bound = self._highest_number + NUMBERS_PASSED_LIMIT
-            self._highest_number = max(self._highest_number, min(message.passed, bound))
-        actions += self._tell_while_frozen(sender, now_ns)
-        if not self._newcomers.ask(record, message.record, now_ns):
-            return actions
-        report = Report(f"{record.peer_id} asks to join")
-        return [*actions, report, *self._open_if_due(now_ns)]
+    def plan_computed(self, snapshot: Snapshot, plan: Plan | NoPlan, now_ns: int) -> Actions:
+        """The result of `ComputePlan`."""
+        return self._machines.gathering.plan_computed(snapshot, plan, now_ns)
 
-    def _tell_while_frozen(self, newcomer: str, now_ns: int) -> Actions:
-        """That there is a view, whose members deal with a failure: it must make none of its own."""
-        if self.view is None or not self.frozen or self.me not in self.view.members:
-            return []
-        return self._tell(newcomer, self._standing(self.view), now_ns)
+    # evidence -------------------------------------------------------------------------------------
 
-    def _open_if_due(self, now_ns: int) -> Actions:
-        if self._attempt is not None or self.next_view is not None:
-            return []
-        if self.view is None:
-            return self._found_if_orphaned(now_ns)
-        if self.frozen or now_ns < self._quiet_until_ns:
-            return []
-        planned = isinstance(self.view.plan, Plan)
-        if self._newcomers.due(now_ns, self._timing.join_window_ns):
-            return self._open(planned, f"{self._newcomers.count} join", now_ns)
-        if self._replan_reason:
-            return self._open(planned, self._replan_reason, now_ns)
-        if self._awaits_new_plan:
-            return self._open(True, "others stand in for a lost peer", now_ns)
-        lost_since_ns = self._lost_since_ns
-        if lost_since_ns is not None and now_ns - lost_since_ns >= self._timing.lost_layers_ns:
-            self._accepts_loss = True
-            return self._open(False, "goes back to an older state: layers are lost", now_ns)
-        if self._intent is Intent.LEAVING:
-            waits = is_waited_for(self.me.peer_id, self.view.snapshot, planned)
-            if not waits or now_ns - self._taken_over_ns >= self._timing.lost_layers_ns:
-                return self._open(planned, f"{self.me.peer_id} leaves", now_ns)
-        return []
+    def suspect(self, peer_id: str, reason: str, now_ns: int) -> Actions:
+        """Evidence that this peer cannot reach `peer_id`; hearing from it takes it back."""
+        return self._machines.suspicion.suspect(peer_id, reason, now_ns)
 
-    def _found_if_orphaned(self, now_ns: int) -> Actions:
-        if not self._wants_view or not self._timing.orphan_ns:
-            return []
-        if self._view_heard_ns is None:
-            self._view_heard_ns = now_ns + self._prng.below(self._timing.resend_ns)
-        if now_ns - self._view_heard_ns < self._timing.orphan_ns:
-            return []
-        self._view_heard_ns = now_ns + self._prng.below(self._timing.resend_ns)
-        return self._open(False, "nobody is in a view", now_ns)
+    def holds_up(self, peer_id: str, reason: str, now_ns: int) -> Actions:
+        """Evidence that a member does not do its part of the step: it stays until the takeover,
+        however many attempts that takes, and though the member answers."""
+        return self._machines.suspicion.holds_up(peer_id, reason, now_ns)
+
+    def distrust(self, peer_id: str, reason: str, now_ns: int) -> Actions:
+        """`peer_id` sends what no correct peer sends, and being heard from is no excuse.
+
+        It is told in an attempt under way, and with the next one; the caller opens that a little
+        later, with `suspect`: others, who were sent the same, have then found it out as well, and
+        it is not one word against another.
+        """
+        return self._machines.suspicion.distrust(peer_id, reason, now_ns)
+
+    # steps ----------------------------------------------------------------------------------------
+
+    def synced(self, view: ViewId) -> Actions:
+        """This peer has, or follows, what its place in the agreed view needs."""
+        return self._machines.syncing.synced(view)
+
+    def vouch(self) -> ViewId | None:
+        """What this peer's Prepared must say: the next view, if all its members are synced.
+
+        It is a promise: the next view stays until the step under way commits.
+        """
+        return self._machines.syncing.vouch()
+
+    def gives(self, given: Mapping[str, int], now_ns: int) -> None:
+        """So many bytes this peer has given, since the next view was agreed on, to each of those
+        that `needy` names."""
+        self._machines.syncing.gives(given, now_ns)
+
+    def committed(self, outcome: StepOutcome, now_ns: int = 0) -> Actions:
+        """The ledger gave an outcome: the step is committed, whether or not it is applied yet.
+
+        Call this before anything else is received or awaited.
+        """
+        return self._machines.takeover.committed(outcome, now_ns)
+
+    def skip_to(self, step: int, lineage: str) -> None:
+        """Without a stage: more than half of those with one prepare `step` of this view, from this
+        lineage, so all before it committed."""
+        self._machines.takeover.skip_to(step, lineage)
+
+    def reduced(self, step: int, layers: set[int]) -> None:
+        """The reduced gradients of `step` for `layers` are here, as a holder or as a follower.
+
+        The caller keeps them until a later step has committed. Those of a step that is committed
+        already, with which a guardian catches up, are of no use to anybody.
+        """
+        self._machines.takeover.reduced(step, layers)
+
+    def computed(self, step: int, progress: StageProgress | None) -> None:
+        """So far this peer has come with the microbatches of `step`; None: it keeps nothing.
+
+        The caller keeps all that `progress` says until the step commits or a takeover gives it up.
+        """
+        self._machines.takeover.computed(step, progress)
 
 
 __all__ = [

@@ -75,21 +75,16 @@ def _require_sorted_signatures(message: Standing, sender: str) -> None:
 
 def _walk(value: Any, name: str, sender: str) -> None:
     kind = type(value)
-    require = _REQUIRED.get(kind)
-    if require is not None:
-        require(value, name, sender)
+    if kind is int:  # most are; so these two are looked at here
+        if not _LEAST.get(name, 0) <= value < NUMBER_LIMIT:
+            raise PeerFault(f"a number in {name!r} that cannot be: below 0 or above 2^53", sender)
+    elif kind is str:
+        if len(value) > TEXT_LIMIT:
+            raise PeerFault(f"a text of {len(value)} characters in {name!r}", sender)
+    elif kind in _WALKS:
+        _WALKS[kind](value, name, sender)
     elif kind not in _REPEATED or not _is_bounded(value):
         _walk_fields(value, sender)
-
-
-def _require_number(value: int, name: str, sender: str) -> None:
-    if not _LEAST.get(name, 0) <= value < NUMBER_LIMIT:
-        raise PeerFault(f"a number in {name!r} that cannot be: below 0 or above 2^53", sender)
-
-
-def _require_text(value: str, name: str, sender: str) -> None:
-    if len(value) > TEXT_LIMIT:
-        raise PeerFault(f"a text of {len(value)} characters in {name!r}", sender)
 
 
 def _require_signature(value: bytes, name: str, sender: str) -> None:
@@ -117,9 +112,7 @@ def _walk_dict(value: dict[Any, Any], name: str, sender: str) -> None:
         _walk(item, name, sender)
 
 
-_REQUIRED: dict[type, Callable[[Any, str, str], None]] = {
-    int: _require_number,
-    str: _require_text,
+_WALKS: dict[type, Callable[[Any, str, str], None]] = {
     bytes: _require_signature,
     Signed: _walk_signed,
     tuple: _walk_tuple,

@@ -132,7 +132,9 @@ class Acquaintances:
 
     async def look_before_going_alone(self, run_digest: str) -> Found | None:
         """Where others start at the same moment, as after a power cut, one goes first: the others
-        find it instead of beginning swarms of their own that would have to be given up."""
+        find it instead of beginning swarms of their own that would have to be given up. Those that
+        were met before find one another nearby, be it that all have new ports."""
+        await self._answer_nearby(run_digest, only_known=True)
         for _ in range(LOOKS_FOR_WHO_STARTS):
             found = await self.look_for_members(run_digest)
             if found is not None or not await self._goes_another_first():
@@ -180,17 +182,16 @@ class Acquaintances:
             memory, machine=machine, meeting_points=tuple(points)[:MEETING_POINTS_LIMIT]
         )
         await self.remember(None)
-        if self._nearby is not None:
-            port = next(
-                (
-                    host_and_port(address)[1]
-                    for address in await self._network.host.addresses()
-                    if not is_relayed(address)
-                ),
-                0,
-            )
-            if port:
-                await self._nearby.answer(run.digest, port, self._has_met)
+        await self._answer_nearby(run.digest, only_known=False)
+
+    async def _answer_nearby(self, run_digest: str, *, only_known: bool) -> None:
+        """Tell those on the local network that ask for members of this run where this peer is."""
+        if self._nearby is None:
+            return
+        own = await self._network.host.addresses()
+        ports = [host_and_port(address)[1] for address in own if not is_relayed(address)]
+        if ports:
+            await self._nearby.answer(run_digest, ports[0], self._has_met, only_known=only_known)
 
     def tell_whom_it_follows(self, agreement: Agreement, run_digest: str) -> None:
         """Those that the user named, and those that were met, or that such have named: a swarm of

@@ -101,8 +101,7 @@ class Effects:
         participant.events.write("view", **entry)
         life.spawn(membership.acquaintances.remember(view))
         observer.view_took_over(membership.run.spec, view, step)
-        membership.view_history.keep(membership.agreement.history)
-        life.spawn(asyncio.to_thread(membership.view_history.write))
+        self._write_history()
         log.info("view %s from step %d on", view.id, step)
         for text in _remarks(action):
             self._local.tell(text)
@@ -121,6 +120,12 @@ class Effects:
         if life.leaving.is_set():
             self._departure.leave_now_or_ask()
 
+    def _write_history(self) -> None:
+        """A later start must know the views from which this peer comes, and no others."""
+        history = self._membership.view_history
+        history.keep(self._membership.agreement.history)
+        self._local.life.spawn(asyncio.to_thread(history.write))
+
     async def _connect(self, peer_id: str) -> None:
         try:
             await self._messenger.connect(peer_id)
@@ -132,6 +137,7 @@ class Effects:
         trainer, reason = self._participant.trainer, action.reason
         log.warning("rejoins: %s", reason)
         self._local.status.say(State.JOINING, f"rejoins: {reason}")
+        self._write_history()
         trainer.stop_step()
         if action.gives_up_steps:
             await self._set_aside()

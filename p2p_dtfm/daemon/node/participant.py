@@ -276,8 +276,8 @@ class Participant:
     def lineage_at(self, step: int) -> str:
         return self._agreement.recovery_evidence.lineage.at(step) or ""
 
-    def ready_for(self) -> ViewId | None:
-        return self._agreement.ready_for
+    def vouch(self) -> ViewId | None:
+        return self._agreement.vouch()
 
     def synced(self, view: ViewId) -> None:
         self.states_changed()

@@ -88,6 +88,7 @@ class StatusApi:
             "refused": [msgspec.to_builtins(each) for each in network.keeper.refused_most()],
             **self._view_json(),
             **self._states_json(),
+            "agreement": self._agreement_json(),
         }
 
     def _run_json(self) -> dict[str, Any]:
@@ -110,6 +111,18 @@ class StatusApi:
             "members": list(view.member_ids) if view else [],
             "addresses": self._addresses_in(view),
             "stage": list(view.layers_of(self._network.me.peer_id)) if view else [],
+        }
+
+    def _agreement_json(self) -> dict[str, Any] | None:
+        """Where this peer stands, what it waits for, and what became of the last message."""
+        if self.participant is None:
+            return None
+        agreement = self.participant.membership.agreement
+        outlook, heard = agreement.outlook(time.monotonic_ns()), agreement.last_heard
+        return {
+            "phase": outlook.phase.value,
+            "reason": outlook.reason,
+            "last_message": msgspec.to_builtins(heard) if heard is not None else None,
         }
 
     def _states_json(self) -> dict[str, Any]:

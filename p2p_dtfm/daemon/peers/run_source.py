@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2p_dtfm.core.consensus.view_precedence import proven_step
+from p2p_dtfm.core.consensus.views.view_precedence import proven_step
 from p2p_dtfm.core.messages.agreement_messages import Standing
 from p2p_dtfm.core.messages.message_bounds import require_bounded
 from p2p_dtfm.core.messages.statements import require_stated, signers

@@ -254,7 +254,7 @@ class StepLoop:
             token_count=local.token_count,
             held_out_loss_sum=local.held_out_loss_sum,
             held_out_token_count=local.held_out_token_count,
-            ready_for=self._outlet.ready_for(),
+            ready_for=self._outlet.vouch(),
             kept=self._cuts.kept,
             base=self._outlet.lineage_at(step),
             sums=local.sums,

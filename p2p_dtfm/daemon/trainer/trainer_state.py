@@ -72,8 +72,8 @@ class Outlet(Protocol):
     def lineage_at(self, step: int) -> str:
         """The digest of the lineage of states after `step` committed steps."""
 
-    def ready_for(self) -> ViewId | None:
-        """The next view, if all its members are synced."""
+    def vouch(self) -> ViewId | None:
+        """The next view, if all its members are synced: it stays until the step commits."""
 
     def synced(self, view: ViewId) -> None:
         """This peer has what its place in the next view needs."""

@@ -4,6 +4,7 @@ A peer id of this kind holds its public key (libp2p specs, peer-ids: the "identi
 serialised key of at most 42 bytes), so a signature can be checked from the id alone.
 """
 
+import errno
 import functools
 import os
 import tempfile
@@ -91,9 +92,11 @@ def _write_privately(path: Path, content: bytes) -> None:
             os.unlink(temporary)
             raise
     except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = f"make {path.parent} a directory that you may write to"
         raise UserError(
             f"cannot write the identity {path}: {error.strerror}",
-            f"make {path.parent} a directory that you may write to",
+            "free space on that disk" if full else fix,
         ) from error
 
 

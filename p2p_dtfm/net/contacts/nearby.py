@@ -115,17 +115,27 @@ class Nearby:
         self._transport: asyncio.DatagramTransport | None = None
         self._answered_s: list[float] = []
 
-    async def answer(self, run_digest: str, port: int, knows: Callable[[str], bool]) -> None:
-        """From now on answer questions about this run. Where the system does not allow it, others
-        do not find this peer here: no reason to fail."""
+    async def answer(
+        self,
+        run_digest: str,
+        port: int,
+        knows: Callable[[str], bool],
+        *,
+        only_known: bool = False,
+    ) -> None:
+        """From now on answer questions about this run, in place of what was answered before.
+        `only_known`: those of others get no answer, as while this peer does not train itself.
+        Where the system does not allow it, others do not find this peer here: no reason to fail."""
+        self.close()
 
         def on_datagram(datagram: bytes, source: tuple[str, int]) -> None:
             question = read_question(datagram, run_digest)
             if question is None or not self._is_near(source[0]) or not self._may_answer():
                 return
             nonce, asker = question
-            if asker != self._peer_id and self._transport is not None:
-                reply = make_answer(run_digest, self._peer_id, port, nonce, knows(asker))
+            is_known = knows(asker)
+            if asker != self._peer_id and self._transport and (is_known or not only_known):
+                reply = make_answer(run_digest, self._peer_id, port, nonce, is_known)
                 self._transport.sendto(reply, source)
 
         try:

@@ -59,8 +59,6 @@ class FrameKind(StrEnum):
     GRADIENT_SUM = "gradient_sum"
     LAYER_GRADIENT = "layer_gradient"
     LAYER_STATE = "layer_state"
-    BLOB = "blob"
-    PROBE = "probe"
 
 
 class FrameHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

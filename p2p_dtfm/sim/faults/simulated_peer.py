@@ -297,6 +297,7 @@ class SimulatedPeer(SimulatedProcess):
 
     def _rejoin(self, action: Rejoin) -> None:
         self.say(f"rejoins: {action.reason}")
+        self._keep_history()
         self.computing = self.microbatches.part = self.receipts = self.cuts.clock = None
         self.record = msgspec.structs.replace(self.record, life=self.record.life + 1)
         signed = sign_record(self.record, sign_for(self.name))

@@ -209,7 +209,7 @@ class SimulatedTraining:
             token_count=count,
             held_out_loss_sum=0.0,
             held_out_token_count=0,
-            ready_for=peer.agreement.ready_for,
+            ready_for=peer.agreement.vouch(),
             kept=self.cuts.clock.kept if self.cuts.clock is not None else -1,
             base=peer.agreement.recovery_evidence.lineage.digest,
             sums=sums,

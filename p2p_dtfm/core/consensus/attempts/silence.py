@@ -1,6 +1,6 @@
 """Who keeps an attempt from ending."""
 
-from p2p_dtfm.core.consensus.attempt import Attempt
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.messages.agreement_messages import Accusation
 from p2p_dtfm.core.protocol.snapshot import Member
 
@@ -19,7 +19,8 @@ def silent_in(attempt: Attempt, is_member: bool) -> list[Member]:
 
 
 def _is_silent(attempt: Attempt, member: Member) -> bool:
-    if attempt.heard_ns.get(member, -1) >= attempt.progress_ns or member in attempt.ready:
+    clock = attempt.clock
+    if clock.heard_ns.get(member, -1) >= clock.progress_ns or member in attempt.ready:
         return False
     said = attempt.digests.get(member, (0, ""))[1]
     if attempt.snapshot is not None:

@@ -1,7 +1,7 @@
 """Attempts in which this peer has said Ready: the others may all agree on one that it goes on from,
 for want of somebody's Ready that got lost on the way to it alone."""
 
-from p2p_dtfm.core.consensus.attempt import Attempt
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.messages.agreement_messages import Ready
 from p2p_dtfm.core.protocol.snapshot import ViewId
 

@@ -1,7 +1,7 @@
 """How long an attempt at a view may go without progress before somebody is at fault for it."""
 
 from p2p_dtfm.core.consensus.actions import Timing
-from p2p_dtfm.core.consensus.attempt import Attempt
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 
 READY_FACTOR = 3
 """They plan on slower machines, perhaps, but not on that much slower ones."""
@@ -36,7 +36,7 @@ def _ready_ns(attempt: Attempt, timing: Timing) -> int:
     counts = due if attempt.only_newcomers else due & attempt.members
     if attempt.plan is None or (counts and not few):
         return timing.ready_ns
-    own_ns = attempt.progress_ns - attempt.frozen_ns
+    own_ns = attempt.clock.progress_ns - attempt.clock.frozen_ns
     grace_ns = timing.newcomer_sync_ns if attempt.planned else _short_ns(timing)
     return min(timing.ready_ns, grace_ns + READY_FACTOR * own_ns)
 

@@ -7,6 +7,13 @@ import msgspec
 
 from p2p_dtfm.core.commit.judgement import Conflict
 from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.consensus.attempts.attempt_parts import (
+    AttemptClock,
+    Evidence,
+    Outcome,
+    PassedOn,
+    SetAside,
+)
 from p2p_dtfm.core.membership.eligibility import (
     mutually_reachable,
     named_newcomers,
@@ -59,37 +66,45 @@ class Attempt:
     planned: bool
     base: ViewId
     layer_count: int
-    progress_ns: int
-    sent_ns: int
     terms: StepTerms | None = None
-    round: int = 0
+    clock: AttemptClock = field(default_factory=AttemptClock)
     known: dict[Member, Signed] = field(default_factory=dict)
     opened: dict[Member, Contribution] = field(default_factory=dict)
-    contradicted: dict[Member, Signed] = field(default_factory=dict)
-    """Who has signed two contributions, and the second one: neither counts, and both are shown."""
-    parked: dict[Member, tuple[Signed, Contribution]] = field(default_factory=dict)
-    """Of peers that no one who counts has named so far."""
-    newcomers: dict[Member, Signed] = field(default_factory=dict)
-    """Records of who is named by contributors, for those who have not met them."""
-    certificates: dict[ViewId, Certificate] = field(default_factory=dict)
-    """Of views that contributors are in."""
-    absent: set[Member] = field(default_factory=set)
-    called_absent: dict[Member, set[Member]] = field(default_factory=dict)
-    """By silent peer, whose word it is that it is silent."""
-    charges: dict[Accusation, Charge] = field(default_factory=dict)
-    began_ns: int = 0
-    frozen_ns: int = 0
+    set_aside: SetAside = field(default_factory=SetAside)
+    evidence: Evidence = field(default_factory=Evidence)
     digests: dict[Member, tuple[int, str]] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
-    """Who was sent this peer's contribution."""
-    heard_ns: dict[Member, int] = field(default_factory=dict)
-    snapshot: Snapshot | None = None
-    recovery: Recovery | None = None
-    plan: Plan | NoPlan | None = None
-    ready: dict[Member, Ready] = field(default_factory=dict)
-    distrust: Conflict = field(default_factory=Conflict)
-    """What the contributions say against their makers, when `participants` were counted last."""
+    """Of each, its round and what it knows then."""
+    passed_on: PassedOn = field(default_factory=PassedOn)
+    outcome: Outcome = field(default_factory=Outcome)
     _cache: dict[str, tuple[object, object]] = field(default_factory=dict)
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The frozen knowledge; None while it is gathered."""
+        return self.outcome.snapshot
+
+    @property
+    def plan(self) -> Plan | NoPlan | None:
+        """Of the snapshot; None while it is computed."""
+        return self.outcome.plan
+
+    @property
+    def ready(self) -> dict[Member, Ready]:
+        """Who has said Ready, to whatever view."""
+        return self.outcome.ready
+
+    @property
+    def charges(self) -> dict[Accusation, Charge]:
+        return self.evidence.charges
+
+    @property
+    def round(self) -> int:
+        """How often this peer has said that it knows more; 0 before it has said anything."""
+        return self.digests.get(self.me, (0, ""))[0]
+
+    def next_round(self) -> None:
+        """This peer says what it knows now."""
+        self.digests[self.me] = (self.round + 1, self.digest)
 
     def add(self, signed: Signed, contribution: Contribution) -> None:
         self.opened[contribution.member] = contribution
@@ -97,13 +112,14 @@ class Attempt:
 
     def park(self, signed: Signed, contribution: Contribution) -> None:
         """Keep it until somebody names its contributor."""
-        if contribution.member in self.parked or len(self.parked) < PARKED_LIMIT:
-            self.parked[contribution.member] = (signed, contribution)
+        parked = self.set_aside.parked
+        if contribution.member in parked or len(parked) < PARKED_LIMIT:
+            parked[contribution.member] = (signed, contribution)
 
     def learn_absent(self, by: Member, silent: Iterable[Member]) -> None:
         """`by` has not heard them before the deadline."""
         for member in self.universe & set(silent):
-            self.called_absent.setdefault(member, set()).add(by)
+            self.evidence.called_absent.setdefault(member, set()).add(by)
 
     def believe_absent(self, has_waited: Callable[[Member], bool]) -> bool:
         """Who is silent by the word of most of those heard, or of one where this peer has waited
@@ -111,12 +127,12 @@ class Attempt:
         heard = len(self.universe & set(self.opened))
         news = {
             member
-            for member, by in self.called_absent.items()
-            if member not in self.absent
+            for member, by in self.evidence.called_absent.items()
+            if member not in self.evidence.absent
             and member not in self.opened
             and (has_waited(member) or 2 * len(by & set(self.opened)) > heard)
         }
-        self.absent |= news
+        self.evidence.absent |= news
         return bool(news)
 
     @property
@@ -135,20 +151,21 @@ class Attempt:
             chosen = {member: self.known[member] for member in self.participants}
             return knowledge_digest(self.number, chosen, set(named - chosen.keys()))
         counted = [item for item in self.charges if item.by in named and item.of in named]
-        known = self.known | {member: _nothing(member) for member in self.contradicted}
+        known = self.known | {member: _nothing(member) for member in self.set_aside.contradicted}
         return knowledge_digest(self.number, known, self.silent, counted)
 
     @property
     def silent(self) -> set[Member]:
         """Who is held for absent, and has not answered after all: others know nothing of that."""
-        return (self.absent & self.universe) - set(self.opened)
+        return (self.evidence.absent & self.universe) - set(self.opened)
 
     @property
     def universe(self) -> frozenset[Member]:
         """All who must answer."""
-        held, sizes = self._cache.get("universe"), (len(self.opened), len(self.contradicted))
+        contradicted = self.set_aside.contradicted
+        held, sizes = self._cache.get("universe"), (len(self.opened), len(contradicted))
         if held is None or held[0] != sizes:
-            counted = {m: it for m, it in self.opened.items() if m not in self.contradicted}
+            counted = {m: it for m, it in self.opened.items() if m not in contradicted}
             held = self._cache["universe"] = (sizes, universe(counted, self.planned))
         assert isinstance(held[1], frozenset)
         return held[1]
@@ -184,7 +201,7 @@ class Attempt:
     @property
     def waits_for(self) -> set[Member]:
         """Whose contribution is still waited for."""
-        return unanswered(self.universe, self.known, self.absent, self.charges)
+        return unanswered(self.universe, self.known, self.evidence.absent, self.charges)
 
     @property
     def members(self) -> set[Member]:
@@ -210,20 +227,29 @@ class Attempt:
     @property
     def participants(self) -> tuple[Member, ...]:
         """Those of the contributors that can be in one view together."""
-        sizes = len(self.opened), len(self.charges), len(self.contradicted)
+        return self._judged()[0]
+
+    @property
+    def distrust(self) -> Conflict:
+        """What the contributions say against their makers."""
+        return self._judged()[1]
+
+    def _judged(self) -> tuple[tuple[Member, ...], Conflict]:
+        sizes = len(self.opened), len(self.charges), len(self.set_aside.contradicted)
         held = self._cache.get("participants")
         if held is None or held[0] != sizes:
-            counted = self.opened.keys() - self.contradicted.keys()
+            counted = self.opened.keys() - self.set_aside.contradicted.keys()
             heard = {m: self.opened[m] for m in self.universe if m in counted}
-            self.distrust = found = evidence(heard.values(), self.terms)
+            found = evidence(heard.values(), self.terms)
             heard = {m: part for m, part in heard.items() if m.peer_id not in found.liars}
             named = {member.peer_id: member for member in heard}
             pairs = (pair for pair in found.doubts if set(pair) <= set(named))
             doubts = {Accusation(named[one], named[other]) for one, other in pairs}
             chosen = mutually_reachable(heard, self.accusations | doubts, self._reached_step)
-            held = self._cache["participants"] = (sizes, chosen)
+            held = self._cache["participants"] = (sizes, (chosen, found))
         assert isinstance(held[1], tuple)
-        return held[1]
+        judged: tuple[tuple[Member, ...], Conflict] = held[1]
+        return judged
 
     def _reached_step(self, parts: list[Contribution]) -> int:
         target = recover(parts, self.layer_count, self.terms).target
@@ -268,15 +294,17 @@ class Attempt:
 
     def whole(self, proofs: bool) -> list[Gather]:
         """All that it knows. `proofs`: with what shows to others which views there are."""
+        newcomers, certificates = self.passed_on.newcomers, self.passed_on.certificates
         first = msgspec.structs.replace(
             self.gather(),
-            newcomers=tuple(self.newcomers[member] for member in sorted(self.newcomers)),
-            certificates=tuple(self.certificates.values()) if proofs else (),
+            newcomers=tuple(newcomers[member] for member in sorted(newcomers)),
+            certificates=tuple(certificates.values()) if proofs else (),
         )
         parts: list[list[Signed]] = [[]]
         size = sum(len(signed.payload) for signed in first.newcomers)
         told = [self.known[member] for member in sorted(self.known)]
-        told += [self.contradicted[member] for member in sorted(self.contradicted)]
+        contradicted = self.set_aside.contradicted
+        told += [contradicted[member] for member in sorted(contradicted)]
         for signed in told:
             size += len(signed.payload)
             if size > MESSAGE_LIMIT_BYTES and parts[-1]:
@@ -319,15 +347,15 @@ class Attempt:
 
     def replay(self) -> PartialReplay | None:
         """What an unplanned view keeps of the step that was under way."""
-        if self.recovery is None or self.recovery.target is None:
+        if self.outcome.recovery is None or self.outcome.recovery.target is None:
             return None
         if not isinstance(self.plan, Plan):
             return None
-        return replay_of(self.plan, self.recovery.target, self._counted)
+        return replay_of(self.plan, self.outcome.recovery.target, self._counted)
 
     def chosen(self, planned: Plan | NoPlan) -> Plan | NoPlan:
         """The plan of the view: `planned`, or one in which replicas stand in for who is lost."""
-        target = self.recovery.target if self.recovery is not None else None
+        target = self.outcome.recovery.target if self.outcome.recovery is not None else None
         if self.planned or target is None or isinstance(planned, NoPlan):
             return planned
         assert self.snapshot is not None
@@ -364,12 +392,13 @@ class Attempt:
         plan = newest.plan if newest else None
         step, held = BelievedClaims(parts, slack_steps=1).furthest(), _held(parts)
         if not self.planned:
-            self.recovery = recover(parts, self.layer_count, self.terms)
-            if self.recovery.target is not None:
-                step, held = self.recovery.target.step, _held_at(self.recovery)
-        target = self.recovery.target if self.recovery is not None else None
+            self.outcome.recovery = found = recover(parts, self.layer_count, self.terms)
+            if found.target is not None:
+                step, held = found.target.step, _held_at(found)
+        recovery = self.outcome.recovery
+        target = recovery.target if recovery is not None else None
         missing = self.universe - set(self.participants)
-        self.snapshot = Snapshot(
+        self.outcome.snapshot = snapshot = Snapshot(
             run_digest=run_digest,
             workload=workload,
             number=self.number,
@@ -383,9 +412,9 @@ class Attempt:
             present=plan,
             knowledge=self.digests[self.me][1],
             lineage=target.lineage if target is not None else "",
-            lost_layers=self.recovery.lost_layers if self.recovery is not None else (),
+            lost_layers=recovery.lost_layers if recovery is not None else (),
         )
-        return self.snapshot
+        return snapshot
 
     @property
     def view_id(self) -> ViewId | None:

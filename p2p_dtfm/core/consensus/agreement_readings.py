@@ -1,0 +1,154 @@
+"""What the rest of the daemon reads of the agreement."""
+
+from collections.abc import Collection
+
+from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.machines import Machines
+from p2p_dtfm.core.consensus.phase import Outlook, outlook
+from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
+from p2p_dtfm.core.messages.agreement_messages import KnownView, Standing
+from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
+from p2p_dtfm.core.recovery.view import View
+
+
+class AgreementReadings:
+    """Reading changes nothing."""
+
+    _state: AgreementState
+    _machines: Machines
+
+    @property
+    def me(self) -> Member:
+        return self._state.me
+
+    @property
+    def view(self) -> View | None:
+        """The present view."""
+        return self._state.view
+
+    @property
+    def next_view(self) -> View | None:
+        """An agreed planned one that waits for its takeover."""
+        return self._state.next_view
+
+    @property
+    def ledger(self) -> Ledger | None:
+        return self._state.ledger
+
+    @property
+    def terms(self) -> StepTerms | None:
+        """Of the run, where more is known of it than its workload."""
+        return self._state.settings.terms
+
+    @terms.setter
+    def terms(self, terms: StepTerms | None) -> None:
+        self._state.settings.terms = terms
+
+    @property
+    def frozen(self) -> bool:
+        """An unplanned view change is under way: no step commits."""
+        return self._state.frozen
+
+    @property
+    def recovery_evidence(self) -> RecoveryEvidence:
+        return self._state.recovery_evidence
+
+    @property
+    def familiar(self) -> FamiliarPeers:
+        """Whom this peer follows, where there is no view that it was in itself."""
+        return self._state.others.familiar
+
+    @property
+    def step(self) -> int:
+        return self._state.step
+
+    @property
+    def held(self) -> dict[int, int]:
+        return self.recovery_evidence.held
+
+    @held.setter
+    def held(self, held: dict[int, int]) -> None:
+        self.recovery_evidence.held = dict(held)
+
+    @property
+    def ready_for(self) -> ViewId | None:
+        """The next view, if all its members are synced; `vouch` promises that it stays."""
+        return self._machines.syncing.ready_for
+
+    @property
+    def needy(self) -> tuple[str, ...]:
+        """Who is to join with the next view, and has not said that it has its states."""
+        return self._machines.syncing.needy
+
+    def outlook(self, now_ns: int) -> Outlook:
+        """Where this peer stands, and what it waits for: for its user."""
+        return outlook(self._state, now_ns)
+
+    @property
+    def known_peers(self) -> tuple[str, ...]:
+        """All that were heard of, the familiar ones at the end."""
+        return self.familiar.all
+
+    @property
+    def attempting(self) -> bool:
+        return self._state.attempt is not None
+
+    @property
+    def doubted(self) -> frozenset[str]:
+        """Who accuses, or is accused by, another one than this peer in the unplanned attempt under
+        way: either may be the one at fault."""
+        attempt = self._state.attempt
+        if attempt is None or attempt.planned:
+            return frozenset()
+        links = (link for link in attempt.accusations if link.by != self.me)
+        found = {end.peer_id for link in links for end in (link.by, link.of)}
+        return frozenset(found - {self.me.peer_id})
+
+    @property
+    def not_active(self) -> tuple[str, ...]:
+        """Members that have not said that they are active in the view in force."""
+        missing = set(self._state.members) - self._state.active.keys()
+        return tuple(sorted(member.peer_id for member in missing))
+
+    @property
+    def suspected(self) -> tuple[str, ...]:
+        """Members that are held for lost, for this peer's user."""
+        lost, attempt = set(self._state.doubts.suspects), self._state.attempt
+        if attempt is not None:
+            lost |= attempt.evidence.absent
+            lost |= {accusation.of for accusation in attempt.accusations}
+        return tuple(sorted(member.peer_id for member in lost if member != self.me))
+
+    @property
+    def history(self) -> tuple[KnownView, ...]:
+        """The views that this peer was in, oldest first: to be kept on disk, for a later start."""
+        return self._state.others.views.history
+
+    @property
+    def awaited(self) -> Collection[str]:
+        """Peer ids of those that must answer in the attempt under way."""
+        attempt = self._state.attempt
+        return attempt.awaited_ids if attempt is not None else ()
+
+    @property
+    def agreed_contributors(self) -> Collection[str]:
+        """Peer ids of those with whom this peer agrees on the next view at this moment: some may
+        know it already."""
+        attempt = self._state.attempt
+        if attempt is None or attempt.snapshot is None:
+            return ()
+        return attempt.snapshot_ids
+
+    @property
+    def joiners(self) -> tuple[PeerRecord, ...]:
+        """Records of the newcomers that wait to be let in, sorted by peer id."""
+        return self._state.others.newcomers.opened
+
+    @property
+    def standing(self) -> Standing | None:
+        """Where this peer stands, for whoever asks; None in no view."""
+        return self._machines.outsiders.standing_of(self.view) if self.view is not None else None

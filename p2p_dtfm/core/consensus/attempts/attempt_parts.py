@@ -1,0 +1,73 @@
+"""What an attempt at a view holds, by what belongs together."""
+
+from dataclasses import dataclass, field
+
+from p2p_dtfm.core.messages.agreement_messages import Accusation, Charge, Contribution, Ready
+from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member, Snapshot, ViewId
+from p2p_dtfm.core.recovery.restart_point import Recovery
+
+
+@dataclass
+class AttemptClock:
+    """What happened when, by this peer's own clock."""
+
+    began_ns: int = 0
+    progress_ns: int = 0
+    sent_ns: int = 0
+    frozen_ns: int = 0
+    heard_ns: dict[Member, int] = field(default_factory=dict)
+
+    @classmethod
+    def started(cls, now_ns: int) -> "AttemptClock":
+        """Of an attempt that begins now."""
+        return cls(began_ns=now_ns, progress_ns=now_ns, sent_ns=now_ns)
+
+    def sleep(self, gap_ns: int) -> None:
+        """This peer did not listen for so long: the others have as much time as before."""
+        self.began_ns += gap_ns
+        self.progress_ns += gap_ns
+
+
+@dataclass
+class SetAside:
+    """Contributions that do not count."""
+
+    contradicted: dict[Member, Signed] = field(default_factory=dict)
+    """Who has signed two contributions, and the second one: neither counts, and both are shown."""
+    parked: dict[Member, tuple[Signed, Contribution]] = field(default_factory=dict)
+    """Of peers that no one who counts has named so far."""
+
+
+@dataclass
+class Evidence:
+    """What is said against peers."""
+
+    absent: set[Member] = field(default_factory=set)
+    called_absent: dict[Member, set[Member]] = field(default_factory=dict)
+    """By silent peer, whose word it is that it is silent."""
+    charges: dict[Accusation, Charge] = field(default_factory=dict)
+
+
+@dataclass
+class PassedOn:
+    """What others need to follow, and who has been sent it."""
+
+    newcomers: dict[Member, Signed] = field(default_factory=dict)
+    """Records of who is named by contributors, for those who have not met them."""
+    certificates: dict[ViewId, Certificate] = field(default_factory=dict)
+    """Of views that contributors are in."""
+    told: set[str] = field(default_factory=set)
+    """Who was sent this peer's contribution."""
+
+
+@dataclass
+class Outcome:
+    """What the gathered knowledge comes to, once it is frozen; others' Ready may come before."""
+
+    snapshot: Snapshot | None = None
+    recovery: Recovery | None = None
+    plan: Plan | NoPlan | None = None
+    ready: dict[Member, Ready] = field(default_factory=dict)

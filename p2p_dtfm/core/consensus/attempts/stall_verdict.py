@@ -1,0 +1,73 @@
+"""What to do about an attempt that gets no further: a pure function of what is gathered in it."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.consensus.attempts.silence import silent_in
+from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.recovery.view import View
+
+
+class Remedy(StrEnum):
+    """How an attempt goes on, or ends, that somebody keeps from its end."""
+
+    GO_ON_WITHOUT = "goes on without who is silent"
+    KEEP_OUT = "newcomers are accused, and kept out of the next one if this one fails"
+    ACCUSE = "members are accused, and lose their place in the next view"
+    HELD_UP = "a planned one is given up or tried again, without who does it a second time"
+    FOUND_AGAIN = "those that found a run try again, without who knew the same and said no Ready"
+    GIVE_UP = "it is given up: a newcomer leaves it to the members"
+    REOPEN = "it is opened again with a higher number"
+
+
+@dataclass(frozen=True)
+class StallVerdict:
+    """`members` are at fault; `reason` goes into the log."""
+
+    remedy: Remedy
+    reason: str
+    members: tuple[Member, ...]
+    blames_newcomers: bool = False
+    """They must not be in the next attempt."""
+
+
+def stall_verdict(attempt: Attempt, view: View | None) -> StallVerdict:
+    """Whom the attempt waits for, and whether it can do without; `view`: the present one."""
+    waits_for, is_gathering = attempt.waits_for, attempt.snapshot is None
+    if is_gathering and _are_dispensable(waits_for, attempt):
+        reason = f"goes on without {_names(waits_for)}: silent during Gather({attempt.number})"
+        return StallVerdict(Remedy.GO_ON_WITHOUT, reason, tuple(sorted(waits_for)))
+    is_asked = view is not None or attempt.only_newcomers
+    silent = tuple(silent_in(attempt, is_member=is_asked))
+    reason = (
+        f"view {attempt.number} had no answer from {_names(waits_for or silent) or 'all alike'}"
+    )
+    if attempt.planned:
+        blamed = are_newcomers_links(silent, view)
+        remedy = Remedy.KEEP_OUT if is_gathering and blamed else Remedy.HELD_UP
+        return StallVerdict(remedy, reason, silent, blamed)
+    if is_gathering and silent:
+        return StallVerdict(Remedy.ACCUSE, reason, silent)
+    remedy = Remedy.REOPEN if view is not None else _of_newcomer(attempt)
+    return StallVerdict(remedy, reason, silent)
+
+
+def _of_newcomer(attempt: Attempt) -> Remedy:
+    founds = attempt.only_newcomers and attempt.snapshot is not None
+    return Remedy.FOUND_AGAIN if founds else Remedy.GIVE_UP
+
+
+def _are_dispensable(silent: set[Member], attempt: Attempt) -> bool:
+    """In a planned attempt steps go on meanwhile: it is no reason to go on without a member."""
+    return bool(silent) and not (attempt.planned and silent & attempt.members)
+
+
+def are_newcomers_links(silent: Collection[Member], view: View | None) -> bool:
+    """Evidence that keeps a newcomer out, and cannot cost a member its place."""
+    return bool(silent) and (view is None or not set(silent) & set(view.members))
+
+
+def _names(members: Collection[Member]) -> str:
+    return ", ".join(sorted(member.peer_id for member in members))

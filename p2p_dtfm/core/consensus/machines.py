@@ -1,0 +1,56 @@
+"""All machines of the agreement, put together."""
+
+from dataclasses import dataclass
+
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.parts.activity import Activity
+from p2p_dtfm.core.consensus.parts.gather_reception import GatherReception
+from p2p_dtfm.core.consensus.parts.gathering import Gathering
+from p2p_dtfm.core.consensus.parts.meeting import Meeting
+from p2p_dtfm.core.consensus.parts.opening import Opening
+from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
+from p2p_dtfm.core.consensus.parts.proofs import Proofs
+from p2p_dtfm.core.consensus.parts.requests import Requests
+from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
+from p2p_dtfm.core.consensus.parts.syncing import Syncing
+from p2p_dtfm.core.consensus.parts.takeover import Takeover
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Each works on the same state; a later one calls earlier ones only."""
+
+    outsiders: Outsiders
+    syncing: Syncing
+    takeover: Takeover
+    gathering: Gathering
+    suspicion: Suspicion
+    proofs: Proofs
+    reception: GatherReception
+    activity: Activity
+    meeting: Meeting
+    opening: Opening
+    requests: Requests
+
+
+def machines_of(state: AgreementState) -> Machines:
+    """For one peer."""
+    outsiders, syncing = Outsiders(state), Syncing(state)
+    takeover = Takeover(state, outsiders)
+    gathering = Gathering(state, syncing, takeover, outsiders)
+    suspicion, proofs = Suspicion(state, gathering), Proofs(state, gathering)
+    activity = Activity(state, takeover, gathering, proofs, outsiders)
+    opening = Opening(state, gathering)
+    return Machines(
+        outsiders=outsiders,
+        syncing=syncing,
+        takeover=takeover,
+        gathering=gathering,
+        suspicion=suspicion,
+        proofs=proofs,
+        reception=GatherReception(state, gathering, proofs, outsiders),
+        activity=activity,
+        meeting=Meeting(state, activity, outsiders),
+        opening=opening,
+        requests=Requests(state, suspicion, opening, outsiders),
+    )

@@ -1,0 +1,165 @@
+"""Who is active in which view: believed only of views that this peer has agreed to itself."""
+
+from p2p_dtfm.core.consensus.actions import SendMessage, Verdict, refused
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.parts.gathering import Gathering
+from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
+from p2p_dtfm.core.consensus.parts.proofs import Proofs
+from p2p_dtfm.core.consensus.parts.takeover import Takeover
+from p2p_dtfm.core.messages.agreement_messages import Active
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.recovery.view import View
+
+VIEWS_LIMIT = 16
+"""Of so many views that this peer agreed to it remembers who has said Active."""
+NOT_AGREED_TO = "it is of a view to which this peer and its sender have not agreed"
+
+
+class Activity:
+    """What an Active does: opens the ledger, lets a view be taken over, or shows one was missed."""
+
+    def __init__(
+        self,
+        state: AgreementState,
+        takeover: Takeover,
+        gathering: Gathering,
+        proofs: Proofs,
+        outsiders: Outsiders,
+    ) -> None:
+        self._state = state
+        self._takeover = takeover
+        self._gathering = gathering
+        self._proofs = proofs
+        self._outsiders = outsiders
+
+    def receive_as_member(self, message: Active, now_ns: int) -> Verdict:
+        """By who is in a view: of that one, or of one that it may have missed."""
+        state, view = self._state, self._state.view
+        assert view is not None
+        if not self._note(message):
+            return refused(NOT_AGREED_TO)
+        if message.view == view.id:
+            self._takeover.open_ledger()
+            if message.asks and not state.frozen:
+                answer = SendMessage((message.sender.peer_id,), state.present.said_active)
+                return Verdict([answer], "its sender lacks this peer's Active")
+            return refused("it is noted")
+        found = self._of_another_view(message, now_ns)
+        return found or self.missed(message.sender, message.view, now_ns)
+
+    def receive_as_newcomer(self, message: Active, now_ns: int) -> Verdict:
+        """By who is in no view: of one that it has agreed to."""
+        if not self._note(message):
+            return refused(NOT_AGREED_TO)
+        found = self._of_another_view(message, now_ns)
+        if found is not None:
+            return found
+        if self._state.attempt is None and self._is_awaited_in(message):
+            reason = f"had given up view {message.view}, which waits for this peer"
+            return Verdict(self._outsiders.rejoin(reason), reason)
+        return refused("it is of a view that this peer does not wait for")
+
+    def _is_awaited_in(self, message: Active) -> bool:
+        """It has given up what the others agreed on after all. Who kept its own Ready from this
+        peer may say that at any time."""
+        said_ready = self._state.promises.said_ready
+        last, given_up = said_ready.last, said_ready.find(message.view)
+        if last is None or last.view != message.view or given_up is None:
+            return False
+        return given_up.has_said_ready(message.sender)
+
+    def _of_another_view(self, message: Active, now_ns: int) -> Verdict | None:
+        """Of one that this peer waits for; None: of one that it does not wait for any more."""
+        state, attempt = self._state, self._state.attempt
+        state.joining.view_heard_ns = now_ns
+        missed = self._proofs.hear_of_agreement(message.sender, [message.certificate], now_ns)
+        if missed:
+            return Verdict(missed, "it shows that all have said Ready")
+        if attempt is not None and attempt.view_id == message.view:
+            # it shows all Ready once this peer says again that it still gathers
+            return refused("this peer lacks somebody's Ready for it")
+        for agreed in (state.next_view, state.following.dropped):
+            if agreed is not None and agreed.id == message.view:
+                return self._follow(agreed, now_ns)
+        return None
+
+    def _note(self, message: Active) -> bool:
+        """Whether it is of a view to which this peer said Ready, by one that it names."""
+        state, said = self._state, self._state.present.active_members
+        if message.sender not in self._contributors_of(message.view):
+            return False
+        said.setdefault(message.view, {})[message.sender] = message
+        while len(said) > VIEWS_LIMIT:
+            del said[min(view for view in said if view != state.view_id)]
+        return True
+
+    def _contributors_of(self, named: ViewId) -> set[Member]:
+        """Who has agreed to a view; nobody, where this peer has not."""
+        state, attempt = self._state, self._state.attempt
+        known = state.others.views.find(named)
+        if known is None or not state.others.views.has_readied(named):
+            return set()
+        found = set(known.members)
+        for view in (state.view, state.next_view, state.following.dropped):
+            if view is not None and view.id == named:
+                found |= set(view.snapshot.contributors)
+        if attempt is not None and attempt.snapshot and attempt.view_id == named:
+            found |= set(attempt.snapshot.contributors)
+        return found
+
+    def _follow(self, agreed: View, now_ns: int) -> Verdict:
+        """Others have taken over the view that waits here."""
+        state = self._state
+        present = agreed.snapshot.present if agreed.snapshot.planned else None
+        has_stage = present is not None and present.stage_of(state.me.peer_id) is not None
+        if has_stage and not state.is_newcomer:
+            return refused("this peer commits the step before by itself, and takes over then")
+        if not self._catch_up(agreed):
+            return refused("too few say where the view starts")
+        return Verdict(self._takeover.take_over(agreed, now_ns), "others have taken it over")
+
+    def _catch_up(self, agreed: View) -> bool:
+        """Be where a view that others have taken over starts, by the word of most of those that
+        commit the steps before."""
+        state = self._state
+        recovery_evidence = state.recovery_evidence
+        said = state.present.active_members.get(agreed.id, {})
+        deciding = self._deciding(agreed)
+        claims = [(said[member].step, said[member].lineage) for member in deciding & said.keys()]
+        for step, lineage in set(claims):
+            if 2 * claims.count((step, lineage)) <= len(deciding):
+                continue
+            if not state.is_newcomer and step == recovery_evidence.step + 1:
+                recovery_evidence.committed_unseen(state.view_id, lineage)
+            else:
+                recovery_evidence.lineage.move_to(step, lineage)
+            return True
+        return False
+
+    def _deciding(self, agreed: View) -> set[Member]:
+        """Whose word counts: who has a stage in the view before, else who was in it."""
+        state = self._state
+        snapshot = agreed.snapshot
+        others = set(snapshot.contributors) - {state.me}
+        before = state.others.views.find(snapshot.previous)
+        if snapshot.planned and isinstance(snapshot.present, Plan):
+            holders = set(snapshot.present.stage_holders())
+            return {member for member in others if member.peer_id in holders}
+        return others & set(before.members) if before is not None else others
+
+    def missed(self, sender: Member, theirs: ViewId, now_ns: int) -> Verdict:
+        """`sender` is in a later view than this peer, which counts this peer in: it said Ready."""
+        state, attempt = self._state, self._state.attempt
+        if sender not in state.members or theirs.number <= state.view_id.number:
+            return refused("it is of no later view by a member of the present one")
+        known = state.others.views.find(theirs)
+        readied = state.others.views.has_readied(theirs)
+        if known is None or state.me not in known.members or not readied:
+            return refused("it is of a view to which this peer has not said Ready")
+        if attempt is not None and not attempt.planned and attempt.number > theirs.number:
+            return refused("takes part in an attempt with a higher number")
+        state.promises.highest_number = max(state.promises.highest_number, theirs.number)
+        state.attempts.under_way = None
+        reason = f"missed the takeover of view {theirs}"
+        return Verdict(self._gathering.open(False, reason, now_ns), reason)

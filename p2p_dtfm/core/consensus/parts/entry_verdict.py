@@ -1,0 +1,112 @@
+"""Whether a peer takes part in an attempt that somebody tells it of: pure functions of what it
+knows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.messages.agreement_messages import Contribution, Gather
+from p2p_dtfm.core.recovery.view import View
+
+NUMBERS_AHEAD_LIMIT = 1 << 16
+"""A view's number may be so much above the highest that is known."""
+
+
+@dataclass(frozen=True)
+class EntryVerdict:
+    enters: bool
+    reason: str
+
+
+def entry_verdict(
+    state: AgreementState, message: Gather, parts: Sequence[Contribution]
+) -> EntryVerdict:
+    """`parts`: the contributions that the message shows."""
+    proven = [part for part in parts if state.others.views.is_proven(part)]
+    refusal = _number_refusal(state, message, proven)
+    if refusal:
+        return EntryVerdict(False, refusal)
+    counting = [it for it in proven if it.present is not None and state.me in it.present.members]
+    if state.view is None:
+        return _of_newcomer(state, message, parts, proven, bool(counting))
+    if message.planned:
+        return _of_planned(state, state.view, message, proven)
+    return _of_failure(state.view, message, counting)
+
+
+def _number_refusal(state: AgreementState, message: Gather, proven: list[Contribution]) -> str:
+    if state.record is None:
+        return "has no record of its own yet"
+    if message.number <= state.promises.passed_number:
+        return "has said Ready to this number, or given it up"
+    attempt = state.attempt
+    if attempt is not None and message.number < attempt.number:
+        return f"takes part in {attempt.number}, which is higher"
+    views = [part.present.view.number for part in proven if part.present is not None]
+    if message.number > max([state.promises.highest_number, *views]) + NUMBERS_AHEAD_LIMIT:
+        return "the number is far above all that are known"
+    return ""
+
+
+def _of_newcomer(
+    state: AgreementState,
+    message: Gather,
+    parts: Sequence[Contribution],
+    proven: list[Contribution],
+    is_counted: bool,
+) -> EntryVerdict:
+    if message.planned and is_counted:
+        return EntryVerdict(False, "its base counts this peer in: that must be taken over first")
+    if state.next_view is not None:
+        previous = state.next_view.snapshot.previous
+        again = message.planned and bool(proven) and message.base == previous
+        return EntryVerdict(again, "the members gather anew" if again else "waits for a takeover")
+    if not state.joining.wants_view:
+        return EntryVerdict(False, "has not asked for a view")
+    asked = any(state.me in part.joiners for part in _namers(state, parts, proven))
+    if asked or any(part.member == state.me for part in parts):
+        return EntryVerdict(True, "it is let in")
+    return EntryVerdict(False, "nobody whose word counts lets it in")
+
+
+def _namers(
+    state: AgreementState, parts: Sequence[Contribution], proven: list[Contribution]
+) -> Sequence[Contribution]:
+    """Whose word lets a newcomer in: members'. Newcomers' alone where no member is among them,
+    and one that it knows, if it knows anybody."""
+    if any(part.present is not None for part in parts):
+        return proven
+    familiar = state.others.familiar
+    knows = familiar.any_of(part.member.peer_id for part in parts)
+    return parts if knows or familiar.is_empty else []
+
+
+def _of_planned(
+    state: AgreementState, view: View, message: Gather, proven: list[Contribution]
+) -> EntryVerdict:
+    members = view.members
+    if message.sender not in members and not any(part.member in members for part in proven):
+        return EntryVerdict(False, "no member of the present view has opened it")
+    if state.frozen:
+        return EntryVerdict(False, "a failure is dealt with first")
+    if state.following.vouched is not None:
+        return EntryVerdict(False, "has said in its Prepared that it waits for another one")
+    if message.base != view.id:
+        return EntryVerdict(False, "it succeeds another view")
+    return EntryVerdict(True, "it succeeds the present view")
+
+
+def _of_failure(view: View, message: Gather, counting: list[Contribution]) -> EntryVerdict:
+    if message.number <= view.id.number:
+        return EntryVerdict(False, "the present view is newer")
+    if not counting:
+        return EntryVerdict(False, "nobody in it proves a view with this peer in it")
+    succeeds = any(
+        part.present is not None
+        and part.present.view.number > view.id.number
+        and message.sender in part.present.members
+        for part in counting
+    )
+    if message.sender in view.members or succeeds:
+        return EntryVerdict(True, "members deal with a failure")
+    return EntryVerdict(False, "its sender is in no view with this peer")

@@ -1,0 +1,311 @@
+"""What arrives in a Gather: whose word counts in an attempt, and what a peer answers that takes no
+part in it.
+
+A contribution counts if its contributor is a member of a view that this peer knows or has proof of,
+or a newcomer that such a member names. Nobody else is ever waited for.
+"""
+
+from p2p_dtfm.core.consensus.actions import Actions, SendMessage, Verdict, refused
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.consensus.attempts.patience import patience_ns
+from p2p_dtfm.core.consensus.attempts.silence import silent_in
+from p2p_dtfm.core.consensus.parts.entry_verdict import entry_verdict
+from p2p_dtfm.core.consensus.parts.gathering import Gathering
+from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
+from p2p_dtfm.core.consensus.parts.proofs import Proofs
+from p2p_dtfm.core.messages.agreement_messages import (
+    Active,
+    Charge,
+    Contribution,
+    Gather,
+    Ready,
+    open_contribution,
+)
+from p2p_dtfm.core.messages.message_bounds import require_bounded_contribution
+from p2p_dtfm.core.messages.statements import is_charge, stated
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.recovery.view import View
+
+Contributions = dict[Member, tuple[Signed, Contribution]]
+
+
+class GatherReception:
+    """Judges claims before they become knowledge."""
+
+    def __init__(
+        self, state: AgreementState, gathering: Gathering, proofs: Proofs, outsiders: Outsiders
+    ) -> None:
+        self._state = state
+        self._gathering = gathering
+        self._proofs = proofs
+        self._outsiders = outsiders
+
+    def receive(self, message: Gather, now_ns: int) -> Verdict:
+        """Raises `PeerFault`."""
+        state = self._state
+        if message.planned != (message.number % 2 == 0):
+            raise PeerFault("a view with a number of the wrong parity", message.sender.peer_id)
+        contributions = self._open_contributions(message)
+        for signed in message.newcomers:
+            state.open_record(signed)  # before anything is changed: a fault must not leave half
+        self._proofs.learn(message)
+        missed = self._proofs.hear_of_agreement(message.sender, message.certificates, now_ns)
+        if missed:  # from where that leads it answers when it is asked again
+            return Verdict(missed, "it shows that all have said Ready to a view")
+        attempt = state.attempt
+        if attempt is None or message.number != attempt.number:
+            return self._receive_of_another(message, contributions, now_ns)
+        if (message.planned, message.base) != (attempt.planned, attempt.base):
+            return refused("it is of another attempt with the same number")
+        return self._merge(attempt, message, contributions, now_ns)
+
+    def _receive_of_another(
+        self, message: Gather, contributions: Contributions, now_ns: int
+    ) -> Verdict:
+        """Of an attempt in which this peer takes no part so far."""
+        lost, opened = self._lost_ready(message), [part for _, part in contributions.values()]
+        if lost is not None:
+            answer = SendMessage((message.sender.peer_id,), lost)
+            return Verdict([answer], "has said Ready to it: that must have got lost")
+        found = entry_verdict(self._state, message, opened)
+        if not found.enters:
+            said = self._answer_without(message, opened, now_ns)
+            return Verdict(said, f"takes no part: {found.reason}")
+        self._side_with_who_opens(now_ns)
+        self._note_opener(message, opened, now_ns)
+        number, planned, base = message.number, message.planned, message.base
+        attempt, actions = self._gathering.enter(number, planned, base, now_ns)
+        attempt.clock.heard_ns[message.sender] = now_ns
+        merged = self._merge(attempt, message, contributions, now_ns)
+        return Verdict(actions + merged.actions, f"takes part: {found.reason}")
+
+    def _side_with_who_opens(self, now_ns: int) -> None:
+        """Somebody gives up an attempt and opens another one: who has kept this peer waiting for
+        half of what it may is at fault for it, too. Else it is one word against another."""
+        state = self._state
+        attempt = state.attempt
+        if attempt is None or attempt.planned:
+            return
+        founds = state.is_newcomer and attempt.only_newcomers
+        if state.is_newcomer and not founds:
+            return
+        patience = patience_ns(attempt, state.timing, not state.is_newcomer)
+        if 2 * (now_ns - attempt.clock.progress_ns) >= patience:
+            silent = silent_in(attempt, is_member=True)
+            state.distrust_members(silent)
+            state.doubts.carried |= set(silent) if founds else set()
+
+    def _note_opener(self, message: Gather, parts: list[Contribution], now_ns: int) -> None:
+        """Whoever stops steps again and again, and accuses nobody, is itself in doubt."""
+        state = self._state
+        if state.plan is None or message.planned or message.accusations or state.frozen:
+            return
+        makers = {part.member for part in parts} - {message.sender} or {message.sender}
+        if len(makers) == 1:  # who passes it on has entered on the word of another one
+            state.distrust_members(state.doubts.accusers.stops_steps(makers, now_ns))
+
+    # merging --------------------------------------------------------------------------------------
+
+    def _merge(
+        self, attempt: Attempt, message: Gather, contributions: Contributions, now_ns: int
+    ) -> Verdict:
+        if attempt.snapshot is None:
+            merged = self._merge_knowledge(attempt, message, contributions, now_ns)
+        else:
+            merged = self._hear_while_ready(attempt, message, now_ns)
+        sender = attempt.opened.get(message.sender)
+        if sender is not None and sender.present is not None:
+            # its members are only slow to agree on the next
+            self._state.joining.view_heard_ns = now_ns
+        return merged
+
+    def _merge_knowledge(
+        self, attempt: Attempt, message: Gather, contributions: Contributions, now_ns: int
+    ) -> Verdict:
+        gathering = self._gathering
+        grew = attempt.round == 0
+        grew |= self._admit(attempt, contributions)
+        self._proofs.keep(attempt, message)
+        if message.sender in attempt.universe:
+            self._note_digest(attempt, message)
+            grew |= self._learn_evidence(attempt, message, now_ns)
+            self._learn_newcomers(attempt, message)
+        liars = self._contradicted(attempt, contributions)
+        if liars and gathering.charge(attempt, liars):
+            grew = True
+            self._state.doubt_newcomers(liars, now_ns)
+        for liar in liars:
+            grew |= liar not in attempt.set_aside.contradicted
+            attempt.set_aside.contradicted.setdefault(liar, contributions[liar][0])
+        if grew:
+            told = gathering.knowledge_grew(attempt, now_ns, own=bool(liars))
+            return Verdict(told, "it adds to what this peer knows")
+        return Verdict(gathering.check_settled(attempt, now_ns), "it says what its sender knows")
+
+    def _counts(self, part: Contribution, attempt: Attempt) -> bool:
+        """Whether a contribution is one of those that all must have."""
+        state = self._state
+        if part.present is None:
+            if attempt.only_newcomers:
+                return state.is_newcomer
+            return part.member in attempt.universe or part.member in attempt.named_newcomers
+        if not state.others.views.is_proven(part):
+            return False
+        if attempt.planned and part.present.view != attempt.base:
+            return False
+        is_later = part.present.view.number > state.view_id.number
+        return part.member in attempt.universe or part.member in attempt.members or is_later
+
+    def _admit(self, attempt: Attempt, contributions: Contributions) -> bool:
+        """Add those that count, and those that count now because of them; True if any did."""
+        waiting = [*attempt.set_aside.parked.values(), *contributions.values()]
+        waiting.sort(key=lambda item: (item[1].present is None, item[1].member))
+        grew, again = False, True
+        while again:
+            again = False
+            for signed, part in waiting:
+                if part.member not in attempt.known and self._counts(part, attempt):
+                    attempt.add(signed, part)
+                    attempt.set_aside.parked.pop(part.member, None)
+                    grew = again = True
+        for signed, part in waiting:
+            if part.member not in attempt.known:
+                attempt.park(signed, part)
+        return grew
+
+    def _note_digest(self, attempt: Attempt, message: Gather) -> int:
+        """Keeps the newest; returns the round of the one before."""
+        held = attempt.digests.get(message.sender, (0, ""))
+        if message.round >= held[0]:
+            attempt.digests[message.sender] = (message.round, message.digest)
+        return held[0]
+
+    def _hear_while_ready(self, attempt: Attempt, message: Gather, now_ns: int) -> Verdict:
+        assert attempt.snapshot is not None
+        if message.sender not in attempt.snapshot.contributors:
+            return refused("the knowledge is frozen, without what its sender knows")
+        moved_on = message.round > self._note_digest(attempt, message)
+        moved_on &= message.digest != attempt.snapshot.knowledge
+        if not moved_on or message.sender in attempt.ready:
+            return refused("the knowledge is frozen, and it brings nothing new")
+        news = [item for item in message.accusations if self._is_news(attempt, item)]
+        self._state.doubt_links({item.accusation for item in news}, now_ns)
+        reason = f"{message.sender.peer_id} knows more"
+        return Verdict(self._gathering.failed(attempt, reason, now_ns), reason)
+
+    def _is_news(self, attempt: Attempt, item: Charge) -> bool:
+        state = self._state
+        by = item.accusation.by
+        if item.accusation in attempt.charges or by not in attempt.universe or by == state.me:
+            return False
+        return is_charge(item, state.settings.run_digest, attempt.number, state.settings.verify)
+
+    def _learn_evidence(self, attempt: Attempt, message: Gather, now_ns: int) -> bool:
+        grew = False
+        for item in message.accusations:
+            if item.accusation.of in attempt.universe and self._is_news(attempt, item):
+                attempt.charges[item.accusation] = item
+                grew = True
+        attempt.learn_absent(message.sender, message.absent)
+        return self.believe_absent(attempt, now_ns) or grew
+
+    def believe_absent(self, attempt: Attempt, now_ns: int) -> bool:
+        """Nobody is given up on one peer's word before this peer has waited half as long itself."""
+        waited_ns, members = now_ns - attempt.clock.began_ns, attempt.members
+
+        def has_waited(member: Member) -> bool:
+            timing = self._state.timing
+            limit_ns = timing.gather_ns if member in members else timing.newcomer_ns
+            return waited_ns >= limit_ns // 2
+
+        return attempt.believe_absent(has_waited)
+
+    def _learn_newcomers(self, attempt: Attempt, message: Gather) -> None:
+        """Records of named newcomers, to pass them on."""
+        for signed in message.newcomers:
+            record = self._state.open_record(signed)
+            member = Member(record.peer_id, record.life)
+            if member in attempt.universe:
+                attempt.passed_on.newcomers.setdefault(member, signed)
+
+    def _contradicted(self, attempt: Attempt, contributions: Contributions) -> list[Member]:
+        """Contributors that have signed two different contributions to this attempt."""
+        return [
+            member
+            for member, (signed, _) in contributions.items()
+            if member in attempt.known
+            and member != self._state.me
+            and attempt.known[member].payload != signed.payload
+        ]
+
+    # opening --------------------------------------------------------------------------------------
+
+    def _open_contributions(self, message: Gather) -> Contributions:
+        attempt = self._state.attempt
+        held = {} if attempt is None else {s: attempt.opened[m] for m, s in attempt.known.items()}
+        contributions = {}
+        for signed in message.contributions:
+            contribution = held.get(signed) or self._open_contribution(signed, message.number)
+            if signed not in held or contribution.member not in contributions:
+                contributions[contribution.member] = (signed, contribution)  # of two the news
+        return contributions
+
+    def _open_contribution(self, signed: Signed, number: int) -> Contribution:
+        state = self._state
+        contribution = open_contribution(signed, state.settings.verify)
+        owners = {signed.peer_id, contribution.member.peer_id, contribution.record.peer_id}
+        if len(owners) > 1:
+            raise PeerFault("a contribution that mixes several peers", signed.peer_id)
+        if contribution.number != number:
+            raise PeerFault("a contribution to another view", signed.peer_id)
+        if state.open_record(contribution.record).life != contribution.member.life:
+            raise PeerFault("a contribution with a record of another life", signed.peer_id)
+        require_bounded_contribution(contribution, state.settings.workload.layer_count)
+        return contribution
+
+    # staying out ----------------------------------------------------------------------------------
+
+    def _lost_ready(self, message: Gather) -> Ready | None:
+        """The sender still gathers what this peer has agreed to: its Ready must have got lost."""
+        state = self._state
+        last = state.promises.said_ready.last
+        if state.attempt is not None or last is None or last.view.number != message.number:
+            return None
+        return last if state.view_id.number < message.number else None
+
+    def _answer_without(self, message: Gather, parts: list[Contribution], now_ns: int) -> Actions:
+        """Not for this peer: tell the sender what it does not know."""
+        state, view = self._state, self._state.view
+        if view is None:
+            if any(state.others.views.is_proven(part) for part in parts):
+                state.joining.view_heard_ns = now_ns
+            return []
+        to = (message.sender.peer_id,)
+        if message.number == view.id.number and message.sender in view.snapshot.contributors:
+            return [] if state.frozen else [SendMessage(to, self._active_with_proof(view))]
+        if message.sender not in view.members:
+            return self._outsiders.answer(message.sender, now_ns)
+        if message.number <= view.id.number:
+            return [] if state.frozen else [SendMessage(to, state.present.said_active)]
+        return [] if message.planned else self._answer_failure(view, message, parts, now_ns)
+
+    def _answer_failure(
+        self, view: View, message: Gather, parts: list[Contribution], now_ns: int
+    ) -> Actions:
+        """A failure, under a number that this peer has passed: unplanned outranks planned."""
+        state, attempt, to = self._state, self._state.attempt, (message.sender.peer_id,)
+        if attempt is not None and not attempt.planned:
+            return [SendMessage(to, attempt.gather())] if message.number < attempt.number else []
+        own = [part for part in parts if part.member == message.sender]
+        if state.frozen or not own or own[0].present is None or own[0].present.view != view.id:
+            return []
+        return self._gathering.open(False, f"{message.sender.peer_id} reports a failure", now_ns)
+
+    def _active_with_proof(self, view: View) -> Active:
+        """For who still gathers for the present view: it lacks some Ready."""
+        said, proof = self._state.present.said_active, view.certificate
+        whole = Active(said.sender, said.view, said.step, said.lineage, certificate=proof)
+        return stated(whole, self._state.settings.sign)

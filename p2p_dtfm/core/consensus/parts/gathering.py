@@ -1,0 +1,377 @@
+"""Attempts at a view: opening, what is told of it, Ready, and what happens when one fails."""
+
+from collections.abc import Iterable
+
+from p2p_dtfm.core.consensus.actions import (
+    SECOND_NS,
+    Actions,
+    ComputePlan,
+    Disagreed,
+    Report,
+    SendMessage,
+    StopStep,
+    Verdict,
+    ViewAgreed,
+    refused,
+)
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.consensus.attempts.attempt_parts import AttemptClock
+from p2p_dtfm.core.consensus.attempts.ready_verdict import Answers, ReadyVerdict, ready_verdict
+from p2p_dtfm.core.consensus.attempts.stall_verdict import are_newcomers_links
+from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
+from p2p_dtfm.core.consensus.parts.syncing import Syncing
+from p2p_dtfm.core.consensus.parts.takeover import Takeover
+from p2p_dtfm.core.messages.agreement_messages import (
+    Accusation,
+    Contribution,
+    Ready,
+    sign_contribution,
+)
+from p2p_dtfm.core.messages.statements import certified, charge, members_digest, stated
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, ViewId
+from p2p_dtfm.core.recovery.view import View
+
+ROUNDS_LIMIT = 64
+"""Rounds of Gather that may each start the deadline anew."""
+DEADLINES_LIMIT = 8
+"""So many deadlines after its beginning no news starts the deadline of a Gather anew."""
+DISAGREEMENT_NS = 10 * SECOND_NS
+DISAGREEMENT_LIMIT_NS = 640 * SECOND_NS
+"""Whom most others contradict waits so long before it asks to join again; longer each time."""
+
+
+class Gathering:
+    """At most one attempt at a time, and numbers only grow."""
+
+    def __init__(
+        self, state: AgreementState, syncing: Syncing, takeover: Takeover, outsiders: Outsiders
+    ) -> None:
+        self._state = state
+        self._syncing = syncing
+        self._takeover = takeover
+        self._outsiders = outsiders
+
+    # entering -------------------------------------------------------------------------------------
+
+    def open(self, planned: bool, reason: str, now_ns: int) -> Actions:
+        """A new attempt, with a number higher than any that was heard of."""
+        state, promises = self._state, self._state.promises
+        passed_number = max(promises.passed_number, state.view_id.number)
+        number = max(promises.highest_number, passed_number)
+        number += 1 if (number % 2 == 0) != planned else 2
+        report = Report(f"opens view {number}: {reason}")
+        base = state.view_id if planned else GENESIS
+        attempt, actions = self.enter(number, planned, base, now_ns)
+        return [report, *actions, *self.knowledge_grew(attempt, now_ns)]
+
+    def enter(
+        self, number: int, planned: bool, base: ViewId, now_ns: int
+    ) -> tuple[Attempt, Actions]:
+        """This peer's part in the attempt; the caller tells of it."""
+        state, attempts, promises = self._state, self._state.attempts, self._state.promises
+        assert number > promises.passed_number
+        if attempts.under_way is not None:
+            state.heed_accusers(attempts.under_way, now_ns)
+        promises.highest_number = max(promises.highest_number, number)
+        if attempts.replan_reason:
+            attempts.replan_number = number
+        self._syncing.refuse_unsynced(now_ns, 2)  # some other member may have given up waiting
+        state.forget_next_view()
+        attempts.reopen_ns = None
+        actions = self._freeze(planned)
+        attempt = attempts.under_way = self._attempt(number, planned, base, now_ns)
+        doubts = state.doubts
+        self.charge(attempt, doubts.suspects | doubts.distrusted | doubts.carried)
+        doubts.carried = set()
+        return attempt, actions
+
+    def _freeze(self, planned: bool) -> Actions:
+        """A failure ends the step under way; in a planned change of views it goes on."""
+        state, attempts = self._state, self._state.attempts
+        if planned:
+            if state.is_newcomer:
+                attempts.frozen = False  # a newcomer has nothing under way that could freeze
+            return []
+        if attempts.frozen:
+            return []
+        attempts.frozen = True
+        state.recovery_evidence.freeze(state.ledger)
+        return [] if state.is_newcomer else [StopStep()]
+
+    def _attempt(self, number: int, planned: bool, base: ViewId, now_ns: int) -> Attempt:
+        state, settings = self._state, self._state.settings
+        layer_count, clock = settings.workload.layer_count, AttemptClock.started(now_ns)
+        attempt = Attempt(state.me, number, planned, base, layer_count, settings.terms, clock)
+        mine = self._contribution(number, planned, now_ns)
+        attempt.add(sign_contribution(mine, settings.sign), mine)
+        attempt.passed_on.newcomers = state.others.newcomers.members
+        if state.view is not None and state.view.certificate is not None:
+            attempt.passed_on.certificates[state.view.id] = state.view.certificate
+        return attempt
+
+    def _contribution(self, number: int, planned: bool, now_ns: int) -> Contribution:
+        state, evidence = self._state, self._state.recovery_evidence
+        assert state.record is not None
+        sees_fork = state.ledger is not None and state.ledger.forks
+        # Members have states of unlike lineages: no waiting brings one that all layers have.
+        return Contribution(
+            member=state.me,
+            number=number,
+            record=state.record,
+            present=state.present_view(),
+            step=state.step,
+            held=dict(evidence.held),
+            joiners=state.named_newcomers(planned),
+            lineages=evidence.lineages(),
+            saved=evidence.saved,
+            cuts=evidence.cuts,
+            pending=evidence.pending(state.view.id) if state.view and not planned else None,
+            retained=evidence.told_of_last_step(planned, sees_fork),
+            accepts_loss=state.agrees_to_loss(now_ns) or sees_fork,
+            accusers=state.doubts.accusers.named(now_ns),
+        )
+
+    # failing --------------------------------------------------------------------------------------
+
+    def failed(self, attempt: Attempt, reason: str, now_ns: int) -> Actions:
+        """A frozen attempt cannot end any more; only a higher number ends it for everyone."""
+        if not attempt.planned:
+            return self.reopen(reason, now_ns)
+        self._state.give_up(now_ns)
+        if self._state.is_newcomer:
+            return [Report(f"gives up view {attempt.number}: {reason}")]
+        return self.open(True, reason, now_ns)
+
+    def reopen(self, reason: str, now_ns: int) -> Actions:
+        """An unplanned attempt has failed: again with a higher number, later each time.
+
+        Never with the same one: to the others, rounds that begin anew are older than what they
+        have heard, and nothing settles. A newcomer waits for the members to try again: by itself
+        it would know of none of them.
+        """
+        state, attempts = self._state, self._state.attempts
+        attempt = attempts.under_way
+        if state.is_newcomer and attempt is not None and not attempt.only_newcomers:
+            state.stop_attempt(now_ns)
+            return [Report(f"gives up view {attempt.number}: {reason}")]
+        if attempt is not None:
+            state.passes(attempt, now_ns)
+        attempts.failures += 1
+        if attempts.failures == 1:
+            return self.open(False, reason, now_ns)
+        limit_ns, first_ns = state.timing.backoff_limit_ns, state.timing.backoff_ns
+        delay_ns = min(limit_ns, first_ns << min(attempts.failures - 2, 16))
+        attempts.reopen_ns = now_ns + delay_ns // 2 + delay_ns * state.prng.below(1024) // 2048
+        return [Report(f"will try again: {reason}")]
+
+    def held_up(self, attempt: Attempt, by: Iterable[Member], reason: str, now_ns: int) -> Actions:
+        """A few of those that agreed say Ready to something else, or not at all. Messages that
+        cross may bring that about once; who does it again is left out, though it answers."""
+        state, few_or_many, snapshot = self._state, list(by), attempt.snapshot
+        had_agreed = snapshot is not None
+        again = state.doubts.accusers.holds_up(few_or_many, attempt.number, now_ns, had_agreed)
+        all_of_it = snapshot.contributors if snapshot is not None else attempt.participants
+        few = 2 * len(few_or_many) < len(all_of_it)
+        if state.is_newcomer or not (few and again):
+            if few and attempt.only_newcomers:
+                state.doubts.carried |= again
+            if snapshot is None:
+                state.give_up(now_ns)
+                return []
+            return self.failed(attempt, reason, now_ns)
+        state.doubt_newcomers(again, now_ns)
+        state.distrust_members(again)
+        if not attempt.planned or not state.doubts.distrusted:
+            return self.failed(attempt, reason, now_ns)
+        state.give_up(now_ns)
+        return self.open(False, reason, now_ns)
+
+    # telling --------------------------------------------------------------------------------------
+
+    def charge(self, attempt: Attempt, members: Iterable[Member]) -> bool:
+        """Say in this attempt that they cannot be reached; True if that is news."""
+        state, settings = self._state, self._state.settings
+        new = {Accusation(state.me, member) for member in members} - attempt.charges.keys()
+        for item in sorted(new):
+            said = charge(item, settings.run_digest, attempt.number, settings.sign)
+            attempt.charges[item] = said
+        return bool(new)
+
+    def accuse(self, attempt: Attempt, members: Iterable[Member], now_ns: int) -> Actions:
+        """The same, and all hear of it."""
+        new = self.charge(attempt, members)
+        return self.knowledge_grew(attempt, now_ns) if new else []
+
+    def knowledge_grew(self, attempt: Attempt, now_ns: int, own: bool = True) -> Actions:
+        """Tell it, but no more than is needed where no message gets lost.
+
+        Everyone sends its contribution and its `own` evidence to all, and says when it knows all;
+        `resend` repairs.
+        """
+        attempt.next_round()
+        lasts_ns = now_ns - attempt.clock.began_ns
+        patience_ns = DEADLINES_LIMIT * self._state.timing.gather_ns
+        if attempt.round <= ROUNDS_LIMIT and lasts_ns < patience_ns:
+            attempt.clock.progress_ns = now_ns
+        others = attempt.others
+        actions: Actions = []
+        new = tuple(peer_id for peer_id in others if peer_id not in attempt.passed_on.told)
+        if new:
+            actions += self._tell_all(attempt, new)
+        if len(new) < len(others) and (own or not attempt.waits_for):
+            told = tuple(peer_id for peer_id in others if peer_id not in new)
+            actions.append(SendMessage(told, attempt.gather()))
+        return [*actions, *self.check_settled(attempt, now_ns)]
+
+    def _tell_all(self, attempt: Attempt, peer_ids: tuple[str, ...]) -> Actions:
+        """Everything; to those that may not know of contributors' views, with proof of them."""
+        state, passed_on = self._state, attempt.passed_on
+        passed_on.told.update(peer_ids)
+        alike = not state.is_newcomer and set(passed_on.certificates) <= {state.view_id}
+        fellows = {member.peer_id for member in state.active} if alike else set()
+        actions: Actions = []
+        for proofs in (False, True):
+            to = tuple(peer_id for peer_id in peer_ids if (peer_id not in fellows) == proofs)
+            actions += [SendMessage(to, part) for part in attempt.whole(proofs)] if to else []
+        return actions
+
+    def resend(self, attempt: Attempt, now_ns: int) -> Actions:
+        """Everything to those that know something else, what this peer knows to the others."""
+        me = self._state.me
+        attempt.clock.sent_ns = now_ns
+        others = attempt.others
+        same = attempt.same_as(others)
+        behind = tuple(peer_id for peer_id in others if peer_id not in same)
+        actions = self._tell_all(attempt, behind) if behind else []
+        if same:
+            actions.append(SendMessage(same, attempt.gather()))
+        if me in attempt.ready:
+            actions.append(SendMessage(others, attempt.ready[me]))
+        return actions
+
+    # settling -------------------------------------------------------------------------------------
+
+    def check_settled(self, attempt: Attempt, now_ns: int) -> Actions:
+        """Once all know the same, the knowledge is frozen, and planned."""
+        state = self._state
+        if attempt.snapshot is not None or attempt.waits_for:
+            return []
+        if state.me not in attempt.participants:
+            return self._excluded(attempt, now_ns)
+        if not attempt.settled or (attempt.planned and attempt.only_newcomers):
+            return []  # newcomers alone never make a planned view
+        if attempt.has_lost_members:
+            state.give_up(now_ns)
+            state.attempts.frozen = False
+            return [Report(f"gives up view {attempt.number}: no member of its views is left")]
+        left_out = [Report(f"leaves out {p}: {why}") for p, why in attempt.distrust.told()]
+        settings = state.settings
+        snapshot = attempt.freeze(settings.run_digest, settings.workload, state.open_record)
+        attempt.clock.progress_ns = attempt.clock.frozen_ns = now_ns
+        for member in attempt.kept_out:
+            state.others.newcomers.refuse(member.peer_id, now_ns)
+        if snapshot.lost_layers:
+            names = ", ".join(str(layer) for layer in snapshot.lost_layers)
+            reason = f"no member holds layers {names} any more; waits for a peer that does"
+            return left_out + self.plan_computed(snapshot, NoPlan(reason), now_ns)
+        return [*left_out, ComputePlan(snapshot)]
+
+    def _excluded(self, attempt: Attempt, now_ns: int) -> Actions:
+        awaits_others = attempt.only_newcomers or not self._state.is_newcomer
+        if awaits_others and not attempt.planned:
+            return []  # the others will say that they have gone on, or the attempt stalls
+        self._state.stop_attempt(now_ns)
+        return [Report(f"was not heard in time for view {attempt.number}; asks again")]
+
+    def plan_computed(self, snapshot: Snapshot, plan: Plan | NoPlan, now_ns: int) -> Actions:
+        """The result of `ComputePlan`."""
+        state, attempt = self._state, self._state.attempt
+        if attempt is None or attempt.snapshot is not snapshot or attempt.plan is not None:
+            return []
+        plan = attempt.outcome.plan = attempt.chosen(plan)
+        attempt.clock.progress_ns = now_ns
+        promises, view = state.promises, View(snapshot, plan)
+        promises.readied_number = max(promises.readied_number, attempt.number)
+        origins = attempt.origins if state.is_newcomer else None
+        state.others.views.says_ready(view, attempt.sources, origins)
+        ready = Ready(state.me, view.id, plan.digest(), members_digest(snapshot.members))
+        mine = attempt.ready[state.me] = stated(ready, state.settings.sign)
+        promises.said_ready.add(attempt, mine)
+        return [SendMessage(attempt.others, mine), *self.check_ready(now_ns)]
+
+    # ready ----------------------------------------------------------------------------------------
+
+    def receive_ready(self, message: Ready, now_ns: int) -> Verdict:
+        """One Ready for a number: a second one that says something else is a lie."""
+        attempt = self._state.attempt
+        if attempt is None or message.view.number != attempt.number:
+            return refused("it is of another attempt")
+        if message.sender not in attempt.universe:
+            return refused("its sender takes no part in the attempt")
+        if message.sender in attempt.ready:
+            return refused("its sender has said Ready before")
+        attempt.clock.progress_ns = now_ns
+        attempt.ready[message.sender] = message
+        return Verdict(self.check_ready(now_ns), ready_verdict(attempt).reason)
+
+    def check_ready(self, now_ns: int) -> Actions:
+        """What the Ready of the contributors come to, for the attempt under way."""
+        attempt = self._state.attempt
+        if attempt is None:
+            return []
+        found = ready_verdict(attempt)
+        if found.answers is Answers.MISSING:
+            return []
+        if found.answers is Answers.ALIKE:
+            return self._agreed(attempt, now_ns)
+        if found.answers is Answers.OTHER_VIEWS:
+            return self.held_up(attempt, found.members, found.reason, now_ns)
+        if found.answers is Answers.OUTVOTED:
+            return self._disagrees(attempt, found.reason, now_ns)
+        if found.answers is Answers.SPLIT:
+            return self.failed(attempt, found.reason, now_ns)
+        return self._on_other_plans(attempt, found, now_ns)
+
+    def _agreed(self, attempt: Attempt, now_ns: int) -> Actions:
+        state = self._state
+        assert attempt.snapshot is not None and attempt.plan is not None
+        contributors = attempt.snapshot.contributors
+        answers = [attempt.ready[member] for member in contributors]
+        proof = certified(attempt.ready[state.me].view, attempt.snapshot.members, answers)
+        view = View(attempt.snapshot, attempt.plan, proof)
+        state.attempts.disagreements = 0
+        if not attempt.planned:
+            return [ViewAgreed(view), *self._takeover.take_over(view, now_ns)]
+        state.attempts.under_way = None
+        state.waits_for_takeover(view, now_ns)
+        if state.is_newcomer:
+            state.recovery_evidence.held = {}
+        return [ViewAgreed(view, discard=state.is_newcomer)]
+
+    def _on_other_plans(self, attempt: Attempt, found: ReadyVerdict, now_ns: int) -> Actions:
+        """Who is in the minority goes, or is left out: it may run another version, or lie."""
+        state, report = self._state, Report(found.reason)
+        if attempt.planned and are_newcomers_links(found.members, state.view):
+            state.doubt_newcomers(found.members, now_ns)
+            return [report, *self.failed(attempt, found.reason, now_ns)]
+        state.doubts.suspects |= set(found.members)
+        if state.is_newcomer:
+            state.stop_attempt(now_ns)
+            return [report]
+        if not attempt.planned:
+            return [report, *self.reopen(found.reason, now_ns)]
+        state.give_up(now_ns)
+        return [report, *self.open(False, found.reason, now_ns)]
+
+    def _disagrees(self, attempt: Attempt, reason: str, now_ns: int) -> Actions:
+        state, attempts = self._state, self._state.attempts
+        assert attempt.snapshot is not None
+        told = Disagreed(reason, attempt.snapshot)
+        pause_ns = min(DISAGREEMENT_NS << attempts.disagreements, DISAGREEMENT_LIMIT_NS)
+        attempts.disagreements = min(attempts.disagreements + 1, 16)
+        state.stop_attempt(now_ns)
+        if state.is_newcomer:
+            return [told]
+        return [told, *self._outsiders.rejoin(reason, pause_ns=pause_ns)]

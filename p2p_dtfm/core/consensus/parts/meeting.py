@@ -1,0 +1,185 @@
+"""Where peers of two views meet: who goes over to whom, and on what proof."""
+
+from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT
+from p2p_dtfm.core.consensus.actions import (
+    SECOND_NS,
+    Actions,
+    Report,
+    SendMessage,
+    Verdict,
+    refused,
+)
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.parts.activity import Activity
+from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
+from p2p_dtfm.core.consensus.views.view_precedence import Side, outranks, own_side, side_of
+from p2p_dtfm.core.messages.agreement_messages import KnownView, Standing
+from p2p_dtfm.core.messages.statements import signers
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.recovery.view import View
+
+FIRM_MEMBERS = 3
+"""A view of so many that trains never yields to another swarm of the run with which it has nothing
+in common: one member's acquaintance does not outweigh the others."""
+FOREIGN_TOLD_NS = 600 * SECOND_NS
+TOLD_AT_ONCE = 16
+"""So many peers outside the view are told of it at a time, in turns."""
+
+
+class Meeting:
+    """Nobody gives up its view on a word that is not signed and proven."""
+
+    def __init__(self, state: AgreementState, activity: Activity, outsiders: Outsiders) -> None:
+        self._state = state
+        self._activity = activity
+        self._outsiders = outsiders
+
+    def receive_as_member(self, message: Standing, now_ns: int) -> Verdict:
+        """By who is in a view: where another one counts more, this peer goes over to it."""
+        state, view = self._state, self._state.view
+        assert view is not None
+        if message.view == view.id or state.me not in view.members:
+            return refused("it is of the present view")
+        if state.me in message.members:
+            return self._activity.missed(message.sender, message.view, now_ns)
+        if message.sender in view.members:
+            return self._hear_from_fellow(view, message, now_ns)
+        return self._compare(view, message, now_ns)
+
+    def _compare(self, view: View, message: Standing, now_ns: int) -> Verdict:
+        """With a view of which none of this peer's fellows speaks."""
+        state = self._state
+        common = state.others.views.newest_common((message.view, *message.ancestors))
+        if common is None and not self._knows_signer(message):
+            return self._tell_of_foreigners(message, now_ns)
+        theirs = self._side_of(message, common)
+        if theirs is None:
+            return refused("it proves nothing of that view")
+        mine = own_side(self._outsiders.standing_of(view), common)
+        is_stood_for = common is None or bool(theirs.support or mine.support)
+        if not is_stood_for and not self._knows_signer(message):
+            # nobody of that view is left in either: anybody may name it
+            return self._tell_of_foreigners(message, now_ns)
+        if common is None:
+            goes = self._follows_foreigners(view, message, theirs, mine)
+        else:
+            goes = outranks(theirs, mine) and not self._stays_where_told(common, theirs, mine)
+        if goes:
+            state.others.views.leaves(common)
+            reason = f"view {message.view} of {message.sender.peer_id} counts"
+            return Verdict(self._outsiders.rejoin(reason, isinstance(view.plan, Plan)), reason)
+        told = self._tell_of_foreigners(message, now_ns).actions if common is None else []
+        answer = self._outsiders.answer(message.sender, now_ns)
+        return Verdict([*told, *answer], "the present view counts no less")
+
+    def _knows_signer(self, message: Standing) -> bool:
+        """Whether somebody that it knows is a member of that view, and has signed so. No other
+        signature is looked at before that: there may be a thousand."""
+        state = self._state
+        names = [it.peer_id for it in message.members if state.others.familiar.holds(it.peer_id)]
+        return bool(names and signers(message.certificate, state.settings.verify, names))
+
+    def _follows_foreigners(self, view: View, message: Standing, theirs: Side, mine: Side) -> bool:
+        """Whether to go over to a view with which this peer's has nothing in common: only to where
+        somebody is whom it knows. Where its user told it to go, it goes, unless they come."""
+        is_firm = len(view.members) >= FIRM_MEMBERS
+        if is_firm and (mine.has_plan or len(theirs.support) < len(view.members)):
+            return False
+        given = self._state.others.familiar.given
+        was_told = bool(theirs.support & given) and not mine.support & given
+        if was_told and not set(message.follows) & set(view.member_ids):
+            return theirs.has_plan or not mine.has_plan
+        return outranks(theirs, mine)
+
+    def _stays_where_told(self, common: KnownView, theirs: Side, mine: Side) -> bool:
+        """Its user sent it over from the others to somebody who was never among them."""
+        given = self._state.others.familiar.given - common.peer_ids
+        return bool(mine.signed & given) and not theirs.signed & given
+
+    def _hear_from_fellow(self, view: View, message: Standing, now_ns: int) -> Verdict:
+        """A member of this peer's own view is in another one, without this peer."""
+        state, attempt = self._state, self._state.attempt
+        waiting = (state.next_view, state.following.dropped)
+        agreed = {waits.id for waits in waiting if waits is not None}
+        awaited = attempt is not None and attempt.view_id == message.view
+        awaited |= message.view in agreed and message.step <= state.step + STEPS_AHEAD_LIMIT
+        if awaited or message.view.number < view.id.number:
+            # a leaver that helped to agree on it learns of it by Active
+            return refused("the view is older than the present one, or is waited for")
+        said = signers(message.certificate, state.settings.verify, view.member_ids)
+        went = said & set(view.members)
+        if message.sender not in went:
+            return refused("its sender has not signed that view")
+        if 2 * len(went) < len(view.members):
+            # the others notice alike that these are silent, and go on without them
+            return refused("less than half of the members went there")
+        if 2 * len(went) == len(view.members) and not self._half_counts(view, message):
+            return refused("half of the members went there, and theirs counts no more")
+        reason = f"view {message.view} has succeeded {view.id} without this peer"
+        return Verdict(self._outsiders.rejoin(reason), reason)
+
+    def _half_counts(self, view: View, message: Standing) -> bool:
+        common = self._state.others.views.find(view.id)
+        mine = own_side(self._outsiders.standing_of(view), common)
+        theirs = self._side_of(message, common)
+        return theirs is not None and outranks(theirs, mine)
+
+    def _side_of(self, message: Standing, common: KnownView | None) -> Side | None:
+        settings, given = self._state.settings, self._state.others.familiar.given
+        return side_of(message, common, settings.workload.min_members, settings.verify, given)
+
+    def _tell_of_foreigners(self, message: Standing, now_ns: int) -> Verdict:
+        """Now and then: by itself nothing brings the two together."""
+        others, reason = self._state.others, "the two views have nothing in common"
+        told_ns = others.foreign_told_ns
+        if told_ns is not None and now_ns - told_ns < FOREIGN_TOLD_NS:
+            return refused(reason)
+        others.foreign_told_ns = now_ns
+        report = Report(
+            f"{message.sender.peer_id} trains the same run in a swarm with which this one has "
+            "nothing in common; each goes on. To bring the two together, start the peers of "
+            "one again with --initial-peers and an address of the other"
+        )
+        return Verdict([report], reason)
+
+    def receive_as_newcomer(self, message: Standing, now_ns: int) -> Verdict:
+        """Newcomers never make a view of their own while there is one."""
+        state, following = self._state, self._state.following
+        if not self._is_proven_standing(message):
+            return refused("its members have not all signed, or it knows none of them")
+        state.joining.view_heard_ns = now_ns
+        waiting = following.view
+        if waiting is not None and message.view.number >= waiting.id.number:
+            if message.view == waiting.id:
+                return refused("it is the view that this peer waits for")
+            if message.sender not in waiting.snapshot.contributors:
+                return refused("its sender has not agreed on the view that this peer waits for")
+            following.view = None  # it was never taken over: they have gone another way
+        if not state.joining.wants_view or state.record is None or following.view is not None:
+            return refused("it asks for no view now")
+        attempt = state.attempt
+        if attempt is not None and not attempt.only_newcomers:
+            return refused("members gather with it")
+        if attempt is not None:
+            state.stop_attempt(now_ns)
+        request = self._outsiders.join_request(state.record)
+        told = self._outsiders.tell(message.sender.peer_id, request, now_ns)
+        return Verdict(told, "there is a view: it asks to be let in")
+
+    def _is_proven_standing(self, message: Standing) -> bool:
+        state = self._state
+        if not state.others.familiar.is_empty and not self._knows_signer(message):
+            return False
+        said = signers(message.certificate, state.settings.verify)
+        return message.sender in message.members and set(message.members) <= said
+
+    def meet(self, now_ns: int) -> Actions:
+        """Peers outside the view are told of it now and then."""
+        state, view = self._state, self._state.view_in_force
+        if view is None or now_ns - state.present.met_ns < state.timing.meet_ns:
+            return []
+        state.present.met_ns = now_ns
+        members = set(view.member_ids)
+        outside = [peer_id for peer_id in state.others.familiar.all if peer_id not in members]
+        to = state.others.familiar.next_of(outside, TOLD_AT_ONCE)
+        return [SendMessage(to, self._outsiders.standing_of(view))] if to else []

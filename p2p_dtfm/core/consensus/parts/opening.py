@@ -1,0 +1,122 @@
+"""When a peer opens an attempt by itself: newcomers ask, speeds change, layers are lost."""
+
+from dataclasses import dataclass
+
+from p2p_dtfm.core.consensus.actions import Actions
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.parts.gathering import Gathering
+from p2p_dtfm.core.membership.leaving import is_waited_for
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.records import Intent
+from p2p_dtfm.core.recovery.view import View
+
+
+@dataclass(frozen=True)
+class DueVerdict:
+    """Whether an attempt is due now, and what for; or why none is."""
+
+    opens: bool
+    reason: str
+    planned: bool = False
+    accepts_loss: bool = False
+    """This peer has waited long enough for who holds lost layers."""
+
+
+def due_verdict(state: AgreementState, now_ns: int) -> DueVerdict:
+    """Of a member whose view is in force."""
+    view, attempts, timing = state.view, state.attempts, state.timing
+    if view is None:
+        return DueVerdict(False, "is in no view")
+    if state.attempt is not None or state.next_view is not None:
+        return DueVerdict(False, "the next view is being agreed on")
+    if state.frozen:
+        return DueVerdict(False, "a failure is dealt with")
+    if now_ns < attempts.quiet_until_ns:
+        return DueVerdict(False, "an attempt was given up just now")
+    planned, newcomers = isinstance(view.plan, Plan), state.others.newcomers
+    if newcomers.due(now_ns, timing.join_window_ns):
+        return DueVerdict(True, f"{newcomers.count} join", planned)
+    if attempts.replan_reason:
+        return DueVerdict(True, attempts.replan_reason, planned)
+    if state.awaits_new_plan:
+        return DueVerdict(True, "others stand in for a lost peer", planned=True)
+    lost_since_ns = state.present.lost_since_ns
+    if lost_since_ns is not None and now_ns - lost_since_ns >= timing.lost_layers_ns:
+        reason = "goes back to an older state: layers are lost"
+        return DueVerdict(True, reason, accepts_loss=True)
+    if state.intent is Intent.LEAVING:
+        return _of_leaver(state, view, now_ns)
+    return DueVerdict(False, "nothing calls for another view")
+
+
+def _of_leaver(state: AgreementState, view: View, now_ns: int) -> DueVerdict:
+    planned = isinstance(view.plan, Plan)
+    waits = is_waited_for(state.me.peer_id, view.snapshot, planned)
+    if waits and now_ns - state.present.taken_over_ns < state.timing.lost_layers_ns:
+        return DueVerdict(False, "would leave, but nobody who stays has its states")
+    return DueVerdict(True, f"{state.me.peer_id} leaves", planned)
+
+
+class Opening:
+    """Each tick, and whenever a newcomer asks, it looks whether an attempt is due."""
+
+    def __init__(self, state: AgreementState, gathering: Gathering) -> None:
+        self._state = state
+        self._gathering = gathering
+
+    def found(self, now_ns: int) -> Actions:
+        """Make the first view, of this peer and the newcomers that asked so far."""
+        state = self._state
+        assert state.record is not None and state.is_newcomer
+        state.joining.wants_view = True
+        reason = f"alone, from step {state.step}" if state.step else "founding"
+        return self._gathering.open(False, reason, now_ns)
+
+    def repeat_step(self, reason: str, now_ns: int) -> Actions:
+        """Something of the step under way is lost, though nobody need be: a new view repeats it."""
+        if self._state.view_in_force is None or self._state.joining.is_outside:
+            return []
+        return self._gathering.open(False, reason, now_ns)
+
+    def open_if_due(self, now_ns: int) -> Actions:
+        """The attempt that is due, if one is."""
+        state = self._state
+        if state.is_newcomer:
+            return self._found_if_orphaned(now_ns)
+        due = due_verdict(state, now_ns)
+        if not due.opens:
+            return []
+        state.present.accepts_loss = state.present.accepts_loss or due.accepts_loss
+        return self._gathering.open(due.planned, due.reason, now_ns)
+
+    def open_again(self, now_ns: int) -> Actions:
+        """The wait after a failed attempt is over."""
+        attempts = self._state.attempts
+        if attempts.reopen_ns is None or now_ns < attempts.reopen_ns:
+            return []
+        return self._gathering.open(False, "the attempt before did not end", now_ns)
+
+    def open_without_lost(self, now_ns: int) -> Actions:
+        """Somebody was lost just before the view with it in it was taken over, and is not back; or
+        it keeps all from the next one."""
+        state, view = self._state, self._state.view_in_force
+        settled_ns = state.present.taken_over_ns + state.timing.resend_ns
+        if view is None or now_ns < settled_ns:
+            return []
+        lost = sorted(state.doubts.suspects & set(view.members))
+        names = ", ".join(member.peer_id for member in lost)
+        return self._gathering.open(False, f"{names} did not come along", now_ns) if lost else []
+
+    def _found_if_orphaned(self, now_ns: int) -> Actions:
+        """A newcomer that hears of no view for long makes one with other newcomers."""
+        state, joining, timing = self._state, self._state.joining, self._state.timing
+        if state.attempt is not None or state.next_view is not None:
+            return []
+        if not joining.wants_view or not timing.orphan_ns:
+            return []
+        if joining.view_heard_ns is None:
+            joining.view_heard_ns = now_ns + state.prng.below(timing.resend_ns)
+        if now_ns - joining.view_heard_ns < timing.orphan_ns:
+            return []
+        joining.view_heard_ns = now_ns + state.prng.below(timing.resend_ns)
+        return self._gathering.open(False, "nobody is in a view", now_ns)

@@ -1,0 +1,82 @@
+"""What is said to peers outside the view, and becoming one of them."""
+
+from p2p_dtfm.core.consensus.actions import Actions, Left, Rejoin, SendMessage, StopStep
+from p2p_dtfm.core.consensus.agreement_state import MEMBERS_LIMIT, AgreementState
+from p2p_dtfm.core.messages.agreement_messages import AgreementMessage, JoinRequest, Standing
+from p2p_dtfm.core.messages.statements import stated
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.records import Intent
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.recovery.view import View
+
+COMMIT_TOLD = 16
+"""Of the Prepared of the last commit, to peers outside: each shows how far the view has come."""
+
+
+class Outsiders:
+    """Each is told where this peer stands, at most once in a resend interval."""
+
+    def __init__(self, state: AgreementState) -> None:
+        self._state = state
+
+    def standing_of(self, view: View) -> Standing:
+        """Where this peer stands in its view."""
+        state = self._state
+        has_plan = isinstance(view.plan, Plan)
+        # Without a plan members are at unlike steps: all must compare alike, or they go to and fro.
+        step = state.step if has_plan else view.snapshot.step
+        assert view.certificate is not None
+        ancestors = tuple(item for item in state.others.views.told if item != view.id)
+        commit = state.ledger.last_commit if state.ledger is not None else ()
+        commit = (commit or state.present.last_commit)[:COMMIT_TOLD] if has_plan else ()
+        follows = tuple(sorted(state.others.familiar.given))
+        said = Standing(state.me, view.certificate, has_plan, step, ancestors, commit, follows)
+        return stated(said, state.settings.sign)
+
+    def answer(self, sender: Member, now_ns: int) -> Actions:
+        """Somebody outside the view speaks: it hears of the view."""
+        view = self._state.view_in_force
+        is_told = not self.may_tell(sender.peer_id, now_ns)
+        if view is None or sender in view.members or is_told:
+            return []
+        return self.tell(sender.peer_id, self.standing_of(view), now_ns)
+
+    def may_tell(self, peer_id: str, now_ns: int) -> bool:
+        """Whether the last such message was long enough ago."""
+        resend_ns = self._state.timing.resend_ns
+        told_ns = self._state.others.told_ns.get(peer_id, -resend_ns)
+        return now_ns - told_ns >= resend_ns
+
+    def tell(self, peer_id: str, message: AgreementMessage, now_ns: int) -> Actions:
+        """At most one such message to a peer in each resend interval."""
+        if not self.may_tell(peer_id, now_ns):
+            return []
+        told_ns = self._state.others.told_ns
+        if len(told_ns) >= 4 * MEMBERS_LIMIT:
+            told_ns.clear()
+        told_ns[peer_id] = now_ns
+        return [SendMessage((peer_id,), message)]
+
+    def tell_while_frozen(self, newcomer: str, now_ns: int) -> Actions:
+        """That there is a view, whose members deal with a failure: it must make none of its own."""
+        state = self._state
+        if state.view is None or not state.frozen:
+            return []
+        return self.tell(newcomer, self.standing_of(state.view), now_ns)
+
+    def join_request(self, record: Signed) -> JoinRequest:
+        """To be let in with this record."""
+        state = self._state
+        awaits = state.next_view.id if state.next_view is not None else None
+        return JoinRequest(record, awaits, state.promises.passed_number)
+
+    def rejoin(self, reason: str, gives_up_steps: bool = False, pause_ns: int = 0) -> Actions:
+        """The others are elsewhere: this peer is in no view any more."""
+        state = self._state
+        state.joining.is_outside = True
+        state.attempts.frozen = True
+        state.attempts.under_way = state.following.view = None
+        state.recovery_evidence.freeze(state.ledger)
+        leaves = state.intent is Intent.LEAVING
+        return [StopStep(), Left() if leaves else Rejoin(reason, gives_up_steps, pause_ns)]

@@ -1,0 +1,68 @@
+"""Newcomers that ask to be let in."""
+
+from p2p_dtfm.core.consensus.actions import Report, Verdict, refused
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.parts.opening import Opening
+from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
+from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
+from p2p_dtfm.core.messages.agreement_messages import JoinRequest
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.snapshot import Member
+
+NUMBERS_PASSED_LIMIT = 64
+"""By so much a newcomer may raise the number of the next attempt."""
+NEWCOMER_RECORD_BYTES = 8 * 1024
+LINK_BYTES = 128
+"""How large a newcomer's record may be: some more for each member, to which it may have a link."""
+
+
+class Requests:
+    """They wait until an attempt names them."""
+
+    def __init__(
+        self,
+        state: AgreementState,
+        suspicion: Suspicion,
+        opening: Opening,
+        outsiders: Outsiders,
+    ) -> None:
+        self._state = state
+        self._suspicion = suspicion
+        self._opening = opening
+        self._outsiders = outsiders
+
+    def receive(self, sender: str, message: JoinRequest, now_ns: int) -> Verdict:
+        """Raises `PeerFault`."""
+        state, members = self._state, self._state.members
+        record = self._open(sender, message)
+        member = Member(record.peer_id, record.life)
+        if record.life < state.others.lives.get(record.peer_id, 0):
+            return refused("it is of an earlier life")
+        actions = self._suspicion.hear(member, now_ns)
+        if member in members:
+            return Verdict(actions, "it is a member already")
+        following = state.next_view
+        if following is not None and member in following.members:
+            if message.awaits == following.id:
+                return Verdict(actions, "it is in the next view already")
+            state.doom_next_view()
+        newcomers, promises = state.others.newcomers, state.promises
+        if not newcomers.is_refused(record.peer_id, now_ns):
+            bound = promises.highest_number + NUMBERS_PASSED_LIMIT
+            promises.highest_number = max(promises.highest_number, min(message.passed, bound))
+        actions += self._outsiders.tell_while_frozen(sender, now_ns)
+        if not newcomers.ask(record, message.record, now_ns):
+            return Verdict(actions, "it has asked before, or was kept out of late")
+        report = Report(f"{record.peer_id} asks to join")
+        opened = self._opening.open_if_due(now_ns)
+        return Verdict([*actions, report, *opened], "the next view may let it in")
+
+    def _open(self, sender: str, message: JoinRequest) -> PeerRecord:
+        size = len(message.record.payload)
+        if size > NEWCOMER_RECORD_BYTES + LINK_BYTES * len(self._state.members):
+            raise PeerFault(f"asks with a record of {size} bytes", sender)
+        record = self._state.open_record(message.record)
+        if record.peer_id != sender:
+            raise PeerFault(f"asks for another peer, {record.peer_id}", sender)
+        return record

@@ -1,0 +1,200 @@
+"""An agreed planned view until its takeover: who has the states that its place needs."""
+
+from collections.abc import Mapping
+
+from p2p_dtfm.core.consensus.actions import Actions, Report, SendMessage, Verdict, refused
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.cost_model.placement_problem import UNKNOWN_BYTES_PER_S, duration_ns, flow_of
+from p2p_dtfm.core.messages.agreement_messages import Heartbeat, Synced
+from p2p_dtfm.core.messages.statements import stated
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.recovery.view import View
+
+TRANSFERS_LIMIT = 4
+DEADLINES_LIMIT = 6
+"""A newcomer that gets on may take so many times as long as its states and the deadline need. What
+a transfer needs doubles with each time that it was refused: a link may be slower than was
+measured."""
+STEPS_AHEAD = 2
+"""States are offered between two steps: so many may have to pass before."""
+
+
+class Syncing:
+    """Each member says Synced; who never gets there must not keep the others."""
+
+    def __init__(self, state: AgreementState) -> None:
+        self._state = state
+
+    def synced(self, view: ViewId) -> Actions:
+        """This peer has, or follows, what its place in the agreed view needs."""
+        state = self._state
+        if state.next_view is None or state.next_view.id != view or state.following.self_synced:
+            return []
+        state.following.self_synced = True
+        state.following.synced.add(state.me)
+        return [self._synced_message(state.next_view)]
+
+    @property
+    def ready_for(self) -> ViewId | None:
+        """The next view, if all its members are synced and it is not to be dropped."""
+        state, view = self._state, self._state.next_view
+        if view is None or state.following.is_doomed or not self._all_synced(view):
+            return None
+        return view.id
+
+    def vouch(self) -> ViewId | None:
+        """The same for this peer's Prepared, and a promise: it stays until the step commits."""
+        view = self.ready_for
+        if view is not None:
+            self._state.following.vouched = view
+        return view
+
+    def receive(self, message: Synced) -> Verdict:
+        state, following = self._state, self._state.next_view
+        if following is not None and message.view == following.id:
+            if message.sender not in following.members:
+                return refused("its sender is no member of the next view")
+            state.following.synced.add(message.sender)
+            return Verdict([], "it is noted")
+        view = state.view_in_force
+        if view is None or message.view != view.id:
+            return refused("it is of another view, or a failure is dealt with")
+        if message.sender not in view.snapshot.contributors:
+            return refused("its sender has not agreed to the present view")
+        answer = SendMessage((message.sender.peer_id,), state.present.said_active)
+        return Verdict([answer], "it has not taken over yet: this peer's Active has got lost")
+
+    def resend(self, now_ns: int) -> Actions:
+        """Synced may get lost."""
+        state, following = self._state, self._state.following
+        is_due = now_ns - following.synced_sent_ns >= state.timing.resend_ns
+        if following.view is None or not following.self_synced or not is_due:
+            return []
+        following.synced_sent_ns = now_ns
+        return [self._synced_message(following.view)]
+
+    def give_up_unsynced(self, now_ns: int) -> Actions:
+        """Who never gets its state, though it lives, must not keep others from joining."""
+        state = self._state
+        view = state.next_view
+        waited_ns = now_ns - state.following.agreed_ns
+        patience = 2 if state.is_newcomer else 1  # a newcomer leaves it to the members
+        if view is None or state.following.is_doomed:
+            return []
+        hold_up = self._stuck_newcomers(now_ns) or self._idle_members(now_ns)
+        if waited_ns < patience * state.timing.sync_ns and not hold_up:
+            return []
+        unsynced = ", ".join(m.peer_id for m in view.members if m not in state.following.synced)
+        self.refuse_unsynced(now_ns, 1)
+        state.doom_next_view()
+        if not unsynced:
+            return []
+        return [Report(f"gives up view {view.id}, which waits for the states of {unsynced}")]
+
+    def refuse_unsynced(self, now_ns: int, haste: int) -> None:
+        """Who did not get its states; with `haste`, in such a part of the time that it has."""
+        state = self._state
+        due = (now_ns - state.following.agreed_ns) * haste >= state.timing.sync_ns
+        newcomers = self._unsynced_newcomers if due else self._stuck_newcomers(now_ns, haste)
+        for member in newcomers:
+            state.others.newcomers.refuse(member.peer_id, now_ns)
+        if state.next_view is not None:
+            idle, number = self._idle_members(now_ns, haste), state.next_view.id.number
+            again = state.doubts.accusers.holds_up(idle, number, now_ns)
+            state.doubts.suspects |= again
+            state.distrust_members(again)
+
+    def _idle_members(self, now_ns: int, haste: int = 1) -> list[Member]:
+        """Members of both views that need no states for the next, and do not say that they have
+        them: there is nothing that they could wait for."""
+        state, view, following = self._state, self._state.view, self._state.next_view
+        deadline_ns = state.timing.newcomer_sync_ns + self._until_offered_ns
+        is_due = (now_ns - state.following.agreed_ns) * haste >= deadline_ns
+        if view is None or following is None or not is_due or state.me not in view.members:
+            return []
+        idle = []
+        for member in sorted(set(view.members) & set(following.members) - state.following.synced):
+            has = set(view.layers_of(member.peer_id)) | view.guarded_by(member.peer_id)
+            needs = set(following.layers_of(member.peer_id)) | following.guarded_by(member.peer_id)
+            if member != state.me and needs <= has:
+                idle.append(member)
+        return idle
+
+    @property
+    def _unsynced_newcomers(self) -> list[Member]:
+        """Who is to join, and keeps the members of the present view from taking over the next."""
+        state = self._state
+        if state.is_newcomer or state.next_view is None:
+            return []
+        new = set(state.next_view.members) - set(state.members)
+        return sorted(new - state.following.synced)
+
+    def _stuck_newcomers(self, now_ns: int, haste: int = 1) -> list[Member]:
+        """Of these, who gets no more states, or takes many times as long as its links need."""
+        state, following, timing = self._state, self._state.following, self._state.timing
+        stuck = []
+        for member in self._unsynced_newcomers:
+            needs_ns = self._transfer_ns(member)
+            grown_ns = following.given.grown_ns(member.peer_id)
+            patience = TRANSFERS_LIMIT << state.others.newcomers.refusals(member.peer_id)
+            longest_ns = DEADLINES_LIMIT * timing.newcomer_sync_ns + patience * needs_ns
+            deadline_ns = timing.newcomer_sync_ns
+            if grown_ns is None:  # it has not even begun: for that it takes no fast link
+                since_ns, deadline_ns = following.agreed_ns, deadline_ns + self._until_offered_ns
+            else:
+                since_ns, deadline_ns = grown_ns, deadline_ns + needs_ns
+            no_progress = (now_ns - since_ns) * haste >= deadline_ns
+            if no_progress or (now_ns - following.agreed_ns) * haste >= longest_ns:
+                stuck.append(member)
+        return stuck
+
+    @property
+    def _until_offered_ns(self) -> int:
+        plan = self._state.plan
+        return STEPS_AHEAD * plan.predicted_step_ns if plan is not None else 0
+
+    def _transfer_ns(self, newcomer: Member) -> int:
+        """What the states of its layers take on the way there, by what members measured."""
+        state = self._state
+        view = state.next_view
+        assert view is not None
+        snapshot, members = view.snapshot, {member.peer_id for member in state.members}
+        rates = [
+            flow_of(giver, snapshot.record(newcomer.peer_id))[0]
+            for giver in snapshot.records
+            if giver.peer_id in members and newcomer.peer_id in giver.links
+        ]
+        layers = set(view.layers_of(newcomer.peer_id)) | view.guarded_by(newcomer.peer_id)
+        size = sum(snapshot.workload.cost(layer).state_bytes for layer in layers)
+        needs_ns = duration_ns(size, max(1, max(rates, default=UNKNOWN_BYTES_PER_S)))
+        return min(needs_ns, state.timing.sync_ns)
+
+    def gives(self, given: Mapping[str, int], now_ns: int) -> None:
+        """So many bytes this peer has given, since the next view was agreed on, to each of those
+        that `needy` names."""
+        self._state.following.given.note(self._state.me, given, now_ns)
+
+    @property
+    def needy(self) -> tuple[str, ...]:
+        """Who is to join with the next view, and has not said that it has its states."""
+        return tuple(member.peer_id for member in self._unsynced_newcomers)
+
+    def note_progress(self, message: Heartbeat, now_ns: int) -> None:
+        """A newcomer gets on by the word of those who give to it. Its own counts only where there
+        is nothing to give: where training begins each makes the first states by itself."""
+        state, following = self._state, self._state.next_view
+        if state.is_newcomer or following is None:
+            return
+        given, sender = state.following.given, message.sender
+        if sender in state.members:
+            given.note(sender, message.gives, now_ns)
+        elif sender in following.members and following.snapshot.step == 0:
+            given.note(sender, {sender.peer_id: message.progress}, now_ns)
+
+    def _synced_message(self, view: View) -> SendMessage:
+        state = self._state
+        said = stated(Synced(state.me, view.id), state.settings.sign)
+        return SendMessage(state.others_of(view), said)
+
+    def _all_synced(self, view: View) -> bool:
+        return all(member in self._state.following.synced for member in view.members)

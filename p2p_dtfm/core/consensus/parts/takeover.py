@@ -1,0 +1,177 @@
+"""From an agreed view to its first commit: the takeover, Active, and what commits in the view."""
+
+from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.consensus.actions import Actions, Left, SendMessage, TakeOver
+from p2p_dtfm.core.consensus.agreement_state import AgreementState, Present
+from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
+from p2p_dtfm.core.messages.agreement_messages import Active
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.messages.stage_progress import StageProgress
+from p2p_dtfm.core.messages.statements import stated
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.loss_counts import loss_counts
+from p2p_dtfm.core.recovery.partial_replay import PartialReplay
+from p2p_dtfm.core.recovery.recovery_evidence import Restart
+from p2p_dtfm.core.recovery.view import View
+
+
+class Takeover:
+    """`docs/decisions/0002-takeover-by-prepared.md` says why takeover is decided by Prepared."""
+
+    def __init__(self, state: AgreementState, outsiders: Outsiders) -> None:
+        self._state = state
+        self._outsiders = outsiders
+
+    def committed(self, outcome: StepOutcome, now_ns: int = 0) -> Actions:
+        """The ledger gave an outcome: the step is committed, whether or not it is applied yet.
+
+        Call this before anything else is received or awaited.
+        """
+        state = self._state
+        assert state.view is not None and not state.frozen
+        layers = state.view.layers_of(state.me.peer_id)
+        prepared = state.ledger.last_commit if state.ledger is not None else ()
+        state.recovery_evidence.committed(state.view.id, outcome, layers, prepared)
+        state.attempts.failures = 0
+        state.following.vouched = None
+        state.doubts.accusers.commits()
+        view = state.next_view
+        if outcome.take_over is None or view is None or view.id != outcome.take_over:
+            if state.following.is_doomed:
+                state.drop_next_view()
+            return []
+        return self.take_over(view, now_ns or state.present.taken_over_ns)
+
+    def skip_to(self, step: int, lineage: str) -> None:
+        """Without a stage: more than half of those with one prepare `step` of this view, from this
+        lineage, so all before it committed."""
+        state = self._state
+        view, ledger = state.view, state.ledger
+        assert view is not None and ledger is not None and not view.layers_of(state.me.peer_id)
+        if not state.frozen and ledger.step < step:
+            state.recovery_evidence.skip_to(view.id, step, lineage, ledger)
+            ledger.skip_to(step)
+
+    def reduced(self, step: int, layers: set[int]) -> None:
+        """The reduced gradients of `step` for `layers` are here, as a holder or as a follower.
+
+        The caller keeps them until a later step has committed. Those of a step that is committed
+        already, with which a guardian catches up, are of no use to anybody.
+        """
+        state = self._state
+        if not state.is_newcomer and not state.frozen and step >= state.step:
+            state.recovery_evidence.reduced(state.view_id, step, layers)
+
+    def computed(self, step: int, progress: StageProgress | None) -> None:
+        """So far this peer has come with the microbatches of `step`; None: it keeps nothing.
+
+        The caller keeps all that `progress` says until the step commits or a takeover gives it up.
+        """
+        state = self._state
+        if not state.frozen and step == state.step:
+            state.recovery_evidence.progress = progress
+
+    def take_over(self, view: View, now_ns: int) -> Actions:
+        """An unplanned view starts where its contributions lead, a planned one at this step."""
+        state = self._state
+        restart, replay = self._start_of(view)
+        state.recovery_evidence.progress = (
+            replay.progress(view.plan, state.me.peer_id)
+            if replay is not None and isinstance(view.plan, Plan)
+            else None
+        )
+        self._end_attempts(view, now_ns)
+        self._enter_view(view, now_ns)
+        if isinstance(view.plan, Plan):
+            state.present.ledger = self._new_ledger(view.id, view.plan, replay)
+        self.open_ledger()
+        tells = SendMessage(state.others_of(view), state.present.said_active)
+        if state.me not in view.members:
+            state.joining.is_outside = True
+            return [tells, Left()]
+        standing = self._outsiders.standing_of(view)
+        told = [SendMessage((m.peer_id,), standing) for m in view.snapshot.absent]
+        return [tells, *told, TakeOver(view, state.step, state.ledger, restart, replay)]
+
+    def _start_of(self, view: View) -> tuple[Restart | None, PartialReplay | None]:
+        """Where an unplanned view starts, and what it keeps of the step under way."""
+        if view.snapshot.planned:
+            return None, None
+        state, attempt = self._state, self._state.attempt
+        assert attempt is not None and attempt.outcome.recovery is not None
+        recovery, restart = attempt.outcome.recovery, None
+        if recovery.target is not None:
+            restart = state.recovery_evidence.restart(state.me, recovery)
+        return restart, attempt.replay()
+
+    def _end_attempts(self, view: View, now_ns: int) -> None:
+        """What was tried or agreed before is over."""
+        state, attempts = self._state, self._state.attempts
+        if attempts.replan_number and view.id.number >= attempts.replan_number:
+            attempts.replan_reason = ""
+        if attempts.under_way is not None:
+            state.heed_accusers(attempts.under_way, now_ns)
+        attempts.under_way = attempts.reopen_ns = None
+        attempts.frozen = False
+        following = state.following
+        following.view = following.dropped = following.vouched = None
+        following.self_synced = following.is_doomed = False
+        following.synced = set()
+        state.promises.said_ready.take_over()
+        state.others.views.takes_over(view)
+        state.others.opened_records = {}
+
+    def _enter_view(self, view: View, now_ns: int) -> None:
+        state, before = self._state, self._state.present
+        lost_since_ns = before.lost_since_ns
+        if before.accepts_loss:  # where most others still wait, it asks again when they have waited
+            lost_since_ns = now_ns - state.timing.lost_layers_ns // 2
+        if lost_since_ns is None:
+            lost_since_ns = now_ns
+        said = Active(state.me, view.id, state.step, state.recovery_evidence.lineage.digest)
+        said = stated(said, state.settings.sign)
+        early = before.active_members.get(view.id, {})
+        committed = before.ledger.last_commit if before.ledger is not None else ()
+        state.present = Present(
+            said_active=said,
+            view=view,
+            taken_over_ns=now_ns,
+            active_members={view.id: early | {state.me: said}},
+            active_sent_ns=before.active_sent_ns,
+            last_commit=committed or before.last_commit,
+            lost_since_ns=lost_since_ns if view.snapshot.lost_layers else None,
+            met_ns=now_ns,
+        )
+        state.doubts.suspects &= set(view.members)
+        state.doubts.distrusted = set()
+        state.others.newcomers.let_in(view.member_ids)
+        state.others.familiar.meet(view.member_ids)
+
+    def _new_ledger(self, view: ViewId, plan: Plan, replay: PartialReplay | None) -> Ledger:
+        state = self._state
+        first = (
+            loss_counts(plan, replay) if replay is not None and replay.step == state.step else None
+        )
+        return Ledger(view, plan, state.step, state.settings.terms, loss_counts(plan), first)
+
+    def open_ledger(self) -> None:
+        """Its steps may commit once all members are active."""
+        state = self._state
+        if state.ledger is not None:
+            state.ledger.may_commit = set(state.members) <= state.active.keys()
+
+    def tell_active(self, now_ns: int) -> Actions:
+        """To those that have not said it, and with the certificate if they are late."""
+        state, view = self._state, self._state.view_in_force
+        if view is None:
+            return []
+        missing = set(view.members) - state.active.keys()
+        if not missing or now_ns - state.present.active_sent_ns < state.timing.resend_ns:
+            return []
+        state.present.active_sent_ns = now_ns
+        said, to = state.present.said_active, tuple(sorted(m.peer_id for m in missing))
+        is_late = now_ns - state.present.taken_over_ns >= state.timing.resend_ns
+        proof = view.certificate if is_late else None  # it may lack somebody's Ready
+        asking = Active(state.me, view.id, said.step, said.lineage, True, proof)
+        return [SendMessage(to, stated(asking, state.settings.sign))]

@@ -1,0 +1,183 @@
+"""The agreement's decisions come back with their reason, and change nothing."""
+
+import copy
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.consensus.attempts.ready_verdict import Answers, ready_verdict
+from p2p_dtfm.core.consensus.attempts.stall_verdict import Remedy, stall_verdict
+from p2p_dtfm.core.consensus.parts.entry_verdict import EntryVerdict, entry_verdict
+from p2p_dtfm.core.consensus.parts.opening import due_verdict
+from p2p_dtfm.core.messages.agreement_messages import (
+    Contribution,
+    PresentView,
+    Ready,
+    open_contribution,
+)
+from p2p_dtfm.core.messages.statements import members_digest, stated
+from p2p_dtfm.core.protocol.records import Intent
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.sim.faults.simulated_process import sign_for
+from tests.core.builders import WORKLOAD, record
+from tests.core.liars import EVIL, contribution, evil_record, gather, one_pipeline, swarm
+
+A, B, C = (Member(name, 1) for name in "abc")
+
+
+@pytest.fixture(scope="module")
+def swarm_state() -> AgreementState:
+    return swarm(["a", "b", "c"]).peers["a"].agreement._state
+
+
+@pytest.fixture
+def state(swarm_state: AgreementState) -> AgreementState:
+    """Of `a`, in a view with `b` and `c`."""
+    return copy.deepcopy(swarm_state)
+
+
+def opened(*parts: Signed) -> list[Contribution]:
+    return [open_contribution(part, lambda *_: True) for part in parts]
+
+
+def entry(
+    state: AgreementState, number: int, base: ViewId, sender: Member = B, **changes: object
+) -> EntryVerdict:
+    """What `a` says to a Gather with the sender's own contribution."""
+    part = contribution(number, state.present_view(), sender, **changes)
+    message = gather(number, base, part, sender=sender)
+    return entry_verdict(state, message, opened(part))
+
+
+def test_a_member_enters_what_succeeds_its_view(state: AgreementState) -> None:
+    view = state.view_id
+    planned = view.number + 2 - view.number % 2
+    assert entry(state, planned, view) == EntryVerdict(True, "it succeeds the present view")
+    assert entry(state, planned, ViewId(1, "f")).reason == "it succeeds another view"
+    assert entry(state, planned + 1, GENESIS) == EntryVerdict(True, "members deal with a failure")
+    far = entry(state, planned + 1 + (1 << 18), GENESIS)
+    assert far == EntryVerdict(False, "the number is far above all that are known")
+    state.promises.given_up_number = planned + 1
+    assert "given it up" in entry(state, planned + 1, GENESIS).reason
+    assert not entry(state, planned, view).enters
+
+
+def test_a_promise_and_a_failure_go_before_a_planned_view(state: AgreementState) -> None:
+    number = state.view_id.number + 2 - state.view_id.number % 2
+    state.following.vouched = ViewId(number, "f")
+    assert "has said in its Prepared" in entry(state, number, state.view_id).reason
+    state.attempts.frozen = True
+    assert entry(state, number, state.view_id).reason == "a failure is dealt with first"
+
+
+def test_a_stranger_brings_nobody_to_enter(state: AgreementState) -> None:
+    number = state.view_id.number + 2 - state.view_id.number % 2
+    found = entry(state, number, state.view_id, sender=EVIL)
+    assert found == EntryVerdict(False, "no member of the present view has opened it")
+    found = entry(state, number + 1, GENESIS, sender=EVIL)
+    assert found == EntryVerdict(False, "nobody in it proves a view with this peer in it")
+
+
+def test_a_newcomer_enters_where_it_is_let_in(state: AgreementState) -> None:
+    present, base = state.present_view(), state.view_id
+    state.begin_life(Member("a", 2))
+    part = contribution(4, present, B, joiners=(Member("a", 2),))
+    message = gather(4, base, part, sender=B)
+    assert entry_verdict(state, message, opened(part)).reason == "has not asked for a view"
+    state.joining.wants_view = True
+    assert entry_verdict(state, message, opened(part)) == EntryVerdict(True, "it is let in")
+    other = contribution(4, present, B)
+    found = entry_verdict(state, gather(4, base, other, sender=B), opened(other))
+    assert found == EntryVerdict(False, "nobody whose word counts lets it in")
+
+
+def test_an_attempt_is_due_for_a_reason(state: AgreementState) -> None:
+    now_ns = state.attempts.quiet_until_ns + state.timing.lost_layers_ns
+    state.others.newcomers.forget("evil")
+    assert due_verdict(state, now_ns).reason == "nothing calls for another view"
+    assert not due_verdict(state, now_ns).opens
+    state.intent = Intent.LEAVING
+    found = due_verdict(state, now_ns)
+    assert found.opens and found.planned and found.reason == "a leaves"
+    state.attempts.replan_reason = "b is slower"
+    assert due_verdict(state, now_ns).reason == "b is slower"
+    state.others.newcomers.ask(record("evil"), evil_record(), 0)
+    assert due_verdict(state, now_ns).reason == "1 join"
+    state.attempts.quiet_until_ns = now_ns + 1
+    found = due_verdict(state, now_ns)
+    assert not found.opens and found.reason == "an attempt was given up just now"
+    state.attempts.frozen = True
+    assert due_verdict(state, now_ns).reason == "a failure is dealt with"
+
+
+def test_a_lost_layer_is_waited_for_and_then_given_up(state: AgreementState) -> None:
+    now_ns = state.attempts.quiet_until_ns + 2 * state.timing.lost_layers_ns
+    state.present.lost_since_ns = now_ns - state.timing.lost_layers_ns + 1
+    assert not due_verdict(state, now_ns).opens
+    found = due_verdict(state, now_ns + 1)
+    assert found.opens and found.accepts_loss and not found.planned
+    assert not state.present.accepts_loss, "a verdict changes nothing"
+
+
+def attempt_of(number: int, planned: bool, *heard: Member) -> Attempt:
+    """Of `a`, with what these have contributed in a view of a, b and c."""
+    view = ViewId(2, "e" * 64)
+    base = view if planned else GENESIS
+    attempt = Attempt(A, number, planned, base, WORKLOAD.layer_count)
+    for member in heard:
+        part = contribution(number, PresentView(view, (A, B, C), None), member)
+        attempt.add(part, *opened(part))
+    attempt.next_round()
+    return attempt
+
+
+def test_who_stalls_an_unplanned_attempt_is_done_without(state: AgreementState) -> None:
+    attempt = attempt_of(3, False, A, B)
+    found = stall_verdict(attempt, state.view)
+    assert found.remedy is Remedy.GO_ON_WITHOUT and found.members == (C,)
+    assert found.reason == "goes on without c: silent during Gather(3)"
+    planned = stall_verdict(attempt_of(4, True, A, B), state.view)
+    assert planned.remedy is Remedy.HELD_UP, "steps go on: no member loses its place at once"
+    assert planned.reason == "view 4 had no answer from c"
+
+
+def test_who_does_not_say_that_it_knows_the_same_is_accused(state: AgreementState) -> None:
+    attempt = attempt_of(3, False, A, B, C)
+    attempt.digests[B] = attempt.digests[A]
+    found = stall_verdict(attempt, state.view)
+    assert found.remedy is Remedy.ACCUSE and found.members == (C,)
+    attempt.digests[C] = attempt.digests[A]
+    found = stall_verdict(attempt, state.view)
+    assert found.remedy is Remedy.REOPEN and "all alike" in found.reason
+    assert stall_verdict(attempt, None).remedy is Remedy.GIVE_UP, "a newcomer reopens nothing"
+
+
+def test_ready_is_counted_with_a_reason() -> None:
+    attempt = attempt_of(3, False, A, B, C)
+    assert ready_verdict(attempt).answers is Answers.MISSING
+    snapshot = attempt.freeze("f" * 64, WORKLOAD, lambda signed: record(signed.peer_id))
+    plan = attempt.outcome.plan = one_pipeline(snapshot)
+    view, named = snapshot.view_id, members_digest(snapshot.members)
+    said = {m: stated(Ready(m, view, plan.digest(), named), sign_for(m.peer_id)) for m in (A, B, C)}
+    attempt.ready[A] = said[A]
+    found = ready_verdict(attempt)
+    assert found.answers is Answers.MISSING and found.reason == "waits for Ready from b, c"
+    attempt.ready.update(said)
+    assert ready_verdict(attempt).answers is Answers.ALIKE
+    attempt.ready[C] = msgspec.structs.replace(said[C], plan_digest="d" * 64)
+    found = ready_verdict(attempt)
+    assert found.answers is Answers.OTHER_PLANS and found.members == (C,)
+    attempt.ready[B] = msgspec.structs.replace(said[B], plan_digest="d" * 64)
+    assert ready_verdict(attempt).answers is Answers.OUTVOTED
+    attempt.ready[B] = msgspec.structs.replace(said[B], plan_digest="c" * 64)
+    assert ready_verdict(attempt).answers is Answers.SPLIT
+    attempt.ready[B] = msgspec.structs.replace(said[B], view=replace_view(view))
+    found = ready_verdict(attempt)
+    assert found.answers is Answers.OTHER_VIEWS and found.members == (B,)
+
+
+def replace_view(view: ViewId) -> ViewId:
+    return ViewId(view.number, "9" * 64)

@@ -23,17 +23,32 @@ class _Directory:
 
     members = ("real-1", "real-2", "real-3")
 
-    async def present_at(self, peer_ids: list[str], run_digest: str) -> list[Presence]:
-        assert peer_ids == ["node"] and run_digest == RUN
+    nodes: tuple[str, ...] = ()
+
+    async def present_by_node(self, peer_ids: list[str], run_digest: str) -> list[list[Presence]]:
+        assert run_digest == RUN
+        return [self._held(peer_id) for peer_id in peer_ids]
+
+    def _held(self, node: str) -> list[Presence]:
         return [_present(name) for name in self.members]
 
     async def present_peers(self, run_digest: str) -> list[Presence]:
-        return [_present(f"false-{n}") for n in range(4000)] + await self.present_at(["node"], RUN)
+        return [_present(f"false-{n}") for n in range(4000)] + self._held("node")
 
 
 class _NodeKnowsNobody(_Directory):
-    async def present_at(self, peer_ids: list[str], run_digest: str) -> list[Presence]:
+    def _held(self, node: str) -> list[Presence]:
         return []
+
+
+class _NodeInvents(_Directory):
+    """The node through which it came has thousands of inventions; another one, the members."""
+
+    nodes = ("node", "other")
+
+    def _held(self, node: str) -> list[Presence]:
+        invented = [_present(f"false-{n}") for n in range(4000)]
+        return invented if node == "node" else super()._held(node)
 
 
 class _Messenger:
@@ -44,7 +59,7 @@ class _Messenger:
 
     async def look_up(self, peer_id: str, addresses: tuple[str, ...], was_there: bool) -> None:
         self.looked_up.append(peer_id)
-        assert was_there == peer_id.startswith(("real", "new"))
+        assert was_there or not peer_id.startswith("new")
         await asyncio.sleep(0.02)
         if peer_id.startswith("false"):
             raise Unreachable(peer_id, "nobody is there")
@@ -67,6 +82,34 @@ def test_members_are_found_amid_four_thousand_inventions() -> None:
     found = _ask(messenger, _Directory())
     assert found is not None and found[0] in _Directory.members
     assert len(messenger.looked_up) <= 3 and time.monotonic() - began_s < 5
+
+
+def test_what_one_node_invents_does_not_hide_what_another_holds() -> None:
+    messenger, began_s = _Messenger(), time.monotonic()
+    found = _ask(messenger, _NodeInvents())
+    assert found is not None and found[0] in _Directory.members
+    assert time.monotonic() - began_s < 3
+
+
+def test_who_says_nothing_does_not_keep_a_seeker_from_looking_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def silence(*rest: Any) -> Any:
+        await asyncio.sleep(15)
+
+    monkeypatch.setattr(discovery, "ask_welcome", silence)
+    monkeypatch.setattr(discovery, "WELCOME_ALONE_S", 0.1)
+    said: list[str] = []
+    finding = discovery.find_run(
+        _Messenger(),  # type: ignore[arg-type]
+        _Directory(),  # type: ignore[arg-type]
+        ["node"],
+        (),
+        RUN,
+        said.append,
+    )
+    found = asyncio.run(asyncio.wait_for(finding, 5))
+    assert found[0] in _Directory.members and "looks in the directory" in said[0]
 
 
 def test_a_seeker_knocks_at_a_bounded_number_of_doors() -> None:

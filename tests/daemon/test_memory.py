@@ -79,6 +79,7 @@ def test_whoever_was_seen_last_comes_first_and_all_is_bounded(tmp_path: Path) ->
         lambda data: b"[]",
         lambda data: data.replace(b'"used_s"', b'"used"'),
         lambda data: b" " * (5 << 20),
+        lambda data: b'{"x":' + b"[" * 5000,
     ],
 )
 def test_a_damaged_memory_is_set_aside_and_told_once(

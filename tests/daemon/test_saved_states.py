@@ -44,6 +44,35 @@ def test_what_is_saved_and_removed_is_known_at_once(tmp_path: Path) -> None:
     compute.close()
 
 
+def test_the_newest_whole_one_is_of_the_side_that_this_peer_is_on(tmp_path: Path) -> None:
+    """After going over to others that have come less far, what it had saved counts no more."""
+    compute, root = Compute(), tmp_path / "checkpoints"
+    checkpoints = Checkpoints(root, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
+    states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
+
+    async def save(step: int) -> None:
+        for state in states.values():
+            state.version = step
+        await checkpoints.save(step, states, f"lineage {step}")
+
+    async def scenario() -> None:
+        checkpoints.resumed(5)
+        assert checkpoints.whole_step == 5
+        for step in range(10, 10 + 5 * SPEC.checkpoint.keep, 5):
+            await save(step)
+        latest = checkpoints.whole_step
+        assert latest == step
+        await checkpoints.set_aside(states, step, "given up")
+        assert checkpoints.whole_step is None
+        await save(5)
+        assert checkpoints.whole_step == 5
+        assert 5 in [it.version for it in checkpoints.saved]
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()
+
+
 def test_who_computes_alone_is_believed_of_what_it_saves(tmp_path: Path) -> None:
     """The others hear of its steps some at a time, and of a checkpoint at once."""
     compute = Compute()

@@ -16,7 +16,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.daemon.machine.before_start import check_before_start
 from p2p_dtfm.daemon.machine.settings import Settings, given_zeros, resolve
 from p2p_dtfm.net.contacts.addresses import check_listen_address, parse_address
-from p2p_dtfm.sim.scenario.files import find_run_spec
+from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
 from p2p_dtfm.sim.scenario.scenario import parse_scenario
 from p2p_dtfm.train.stage.measure import measure_device
 from p2p_dtfm.train.stage.room_to_train import require_room
@@ -77,6 +77,16 @@ def test_a_wrong_run_spec_is_told_in_words(changes: dict, cause: str) -> None:
         parse_run_spec(values, "run.toml")
     assert cause in caught.value.cause
     assert "Input" not in caught.value.cause and "pattern" not in caught.value.cause
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 3000 + "]" * 3000], ids=["digits", "nested"])
+def test_what_no_parser_declares_is_told_in_words(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f"total_steps = {value}\n")
+    with pytest.raises(UserError, match="is not valid TOML"):
+        read_run_spec(path)
+    with pytest.raises(UserError, match="not valid TOML"):
+        parse_scenario(path.read_text(), "mine.toml")
 
 
 def test_all_wrong_settings_are_told_at_once() -> None:

@@ -16,7 +16,7 @@ from p2p_dtfm.sim.faults.lossy_network import LossyNetwork
 from tests.core.builders import record
 
 COST = LayerCost(1, 1, 1, 1)
-SEEDS = 40
+SEEDS = 16
 LOOKS_S = 6
 """For so long a daemon looks for members before it goes on alone."""
 TOGETHER_WITHIN_S = 60

@@ -138,6 +138,18 @@ def test_pruning_keeps_the_newest_and_clears_older_wrecks(spec: RunSpec, tmp_pat
     assert prune(tmp_path, 2) == []
 
 
+def test_pruning_keeps_what_was_just_made_though_others_are_of_later_steps(
+    spec: RunSpec, tmp_path: Path
+) -> None:
+    """Those are of a side of a split swarm that this peer has given up."""
+    for step in (3, 8, 9):
+        save(tmp_path, spec, step)
+    assert prune(tmp_path, 2, made=3) == [] and steps(tmp_path) == [9, 8, 3]
+    save(tmp_path, spec, 4)
+    prune(tmp_path, 2, made=4)
+    assert steps(tmp_path) == [9, 8, 4]
+
+
 def test_no_place_to_write_is_an_error_to_live_with(spec: RunSpec, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")

@@ -77,7 +77,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str | None]]:
 def _safe(facts: dict[str, Any]) -> str | None:
     """What a crash of one peer cannot set back; left out where that is every step."""
     safe, step = facts.get("safe_step"), facts.get("step")
-    if not step or safe == step:
+    if not step or safe == step or facts.get("view") is None:
         return None
     return f"{safe or 0}: a crash of one peer may set training back to it"
 

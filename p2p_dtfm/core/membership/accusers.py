@@ -24,12 +24,20 @@ class Accusers:
         self._stops: dict[Member, list[tuple[int, int]]] = {}
         self._commits = 0
 
-    def holds_up(self, members: Collection[Member], number: int, now_ns: int) -> set[Member]:
-        """They kept an attempt from its end; those of them that have done so of late before."""
+    def holds_up(
+        self,
+        members: Collection[Member],
+        number: int,
+        now_ns: int,
+        had_agreed: bool = True,
+    ) -> set[Member]:
+        """They kept an attempt from its end; those of them that have done so of late before. Who
+        `had_agreed` on what is known has less of an excuse."""
+        within_ns = REMEMBERED_NS if had_agreed else OFTEN_NS
         again = set()
         for member in members:
             before, at_ns = self._held_up.pop(member, (number, now_ns))
-            if before != number and now_ns - at_ns < REMEMBERED_NS:
+            if before != number and now_ns - at_ns < within_ns:
                 again.add(member)
             self._held_up[member] = number, now_ns
         while len(self._held_up) > PEERS_LIMIT:

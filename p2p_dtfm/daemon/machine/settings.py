@@ -199,7 +199,7 @@ def _from_file(config: Path | None) -> list[tuple[str, dict[str, Any]]]:
         return [(str(config), tomllib.loads(config.read_text(encoding="utf-8")))]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {config}: {error}", "give the path of a TOML file") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # not only what tomllib declares
         raise UserError(f"{config} is not valid TOML: {error}", "mend that line") from error
 
 

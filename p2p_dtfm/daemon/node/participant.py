@@ -166,6 +166,7 @@ class Participant:
             held = dict.fromkeys(states, step)
             lineage = checkpoint.manifest.lineage
             self._agreement.resume(step, held, lineage, self.checkpoints.saved)
+            self.checkpoints.resumed(step)
             log.info("goes on from the checkpoint of step %d", step)
             return
 

@@ -210,7 +210,7 @@ class Resident:
         )
 
     def _status_json(self, status: Status) -> dict[str, Any]:
-        nothing: dict[str, Any] = dict.fromkeys(("view", "snapshot", "plan"))
+        nothing: dict[str, Any] = dict.fromkeys(("view", "snapshot", "plan", "safe_step"))
         nothing |= {"members": [], "addresses": [], "layers": [], "stage": [], "waits_for": []}
         nothing |= dict.fromkeys(("tokens_per_s", "eta_s"))
         nothing["problems"] = []

@@ -7,6 +7,7 @@ there that they are present.
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Sequence
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
@@ -25,6 +26,12 @@ ASKED_AT_ONCE_LIMIT = 16
 ASKED_LIMIT = 64
 ANSWER_DEADLINE_S = 4.0
 DIGEST_CHARACTERS = 64
+STAGES = 3
+HEAD_START_S = 1.0
+"""Of each way to read the directory before the next one, which is to be believed less."""
+NODES_LIMIT = 16
+WELCOME_ALONE_S = 3.0
+"""After so long the directory is read as well, where the run is named."""
 
 Value = TypeVar("Value")
 Answer = tuple[str, Welcome]
@@ -40,22 +47,53 @@ async def find_run(
     say: Callable[[str], None],
 ) -> Answer:
     """Find a member of the run (of any run, if `run_digest` is empty). Raises `UserError`."""
+    asking = asyncio.create_task(ask_welcome(messenger, initial_peers, own, run_digest))
+    is_whole = len(run_digest) == DIGEST_CHARACTERS
     try:
-        return await ask_welcome(messenger, initial_peers, own, run_digest)
+        # one that says nothing at all must not keep this peer from looking elsewhere
+        await asyncio.wait({asking}, timeout=WELCOME_ALONE_S if is_whole else None)
+        if asking.done() and (not is_whole or asking.exception() is None):
+            return asking.result()
+        say(f"looks in the directory for members of run {run_digest[:16]}")
+        return await _look(messenger, directory, initial_peers, own, run_digest, asking)
     except UserError as error:
-        if len(run_digest) != DIGEST_CHARACTERS:
-            raise _with_hint(error) from error
-        refused = error
-    say(f"looks in the directory for members of run {run_digest[:16]}")
-    # who trains another run has told so: then most likely the digest is mistyped
-    patience_s = LOOK_FOR_S if refused.exit_code == UNREACHABLE else 0.0
-    end_s = now.monotonic_s() + patience_s
+        if is_whole:
+            raise
+        raise _with_hint(error) from error
+    finally:
+        asking.cancel()
+
+
+async def _look(
+    messenger: Messenger,
+    directory: DirectoryPort,
+    initial_peers: list[str],
+    own: tuple[str, ...],
+    run_digest: str,
+    asking: asyncio.Task[Answer],
+) -> Answer:
+    """In the directory, while initial peers are still asked. Raises `UserError`."""
+    refused: UserError | None = None
+    began_s = now.monotonic_s()
+
+    async def hear_of_it() -> Answer | None:
+        nonlocal refused
+        try:
+            return await asyncio.shield(asking)
+        except UserError as error:
+            refused = error
+            return None
+
     while True:
-        found = await ask_present(messenger, directory, initial_peers, own, run_digest)
+        ways = [hear_of_it(), ask_present(messenger, directory, initial_peers, own, run_digest)]
+        found = await first_found(ways, None)
         if found is not None:
             return found
-        if now.monotonic_s() > end_s:
-            raise await _nobody(directory, run_digest, refused)
+        assert refused is not None
+        # who trains another run has told so: then most likely the digest is mistyped
+        patience_s = LOOK_FOR_S if refused.exit_code == UNREACHABLE else 0.0
+        if now.monotonic_s() > began_s + patience_s:
+            raise await _nobody(directory, run_digest, refused) from refused
         await asyncio.sleep(LOOK_AGAIN_S)
 
 
@@ -69,24 +107,38 @@ async def ask_present(
     """Ask some of those whom the directory names; None if no one trains the run now.
 
     First those who have brought their presence to an initial peer: whoever answers may invent the
-    others, by thousands.
+    others, by thousands. So nodes are read one by one, and of each some are asked.
     """
     asked: set[str] = {messenger.me}
-    for were_there in (True, False):
+
+    async def read(stage: int) -> list[list[Presence]]:
+        if stage == 0:
+            return await directory.present_by_node(initial_peers, run_digest)
+        if stage == 1:
+            nodes = chance.sample(directory.nodes, min(len(directory.nodes), NODES_LIMIT))
+            return await directory.present_by_node(nodes, run_digest)
+        return [await directory.present_peers(run_digest)]
+
+    async def ask(stage: int) -> Answer | None:
+        await asyncio.sleep(stage * HEAD_START_S)
         try:
-            if were_there:
-                present = await directory.present_at(initial_peers, run_digest)
-            else:
-                present = await directory.present_peers(run_digest)
+            by_node = await read(stage)
         except Unreachable:
-            continue
-        others = [peer for peer in present if peer.peer_id not in asked]
-        chosen = chance.sample(others, min(len(others), ASKED_LIMIT))
-        asked |= {peer.peer_id for peer in chosen}
-        found = await _first_answer(messenger, chosen, were_there, own, run_digest)
-        if found is not None:
-            return found
-    return None
+            return None
+        chosen = _in_turn(by_node, asked)
+        asked.update(peer.peer_id for peer in chosen)
+        return await _first_answer(messenger, chosen, stage == 0, own, run_digest)
+
+    return await first_found([ask(stage) for stage in range(STAGES)], None)
+
+
+def _in_turn(by_node: list[list[Presence]], asked: set[str]) -> list[Presence]:
+    """Some of those that each node names, one of each node after the other."""
+    new = [[peer for peer in node if peer.peer_id not in asked] for node in by_node]
+    drawn = [chance.sample(node, min(len(node), ASKED_LIMIT)) for node in new]
+    turns = zip_longest(*sorted(drawn, key=len))
+    chosen = {peer.peer_id: peer for turn in turns for peer in turn if peer is not None}
+    return list(chosen.values())[:ASKED_LIMIT]
 
 
 async def _first_answer(

@@ -92,7 +92,7 @@ def read_memory(directory: Path) -> Memory | None:
     except OSError as error:
         log.warning("cannot read %s: %s", path, error.strerror)
         return None
-    except (msgspec.DecodeError, PeerFault, ValueError) as error:
+    except (msgspec.DecodeError, PeerFault, ValueError, RecursionError) as error:
         aside = path.with_suffix(".damaged")
         log.warning("what was remembered is damaged (%s): set aside as %s", error, aside)
         with contextlib.suppress(OSError):

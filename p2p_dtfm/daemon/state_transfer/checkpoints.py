@@ -78,7 +78,7 @@ class Checkpoints:
         self._seen: tuple[int, int] | None = None
         self._saved: tuple[SavedState, ...] = ()
         self.whole_step: int | None = None
-        """The newest step of which every layer's file is here."""
+        """The newest step, on the way to where training is, of which every layer's file is here."""
         self._remember_files()
 
     def path_of(self, blob: str) -> Path | None:
@@ -101,6 +101,10 @@ class Checkpoints:
                 tuple(SavedState(it.manifest.step, it.manifest.lineage, it.layers) for it in found),
             )
         return self._saved
+
+    def resumed(self, step: int) -> None:
+        """Training goes on from the checkpoint of this step, which is whole."""
+        self.whole_step = step
 
     async def save(self, step: int, states: dict[int, LayerState], lineage: str = "") -> None:
         """Write these layers as they are after `step` committed steps."""
@@ -131,6 +135,7 @@ class Checkpoints:
 
         Only the layers that are here and as new as `step`; None if there are none, or no room.
         """
+        self.whole_step = None
         kept = [state for state in states.values() if state.version == step > 0]
         if not kept:
             return None
@@ -271,12 +276,12 @@ class Checkpoints:
         self._announce(CheckpointFiles(step, manifest.lineage, files))
         if len(files) == layer_count(self._spec):
             self.whole_step = max(step, self.whole_step or 0)
-            self._prune()
+            self._prune(step)
         self._changes += 1
 
-    def _prune(self) -> None:
+    def _prune(self, made: int) -> None:
         try:
-            prune(self._root, self._spec.checkpoint.keep)
+            prune(self._root, self._spec.checkpoint.keep, made)
         except CheckpointFailed as error:
             log.warning("old checkpoints stay: %s", error)
 

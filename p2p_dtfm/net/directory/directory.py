@@ -149,6 +149,14 @@ class Directory:
     async def present_at(self, peer_ids: Sequence[str], run_digest: str) -> list[Presence]:
         """Those whose presences these nodes hold: they brought them there themselves, while others
         found in the directory may be inventions of whoever answered. Sorted by peer id."""
+        by_node = await self.present_by_node(peer_ids, run_digest)
+        found = {presence.peer_id: presence for node in by_node for presence in node}
+        return [found[peer_id] for peer_id in sorted(found)]
+
+    async def present_by_node(
+        self, peer_ids: Sequence[str], run_digest: str
+    ) -> list[list[Presence]]:
+        """The same, of each node apart: what one invents hides nothing that others hold."""
         self._validator.own(run_digest)
         keys = [presence_key(run_digest, shard) for shard in range(SHARDS)]
         ids = {key: DHTID.generate(source=key) for key in keys}
@@ -158,15 +166,18 @@ class Directory:
             if peer_id != self._host.peer_id
         ]
         answers = await asyncio.gather(*map(self._bounded, asked), return_exceptions=True)
-        values = [
-            item[0].value
-            for answer in answers
-            if isinstance(answer, dict)
-            for item in answer.values()
-            if item[0] is not None
-        ]
-        present = self._opened(values, run_digest)
-        return [present[peer_id] for peer_id in sorted(present)]
+        by_node = []
+        for answer in answers:
+            items = answer.values() if isinstance(answer, dict) else ()
+            present = self._opened([it[0].value for it in items if it[0] is not None], run_digest)
+            by_node.append([present[peer_id] for peer_id in sorted(present)])
+        return by_node
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes that this one has met or heard of, sorted."""
+        table = self._node.protocol.routing_table
+        return tuple(sorted(peer.to_base58() for peer in table.uid_to_peer_id.values()))
 
     def _opened(self, values: Iterable[object], run_digest: str) -> dict[str, Presence]:
         present = {}

@@ -54,7 +54,7 @@ def read_values(path: Path) -> dict[str, Any]:
             f"cannot read the run spec {path}: {error}",
             f"give the path of a TOML file, or one of the names that come along: {known}",
         ) from error
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not only what the two parsers declare
         raise UserError(f"{path} is not valid {kind}: {error}", "mend that line") from error
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no run spec", "see configs/tiny.toml for an example")

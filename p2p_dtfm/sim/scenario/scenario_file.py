@@ -123,7 +123,7 @@ def parse_scenario_file(text: str, origin: str) -> ScenarioFile:
     table; see `WrongTables`."""
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # not only what tomllib declares
         line = re.search(r"line (\d+)", str(error))
         where = f"{origin}:{line.group(1)}" if line else origin
         raise UserError(

@@ -122,6 +122,8 @@ class Swarm:
         self.trace = self.network.links.trace
         self.peers: list[Peer] = []
         self._seed = seed
+        self._graves: list[VirtualTask] = []
+        """What killed processes were doing: let go of, it would run its `finally`."""
 
     # peers ---------------------------------------------------------------------------------------
 
@@ -169,6 +171,8 @@ class Swarm:
         assert peer.process is not None and peer.daemon is not None
         self.trace.note(self.loop.now_ns, "kill", peer.name)
         peer.process.kill()
+        tasks = (task for task in asyncio.all_tasks() if isinstance(task, VirtualTask))
+        self._graves += [task for task in tasks if task.process is peer.process]
         if peer.host is not None:
             self.network.leave(peer.host)
         peer.daemon.let_go_of_home()

@@ -200,13 +200,15 @@ def list_checkpoints(root: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda checkpoint: checkpoint.manifest.step, reverse=True)
 
 
-def prune(root: Path, keep: int) -> list[Path]:
+def prune(root: Path, keep: int, made: int | None = None) -> list[Path]:
     """Delete all but the newest `keep` checkpoints, and torn ones older than those.
 
-    Returns the deleted directories. Raises `CheckpointFailed`.
+    The one of step `made` stays as well: those of later steps may be of a side of a split swarm
+    that was given up. Returns the deleted directories. Raises `CheckpointFailed`.
     """
     assert keep >= 1, keep
-    kept = [checkpoint.directory for checkpoint in list_checkpoints(root)[:keep]]
+    found = list_checkpoints(root)
+    kept = [it.directory for n, it in enumerate(found) if n < keep or it.manifest.step == made]
     oldest = min((_step_of(directory) for directory in kept), default=0)
     doomed = [d for d in _step_directories(root) if d not in kept and _step_of(d) < oldest]
     for directory in doomed:

@@ -170,7 +170,8 @@ class Gathering:
         """A few of those that agreed say Ready to something else, or not at all. Messages that
         cross may bring that about once; who does it again is left out, though it answers."""
         state, few_or_many, snapshot = self._state, list(by), attempt.snapshot
-        again = state.doubts.accusers.holds_up(few_or_many, attempt.number, now_ns)
+        had_agreed = snapshot is not None
+        again = state.doubts.accusers.holds_up(few_or_many, attempt.number, now_ns, had_agreed)
         all_of_it = snapshot.contributors if snapshot is not None else attempt.participants
         few = 2 * len(few_or_many) < len(all_of_it)
         if state.is_newcomer or not (few and again):

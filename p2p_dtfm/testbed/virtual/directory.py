@@ -42,9 +42,16 @@ class VirtualDirectory:
         ]
         return sorted(fresh, key=lambda each: each.peer_id)
 
-    async def present_at(self, peer_ids: Sequence[str], run_digest: str) -> list[Presence]:
-        linked = set(peer_ids) & self._host.linked.keys()
-        return await self.present_peers(run_digest) if linked else []
+    async def present_by_node(
+        self, peer_ids: Sequence[str], run_digest: str
+    ) -> list[list[Presence]]:
+        linked = [peer_id for peer_id in peer_ids if peer_id in self._host.linked]
+        present = await self.present_peers(run_digest)
+        return [present for _ in linked]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(sorted(self._host.linked))
 
     async def publish_run(self, run_digest: str, signed: Signed) -> bool:
         await self._reach()

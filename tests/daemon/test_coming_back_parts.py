@@ -13,6 +13,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.machine.world import Machine
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances
 from p2p_dtfm.daemon.node.join import Joining
 from p2p_dtfm.daemon.node.local import Local
@@ -182,16 +183,17 @@ def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(
     met: list[str] = []
 
     class OwnDirectory:
-        @classmethod
-        async def start(cls, host: object, contacts: tuple[str, ...], serves: bool) -> object:
-            if contacts:
-                raise UserError("could not join the directory through it", "none", exit_code=6)
-            return cls()
-
         async def meet(self, peer_ids: list[str]) -> None:
             met.extend(peer_ids)
 
-    monkeypatch.setattr("p2p_dtfm.daemon.node.acquaintances.Directory", OwnDirectory)
+    async def start(
+        self: Machine, host: object, contacts: tuple[str, ...], serves: bool
+    ) -> OwnDirectory:
+        if contacts:
+            raise UserError("could not join the directory through it", "none", exit_code=6)
+        return OwnDirectory()
+
+    monkeypatch.setattr(Machine, "start_directory", start)
     network = network_of()
     network.first_contacts = (at,)
     network.reachability = SimpleNamespace(is_behind_router=False)

@@ -18,13 +18,15 @@ def run(scenario: Coroutine[Any, Any, None], deadline_s: float = 60.0) -> None:
 
 
 @contextlib.asynccontextmanager
-async def hosts(folder: Path, count: int) -> AsyncIterator[list[Host]]:
-    """`count` hosts, all connected to the first."""
+async def hosts(folder: Path, count: int, all_met: bool = False) -> AsyncIterator[list[Host]]:
+    """`count` hosts, all connected to the first, or each to each."""
     started: list[Host] = []
     try:
         for number in range(count):
             first = await started[0].addresses() if started else ()
             host = await Host.start(folder / f"{number}.key", LOOPBACK, initial_peers=list(first))
+            for other in started[1:] if all_met else ():
+                await host.connect(other.peer_id, await other.addresses(), 5, is_chosen=True)
             started.append(host)
         yield started
     finally:

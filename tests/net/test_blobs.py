@@ -44,7 +44,7 @@ def test_a_blob_comes_whole_and_atomically(tmp_path: Path) -> None:
 
 def test_a_blob_comes_from_memory_to_memory(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with hosts(tmp_path, 3) as (one, liar, two):
+        async with hosts(tmp_path, 3, all_met=True) as (one, liar, two):
             peers = [await _donor(liar, CONTENT[1:] + b"?"), await _donor(one, CONTENT)]
             exchange = BlobExchange(two, lambda digest: None)
             assert await exchange.fetch_bytes(DIGEST, peers, 4 << 20) == CONTENT
@@ -58,7 +58,7 @@ def test_what_came_before_a_donor_died_is_not_asked_for_again(tmp_path: Path) ->
     """The next donor is found later; it may be one that gave wrong bytes to go on with."""
 
     async def scenario(honest_first: bool) -> None:
-        async with hosts(tmp_path / f"{honest_first}", 3) as (one, two, three):
+        async with hosts(tmp_path / f"{honest_first}", 3, all_met=True) as (one, two, three):
             content = CONTENT if honest_first else b"?" + CONTENT[1:]
             asked: list[str] = []
             came: list[int] = []
@@ -114,7 +114,7 @@ def test_a_call_that_is_cancelled_loses_nothing_that_came(tmp_path: Path) -> Non
 
 def test_bad_donors_are_passed_over_and_the_liar_is_named(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with hosts(tmp_path, 5) as (one, liar, short, empty, fetcher):
+        async with hosts(tmp_path, 5, all_met=True) as (one, liar, short, empty, fetcher):
             lie = CONTENT[: 1 << 20] + b"x" + CONTENT[(1 << 20) + 1 :]
             peers = [
                 await _donor(empty, None),
@@ -138,7 +138,7 @@ def test_a_donor_that_dies_midway_is_continued_by_the_next(
     tmp_path: Path, honest_second: bool
 ) -> None:
     async def scenario() -> None:
-        async with hosts(tmp_path, 3) as (one, two, three):
+        async with hosts(tmp_path, 3, all_met=True) as (one, two, three):
             path = _put(tmp_path, "good", CONTENT)
             served = []
 

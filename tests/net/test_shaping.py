@@ -239,7 +239,7 @@ def test_an_uplink_is_shared_by_all_that_a_peer_sends(tmp_path: Path) -> None:
 
 def test_a_downlink_is_shared_by_all_that_send_to_a_peer(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with hosts(tmp_path, 3) as (one, two, three):
+        async with hosts(tmp_path, 3, all_met=True) as (one, two, three):
             _shape([one, two, three], 10, 40_000_000, downlink=10_000_000)
             await _plane(three, []).ready()
 

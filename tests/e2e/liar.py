@@ -14,13 +14,14 @@ import numpy
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.records import Device, LayerTiming, Link
+from p2p_dtfm.daemon.machine import world
 from p2p_dtfm.daemon.node import participant
 from p2p_dtfm.daemon.peers import self_record
 from p2p_dtfm.daemon.step.step_reduction import _Courses
 from p2p_dtfm.daemon.trainer import step_loop
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.stage import measure, segment_reduction
+from p2p_dtfm.train.stage import segment_reduction
 
 LIES: dict[str, Any] = json.loads(os.environ.get("LIES", "{}"))
 KIND = LIES.get("kind", "")
@@ -37,10 +38,7 @@ def be_equal_and_near() -> None:
     def device(*arguments: object, **more: object) -> Device:
         return Device("cpu", "equal", 4 << 30, end, block, end)
 
-    measure.measure_device = device  # type: ignore[assignment]
-    for module in (self_record, __import__("p2p_dtfm.daemon.node.join", fromlist=["entrance"])):
-        if hasattr(module, "measure_device"):
-            module.measure_device = device
+    world.Machine.measure_device = device  # type: ignore[method-assign]
     near = Link(50_000, 4 << 30)
     take = self_record.SelfRecord.make
 

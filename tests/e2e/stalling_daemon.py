@@ -39,13 +39,13 @@ class _Lying(step_watch.StepWatch):
 
 def _install() -> None:
     from p2p_dtfm.core.protocol.records import Device, LayerTiming
-    from p2p_dtfm.daemon.node import join
+    from p2p_dtfm.daemon.machine import world
     from tests.e2e import liar  # without LIES: all say that they are equal and near
 
     assert not liar.KIND
     layer = LayerTiming(1_000_000, 2_000_000)  # who waits is patient for some planned steps
     device = Device("cpu", "equal", 4 << 30, layer, layer, layer)
-    join.measure_device = lambda *given: device  # type: ignore[assignment]
+    world.Machine.measure_device = lambda *given: device  # type: ignore[assignment]
     from p2p_dtfm.daemon.node import participant
     from p2p_dtfm.daemon.trainer import step_loop
 

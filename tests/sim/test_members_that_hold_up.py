@@ -142,17 +142,7 @@ class HoldingUp(SimulatedPeer):
     ids=lambda it: getattr(it, "__name__", str(it)),
 )
 def test_it_holds_up_the_others_for_seconds_only(lie: Lie, stops: int) -> None:
-    facts = {"lie": staticmethod(lie), "stops": stops}
-    world = AgreementWorld(1, WORKLOAD, record("template"), replicas, timing=LAN)
-    world.peer_type = type("HoldsUp", (HoldingUp,), facts)
-    world.liars, world.rejoins = frozenset({LIAR}), True
-    world.liveness_timing = LAN_LIVENESS
-    for name in NAMES:
-        world.add_peer(name)
-        world.peers[name].agreement.wants_view()
-    world.after(3 * SECOND_NS, lambda: world.found("a"))
-    for name in NAMES[1:]:
-        world.ask_to_join(name, "a")
+    world = _world(lie, stops)
     world.run_until(lambda: all(peer.agreement.step >= 4 for peer in world.peers.values()))
 
     longest_ns, last_ns, end_ns = 0, world.now_ns, world.now_ns + WATCHED_NS
@@ -203,7 +193,8 @@ def test_naming_the_next_life_of_a_member_keeps_nobody_out(believes_it: bool) ->
     world.peers[LIAR].begins = True  # type: ignore[attr-defined]
     if believes_it:
         liar = world.peers[LIAR].agreement
-        liar._named_newcomers = lambda planned: (Member("c", 99),)  # type: ignore[method-assign]
+        state = liar._state
+        state.named_newcomers = lambda planned: (Member("c", 99),)  # type: ignore[method-assign]
         world.invariants.enters_gather = lambda *_: None  # type: ignore[method-assign]
     world.add_peer("f")
     world.peers["f"].agreement.wants_view()

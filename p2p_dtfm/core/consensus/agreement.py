@@ -63,11 +63,10 @@ from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.messages.stage_progress import StageProgress
 from p2p_dtfm.core.messages.statements import STATEMENTS, require_stated
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.lineage import extend
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify
-from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, ViewId
+from p2p_dtfm.core.protocol.snapshot import Member, Snapshot, ViewId
 from p2p_dtfm.core.protocol.workload import Workload
 
 
@@ -117,10 +116,6 @@ class Agreement(AgreementReadings):
         self.recovery_evidence.lineage.move_to(step, lineage)
         self.recovery_evidence.held = dict(held)
         self.has_saved(saved)
-
-    def resume_unknown(self, step: int) -> None:
-        """Start from a checkpoint whose lineage is not known; see `resume`."""
-        self.resume(step, self.held, extend("", step, GENESIS) if step else "")
 
     def has_saved(self, saved: tuple[SavedState, ...]) -> None:
         """What is on disk now, and could be started from."""

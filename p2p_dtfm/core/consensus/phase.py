@@ -11,7 +11,7 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.ready_verdict import ready_verdict
 from p2p_dtfm.core.consensus.parts.opening import due_verdict
-from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.protocol.snapshot import names_of
 from p2p_dtfm.core.recovery.view import View
 
 
@@ -136,7 +136,7 @@ def outlook(state: AgreementState, now_ns: int) -> Outlook:
         return Outlook(phase, "asks members to be let in" if asks else "has not asked for a view")
     missing = set(state.members) - state.active.keys()
     if missing:
-        return Outlook(phase, f"waits for Active from {_names(missing)}")
+        return Outlook(phase, f"waits for Active from {names_of(missing)}")
     return Outlook(phase, due_verdict(state, now_ns).reason)
 
 
@@ -144,17 +144,13 @@ def _of_attempt(attempt: Attempt) -> str:
     if attempt.snapshot is not None:
         return ready_verdict(attempt).reason
     if attempt.waits_for:
-        return f"waits for what {_names(attempt.waits_for)} contribute"
+        return f"waits for what {names_of(attempt.waits_for)} contribute"
     dissenting = set(attempt.dissenting) - {attempt.me}
     if dissenting:
-        return f"waits until {_names(dissenting)} know the same"
+        return f"waits until {names_of(dissenting)} know the same"
     return "all know the same"
 
 
 def _of_agreed(state: AgreementState, view: View) -> str:
     missing = set(view.members) - state.following.synced
-    return f"waits for the states of {_names(missing)}" if missing else "takes over with a step"
-
-
-def _names(members: set[Member]) -> str:
-    return ", ".join(sorted(member.peer_id for member in members))
+    return f"waits for the states of {names_of(missing)}" if missing else "takes over with a step"

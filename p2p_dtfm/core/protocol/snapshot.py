@@ -1,5 +1,7 @@
 """The snapshot: the roster frozen for one view, with everything else that the plan depends on."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from p2p_dtfm.core.protocol.canonical import digest, encode
@@ -13,6 +15,11 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True
 
     peer_id: str
     life: int
+
+
+def names_of(members: Iterable[Member]) -> str:
+    """In words, sorted by peer id."""
+    return ", ".join(sorted(member.peer_id for member in members))
 
 
 class ViewId(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):

@@ -12,6 +12,7 @@ from p2p_dtfm.core.messages.agreement_messages import Gather
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import Message
+from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.door import BUSY, Leave
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.ports import now
@@ -40,7 +41,7 @@ class GateKeeper:
         self._members: frozenset[str] = frozenset()
         self._in_force: frozenset[str] = frozenset()
         """Members of the view in force alone: who is only to join has taken nothing over."""
-        self._former: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._former: dict[str, None] = {}
         self._told_s = 0.0
         self._untold = 0
 
@@ -102,10 +103,7 @@ class GateKeeper:
         self._seen_views = views
         named = [frozenset(view.member_ids) if view is not None else frozenset() for view in views]
         for peer_id in sorted(self._in_force - named[0]):
-            self._former.pop(peer_id, None)
-            self._former[peer_id] = None
-        while len(self._former) > FORMER_LIMIT:
-            self._former.popitem(last=False)
+            put_newest(self._former, peer_id, None, FORMER_LIMIT)
         self._in_force, self._members = named[0], named[0] | named[1]
 
     def trusts(self, peer_id: str) -> bool:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from p2p_dtfm.core.messages.agreement_messages import Standing
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.daemon.peers.wire import Knock, Message, pack
-from p2p_dtfm.net.contacts.calling import NO_WAY
+from p2p_dtfm.net.contacts.calling import NO_WAY, put_newest
 from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable, in_plain_words
 from p2p_dtfm.net.libp2p.control import ControlPlane
@@ -77,7 +77,7 @@ class Messenger:
     def learn(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Remember where a peer is: one that the user named, or that members agreed on."""
         if addresses and peer_id != self._host.peer_id:
-            _remember(self._addresses, peer_id, tuple(addresses)[:ADDRESSES_LIMIT])
+            put_newest(self._addresses, peer_id, tuple(addresses)[:ADDRESSES_LIMIT], PEERS_LIMIT)
             self._host.know(peer_id, addresses)
             self._host.calling.vouch(peer_id)
 
@@ -108,11 +108,11 @@ class Messenger:
             return
         with contextlib.suppress(Refused, PeerFault):
             await self.ask(peer_id, Knock(self.run_digest))
-            _remember(self._knocked_s, peer_id, now_s)
+            put_newest(self._knocked_s, peer_id, now_s, PEERS_LIMIT)
 
     def pass_over(self, peer_id: str, reason: str) -> None:
         """Ask it no more which run it trains, until `passed_over` is cleared."""
-        _remember(self.passed_over, peer_id, reason)
+        put_newest(self.passed_over, peer_id, reason, PEERS_LIMIT)
 
     def forget(self, peer_id: str) -> None:
         """It is no member of the run: a bootstrap node, or one that has gone."""
@@ -127,7 +127,7 @@ class Messenger:
 
     def heard(self, peer_id: str) -> None:
         self._silent.discard(peer_id)
-        _remember(self.heard_s, peer_id, now.monotonic_s())
+        put_newest(self.heard_s, peer_id, now.monotonic_s(), PEERS_LIMIT)
         self._on_heard(peer_id)
 
     @property
@@ -239,7 +239,7 @@ class Messenger:
     def _log_refusal(self, peer_id: str, message: Message, cause: str) -> None:
         """Once for each cause in a row; a peer that has just started refuses much at first."""
         first = self._refusals.get(peer_id) != cause
-        _remember(self._refusals, peer_id, cause)
+        put_newest(self._refusals, peer_id, cause, PEERS_LIMIT)
         is_news = first and not isinstance(message, Standing)  # told to who may just have started
         level = logging.WARNING if is_news else logging.DEBUG
         log.log(level, "%s refuses a %s: %s", peer_id, _name(message), cause)
@@ -265,13 +265,6 @@ class Messenger:
         for worker in self._workers.values():
             worker.cancel()
         await asyncio.gather(*self._workers.values(), return_exceptions=True)
-
-
-def _remember(known: dict[str, Value], peer_id: str, value: Value) -> None:
-    known.pop(peer_id, None)
-    known[peer_id] = value
-    while len(known) > PEERS_LIMIT:
-        del known[next(iter(known))]
 
 
 def _name(message: Message) -> str:

@@ -48,16 +48,16 @@ class Calling:
 
     def vouch(self, peer_id: str) -> None:
         """This peer knows of it from its user, or from those whom it believes."""
-        _put(self.vouched, peer_id, None)
+        put_newest(self.vouched, peer_id, None, PEERS_REMEMBERED)
 
     def seen_by_another(self, peer_id: str, host: str) -> None:
         """Somebody who is believed says where a peer's connection comes from."""
         if host and peer_id not in self._seen:
-            _put(self._seen, peer_id, host)
+            put_newest(self._seen, peer_id, host, PEERS_REMEMBERED)
 
     def heard(self, peer_id: str) -> None:
         """A peer says something over a connection of its own."""
-        _put(self._met_s, peer_id, now.monotonic_s())
+        put_newest(self._met_s, peer_id, now.monotonic_s(), PEERS_REMEMBERED)
 
     def _was_here(self, peer_id: str) -> bool:
         met_s = self._met_s.get(peer_id)
@@ -77,7 +77,7 @@ class Calling:
         if ends is not None:
             self.heard(peer_id)
         if ends and (end := _far_end(ends[0])) is not None:
-            _put(self._seen, peer_id, end[0])
+            put_newest(self._seen, peer_id, end[0], PEERS_REMEMBERED)
         return ends is not None
 
     async def seen_host(self, peer_id: str) -> str | None:
@@ -129,10 +129,11 @@ class Calling:
             self.dialling.answered(end)
 
 
-def _put(kept: dict[str, Value], key: str, value: Value) -> None:
+def put_newest(kept: dict[str, Value], key: str, value: Value, limit: int) -> None:
+    """As the newest of at most so many: what was put longest ago goes."""
     kept.pop(key, None)
     kept[key] = value
-    if len(kept) > PEERS_REMEMBERED:
+    while len(kept) > limit:
         del kept[next(iter(kept))]
 
 

@@ -6,14 +6,13 @@ that it asks where it is, and asks them where others are. Whom an answer names i
 is whose address is a claim: few, and slowly.
 """
 
-import collections
 import contextlib
 
 import msgspec
 
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.net.contacts.calling import door_of
+from p2p_dtfm.net.contacts.calling import door_of, put_newest
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import Host
@@ -48,8 +47,8 @@ class Whereabouts:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._control = ControlPlane(host, self._answer, name="whereabouts")
-        self._said: collections.OrderedDict[str, tuple[str, ...]] = collections.OrderedDict()
-        self._guides: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._said: dict[str, tuple[str, ...]] = {}
+        self._guides: dict[str, None] = {}
 
     async def ready(self) -> "Whereabouts":
         """Start to answer."""
@@ -84,10 +83,7 @@ class Whereabouts:
         own = (await self._host.addresses())[:ADDRESSES_LIMIT]
         request = encode(WhereIs(own, peer_ids))
         reply = await self._control.call(peer_id, request, DEADLINE_S)
-        self._guides.pop(peer_id, None)
-        self._guides[peer_id] = None
-        while len(self._guides) > REMEMBERED:
-            self._guides.popitem(last=False)
+        put_newest(self._guides, peer_id, None, REMEMBERED)
         answer = decode(reply, AreThere, _REQUEST_LIMIT_BYTES * NAMED_LIMIT)
         self._note(peer_id, answer.own)
         return answer
@@ -102,7 +98,4 @@ class Whereabouts:
 
     def _note(self, peer_id: str, own: tuple[str, ...]) -> None:
         sound = tuple(at for at in own if len(at) <= ADDRESS_LIMIT and door_of(at))
-        self._said.pop(peer_id, None)
-        self._said[peer_id] = sound[:ADDRESSES_LIMIT]
-        while len(self._said) > REMEMBERED:
-            self._said.popitem(last=False)
+        put_newest(self._said, peer_id, sound[:ADDRESSES_LIMIT], REMEMBERED)

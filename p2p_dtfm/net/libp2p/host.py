@@ -17,7 +17,7 @@ from p2p_dtfm.net.contacts.addresses import (
     parse_address,
     usable_addresses,
 )
-from p2p_dtfm.net.contacts.calling import NO_WAY, Calling
+from p2p_dtfm.net.contacts.calling import NO_WAY, Calling, put_newest
 from p2p_dtfm.net.contacts.first_contacts import reach_first_peers
 from p2p_dtfm.net.contacts.identity import Identity, is_peer_id
 from p2p_dtfm.net.contacts.ports import refuse_taken_ports
@@ -175,10 +175,8 @@ class Host:
 
     def know(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Remember where a peer says that it is, for when p2pd does not know."""
-        self._address_book.pop(peer_id, None)
-        self._address_book[peer_id] = tuple(addresses)[:ADDRESSES_LIMIT]
-        while len(self._address_book) > PEERS_REMEMBERED:
-            del self._address_book[next(iter(self._address_book))]
+        known = tuple(addresses)[:ADDRESSES_LIMIT]
+        put_newest(self._address_book, peer_id, known, PEERS_REMEMBERED)
 
     def where(self, peer_id: str) -> tuple[str, ...]:
         """Where it said that it is; nothing: that is not known."""

@@ -8,7 +8,7 @@ memory, and move as they would.
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -68,6 +68,12 @@ def emulated_device(spec: RunSpec, flops_per_s: int, memory_bytes: int) -> Devic
     )
 
 
+def timings_of(device: Device, spec: RunSpec, layers: Iterable[int]) -> dict[int, LayerTiming]:
+    """Of these layers of the model, as the device's record says."""
+    workload = workload_of(spec)
+    return {layer: getattr(device, workload.kind(layer).value) for layer in layers}
+
+
 class EmulatedStageRunner(StageRunner):
     """A `StageRunner` whose passes take the time of its device. Blocks its thread meanwhile.
 
@@ -87,10 +93,7 @@ class EmulatedStageRunner(StageRunner):
     ) -> None:
         assert device.kind == KIND, device.kind
         super().__init__(spec, layer_states, recompute)
-        workload = workload_of(spec)
-        self._timings: dict[int, LayerTiming] = {
-            layer: getattr(device, workload.kind(layer).value) for layer in self.layer_states
-        }
+        self._timings = timings_of(device, spec, self.layer_states)
         self._anchor = torch.zeros((), requires_grad=True)
         self._late_ns = 0
         self._slept_ns = 0

@@ -6,11 +6,11 @@ For daemons in virtual time: there the processor's own time counts for nothing.
 import torch
 from torch import Tensor
 
-from p2p_dtfm.core.protocol.records import Device, LayerTiming
+from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.emulated import timings_of
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 
@@ -30,10 +30,7 @@ class TimedStageRunner(StageRunner):
         recompute: bool = False,
     ) -> None:
         super().__init__(spec, layer_states, recompute)
-        workload = workload_of(spec)
-        self._timings: dict[int, LayerTiming] = {
-            layer: getattr(device, workload.kind(layer).value) for layer in self.layer_states
-        }
+        self._timings = timings_of(device, spec, self.layer_states)
 
     def _run(self, layer: int, entry: Tensor, targets: Tensor | None) -> Tensor:
         now.block_ns(self._timings[layer].forward_ns)

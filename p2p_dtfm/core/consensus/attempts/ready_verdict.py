@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.messages.agreement_messages import Ready
-from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.protocol.snapshot import Member, names_of
 
 
 class Answers(StrEnum):
@@ -35,7 +35,7 @@ def ready_verdict(attempt: Attempt) -> ReadyVerdict:
         return ReadyVerdict(Answers.MISSING, "the plan of the view is not there yet")
     contributors = attempt.snapshot.contributors
     missing = tuple(member for member in contributors if member not in attempt.ready)
-    waits = ReadyVerdict(Answers.MISSING, f"waits for Ready from {_names(missing)}", missing)
+    waits = ReadyVerdict(Answers.MISSING, f"waits for Ready from {names_of(missing)}", missing)
     mine = attempt.ready[attempt.me]
     answers = [attempt.ready[member] for member in contributors if member in attempt.ready]
     strays = tuple(theirs.sender for theirs in answers if theirs.view != mine.view)
@@ -65,12 +65,8 @@ def _of_other_plans(attempt: Attempt, others: list[Ready], alike: int) -> ReadyV
         reason = "the peers planned it in several ways"
         return ReadyVerdict(Answers.SPLIT, reason) if decided else None
     members = tuple(item.sender for item in others)
-    text = f"{_names(members)} planned view {attempt.number} differently: perhaps another version"
+    text = f"{names_of(members)} planned view {attempt.number} differently: perhaps another version"
     return ReadyVerdict(Answers.OTHER_PLANS, text, members)
-
-
-def _names(members: tuple[Member, ...]) -> str:
-    return ", ".join(sorted(member.peer_id for member in members))
 
 
 def _says_the_same(theirs: Ready, mine: Ready) -> bool:

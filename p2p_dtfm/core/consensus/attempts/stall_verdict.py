@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.silence import silent_in
-from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.protocol.snapshot import Member, names_of
 from p2p_dtfm.core.recovery.view import View
 
 
@@ -37,12 +37,12 @@ def stall_verdict(attempt: Attempt, view: View | None) -> StallVerdict:
     """Whom the attempt waits for, and whether it can do without; `view`: the present one."""
     waits_for, is_gathering = attempt.waits_for, attempt.snapshot is None
     if is_gathering and _are_dispensable(waits_for, attempt):
-        reason = f"goes on without {_names(waits_for)}: silent during Gather({attempt.number})"
+        reason = f"goes on without {names_of(waits_for)}: silent during Gather({attempt.number})"
         return StallVerdict(Remedy.GO_ON_WITHOUT, reason, tuple(sorted(waits_for)))
     is_asked = view is not None or attempt.only_newcomers
     silent = tuple(silent_in(attempt, is_member=is_asked))
     reason = (
-        f"view {attempt.number} had no answer from {_names(waits_for or silent) or 'all alike'}"
+        f"view {attempt.number} had no answer from {names_of(waits_for or silent) or 'all alike'}"
     )
     if attempt.planned:
         blamed = are_newcomers_links(silent, view)
@@ -67,7 +67,3 @@ def _are_dispensable(silent: set[Member], attempt: Attempt) -> bool:
 def are_newcomers_links(silent: Collection[Member], view: View | None) -> bool:
     """Evidence that keeps a newcomer out, and cannot cost a member its place."""
     return bool(silent) and (view is None or not set(silent) & set(view.members))
-
-
-def _names(members: Collection[Member]) -> str:
-    return ", ".join(sorted(member.peer_id for member in members))

@@ -127,9 +127,17 @@ def test_where_nobody_listens_any_more_a_broken_stream_is_enough() -> None:
     assert run(liveness, 2, 4) == [], "they are back"
 
 
-def test_who_is_in_doubt_is_asked_at_once() -> None:
+def test_who_is_in_doubt_is_called_at_once_and_given_half_the_time() -> None:
     liveness = watching("a", "b")
-    assert liveness.due_heartbeats(2 * SECOND_NS) == ("a", "b")
-    liveness.ask(["b", "stranger"])
-    assert liveness.due_heartbeats(2 * SECOND_NS + 1) == ("b",)
-    assert liveness.due_heartbeats(2 * SECOND_NS + 2) == ()
+    heard_s = beats(liveness, to_s=20, every_s=0.5)
+    liveness.heard("b", int(heard_s * SECOND_NS))
+    now_ns = int(heard_s * SECOND_NS)
+    liveness.due_heartbeats(now_ns)
+    liveness.doubt(["a", "b", "stranger"])
+    assert liveness.due_heartbeats(now_ns + 1) == ("a", "b"), "though none is due"
+    assert liveness.due_heartbeats(now_ns + 2) == ()
+    assert run(liveness, heard_s, heard_s + 1.25) == []
+    assert run(liveness, heard_s + 1.25, heard_s + 4) == ["a"], "of b little is known"
+    liveness.heard("a", int((heard_s + 4) * SECOND_NS))
+    liveness.watch(["a"], int((heard_s + 4) * SECOND_NS))
+    assert missed_after_s(liveness, heard_s + 4) == 5.0, "it has answered, and been silent for long"

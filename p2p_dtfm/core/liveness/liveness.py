@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.liveness.rhythm import SECOND_NS, Rhythm
 
+DOUBT_DIVISOR = 2
+"""Where others accuse a peer, this part of its silence is enough."""
+
 
 @dataclass(frozen=True)
 class LivenessTiming:
@@ -65,6 +68,9 @@ class _Watched:
     said_ns: int = 0
     beat_ns: int = 0
     asked: bool = False
+    """A heartbeat is due at once."""
+    is_doubted: bool = False
+    """By somebody else, since it was heard last."""
     suspected: bool = False
     rhythm: Rhythm = field(default_factory=Rhythm)
 
@@ -97,7 +103,7 @@ class Liveness:
             watched.rhythm.heard(max(0, now_ns - watched.heard_ns), now_ns)
             watched.heard_ns = max(watched.heard_ns, now_ns)
             watched.reset_ns = None
-            watched.is_refused = False
+            watched.is_refused = watched.is_doubted = False
             watched.suspected = False
 
     def stream_reset(self, peer_id: str, now_ns: int, is_refused: bool = False) -> None:
@@ -108,14 +114,15 @@ class Liveness:
             return
         if watched.reset_ns is None:
             watched.reset_ns = now_ns
-            self.ask((peer_id,))
+            watched.asked = True
         watched.is_refused = watched.is_refused or is_refused
 
-    def ask(self, peers: Iterable[str]) -> None:
-        """Somebody doubts that these live: they are sent a heartbeat next, due or not."""
+    def doubt(self, peers: Iterable[str]) -> None:
+        """Somebody else accuses these, or is accused by them: they are called at once, and half of
+        the silence that would be evidence is enough, or all would find it out one after another."""
         for peer_id in peers:
             if (watched := self._watched.get(peer_id)) is not None:
-                watched.asked = True
+                watched.asked = watched.is_doubted = True
 
     def said(self, peer_id: str, now_ns: int) -> None:
         """Something was sent to this peer."""
@@ -157,7 +164,9 @@ class Liveness:
     def _judge(self, watched: _Watched, now_ns: int) -> str:
         timing = self._timing
         silent_ns = now_ns - watched.heard_ns
-        if silent_ns >= watched.rhythm.bound_ns(timing.least_silence_ns, timing.silence_ns):
+        divisor = DOUBT_DIVISOR if watched.is_doubted else 1
+        limits_ns = timing.least_silence_ns, timing.silence_ns
+        if silent_ns >= watched.rhythm.bound_ns(*limits_ns, divisor):
             return f"nothing heard for {silent_ns / SECOND_NS:.1f} s"
         if watched.reset_ns is None:
             return ""

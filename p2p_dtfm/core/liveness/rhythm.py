@@ -32,9 +32,10 @@ class Rhythm:
             silent_ns = max(silent_ns, self._longest_ns.pop()[1])
         self._longest_ns.append((slot, silent_ns))
 
-    def bound_ns(self, least_ns: int, most_ns: int) -> int:
-        """A silence that is longer is evidence."""
+    def bound_ns(self, least_ns: int, most_ns: int, divisor: int = 1) -> int:
+        """A silence that is longer is evidence; one part in `divisor` of it, where others say so,
+        too."""
         if len(self._longest_ns) < FEWEST_SLOTS:
             return most_ns
         usual_ns = max(silent_ns for _, silent_ns in self._longest_ns)
-        return min(most_ns, max(least_ns, FACTOR * usual_ns))
+        return min(most_ns, max(least_ns, FACTOR * usual_ns) // divisor)

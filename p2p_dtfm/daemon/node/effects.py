@@ -63,7 +63,6 @@ class Effects:
         accuses the other."""
         membership, now_ns = self._membership, now.monotonic_ns()
         agreement = membership.agreement
-        self._participant.network.liveness.ask(sorted(agreement.doubted))
         for suspicion in self._participant.step_watch.take_sides(agreement):
             accused = agreement.holds_up(suspicion.peer_id, suspicion.reason, now_ns)
             membership.actions.do(accused)

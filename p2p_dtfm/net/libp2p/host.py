@@ -49,7 +49,9 @@ CLOSE_DEADLINE_S = 5.0
 ADDRESSES_LIMIT = 16
 MESSAGE_LIMIT_BYTES = 4 << 20
 PEERS_REMEMBERED = 4096
-WAITS_TO_DIAL = "dial backoff"
+CAUSE_LIMIT = 2_000
+"""Why none of a peer's addresses could be dialled."""
+_WAITS_TO_DIAL = "dial backoff"
 _DIAL_FAILED = "failed to dial"
 _NEVER_SENT = (
     "routing: not found",
@@ -332,7 +334,7 @@ class Host:
         try:
             return reply.result()
         except (P2PDaemonError, P2PHandlerError) as error:
-            raise Unreachable(peer_id, self._why(peer_id, one_line(str(error)))) from error
+            raise Unreachable(peer_id, self._why(peer_id, str(error))) from error
 
     async def close(self) -> None:
         """End p2pd and wait until it is gone. May be called twice."""
@@ -387,13 +389,14 @@ class Host:
         except TimeoutError as error:
             raise Unreachable(peer_id, f"no connection within {deadline_s:g} s") from error
         except CONNECTION_ERRORS as error:
-            cause = self._why(peer_id, one_line(str(error) or repr(error)))
+            cause = self._why(peer_id, str(error) or repr(error))
             raise Unreachable(peer_id, cause) from error
 
     def _why(self, peer_id: str, cause: str) -> str:
         """p2pd does not dial again at once what it could not, and then says no more than that: why
         it could not was said the last time."""
-        if WAITS_TO_DIAL in cause:
+        cause = one_line(cause, CAUSE_LIMIT)
+        if _WAITS_TO_DIAL in cause:
             return self._not_dialled.get(peer_id, cause)
         if _DIAL_FAILED in cause:
             put_newest(self._not_dialled, peer_id, cause, PEERS_REMEMBERED)

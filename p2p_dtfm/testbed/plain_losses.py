@@ -24,9 +24,14 @@ def comparable(spec: RunSpec, total_steps: int) -> RunSpec:
     return spec.model_copy(update=changes)
 
 
-def plain_losses(home: Path, steps: int) -> Iterator[float] | None:
-    """Of the first `steps` steps of the run at `home`, each when it is computed; None where it has
-    saved no checkpoint."""
+def plain_losses(home: Path, steps: int) -> list[float] | None:
+    """Of the first `steps` steps of the run at `home`; None where it has saved no checkpoint."""
+    running = plain_run(home, steps)
+    return None if running is None else list(running)
+
+
+def plain_run(home: Path, steps: int) -> Iterator[float] | None:
+    """The same, each loss when it is computed."""
     from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
     from p2p_dtfm.train.model.checkpoint import read_manifest
     from p2p_dtfm.train.model.reference import ReferenceRun

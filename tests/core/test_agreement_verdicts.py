@@ -125,7 +125,7 @@ def test_a_better_plan_waits_for_the_step_that_a_failure_has_stopped(state: Agre
     state.present.said_active = said
     now_ns = 10 * SECOND_NS + state.timing.gather_ns
     waits = due_verdict(state, now_ns - 1)
-    assert not waits.opens and waits.reason == "the step that all wait for goes before a better plan"
+    assert not waits.opens and "the step that all wait for" in waits.reason
     assert due_verdict(state, now_ns).opens, "that may be what the step needs"
     state.present.said_active = msgspec.structs.replace(said, step=state.step - 1)
     assert due_verdict(state, 10 * SECOND_NS).opens, "it has committed"

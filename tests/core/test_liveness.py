@@ -1,12 +1,21 @@
 """Who is suspected of being out of reach: the silent and the broken."""
 
-from p2p_dtfm.core.liveness.liveness import SECOND_NS, WAN_LIVENESS, Liveness
+import dataclasses
+
+from p2p_dtfm.core.liveness.liveness import (
+    LAN_LIVENESS,
+    SECOND_NS,
+    WAN_LIVENESS,
+    Liveness,
+    LivenessTiming,
+)
 
 TIMING = WAN_LIVENESS
+REGULAR = dataclasses.replace(LAN_LIVENESS, least_silence_ns=3 * SECOND_NS)
 
 
-def watching(*peers: str) -> Liveness:
-    liveness = Liveness(TIMING)
+def watching(*peers: str, timing: LivenessTiming = TIMING) -> Liveness:
+    liveness = Liveness(timing)
     liveness.watch(peers, 0)
     liveness.tick(0)
     return liveness
@@ -74,12 +83,12 @@ def missed_after_s(liveness: Liveness, heard_s: float) -> float:
 
 
 def test_who_speaks_regularly_is_missed_soon() -> None:
-    liveness = watching("a")
+    liveness = watching("a", timing=REGULAR)
     assert missed_after_s(liveness, beats(liveness, to_s=20, every_s=0.5)) == 3.0
 
 
 def test_who_is_silent_now_and_then_is_given_longer() -> None:
-    liveness = watching("a")
+    liveness = watching("a", timing=REGULAR)
     heard_s = beats(liveness, to_s=10, every_s=0.5)
     heard_s = beats(liveness, from_s=heard_s, to_s=heard_s + 1.25, every_s=1.25)
     heard_s = beats(liveness, from_s=heard_s, to_s=40, every_s=0.5)
@@ -87,26 +96,26 @@ def test_who_is_silent_now_and_then_is_given_longer() -> None:
 
 
 def test_one_long_silence_is_forgotten_after_a_minute() -> None:
-    liveness = watching("a")
+    liveness = watching("a", timing=REGULAR)
     heard_s = beats(liveness, to_s=4, every_s=2)
     heard_s = beats(liveness, from_s=heard_s, to_s=120, every_s=0.5)
     assert missed_after_s(liveness, heard_s) == 3.0
 
 
 def test_of_whom_little_is_known_yet_nothing_is_expected() -> None:
-    liveness = watching("a")
+    liveness = watching("a", timing=REGULAR)
     assert missed_after_s(liveness, beats(liveness, to_s=3, every_s=0.5)) == 5.0
 
 
 def test_no_silence_is_longer_than_the_longest() -> None:
-    liveness = watching("a")
+    liveness = watching("a", timing=REGULAR)
     assert missed_after_s(liveness, beats(liveness, to_s=60, every_s=2.5)) == 5.0
 
 
 def test_who_was_late_itself_does_not_accuse_for_that_time() -> None:
     """Its own loop stood still for 1.5 s at a time, less than a sleep: what others said meanwhile
     is still to be read."""
-    liveness = watching("a")
+    liveness = watching("a", timing=REGULAR)
     heard_s = beats(liveness, to_s=20, every_s=0.5)
     tick_s = heard_s
     for _ in range(5):
@@ -128,7 +137,7 @@ def test_where_nobody_listens_any_more_a_broken_stream_is_enough() -> None:
 
 
 def test_who_is_in_doubt_is_called_at_once_and_given_half_the_time() -> None:
-    liveness = watching("a", "b")
+    liveness = watching("a", "b", timing=REGULAR)
     heard_s = beats(liveness, to_s=20, every_s=0.5)
     liveness.heard("b", int(heard_s * SECOND_NS))
     now_ns = int(heard_s * SECOND_NS)

@@ -1,4 +1,4 @@
-"""`p2p-dtfm chaos --storm`: daemons are killed one after another, until somebody has seen enough."""
+"""`p2p-dtfm chaos --storm`: daemons are killed one after another, as long as somebody watches."""
 
 import json
 import os

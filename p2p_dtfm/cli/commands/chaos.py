@@ -202,7 +202,7 @@ def _cast(
 def _expected_losses(directory: Path, case: ChaosCase, steps: int) -> Callable[[int], float] | None:
     for name in case.peers:
         if (losses := plain_losses(directory / name, steps)) is not None:
-            return list(losses).__getitem__
+            return losses.__getitem__
     return None
 
 

@@ -19,7 +19,7 @@ from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.chaos_verdict import judge
 from p2p_dtfm.testbed.kill_storm import KillStorm, StormReport, peer_id_of
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
-from p2p_dtfm.testbed.plain_losses import comparable, plain_losses
+from p2p_dtfm.testbed.plain_losses import comparable, plain_run
 from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
 
 PEERS = 8
@@ -133,7 +133,7 @@ def _plain_losses(
     began_s: float,
 ) -> list[float]:
     """Of as many steps as there was patience for: a signal ends that, too."""
-    running = next((found for home in homes if (found := plain_losses(home, steps))), None)
+    running = next((found for home in homes if (found := plain_run(home, steps))), None)
     if running is None:
         return []
     losses: list[float] = []

@@ -136,6 +136,9 @@ def _plain_losses(
     running = next((found for home in homes if (found := plain_run(home, steps))), None)
     if running is None:
         return []
+    from p2p_dtfm.train.stage.timed import use_one_thread
+
+    use_one_thread()  # several wait for one another wherever the machine does other things, too
     losses: list[float] = []
     was_stopped, told_s = is_stopped(), time.monotonic()
     for loss in running:

@@ -146,7 +146,8 @@ def test_who_is_in_doubt_is_called_at_once_and_given_half_the_time() -> None:
     assert liveness.due_heartbeats(now_ns + 1) == ("a", "b"), "though none is due"
     assert liveness.due_heartbeats(now_ns + 2) == ()
     assert run(liveness, heard_s, heard_s + 1.25) == []
-    assert run(liveness, heard_s + 1.25, heard_s + 4) == ["a"], "of b little is known"
-    liveness.heard("a", int((heard_s + 4) * SECOND_NS))
-    liveness.watch(["a"], int((heard_s + 4) * SECOND_NS))
-    assert missed_after_s(liveness, heard_s + 4) == 5.0, "it has answered, and been silent for long"
+    assert run(liveness, heard_s + 1.25, heard_s + 2.75) == ["a"], "of b little is known"
+    assert run(liveness, heard_s + 2.75, heard_s + 3) == ["b"], "but others may know it"
+    liveness.heard("a", int((heard_s + 3) * SECOND_NS))
+    liveness.watch(["a"], int((heard_s + 3) * SECOND_NS))
+    assert missed_after_s(liveness, heard_s + 3) == 5.0, "it has answered; three times three seconds"

@@ -34,8 +34,8 @@ class Rhythm:
 
     def bound_ns(self, least_ns: int, most_ns: int, divisor: int = 1) -> int:
         """A silence that is longer is evidence; one part in `divisor` of it, where others say so,
-        too."""
+        too: they may know the peer for longer."""
         if len(self._longest_ns) < FEWEST_SLOTS:
-            return most_ns
+            return most_ns if divisor == 1 else least_ns
         usual_ns = max(silent_ns for _, silent_ns in self._longest_ns)
         return min(most_ns, max(least_ns, FACTOR * usual_ns) // divisor)

@@ -137,10 +137,10 @@ def test_where_nobody_listens_any_more_a_broken_stream_is_enough() -> None:
 
 
 def test_who_is_in_doubt_is_called_at_once_and_given_half_the_time() -> None:
-    liveness = watching("a", "b", timing=REGULAR)
+    liveness = watching("a", timing=REGULAR)
     heard_s = beats(liveness, to_s=20, every_s=0.5)
-    liveness.heard("b", int(heard_s * SECOND_NS))
     now_ns = int(heard_s * SECOND_NS)
+    liveness.watch(["a", "b"], now_ns)
     liveness.due_heartbeats(now_ns)
     liveness.doubt(["a", "b", "stranger"])
     assert liveness.due_heartbeats(now_ns + 1) == ("a", "b"), "though none is due"
@@ -150,4 +150,4 @@ def test_who_is_in_doubt_is_called_at_once_and_given_half_the_time() -> None:
     assert run(liveness, heard_s + 2.75, heard_s + 3) == ["b"], "but others may know it"
     liveness.heard("a", int((heard_s + 3) * SECOND_NS))
     liveness.watch(["a"], int((heard_s + 3) * SECOND_NS))
-    assert missed_after_s(liveness, heard_s + 3) == 5.0, "it has answered; three times three seconds"
+    assert missed_after_s(liveness, heard_s + 3) == 5.0, "three times its three seconds"

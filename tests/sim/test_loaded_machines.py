@@ -12,7 +12,8 @@ from tests.core.builders import WORKLOAD, record
 from tests.sim.test_lying_members import replicas
 
 NAMES = ("a", "b", "c", "d", "e")
-NEVER_NS = 1 << 60
+LONGEST_S = 1.3
+"""That a loop stands still: whoever is heard twice a second is then silent for less than two."""
 AS_BEFORE = dataclasses.replace(LAN_LIVENESS, least_silence_ns=LAN_LIVENESS.silence_ns)
 WITHOUT_DOUBT = dataclasses.replace(LAN_LIVENESS, punctual_ns=LAN_LIVENESS.sleep_ns)
 """In one's own loop."""
@@ -65,15 +66,12 @@ class Loaded:
 @pytest.mark.parametrize("seed", range(3))
 def test_nobody_is_called_dead_because_machines_are_loaded(seed: int) -> None:
     for timing in (AS_BEFORE, LAN_LIVENESS):
-        assert Loaded(seed, timing, longest_s=1.3).called_dead() == []
+        assert Loaded(seed, timing, LONGEST_S).called_dead() == []
 
 
 def test_without_doubt_in_their_own_loops_they_would_accuse() -> None:
     """So the schedule is a test at all."""
-    found = [Loaded(seed, WITHOUT_DOUBT, longest_s=1.9).called_dead() for seed in range(3)]
-    assert any(found)
-    doubting = [Loaded(seed, LAN_LIVENESS, longest_s=1.9).called_dead() for seed in range(3)]
-    assert not any(doubting)
+    assert any(Loaded(seed, WITHOUT_DOUBT, LONGEST_S).called_dead() for seed in range(12))
 
 
 def test_who_stops_for_good_is_missed_within_three_seconds() -> None:

@@ -15,7 +15,8 @@ from typing import Protocol
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.run_spec import ModelSpec, RunSpec
+from p2p_dtfm.core.protocol.model_spec import ModelSpec
+from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.data.tokenizer import END_OF_DOCUMENT, Tokenizer
 from p2p_dtfm.train.hugging_face.tokenizer_json import tokenizer_json
 from p2p_dtfm.train.model.checkpoint import load_layer, read_manifest

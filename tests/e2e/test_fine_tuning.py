@@ -12,7 +12,7 @@ from p2p_dtfm.testbed.local_swarm import LocalSwarm
 from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
 from p2p_dtfm.train.data.tokenizer import ByteTokenizer
 from p2p_dtfm.train.hugging_face.export import export_hugging_face
-from p2p_dtfm.train.hugging_face.gpt2_import import Training, import_hugging_face
+from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
 from p2p_dtfm.train.model.checkpoint import read_manifest, save_layers
 from p2p_dtfm.train.model.initial_state import initial_layer_path, initial_layer_state
 from p2p_dtfm.train.model.reference import ReferenceRun

@@ -206,4 +206,3 @@ def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
     if is_gated and "feed_forward_width" not in filled and isinstance(width, int):
         filled["feed_forward_width"] = 8 * -(-width // 3)
     return filled
-

@@ -158,12 +158,14 @@ def saved_values(model: ModelSpec) -> int:
 
     Input, two norms, queries, keys and values, attention output, two residuals and the hidden layer
     before and after its non-linearity: 17 times the width of a GPT-2. A gated one keeps both
-    inputs, the gate after its non-linearity and the product; an RMS norm its quotient as well.
-    Attention weights are not kept (fused attention).
+    inputs, the gate after its non-linearity and the product; an RMS norm its quotient as well. Queries
+    and keys that are turned are kept besides. Attention weights are not (fused attention).
     """
     norms = 2 if model.norm == "layer" else 4
     hidden = 2 if model.feed_forward == "gelu" else 4
     attention = 2 * model.query_width + 2 * model.key_width
+    if model.position == "rope":
+        attention += model.query_width + model.key_width
     if model.query_key_norm:
         attention += 2 * (model.query_width + model.key_width)
     return (3 + norms) * model.width + attention + hidden * model.hidden_width

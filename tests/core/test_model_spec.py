@@ -86,7 +86,7 @@ def test_a_run_with_choices_comes_back_from_its_bytes() -> None:
             "must be less than high_frequency_factor",
         ),
         ({"preset": "llama", "rope": {"thetta": 1.0}}, "unknown key 'model.rope.thetta'"),
-        ({"tied_head": True}, "unknown key 'model.tied_head'"),
+        ({"tied_head": True}, "model.tied_head: the embedding and the head"),
     ],
 )
 def test_choices_that_do_not_go_together_are_refused(model: dict, cause: str) -> None:

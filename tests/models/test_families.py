@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -16,8 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.train.data.byte_pairs import KNOWN_PATTERNS, BytePairTokenizer
 from p2p_dtfm.train.hugging_face.export import export_hugging_face, export_safetensors
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
+from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
 from p2p_dtfm.train.model.checkpoint import save_layers
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import apply_outcome, learning_rate, squared_norm
@@ -153,11 +155,10 @@ def test_stages_train_as_transformers_own_model_under_torchs_optimizer(
     ours = TwoStages(spec, imported_states(tmp_path / "in", spec))
     optimizer = torch_adam_w(spec, theirs)
     generator = torch.Generator().manual_seed(9)
+    tokens = torch.randint(61, (4, 33), generator=generator)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
     losses = []
     for step in range(STEPS):
-        tokens = torch.randint(61, (4, 33), generator=generator)
-        tokens[:, 1::2] = tokens[:, :1]  # something to learn
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
         measured = ours.step(step, inputs, targets)
         optimizer.zero_grad()
         loss = functional.cross_entropy(theirs(inputs).logits.flatten(0, 1), targets.flatten())
@@ -278,17 +279,25 @@ def test_a_model_that_transformers_does_not_know_goes_out_under_our_names(tmp_pa
     assert "layer.1.feed_forward_input.weight" in load_file(tmp_path / "model.safetensors")
 
 
-def their_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+def their_tokenizer(vocabulary: int, pattern: str = "") -> PreTrainedTokenizerFast:
     """A byte-level one as published with Llama 3: special tokens last, and a chat template."""
-    inner = Tokenizer(models.BPE())
+    inner = Tokenizer(models.BPE(ignore_merges=bool(pattern)))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pattern:
+        inner.normalizer = normalizers.NFC()
+        inner.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary - 2,
         show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    inner.train_from_iterator(["some words, some more words " * 50], trainer)
+    inner.train_from_iterator(["some words, some more words 1234 12 " * 50], trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
     tokenizer.add_special_tokens({"bos_token": "<|begin|>", "eos_token": "<|end|>"})
     tokenizer.chat_template = "{{ messages[0]['content'] }}"
@@ -305,7 +314,7 @@ def test_the_tokenizer_goes_round_or_is_refused_where_it_does_not_match(tmp_path
     text = "some words <|end|> é"
     assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
     assert again.eos_token == "<|end|>" and again.chat_template == tokenizer.chat_template
-    make_model("llama", vocab_size=270).save_pretrained(tmp_path / "small")
+    make_model("llama", vocab_size=len(tokenizer) - 1).save_pretrained(tmp_path / "small")
     tokenizer.save_pretrained(tmp_path / "small")
     with pytest.raises(UserError, match="tokenizer of another model"):
         import_hugging_face(tmp_path / "small", tmp_path / "no", "", TRAINING)
@@ -313,3 +322,20 @@ def test_the_tokenizer_goes_round_or_is_refused_where_it_does_not_match(tmp_path
     with pytest.raises(UserError, match="cannot be used"):
         import_hugging_face(tmp_path / "small", tmp_path / "no", "", TRAINING)
     assert not list(tmp_path.glob("no*"))
+
+
+@pytest.mark.parametrize("pattern", sorted(KNOWN_PATTERNS), ids=["llama3", "qwen"])
+def test_words_may_be_split_as_in_well_known_models(pattern: str, tmp_path: Path) -> None:
+    theirs = their_tokenizer(290, pattern)
+    theirs.save_pretrained(tmp_path)
+    ours = read_tokenizer_json(tmp_path / "tokenizer.json")
+    again = BytePairTokenizer.from_bytes(ours.to_bytes())
+    for text in ("some more words 1234\n\n  don't", "  e\u0301t\u00e9 12345 words' x\t!?\n", ""):
+        expected = theirs(text)["input_ids"]
+        assert ours.encode(text).tolist() == again.encode(text).tolist() == expected
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(a+)+$"
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="splits words in a way"):
+        read_tokenizer_json(path)

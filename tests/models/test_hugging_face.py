@@ -201,7 +201,9 @@ def gpt2_like_tokenizer() -> dict:
     return content
 
 
-def test_the_tokenizer_comes_in_too(checkpoint: Path, tmp_path: Path) -> None:
+def test_the_tokenizer_comes_in_too(tmp_path: Path) -> None:
+    spec = make_spec(vocabulary=288)
+    checkpoint = save_layers(tmp_path / "checkpoints", spec, 0, 0, random_states(spec))
     export_hugging_face(checkpoint, tmp_path / "hf", None)
     content = gpt2_like_tokenizer()
     (tmp_path / "hf" / "tokenizer.json").write_text(json.dumps(content))

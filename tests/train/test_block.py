@@ -112,7 +112,7 @@ def test_one_after_another_with_a_memory_is_as_all_at_once(choice: str) -> None:
                 stream = block(stream, memory)
             seen.append(head(stream))
     assert past[0].count == 12
-    assert torch.allclose(torch.cat(seen, dim=1), whole, atol=1e-5)
+    assert (torch.cat(seen, dim=1) - whole).abs().max() < 1e-5 * whole.abs().max()
 
 
 @pytest.mark.parametrize("choice", ["llama", "qwen3"])

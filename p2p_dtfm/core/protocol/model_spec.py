@@ -189,9 +189,14 @@ two thirds of four times the width, in eights."""
 def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of `[model]`, `preset` taken out and what it stands for put in, unless stated.
 
-    Raises ValueError for a preset that there is not.
+    Raises ValueError for a preset that there is not, and for a tied head.
     """
     stated = dict(values)
+    if stated.pop("tied_head", False):
+        raise ValueError(
+            "tied_head: the embedding and the head are layers of different peers, and nothing adds "
+            "their gradients yet; import makes a tied head one of its own"
+        )
     name = stated.pop("preset", None)
     if name is None:
         return stated

@@ -230,8 +230,9 @@ def parse_run_spec(values: dict[str, Any], origin: str) -> RunSpec:
         try:
             values = {**values, "model": with_preset(values["model"])}
         except ValueError as error:
-            fix = f"change model.preset (now {_lookup(values, ['model', 'preset'])!r})"
-            raise UserError(f"{origin}: model.{error}", fix) from error
+            raise UserError(
+                f"{origin}: model.{error}", "change it, or leave it out: choices can be stated"
+            ) from error
     try:
         return RunSpec.model_validate(values)
     except ValidationError as error:

@@ -158,8 +158,8 @@ def saved_values(model: ModelSpec) -> int:
 
     Input, two norms, queries, keys and values, attention output, two residuals and the hidden layer
     before and after its non-linearity: 17 times the width of a GPT-2. A gated one keeps both
-    inputs, the gate after its non-linearity and the product; an RMS norm its quotient as well. Queries
-    and keys that are turned are kept besides. Attention weights are not (fused attention).
+    inputs, the gate after its non-linearity and the product; an RMS norm its quotient as well.
+    Queries and keys that are turned are kept besides. Attention weights are not (fused attention).
     """
     norms = 2 if model.norm == "layer" else 4
     hidden = 2 if model.feed_forward == "gelu" else 4

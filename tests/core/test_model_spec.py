@@ -86,13 +86,20 @@ def test_a_run_with_choices_comes_back_from_its_bytes() -> None:
             "must be less than high_frequency_factor",
         ),
         ({"preset": "llama", "rope": {"thetta": 1.0}}, "unknown key 'model.rope.thetta'"),
-        ({"tied_head": True}, "model.tied_head: the embedding and the head"),
     ],
 )
 def test_choices_that_do_not_go_together_are_refused(model: dict, cause: str) -> None:
     with pytest.raises(UserError, match=cause) as caught:
         with_model(**model)
     assert caught.value.fixes
+
+
+def test_a_tied_head_and_inner_steps_are_refused() -> None:
+    values = run_spec(sync={"mode": "local", "inner_steps": 2}).model_dump()
+    with pytest.raises(UserError, match="the two copies of the matrix would part"):
+        parse_run_spec(values | {"model": SIZES | {"tied_head": True}}, "here.toml")
+    assert workload_of(with_model(tied_head=True)).one_stage
+    assert not workload_of(with_model()).one_stage
 
 
 def test_sizes_follow_the_choices() -> None:

@@ -16,7 +16,7 @@ from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
 from p2p_dtfm.train.data.tokenizer import ByteTokenizer
 from p2p_dtfm.train.hugging_face.export import export_hugging_face
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
-from p2p_dtfm.train.model.checkpoint import read_manifest, save_layers
+from p2p_dtfm.train.model.checkpoint import load_layer, read_manifest, save_layers
 from p2p_dtfm.train.model.gpt import token_loss_sum
 from p2p_dtfm.train.model.initial_state import initial_layer_path, initial_layer_state
 from p2p_dtfm.train.model.optimizer import learning_rate
@@ -135,6 +135,40 @@ def test_two_by_two_daemons_train_as_transformers_does(case: str, tmp_path: Path
     measured = losses(founder)
     assert sorted(measured) == list(range(20))
     assert max(abs(measured[n] - expected[n]) for n in range(20)) < 1e-4
+    assert expected[-1] < expected[0] - 0.05
+
+
+@pytest.mark.nightly
+def test_a_tied_head_stays_tied_through_a_join_a_leave_and_a_kill(tmp_path: Path) -> None:
+    """Three daemons with all layers each; the last two end with the same bits in both places."""
+    steps = 60
+    model = made("qwen3", vocab_size=256, max_position_embeddings=64, tie_word_embeddings=True)
+    model.save_pretrained(tmp_path / "hf")
+    training = Training("python-standard-library", steps, 16, 2, 1e-3)
+    import_hugging_face(tmp_path / "hf", tmp_path / "new", "", training)
+    run = tmp_path / "new" / "run.toml"
+    with LocalSwarm(tmp_path, ["--threads", "1", "--exit-when-done"]) as swarm:
+        founder, address = swarm.found(["--run", str(run), "--expect-peers", "3"])
+        leaver, victim = swarm.join(address), swarm.join(address)
+        wait_until(lambda: step_of(founder) >= 5, "five steps")
+        assert tuple(founder.status()["layers"]) == (0, 1, 2, 3)
+        os.kill(victim.process.pid, signal.SIGKILL)
+        wait_until(lambda: step_of(founder) >= 15, "they go on")
+        joiner = swarm.join(address)
+        leaver.process.send_signal(signal.SIGTERM)
+        for child in (founder, joiner):
+            assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
+    for child in (founder, joiner):
+        [checkpoint] = child.home.glob(f"runs/*/checkpoints/step-{steps:08d}")
+        embedding, head = load_layer(checkpoint, 0), load_layer(checkpoint, 3)
+        elements = 256 * 24
+        for of_embedding, of_head in zip(
+            embedding.seen_from_cpu().parts, head.seen_from_cpu().parts, strict=True
+        ):
+            assert torch.equal(of_embedding[:elements], of_head[-elements:])
+    expected = losses_of_transformers(founder.home, model, steps)
+    measured = losses(founder)
+    assert max(abs(measured[n] - expected[n]) for n in measured) < 1e-4
     assert expected[-1] < expected[0] - 0.05
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,12 @@ from p2p_dtfm.train.hugging_face.export import export_hugging_face, export_safet
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
 from p2p_dtfm.train.model.checkpoint import save_layers
+from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import apply_outcome, learning_rate, squared_norm
 from p2p_dtfm.train.model.reference import torch_adam_w
 from p2p_dtfm.train.stage.stage_runner import StageRunner
+from p2p_dtfm.train.stage.tied_head import counted_once, tie
 from tests.models.conftest import make_spec, own_logits, random_states
 from tests.models.families import CASES, made, make_model
 from tests.models.test_hugging_face import imported_states, tokens_of
@@ -102,54 +105,81 @@ def test_a_run_may_train_shorter_sequences_than_the_model_is_made_for(tmp_path: 
         import_hugging_face(tmp_path / "gpt2", tmp_path / "no", "", short)
 
 
+@pytest.mark.parametrize("untie", [True, False])
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3"])
-def test_a_tied_head_becomes_one_of_its_own(family: str, tmp_path: Path) -> None:
+def test_a_tied_head_stays_so_or_becomes_one_of_its_own(
+    family: str, untie: bool, tmp_path: Path
+) -> None:
     theirs = make_model(family, tie_word_embeddings=True)
     theirs.save_pretrained(tmp_path / "hf")
     notes: list[str] = []
-    spec = import_hugging_face(tmp_path / "hf", tmp_path / "in", "", TRAINING, tell=notes.append)
-    assert any("tied" in note for note in notes)
+    training = replace(TRAINING, untie=untie)
+    spec = import_hugging_face(tmp_path / "hf", tmp_path / "in", "", training, tell=notes.append)
+    assert any(("a copy of it" if untie else "--untie") in note for note in notes)
+    assert spec.model.tied_head is not untie
     tokens = tokens_of(spec)
     expected = logits_of(theirs, tokens)
     assert (
         own_logits(imported_states(tmp_path / "in", spec), tokens) - expected
     ).abs().max() < 1e-5
     export_hugging_face(tmp_path / "in", tmp_path / "out", None)
-    assert torch.equal(logits_of(their_model(tmp_path / "out"), tokens), expected)
+    again = their_model(tmp_path / "out")
+    assert torch.equal(logits_of(again, tokens), expected)
+    assert again.config.tie_word_embeddings is not untie
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert ("lm_head.weight" in weights) is untie
+
+
+def test_a_tied_model_of_two_unlike_matrices_is_not_exported(tmp_path: Path) -> None:
+    spec = make_spec(tied_head=True)
+    states = [LayerState.genesis(spec, layer) for layer in range(layer_count(spec))]
+    whole = save_layers(tmp_path / "whole", spec, 0, 0, states)
+    export_hugging_face(whole, tmp_path / "out", None)
+    states[-1].parameters[-1] += 1
+    torn = save_layers(tmp_path / "torn", spec, 0, 0, states)
+    with pytest.raises(UserError, match="unlike matrices"):
+        export_hugging_face(torn, tmp_path / "no", None)
 
 
 class TwoStages:
-    """The stages of two peers in one process, as the daemon runs them."""
+    """The stages of two peers in one process, as the daemon runs them; of one, where it is tied."""
 
     def __init__(self, spec: RunSpec, states: list[LayerState]) -> None:
         self.spec = spec
         self.states = states
         cut = len(states) // 2
-        self.runners = [
-            StageRunner(spec, {state.layer: state for state in part})
-            for part in (states[:cut], states[cut:])
-        ]
+        parts = [states] if spec.model.tied_head else [states[:cut], states[cut:]]
+        self.runners = [StageRunner(spec, {state.layer: state for state in it}) for it in parts]
 
     def step(self, step: int, inputs: Tensor, targets: Tensor) -> float:
-        first, last = self.runners
+        first, last = self.runners[0], self.runners[-1]
         loss_sum = 0.0
         parts = zip(inputs.split(2), targets.split(2), strict=True)
         for microbatch, (given, wanted) in enumerate(parts):
+            if first is last:
+                loss_sum += last.forward(microbatch, given, wanted)
+                last.backward(microbatch)
+                continue
             loss_sum += last.forward(microbatch, first.forward(microbatch, given), wanted)
             gradient = last.input_backward(microbatch)
             first.backward(microbatch, gradient)
             last.weight_backward(microbatch)
-        norm = math.sqrt(math.fsum(squared_norm(state.gradient) for state in self.states))
+        reduced = {state.layer: state.gradient.clone() for state in self.states}
+        if self.spec.model.tied_head:
+            reduced |= tie(self.spec, reduced)
+        counted = [counted_once(self.spec, layer, it) for layer, it in reduced.items()]
+        norm = math.sqrt(math.fsum(map(squared_norm, counted)))
         for state in self.states:
-            apply_outcome(self.spec, state, state.gradient.clone(), step, norm)
+            apply_outcome(self.spec, state, reduced[state.layer], step, norm)
         return loss_sum / self.spec.tokens_per_step
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("case", ["gpt2", "llama, biases", "llama3", "qwen3"])
 def test_stages_train_as_transformers_own_model_under_torchs_optimizer(
-    case: str, tmp_path: Path
+    case: str, tied: bool, tmp_path: Path
 ) -> None:
-    theirs = made(case)
+    theirs = made(case, tie_word_embeddings=tied)
     theirs.save_pretrained(tmp_path / "hf")
     spec = import_hugging_face(tmp_path / "hf", tmp_path / "in", "", TRAINING)
     ours = TwoStages(spec, imported_states(tmp_path / "in", spec))
@@ -170,6 +200,8 @@ def test_stages_train_as_transformers_own_model_under_torchs_optimizer(
         losses.append((measured, loss.item()))
     assert max(abs(a - b) for a, b in losses) < 1e-4, losses
     assert losses[-1][1] < losses[0][1] - 0.05, "nothing was learnt, so nothing was compared"
+    shared = ours.states[0].parameters[: 61 * 24]
+    assert torch.equal(shared, ours.states[-1].parameters[-61 * 24 :]) is tied
 
 
 @pytest.mark.parametrize(
@@ -310,6 +342,13 @@ def test_the_tokenizer_goes_round_or_is_refused_where_it_does_not_match(tmp_path
     tokenizer.save_pretrained(tmp_path / "hf")
     import_hugging_face(tmp_path / "hf", tmp_path / "in", "", TRAINING)
     export_hugging_face(tmp_path / "in", tmp_path / "out", None)
+    spec = import_hugging_face(tmp_path / "hf", tmp_path / "again", "", TRAINING)
+    states = imported_states(tmp_path / "again", spec)
+    trained = save_layers(tmp_path / "checkpoints", spec, 0, 0, states)
+    plain = read_tokenizer_json(tmp_path / "in" / "tokenizer.json")
+    export_hugging_face(trained, tmp_path / "trained", plain, imported=tmp_path / "in")
+    written = [(tmp_path / name / "tokenizer.json").read_bytes() for name in ("out", "trained")]
+    assert written[0] == written[1]
     again = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = "some words <|end|> é"
     assert again(text)["input_ids"] == tokenizer(text)["input_ids"]

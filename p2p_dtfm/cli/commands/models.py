@@ -30,6 +30,14 @@ def export(
     form: Annotated[
         ExportFormat, typer.Option("--format", help="For transformers, or one file of tensors.")
     ] = ExportFormat.HF,
+    imported: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer-of",
+            help="A directory that import made: the tokenizer's files and special tokens of the "
+            "model that the run began with go along.",
+        ),
+    ] = None,
     home: HomeOption = None,
 ) -> None:
     """Write the trained model for use elsewhere."""
@@ -60,7 +68,7 @@ def export(
             tell(done_bytes, total_bytes, "writing")
 
         if form is ExportFormat.HF:
-            export_hugging_face(directory, out, tokenizer, progress)
+            export_hugging_face(directory, out, tokenizer, progress, imported)
         else:
             export_safetensors(directory, out, progress)
     typer.echo(f"the model of {model.spec.name} after step {model.step} is in {out}")
@@ -87,6 +95,14 @@ def import_model(
         int | None,
         typer.Option(min=8, help="Tokens in a sequence, of a model with rotary positions."),
     ] = None,
+    untie: Annotated[
+        bool,
+        typer.Option(
+            "--untie",
+            help="Give a head that is the token embedding a matrix of its own, so that peers can "
+            "hold parts of the model.",
+        ),
+    ] = False,
 ) -> None:
     """Start a run from a model that is there already: fine-tuning."""
     from p2p_dtfm.train.hugging_face.model_import import (
@@ -96,7 +112,7 @@ def import_model(
     )
 
     source = data if data == "python-standard-library" else str(Path(data).absolute())
-    training = Training(source, steps, global_batch, microbatch, learning_rate, context or 0)
+    training = Training(source, steps, global_batch, microbatch, learning_rate, context or 0, untie)
     notes: list[str] = []
     with progress_of_bytes() as tell:
 

@@ -103,6 +103,10 @@ class ModelSpec(Section):
     attention_bias: bool = True
     feed_forward_bias: bool = True
     query_key_norm: bool = Field(default=False, description="of each head's queries and keys")
+    tied_head: bool = Field(
+        default=False,
+        description="the head is the token embedding: whoever trains holds the whole model",
+    )
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "ModelSpec":
@@ -189,14 +193,9 @@ two thirds of four times the width, in eights."""
 def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of `[model]`, `preset` taken out and what it stands for put in, unless stated.
 
-    Raises ValueError for a preset that there is not, and for a tied head.
+    Raises ValueError for a preset that there is not.
     """
     stated = dict(values)
-    if stated.pop("tied_head", False):
-        raise ValueError(
-            "tied_head: the embedding and the head are layers of different peers, and nothing adds "
-            "their gradients yet; import makes a tied head one of its own"
-        )
     name = stated.pop("preset", None)
     if name is None:
         return stated

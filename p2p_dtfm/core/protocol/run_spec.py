@@ -176,6 +176,15 @@ class RunSpec(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _inner_steps_untied(self) -> "RunSpec":
+        if self.sync.mode == "local" and self.model.tied_head:
+            raise ValueError(
+                "model.tied_head and sync.mode local: inner steps are taken layer by layer, and "
+                "the two copies of the matrix would part"
+            )
+        return self
+
     @property
     def microbatches_per_step(self) -> int:
         return self.batch.global_batch // self.batch.microbatch
@@ -230,9 +239,8 @@ def parse_run_spec(values: dict[str, Any], origin: str) -> RunSpec:
         try:
             values = {**values, "model": with_preset(values["model"])}
         except ValueError as error:
-            raise UserError(
-                f"{origin}: model.{error}", "change it, or leave it out: choices can be stated"
-            ) from error
+            fix = f"change model.preset (now {_lookup(values, ['model', 'preset'])!r})"
+            raise UserError(f"{origin}: model.{error}", fix) from error
     try:
         return RunSpec.model_validate(values)
     except ValidationError as error:

@@ -64,6 +64,9 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """As the run spec says it; "included" where all stages do it, or nothing is known of it: then
     the layers' costs count, and no backward is taken to be split."""
 
+    one_stage: bool = False
+    """Whoever trains holds all layers: the head is the token embedding."""
+
     @property
     def boundary_wire_bytes(self) -> int:
         return -(-self.boundary_bytes * self.boundary_bytes_per_kibi // (FLOAT_BYTES * KIBI))
@@ -128,6 +131,7 @@ def workload_of(spec: RunSpec) -> Workload:
         ),
         gradient_bytes_per_kibi=_gradient_bytes(spec),
         recompute=spec.compute.recompute,
+        one_stage=model.tied_head,
     )
 
 

@@ -178,26 +178,29 @@ def _rope(given: _Llama) -> dict[str, Any]:
             f"the rope type {kind!r} is unknown here; known are default, linear, dynamic, llama3 "
             f"and yarn"
         )
-    rope["scaling"] = kind
+    return {**rope, "scaling": kind, **_stretched(given, stated, kind)}
+
+
+def _stretched(given: _Llama, stated: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """What belongs to a scaling."""
+    if kind in ("linear", "dynamic"):
+        return {"factor": _number(stated, "factor", None)}
     original = given.original_max_position_embeddings or stated.get(
         "original_max_position_embeddings", given.max_position_embeddings
     )
-    if kind in ("llama3", "yarn"):
-        rope["original_positions"] = original
-    if kind == "yarn" and stated.get("factor") is None:
-        if not isinstance(original, int) or original < 1:
-            raise ValueError(f"original_max_position_embeddings is {original!r}")
-        rope["factor"] = given.max_position_embeddings / original
-    else:
-        rope["factor"] = _number(stated, "factor", None)
+    if not isinstance(original, int) or original < 1:
+        raise ValueError(f"original_max_position_embeddings is {original!r}")
+    rope: dict[str, Any] = {"original_positions": original}
     if kind == "llama3":
+        rope["factor"] = _number(stated, "factor", None)
         rope["low_frequency_factor"] = _number(stated, "low_freq_factor", None)
         rope["high_frequency_factor"] = _number(stated, "high_freq_factor", None)
-    if kind == "yarn":
-        rope["fast_rotations"] = _number(stated, "beta_fast", 32.0)
-        rope["slow_rotations"] = _number(stated, "beta_slow", 1.0)
-        rope["whole_rotations"] = stated.get("truncate", True)
-        rope["attention_factor"] = _attention_factor(stated, rope["factor"])
+        return rope
+    rope["factor"] = _number(stated, "factor", given.max_position_embeddings / original)
+    rope["fast_rotations"] = _number(stated, "beta_fast", 32.0)
+    rope["slow_rotations"] = _number(stated, "beta_slow", 1.0)
+    rope["whole_rotations"] = stated.get("truncate", True)
+    rope["attention_factor"] = _attention_factor(stated, rope["factor"])
     return rope
 
 
@@ -232,7 +235,7 @@ def configuration_of(
         "model_type": family,
         "vocab_size": model.vocabulary,
         **shape,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": model.tied_head,
         "initializer_range": 0.02,
         "bos_token_id": end_token,
         "eos_token_id": end_token,

@@ -1,7 +1,7 @@
 """A model as Hugging Face's `transformers` knows it, in a directory.
 
-Of a run's checkpoint, or of what `import` wrote. The head has a matrix of its own, so the
-configuration says `tie_word_embeddings = false`.
+Of a run's checkpoint, or of what `import` wrote. Unless it is tied, the head has a matrix of its
+own, which GPT-2's has not; so the configuration says `tie_word_embeddings`.
 """
 
 import json
@@ -9,10 +9,11 @@ import os
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
@@ -87,15 +88,25 @@ def export_hugging_face(
     out: Path,
     tokenizer: Tokenizer | None,
     progress: Progress = lambda done_bytes, total_bytes: None,
+    imported: Path | None = None,
 ) -> None:
     """Make the directory `out` from the checkpoint of one step, or from an imported model.
 
     Raises `UserError`. Without a tokenizer the directory holds the model alone; an imported model
-    takes its own along. `out` appears whole or not at all.
+    takes its own along, and that of `imported`, which `import` made, goes along with a checkpoint.
+    `out` appears whole or not at all.
     """
     _require_new(out)
     model = model_in(source)
+    if imported is not None:
+        if not is_imported(imported):
+            raise UserError(
+                f"{imported} is no directory that import made",
+                "give the directory of the run spec, with initial/ beside it",
+            )
+        model = replace(model, origin=imported / ORIGIN_NAME)
     family_of(model.spec.model)
+    _require_tied(model)
     temporary = out.with_name(out.name + ".partial")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -191,11 +202,24 @@ def _parameters(
         for name, parameter in model.layer(layer).named_parameters():
             shape = tuple(parameter.shape)
             parts = place(model.spec.model, layer, name, shape)
-            tensors = parameter.split([part.shape[0] for part in parts])
-            for part, tensor in zip(parts, tensors, strict=True):
+            rows = [part.shape[0] for part in parts]
+            for part, tensor in zip(parts, parameter.split(rows) if rows else (), strict=True):
                 yield tensor.t() if part.is_transposed else tensor
             done_bytes += entry_bytes((name, shape))
             progress(done_bytes, total_bytes)
+
+
+def _require_tied(model: Model) -> None:
+    """Both copies of a shared matrix are the same bits."""
+    if not model.spec.model.tied_head:
+        return
+    embedding = model.layer(0).get_parameter("token.weight")
+    head = model.layer(layer_count(model.spec) - 1).get_parameter("logits.weight")
+    if not torch.equal(embedding, head):
+        raise UserError(
+            "the head is tied to the token embedding, and their files hold unlike matrices",
+            "use another checkpoint: this one has layers of different swarms",
+        )
 
 
 def _require_new(out: Path) -> None:

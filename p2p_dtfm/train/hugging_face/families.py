@@ -65,6 +65,8 @@ class Part(NamedTuple):
 
 def parts_of(model: ModelSpec, layer: int, name: str, shape: tuple[int, ...]) -> list[Part]:
     """Where the model's family keeps a parameter of ours, in the order of its rows."""
+    if model.tied_head and name == "logits.weight":
+        return []  # the token embedding
     part, kind = name.rsplit(".", 1)
     in_block = 0 < layer <= model.layers
     if family_of(model) == "gpt2":

@@ -97,6 +97,8 @@ class Training:
     context: int = 0
     """Tokens in a sequence; 0: all that the model is made for, but not more than 1024 where its
     positions are rotary."""
+    untie: bool = False
+    """A head that is the token embedding becomes a matrix of its own."""
 
 
 Progress = Callable[[int, int], None]
@@ -156,9 +158,13 @@ def _draft(
     if "rope" in model and model["context"] != configuration.positions:
         model["rope"] = {**model["rope"], "positions": configuration.positions}
     if configuration.is_tied:
+        model["tied_head"] = not training.untie
         tell(
             "its head is tied to the token embedding; here it starts as a copy of it, and is "
             "trained as a matrix of its own"
+            if training.untie
+            else "its head is its token embedding, so whoever trains it holds the whole model; "
+            "--untie gives the head a matrix of its own"
         )
     values = {
         "name": name or run_name(directory.resolve().name),
@@ -223,8 +229,9 @@ class _Given:
             yield tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
     def _parts(self, layer: int) -> Iterator[list[Part]]:
+        model = self._spec.model.model_copy(update={"tied_head": False})
         for name, shape in layer_entries(self._spec, layer):
-            parts = parts_of(self._spec.model, layer, name, shape)
+            parts = parts_of(model, layer, name, shape)
             yield [
                 part._replace(name=self._tied_to) if part.name == HEAD_NAME else part
                 for part in parts

@@ -5,7 +5,7 @@ the linear head. Running them one after the other is the whole model: token numb
 [sequences, tokens] go in, logits [sequences, tokens, vocabulary] come out. The architecture is by
 default GPT-2's (Radford et al. 2019): pre-norm blocks, learned positions, tanh-approximated GELU,
 biases; `[model]` has other choices (`block`). The head has a matrix of its own, since the
-embedding's may be held by another peer.
+embedding's may be held by another peer; a tied one is a copy that stays equal (`stage.tied_head`).
 """
 
 import hashlib
@@ -103,7 +103,10 @@ def initialise_layer(module: nn.Module, spec: RunSpec, layer: int) -> None:
             deviation = STANDARD_DEVIATION
             if name in ("attention_output.weight", "feed_forward_output.weight"):
                 deviation /= math.sqrt(2 * spec.model.layers)
-            values = _uniform_values(spec.seed, layer, name, parameter.numel(), deviation)
+            place = (layer, name)
+            if spec.model.tied_head and name == "logits.weight":
+                place = (0, "token.weight")
+            values = _uniform_values(spec.seed, *place, parameter.numel(), deviation)
             parameter.copy_(torch.from_numpy(values).view_as(parameter))
 
 

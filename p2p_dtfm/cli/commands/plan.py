@@ -31,17 +31,25 @@ def plan(
         Cost, typer.Option(help="step: seconds per step; paper: DT-FM's own cost.")
     ] = Cost.STEP,
     run: Annotated[
-        str, typer.Option("--run", help="Run spec file or name, with a scenario.")
-    ] = "gpt3-xl",
+        str | None,
+        typer.Option(
+            "--run",
+            help="Run spec file or name, with a scenario: gpt3-xl if none is given. With --cost "
+            "paper: the sizes that it counts; paper, or none: the paper's own constants.",
+        ),
+    ] = None,
     layers: LayersOption = None,
     global_batch: GlobalBatchOption = None,
     stages: Annotated[int, typer.Option(min=1, help="With --cost paper.")] = 8,
-    replicas: Annotated[int, typer.Option(min=1, help="With --cost paper.")] = 8,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --cost paper; left out: as many as the peers make."),
+    ] = None,
     change: Annotated[
         str | None,
         typer.Option("--what-if", help='"+3 london", "-oregon-2", or several with commas.'),
     ] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write a map of the scenario's plan.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a map of the scenario's plan; with --cost paper its two levels.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the map as a page.")] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,

@@ -1,6 +1,6 @@
 """Takes the rows of a full `p2p-dtfm reproduce --out DIR` into the package, for `--quick`.
 
-    python -m benchmarks.reproduction_cache DIR --made "22 November 2026, on 2 cores"
+python -m benchmarks.reproduction_cache DIR --made "22 November 2026, on 2 cores"
 """
 
 import argparse

@@ -49,7 +49,10 @@ def plan(
         str | None,
         typer.Option("--what-if", help='"+3 london", "-oregon-2", or several with commas.'),
     ] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write a map of the scenario's plan; with --cost paper its two levels.")] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(help="Write a map of the scenario's plan; with --cost paper its two levels."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the map as a page.")] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,

@@ -157,7 +157,7 @@ class _Evolution:
         return [(a, b), (b, a)]
 
     def _gain(self, peer: int, partner: int, target: list[int]) -> float:
-        """Half of the paper's gain: what the peer costs towards the group, less what its pair does."""
+        """Half of the paper's gain: the peer's mean cost towards the group, less its pair's."""
         row = self.pair[peer]
         return sum([row[there] for there in target]) / len(target) - row[partner]
 

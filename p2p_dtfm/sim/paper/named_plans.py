@@ -14,7 +14,6 @@ from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of
 from p2p_dtfm.sim.paper.solver import solve_paper
 from p2p_dtfm.sim.scenario.scenario import Scenario
 
-
 AS_RUN = "-as-run"
 """How the name of a scenario ends whose peers stand in the order of their ranks."""
 
@@ -81,7 +80,9 @@ def within_memory(plan: Plan, scenario: Scenario, workload: Workload) -> Plan:
     )
 
 
-def paper_order(scenario: Scenario, stages: int, sizes: PaperSizes = PAPER_SIZES) -> tuple[str, ...]:
+def paper_order(
+    scenario: Scenario, stages: int, sizes: PaperSizes = PAPER_SIZES
+) -> tuple[str, ...]:
     """Pipelines of the placement that is best by DT-FM's cost, one after the other.
 
     Raises `UserError` if the stages do not divide the peers.

@@ -54,9 +54,7 @@ class PublishedRow:
 
 @lru_cache(maxsize=1)
 def _data() -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(
-        Path(__file__).with_name("dtfm_measured.json").read_bytes()
-    )
+    data: dict[str, Any] = json.loads(Path(__file__).with_name("dtfm_measured.json").read_bytes())
     return data
 
 

@@ -93,7 +93,10 @@ def _coarse(problem: PaperProblem, plan: PaperPlan) -> list[str]:
         for a in range(len(groups))
         for b in range(a)
     }
-    most, on_path = max(edges.values(), default=1), {(b, a) for a, b in pairwise(range(len(groups)))}
+    most, on_path = (
+        max(edges.values(), default=1),
+        {(b, a) for a, b in pairwise(range(len(groups)))},
+    )
     parts = []
     for (a, b), length in sorted(edges.items(), key=lambda edge: -edge[1]):
         (ax, ay), (bx, by) = places[a], places[b]

@@ -1,4 +1,4 @@
-"""Small drawings as SVG: lines with bands, and bars. Legible alone and in the page, light and dark."""
+"""Small drawings as SVG: lines with bands, and bars. Legible alone and in the page."""
 
 import html
 import math
@@ -120,7 +120,7 @@ def bar_chart(title: str, bars: Sequence[Bar], most_s: float) -> str:
         width = max(1.0, (560 - left - 90) * min(1.0, bar.seconds / most_s))
         cut = " (cut)" if bar.seconds > most_s else ""
         parts.append(
-            f'<g><title>{html.escape(f"{bar.system}: {bar.kind}. {bar.source}")}</title>'
+            f"<g><title>{html.escape(f'{bar.system}: {bar.kind}. {bar.source}')}</title>"
             f'<text x="8" y="{y + 13}">{html.escape(bar.system)}</text>'
             f'<rect class="{css_class(bar.kind)}" x="{left}" y="{y + 2}" width="{width:.1f}" '
             f'height="14" rx="2"/><text class="quiet" x="{left + width + 6:.1f}" y="{y + 13}">'
@@ -149,7 +149,9 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
     return "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
-def _scale(axis: Axis, values: Sequence[float], start: float, end: float) -> Callable[[float], float]:
+def _scale(
+    axis: Axis, values: Sequence[float], start: float, end: float
+) -> Callable[[float], float]:
     def seen(value: float) -> float:
         return math.log(max(value, 1e-9)) if axis.logarithmic else value
 
@@ -164,5 +166,7 @@ def _ticks(axis: Axis, values: Sequence[float]) -> list[float]:
         return [low + (high - low) * at / 4 for at in range(5)]
     powers = range(math.floor(math.log10(max(low, 1e-9))), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if high / max(low, 1e-9) < 200 else (1,)
-    found = [s * 10.0**p for p in powers for s in steps if low * 0.999 <= s * 10.0**p <= high * 1.001]
+    found = [
+        s * 10.0**p for p in powers for s in steps if low * 0.999 <= s * 10.0**p <= high * 1.001
+    ]
     return found if len(found) > 1 else [low, high]

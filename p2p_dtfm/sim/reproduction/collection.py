@@ -168,7 +168,10 @@ def _simulated_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
 
 
 def _our_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
-    made = (("ours", Kind.SIMULATED, "simulated_s"), ("ours, predicted", Kind.PREDICTED, "predicted_s"))
+    made = (
+        ("ours", Kind.SIMULATED, "simulated_s"),
+        ("ours, predicted", Kind.PREDICTED, "predicted_s"),
+    )
     return [
         Bar(
             chart=Chart.TABLE,

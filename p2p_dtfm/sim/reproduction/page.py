@@ -43,18 +43,20 @@ _STYLE = """
 @media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--quiet:#9fb0bd;--page:#11181f;--card:#18212a;
 --rule:#2a3743;--published:#7d8b97;--simulated:#5b93f5;--predicted:#39598f;--measured:#3fbf88}}
 *{box-sizing:border-box}body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);
-background:var(--page);margin:0 auto;padding:16px;max-width:1400px}h1{font-size:24px;line-height:1.25}
-h2{margin-top:40px;font-size:19px}h3{font-size:15px;margin:0 0 8px}p,li{max-width:76ch}
+background:var(--page);margin:0 auto;padding:16px;max-width:1400px}
+h1{font-size:24px;line-height:1.25}h2{margin-top:40px;font-size:19px}
+h3{font-size:15px;margin:0 0 8px}p,li{max-width:76ch}
 .grid{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr))}
 .card{background:var(--card);border-radius:8px;padding:12px;min-width:0}
 .bar{display:grid;grid-template-columns:minmax(0,11.5em) minmax(0,1fr) 5.4em;gap:6px;
 align-items:center;font-size:12.5px;line-height:1.35;margin:2px 0}
-.bar b{font-weight:400}.bar.own b{font-weight:600}.bar i{display:block;height:11px;border-radius:2px;
-min-width:2px}.bar em{font-style:normal;text-align:right;color:var(--quiet);white-space:nowrap}
+.bar b{font-weight:400}.bar.own b{font-weight:600}
+.bar i{display:block;height:11px;border-radius:2px;min-width:2px}
+.bar em{font-style:normal;text-align:right;color:var(--quiet);white-space:nowrap}
 .published{background:var(--published)}.simulated{background:var(--simulated)}
 .predicted{background:var(--predicted)}.measured-here{background:var(--measured)}
-.bar i.cut{-webkit-mask:linear-gradient(90deg,#000 80%,#0000 80% 84%,#000 84% 90%,#0000 90% 94%,#000 94%);
-mask:linear-gradient(90deg,#000 80%,#0000 80% 84%,#000 84% 90%,#0000 90% 94%,#000 94%)}
+.bar i.cut{--cut:linear-gradient(90deg,#000 80%,#0000 80% 84%,#000 84% 90%,#0000 90% 94%,#000 94%);
+-webkit-mask:var(--cut);mask:var(--cut)}
 .key span{display:inline-block;margin:0 14px 4px 0;white-space:nowrap}.key i{display:inline-block;
 width:14px;height:11px;border-radius:2px;margin-right:5px}.quiet{color:var(--quiet);font-size:13px}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:13.5px}td,th{text-align:left;
@@ -84,6 +86,13 @@ def page(results: Results, drawn: dict[str, str], made: str) -> str:
     """The whole page; `made` says when and how cached rows were computed."""
     rows = compared(results)
     all_rows = errors(rows)
+    table = cells(results)
+    shown = "".join(_cell_card(cell, table) for cell in (("5", 40, 4096), ("5", 24, 1024)))
+    searches = "".join(
+        _card(drawn[f"convergence-{case}-{across}.svg"])
+        for case in CASES
+        for across in ("evaluations", "seconds")
+    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>The paper, seen</title>
 <meta name="viewport" content="width=device-width,initial-scale=1">
@@ -91,38 +100,39 @@ def page(results: Results, drawn: dict[str, str], made: str) -> str:
 <style>{_STYLE}</style></head><body>
 <h1>Decentralized training of foundation models: the paper's claims, computed again</h1>
 <p>Yuan et al. (NeurIPS 2022) trained GPT-3 XL on 64 V100s over five networks. Here is what they
-published, what a simulator makes of their runs, and what this program would do on the same machines.
-Every bar says what it is; hover or look into <code>bars.json</code> for its source and the command
-that gives it again.</p>
+published, what a simulator makes of their runs, and what this program would do on the same
+machines. Every bar says what it is; hover or look into <code>bars.json</code> for its source
+and the command that gives it again.</p>
 <p class="key">{_key()}</p>
 <h2>4.8 times faster than Megatron?</h2>
 <p id="claim">{html.escape(the_claim(results))}</p>
-<div class="grid">{_cell_card(("5", 40, 4096), cells(results))}{_cell_card(("5", 24, 1024), cells(results))}</div>
+<div class="grid">{shown}</div>
 <h2>Does the simulator tell the truth?</h2>
 <p>DT-FM's own runs, simulated, beside all {all_rows["rows"]:.0f} published rows: median error
 {all_rows["median"]:.1%}, worst {all_rows["worst"]:.1%}. Four constants, shared by all cases, were
 fitted to rows of cases 1, 3 and 5; one link rate of case 2 was chosen with its rows in sight.</p>
 <div class="scroll">{_error_table(results)}</div>
 <h2>With and without a scheduler</h2>
-<p>Seconds a step under our execution, 24 layers and 1,024 sequences, 8 stages of 8 but for ours, whose
-planner chooses its own shape.</p>
+<p>Seconds a step under our execution, 24 layers and 1,024 sequences, 8 stages of 8 but for ours,
+whose planner chooses its own shape.</p>
 <div class="grid">{"".join(_scheduler_card(results, case) for case in CASES)}</div>
 <h2>All five cases</h2>
 {"".join(_case(results, case) for case in CASES)}
 <h2>How fast searches find a placement</h2>
 <p>The paper's own cost, lower is better; a line is the middle of five seeds, its band all of them.
 The evolutionary algorithm is written from the paper's description. An evaluation costs a whole
-partition with its shortest path; one of annealing and of ours is a move, which looks only at what it
-touches and is compiled, so seconds compare them more fairly. Annealing starts anew with each budget.</p>
-<div class="grid">{"".join(_card(drawn[f"convergence-{c}-{a}.svg"]) for c in CASES for a in ("evaluations", "seconds"))}</div>
+partition with its shortest path; one of annealing and of ours is a move, which looks only at what
+it touches and is compiled, so seconds compare them more fairly. Annealing starts anew with each
+budget.</p>
+<div class="grid">{searches}</div>
 <div class="scroll">{_reached_table(results)}</div>
 <h2>The two levels</h2>
 <p>A partition into groups, and a path through the coarsened graph, as our solver leaves them.
 <code>p2p-dtfm plan SCENARIO --cost paper --svg FILE</code> draws it for any scenario.</p>
 {"".join(_bilevel_details(case, drawn) for case in CASES)}
 <h2>From 8 to 1,024 peers</h2>
-<p>Ten cities, speeds, memories and uplinks mixed; how long the planner takes, and how far its plan is
-above a lower bound that no plan can beat, and that is loose where uplinks are weak.</p>
+<p>Ten cities, speeds, memories and uplinks mixed; how long the planner takes, and how far its
+plan is above a lower bound that no plan can beat, and that is loose where uplinks are weak.</p>
 <div class="grid">{_card(drawn["scale-seconds.svg"])}{_card(drawn["scale-quality.svg"])}</div>
 <p class="quiet">{html.escape(made)}</p>
 </body></html>

@@ -66,9 +66,7 @@ def dtfm_seconds_by_batch(
     two = dtfm_times_s(scenario, placement, layers, 2 * flush)
     runs = [(sum(first), after[0] - first[0]) for first, after in zip(one, two, strict=True)]
     return {
-        batch: statistics.median(
-            first + (batch // flush - 1) * further for first, further in runs
-        )
+        batch: statistics.median(first + (batch // flush - 1) * further for first, further in runs)
         for batch in batches
     }
 

@@ -1,4 +1,4 @@
-"""What the bars say, in figures: the 4.8 times, how near the simulator is, who reached the optimum."""
+"""What the bars say: the 4.8 times, how near the simulator is, which search reached the optimum."""
 
 import statistics
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ def the_claim(results: Results) -> str:
         f"{random / theirs:.2f} times. With its ranks in region order, which is how anybody would "
         f"list their machines, Megatron took {default:.1f} s: {default / theirs:.2f} times. Over "
         f"all nine shapes DT-FM is {_span(against_order)} times faster than Megatron in region "
-        f"order and {_span(against_random)} times faster than with random ranks. Ours, as simulated "
+        f"order and {_span(against_random)} times faster than with random ranks. Ours, simulated "
         f"on the same network and devices, takes {own:.1f} s in that cell; over all nine it is "
         f"{_span(ours)} times faster than Megatron in region order, {_span(ours_random)} times "
         f"faster than with random ranks, and {_span(ours_theirs)} times faster than DT-FM as "

@@ -168,5 +168,3 @@ def _scale_tasks() -> list[Task]:
         Task(f"scale {count}", f"a plan for {count} peers", False, lambda count=count: make(count))
         for count in SCALE
     ]
-
-

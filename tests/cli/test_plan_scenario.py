@@ -1,7 +1,9 @@
 """`p2p-dtfm plan SCENARIO` as a person types it."""
 
 import json
+from xml.etree import ElementTree
 
+import networkx
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -113,3 +115,27 @@ def test_a_grid_that_does_not_fit_names_the_fix() -> None:
     failed = typed("paper-3-two-sites", "--cost", "paper", "--stages", "7")
     assert isinstance(failed.exception, UserError)
     assert "--stages" in str(failed.exception)
+
+
+def test_a_scenario_as_a_graph_for_other_programs(tmp_path) -> None:
+    path = tmp_path / "swarm.graphml"
+    made = json.loads(
+        typed("three-homes", "--run", "tiny", "--graphml", str(path), "--json").stdout
+    )
+    graph = networkx.read_graphml(path)
+    assert len(graph) == made["peers"]
+    placed = {peer for peer, facts in graph.nodes(data=True) if not facts["spare"]}
+    assert placed == {s["peer"] for p in made["pipelines"] for s in p["stages"]}
+    assert all(facts["mbit_per_s"] > 0 for _, _, facts in graph.edges(data=True))
+
+
+def test_the_two_levels_of_the_papers_problem_are_drawn_for_any_scenario(tmp_path) -> None:
+    path = tmp_path / "levels.svg"
+    typed(
+        "three-homes", "--cost", "paper", "--run", "tiny", "--stages", "3", "--svg", str(path)
+    )  # fmt: skip
+    drawn = path.read_text()
+    ElementTree.fromstring(drawn)
+    assert "3 groups of 2" in drawn and "london-1" in drawn
+    failed = typed("three-homes", "--cost", "paper", "--stages", "3", "--html", str(path))
+    assert isinstance(failed.exception, UserError)

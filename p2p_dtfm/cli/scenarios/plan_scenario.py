@@ -18,6 +18,7 @@ from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.sim.map.plan_map import plan_html, plan_svg
+from p2p_dtfm.sim.map.swarm_graph import graphml, swarm_graph
 from p2p_dtfm.sim.paper.cost import PAPER_SIZES, PaperSizes
 from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of, sizes_of
 from p2p_dtfm.sim.paper.solver import solve_paper
@@ -53,15 +54,16 @@ class Question:
     as_json: bool
     svg: Path | None
     html: Path | None
+    graphml: Path | None = None
 
 
 def plan_scenario(question: Question) -> None:
     """Print the plan of a scenario; write its picture if asked. Raises `UserError`."""
     scenario = read_scenario(question.scenario)
     if question.cost is Cost.PAPER:
-        if question.html or question.explained:
+        if question.html or question.graphml or question.explained:
             raise UserError(
-                "--explain and --html show plans of the step-time planner",
+                "--explain, --html and --graphml show plans of the step-time planner",
                 "leave out --cost paper, or draw its two levels with --svg",
             )
         check_writable(question.svg, "--svg")
@@ -130,6 +132,7 @@ def _plan_step(scenario: Scenario, question: Question) -> None:
     pictures = ((question.svg, "--svg", plan_svg), (question.html, "--html", plan_html))
     for path, option, _ in pictures:
         check_writable(path, option)
+    check_writable(question.graphml, "--graphml")
     shown = what_if(scenario, question.change) if question.change is not None else scenario
     result, snapshot, found = _step_result(scenario, spec)
     if question.change is not None:
@@ -141,12 +144,20 @@ def _plan_step(scenario: Scenario, question: Question) -> None:
     for path, option, draw in pictures:
         if path is not None:
             write_text(path, draw(found, shown, snapshot.workload), option)
+    if question.graphml is not None:
+        write_graph(question.graphml, snapshot, found)
     if question.as_json:
         typer.echo(json.dumps(result))
         return
     typer.echo(_step_text(result))
     if explanation is not None:
         typer.echo(explanation.text())
+
+
+def write_graph(path: Path, snapshot: Snapshot, made: Plan | NoPlan) -> None:
+    """Peers, places and measured links for other programs. Raises `UserError`."""
+    graph = swarm_graph(snapshot, made if isinstance(made, Plan) else None)
+    write_text(path, graphml(graph), "--graphml")
 
 
 def _step_result(scenario: Scenario, spec: RunSpec) -> tuple[dict[str, Any], Snapshot, Plan]:

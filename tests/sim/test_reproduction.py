@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+from collections.abc import Iterator
 
 import networkx
 import pytest
@@ -17,7 +18,10 @@ from p2p_dtfm.sim.paper.published import published_rows
 from p2p_dtfm.sim.reproduction.bars import Kind
 from p2p_dtfm.sim.reproduction.convergence import case_problem, shuffled
 from p2p_dtfm.sim.reproduction.story import REACHED
+from tests.programs import skip_without
 from tests.sim.test_paper_solver import random_problem
+from tests.web import chromium as browser
+from tests.web.chromium import Page
 
 SHAPES = set(itertools.product((24, 32, 40), (1024, 2048, 4096)))
 
@@ -29,6 +33,29 @@ def made(tmp_path_factory: pytest.TempPathFactory):
     done = CliRunner().invoke(app, ["reproduce", "--out", str(out), "--quick", "--json"])
     assert done.exit_code == 0, done.output
     return out, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser.chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@skip_without("browser", "" if browser.PROGRAM else "no Chromium here: apt-get install chromium")
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_is_whole_and_nothing_sticks_out(made, page: Page, width: int, dark: bool) -> None:
+    page.problems.clear()
+    page.set_view(width, 900, dark=dark)
+    page.open((made[0] / "index.html").as_uri())
+    page.wait_for("document.readyState == 'complete' && document.querySelector('#claim')")
+    assert page.evaluate("document.querySelectorAll('.bar').length") > 500
+    assert page.evaluate("document.querySelectorAll('.bar:not([data-kind])').length") == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    numbers = [int(part) for part in background.strip("rgb()").split(",")]
+    assert (sum(numbers) < 200) == dark
+    assert page.problems == []
 
 
 def test_every_bar_and_curve_has_its_kind_and_its_source(made) -> None:

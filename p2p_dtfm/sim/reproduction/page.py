@@ -119,7 +119,7 @@ whose planner chooses its own shape.</p>
 <h2>All five cases</h2>
 {"".join(_case(results, case) for case in CASES)}
 <h2>How fast searches find a placement</h2>
-<p>The paper's own cost, lower is better; a line is the middle of three seeds, its band all of them.
+<p>The paper's own cost, lower is better; a line is the middle of five seeds, its band all of them.
 The evolutionary algorithm is written from the paper's description. An evaluation costs a whole
 partition with its shortest path; one of annealing and of ours is a move, which looks only at what
 it touches and is compiled, so seconds compare them more fairly. Annealing starts anew with each

@@ -39,11 +39,20 @@ HEADER = FrameHeader(3, "ab" * 32, 7, FrameKind.ACTIVATION, 5, 2, "fp32", "float
 KINDS = {
     "record": (RECORD, ("record of 12D3KooWalice, life 1", "intent: train")),
     "snapshot": (SNAPSHOT, ("planned view 1", "3 members", "record of peer-0002")),
-    "plan": (PLAN, ("1 pipelines", "peer-0000 layers")),
+    "plan": (PLAN, ("pipeline 1, ", "peer-0000 layers")),
     "no plan": (NoPlan("nobody has memory"), ("no plan: nobody has memory",)),
-    "history of views": (VIEWS, ("history of 1 views", "peer-0001")),
+    "history of views": (VIEWS, ("history of 1 view of", "peer-0001")),
     "signed statement": (SIGNED, ("record signed by 12D3KooWalice", "record of 12D3KooWalice")),
 }
+
+
+def in_lists(value):
+    """MessagePack knows one kind of array."""
+    if isinstance(value, dict):
+        return {key: in_lists(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [in_lists(item) for item in value]
+    return value
 
 
 def typed(path: Path, *options: str):
@@ -55,7 +64,7 @@ def test_each_kind_is_told_and_is_what_the_reference_reads(kind: str, tmp_path: 
     value, words = KINDS[kind]
     for number, payload in enumerate((encode(value), encode_for_wire(value))):
         read = msgpack.unpackb(payload, strict_map_key=False)
-        assert read == msgspec.to_builtins(value, builtin_types=(bytes,))
+        assert read == in_lists(msgspec.to_builtins(value, builtin_types=(bytes,)))
         path = tmp_path / f"disagreement-{number}.msgpack"
         path.write_bytes(payload)
         told = typed(path).stdout
@@ -67,7 +76,7 @@ def test_frames_and_parts_are_told_and_a_torn_one_is_told_so(tmp_path: Path) -> 
     payload = bytes(range(32))
     header, before = encode_frame(HEADER, payload)
     assert before[:4] == b"DTFM"
-    assert msgpack.unpackb(before[8:]) == msgspec.to_builtins(header)
+    assert msgpack.unpackb(before[8:]) == in_lists(msgspec.to_builtins(header))
     large = memoryview(bytes(PART_BYTES + 8))
     shaped = msgspec.structs.replace(HEADER, shape=(len(large) // 4,))
     parts = [

@@ -9,6 +9,8 @@ from p2p_dtfm.sim.reproduction.bars import Bar, Kind
 
 WIDTH, HEIGHT = 400, 280
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 30, 40
+STATIONS = 120
+"""Places across at which runs are compared."""
 STYLE = """
 svg.chart{--ink:#22303c;--quiet:#5f6f7b;--page:#fff;--rule:#dde4ea;--published:#8b98a3;
 --simulated:#2d6cdf;--predicted:#8fb4f5;--measured:#1d8a5b;--c0:#8b98a3;--c1:#c26a1b;--c2:#b0307c;
@@ -55,45 +57,56 @@ def svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
 
 
 def line_chart(title: str, lines: Sequence[Line], across: Axis, up: Axis) -> str:
-    """Steps down from point to point, since each is the best so far."""
+    """Each run ends where it ended; the middle of the runs is drawn, and what they lie between."""
     points = [point for line in lines for run in line.runs for point in run]
-    x = _scale(across, [p[0] for p in points], LEFT, WIDTH - RIGHT)
-    y = _scale(up, [p[1] for p in points], HEIGHT - BOTTOM - 18, TOP)
-    least, most = min(p[0] for p in points), max(p[0] for p in points)
-    parts = [f'<text class="title" x="8" y="18">{html.escape(title)}</text>']
-    for value in _ticks(up, [p[1] for p in points]):
-        parts.append(
+    places, values = [p[0] for p in points], [p[1] for p in points]
+    x = _scale(across, places, LEFT, WIDTH - RIGHT)
+    y = _scale(up, values, HEIGHT - BOTTOM - 18, TOP)
+    parts = [
+        f'<text class="title" x="8" y="18">{html.escape(title)}</text>',
+        *(
             f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" '
             f'y2="{y(value):.1f}"/><text class="quiet" x="{LEFT - 6}" y="{y(value) + 4:.1f}" '
             f'text-anchor="end">{up.told(value)}</text>'
-        )
-    for value in _ticks(across, [p[0] for p in points]):
-        parts.append(
+            for value in _ticks(up, values)
+        ),
+        *(
             f'<text class="quiet" x="{x(value):.1f}" y="{HEIGHT - BOTTOM}" text-anchor="middle">'
             f"{across.told(value)}</text>"
-        )
-    parts.append(
+            for value in _ticks(across, places)
+        ),
         f'<text class="quiet" x="{WIDTH - RIGHT}" y="{TOP - 12}" text-anchor="end">'
-        f"{html.escape(up.title)}; across: {html.escape(across.title)}</text>"
-    )
-    stations = [least * (most / least) ** (at / 60) if least > 0 else at for at in range(61)]
+        f"{html.escape(up.title)}; across: {html.escape(across.title)}</text>",
+    ]
+    least, most = min(places), max(places)
+    stations = [least * (most / least) ** (at / STATIONS) for at in range(STATIONS + 1)]
     for number, line in enumerate(lines):
-        colour = f"var(--c{number % 5})"
-        band = []
-        for at in stations:
-            values = sorted(v for run in line.runs if (v := _at(run, at)) is not None)
-            if values:
-                band.append((at, values[0], values[len(values) // 2], values[-1]))
-        if not band:
-            continue
-        edge = [(x(a), y(high)) for a, _, _, high in band]
-        edge += [(x(a), y(low)) for a, low, _, _ in reversed(band)]
-        parts.append(
-            f'<path d="M{_path(edge)}Z" fill="{colour}" opacity=".18"/>'
-            f'<path d="M{_path([(x(a), y(m)) for a, _, m, _ in band])}" fill="none" '
-            f'stroke="{colour}" stroke-width="2"><title>{html.escape(line.name)}</title></path>'
-        )
+        parts += _drawn(line, stations, f"var(--c{number % 5})", x, y)
     return svg(WIDTH, HEIGHT, title, [*parts, *_legend([line.name for line in lines])])
+
+
+def _drawn(
+    line: Line,
+    stations: Sequence[float],
+    colour: str,
+    x: Callable[[float], float],
+    y: Callable[[float], float],
+) -> list[str]:
+    band = []
+    for at in stations:
+        values = sorted(value for run in line.runs if (value := _at(run, at)) is not None)
+        if values:
+            band.append((at, values[0], values[len(values) // 2], values[-1]))
+    edge = [(x(at), y(high)) for at, _, _, high in band]
+    edge += [(x(at), y(low)) for at, low, _, _ in reversed(band)]
+    middle = [(x(at), y(value)) for at, _, value, _ in band]
+    if not band:
+        return []
+    return [
+        f'<path d="M{_path(edge)}Z" fill="{colour}" opacity=".18"/>'
+        f'<path d="M{_path(middle)}" fill="none" stroke="{colour}" stroke-width="2">'
+        f"<title>{html.escape(line.name)}</title></path>"
+    ]
 
 
 def _legend(names: Sequence[str]) -> list[str]:

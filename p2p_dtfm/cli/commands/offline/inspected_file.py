@@ -133,7 +133,7 @@ def _snapshot_words(snapshot: Snapshot) -> list[str]:
 def _plan_words(plan: Plan) -> list[str]:
     hurried = "provisional " if plan.provisional else ""
     lines = [
-        f"{hurried}plan {plan.digest()[:16]}: {len(plan.pipelines)} pipelines, "
+        f"{hurried}plan {plan.digest()[:16]}: {_counted(len(plan.pipelines), 'pipeline')}, "
         f"{_time(plan.predicted_step_ns)} a step predicted"
     ]
     for number, pipeline in enumerate(plan.pipelines, 1):
@@ -150,7 +150,7 @@ def _plan_words(plan: Plan) -> list[str]:
 
 def _views_words(history: Views) -> list[str]:
     return [
-        f"history of {len(history.views)} views of run {history.run_digest[:16]}",
+        f"history of {_counted(len(history.views), 'view')} of run {history.run_digest[:16]}",
         *(
             f"view {known.view}: {', '.join(member.peer_id for member in known.members)}"
             for known in history.views
@@ -183,7 +183,7 @@ def _frames(payload: bytes) -> Inspected:
     else:
         if reader.inside_frame:
             end = "then a frame that is not whole"
-    count = f"{len(values)} frame{'' if len(values) == 1 else 's'}"
+    count = _counted(len(values), "frame")
     words = [count, *told]
     if len(values) > len(told):
         words.append(f"and {len(values) - len(told)} more")
@@ -272,6 +272,10 @@ def _manifest_words(values: dict[str, Any]) -> list[str]:
         f"{len(layers)} layer files, {_size(size)}: "
         f"{', '.join(sorted(layers, key=lambda name: (len(name), name)))}",
     ]
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _size(count: int) -> str:

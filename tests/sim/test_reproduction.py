@@ -49,7 +49,7 @@ def test_the_page_is_whole_and_nothing_sticks_out(made, page: Page, width: int, 
     page.set_view(width, 900, dark=dark)
     page.open((made[0] / "index.html").as_uri())
     page.wait_for("document.readyState == 'complete' && document.querySelector('#claim')")
-    assert page.evaluate("document.querySelectorAll('.bar').length") > 500
+    assert page.evaluate("document.querySelectorAll('.bar').length") > 450
     assert page.evaluate("document.querySelectorAll('.bar:not([data-kind])').length") == 0
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")

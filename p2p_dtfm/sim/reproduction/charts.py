@@ -95,7 +95,7 @@ def _drawn(
     band = []
     for at in stations:
         values = sorted(value for run in line.runs if (value := _at(run, at)) is not None)
-        if values:
+        if len(values) == len(line.runs):  # a middle of fewer would rise where one ends
             band.append((at, values[0], values[len(values) // 2], values[-1]))
     edge = [(x(at), y(high)) for at, _, _, high in band]
     edge += [(x(at), y(low)) for at, low, _, _ in reversed(band)]
@@ -112,8 +112,8 @@ def _drawn(
 def _legend(names: Sequence[str]) -> list[str]:
     parts, x, y = [], 8.0, HEIGHT - 20
     for number, name in enumerate(names):
-        width = 22 + 5.6 * len(name)
-        if x + width > WIDTH:
+        width = 26 + 6.3 * len(name)
+        if x + width > WIDTH + 12:
             x, y = 8.0, y + 14
         parts.append(
             f'<rect x="{x:.0f}" y="{y - 8}" width="10" height="8" fill="var(--c{number % 5})"/>'

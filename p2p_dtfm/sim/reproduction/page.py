@@ -48,9 +48,9 @@ h1{font-size:24px;line-height:1.25}h2{margin-top:40px;font-size:19px}
 h3{font-size:15px;margin:0 0 8px}p,li{max-width:76ch}
 .grid{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr))}
 .card{background:var(--card);border-radius:8px;padding:12px;min-width:0}
-.bar{display:grid;grid-template-columns:minmax(0,11.5em) minmax(0,1fr) 5.4em;gap:6px;
+.bar{display:grid;grid-template-columns:minmax(0,12em) minmax(0,1fr) 7.4em;gap:6px;
 align-items:center;font-size:12.5px;line-height:1.35;margin:2px 0}
-.bar b{font-weight:400}.bar.own b{font-weight:600}
+.bar b{font-weight:400}h3 span{display:block;font-weight:400}.bar.own b{font-weight:600}
 .bar i{display:block;height:11px;border-radius:2px;min-width:2px}
 .bar em{font-style:normal;text-align:right;color:var(--quiet);white-space:nowrap}
 .published{background:var(--published)}.simulated{background:var(--simulated)}
@@ -61,7 +61,7 @@ align-items:center;font-size:12.5px;line-height:1.35;margin:2px 0}
 width:14px;height:11px;border-radius:2px;margin-right:5px}.quiet{color:var(--quiet);font-size:13px}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:13.5px}td,th{text-align:left;
 padding:4px 12px 4px 0;border-bottom:1px solid var(--rule)}svg{display:block;width:100%;height:auto}
-.wide svg{min-width:720px}details>summary{cursor:pointer;font-weight:600;padding:6px 0}
+.wide svg{min-width:720px;max-width:1000px}table{margin-top:14px}details>summary{cursor:pointer;font-weight:600;padding:6px 0}
 code{font-size:12.5px;overflow-wrap:anywhere}
 """
 
@@ -300,4 +300,6 @@ def _scale(results: Results) -> tuple[str, str]:
 def _short(value: float) -> str:
     if value >= 1_000_000:
         return f"{value / 1e6:g}M"
-    return f"{value / 1e3:g}k" if value >= 10_000 else f"{value:.3g}"
+    if value >= 10_000:
+        return f"{value / 1e3:g}k"
+    return f"{value:g}" if value >= 1000 else f"{value:.3g}"

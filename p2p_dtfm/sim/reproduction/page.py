@@ -61,7 +61,8 @@ align-items:center;font-size:12.5px;line-height:1.35;margin:2px 0}
 width:14px;height:11px;border-radius:2px;margin-right:5px}.quiet{color:var(--quiet);font-size:13px}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:13.5px}td,th{text-align:left;
 padding:4px 12px 4px 0;border-bottom:1px solid var(--rule)}svg{display:block;width:100%;height:auto}
-.wide svg{min-width:720px;max-width:1000px}table{margin-top:14px}details>summary{cursor:pointer;font-weight:600;padding:6px 0}
+.wide svg{min-width:720px;max-width:1000px}
+table{margin-top:14px}details>summary{cursor:pointer;font-weight:600;padding:6px 0}
 code{font-size:12.5px;overflow-wrap:anywhere}
 """
 

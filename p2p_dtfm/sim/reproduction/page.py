@@ -57,7 +57,7 @@ align-items:center;font-size:12.5px;line-height:1.35;margin:2px 0}
 .predicted{background:var(--predicted)}.measured-here{background:var(--measured)}
 .bar i.cut{--cut:linear-gradient(90deg,#000 80%,#0000 80% 84%,#000 84% 90%,#0000 90% 94%,#000 94%);
 -webkit-mask:var(--cut);mask:var(--cut)}
-.key span{display:inline-block;margin:0 14px 4px 0;white-space:nowrap}.key i{display:inline-block;
+.key span{display:inline-block;margin:0 14px 4px 0}.key i{display:inline-block;
 width:14px;height:11px;border-radius:2px;margin-right:5px}.quiet{color:var(--quiet);font-size:13px}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:13.5px}td,th{text-align:left;
 padding:4px 12px 4px 0;border-bottom:1px solid var(--rule)}svg{display:block;width:100%;height:auto}

@@ -123,7 +123,8 @@ class _Evolution:
 
     def _circular(self, groups: Groups, start: int) -> Groups | None:
         """The cycle of moves that begins at a group, or None where no move promises anything."""
-        visited, moved = [start], []
+        visited = [start]
+        moved: list[int] = []
         while len(visited) < len(groups):
             here = groups[visited[-1]]
             others = [at for at in range(len(groups)) if at not in visited]

@@ -110,7 +110,8 @@ def _drawn(
 
 
 def _legend(names: Sequence[str]) -> list[str]:
-    parts, x, y = [], 8.0, HEIGHT - 20
+    parts: list[str] = []
+    x, y = 8.0, HEIGHT - 20
     for number, name in enumerate(names):
         width = 26 + 6.3 * len(name)
         if x + width > WIDTH + 12:

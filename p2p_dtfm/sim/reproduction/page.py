@@ -274,7 +274,8 @@ def _convergence(results: Results, case: str, across: str) -> str:
         runs = []
         for curve in curves_of(results, case, method):
             places = curve.seconds if across == "seconds" else curve.evaluations
-            best, run = float("inf"), []
+            best = float("inf")
+            run: list[tuple[float, float]] = []
             for place, total in zip(places, curve.total_s, strict=True):
                 best = min(best, total)
                 run.append((max(float(place), 1e-3 if across == "seconds" else 1.0), best))

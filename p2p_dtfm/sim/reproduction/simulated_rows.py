@@ -54,7 +54,7 @@ def dtfm_time_s(
 ) -> float:
     """Simulated seconds of a row; of random placement the median run, as the table has it."""
     runs = dtfm_times_s(scenario, row.placement, row.layers, row.batch, communicator)
-    return statistics.median(map(sum, runs))
+    return statistics.median(pipelines + rest for pipelines, rest in runs)
 
 
 def dtfm_seconds_by_batch(

@@ -169,7 +169,9 @@ def _signed_words(signed: Signed) -> list[str]:
 
 def _frames(payload: bytes) -> Inspected:
     """One after the other, until they end or one is not sound."""
-    told, values, end = [], [], ""
+    told: list[str] = []
+    values: list[dict[str, Any]] = []
+    end = ""
     reader = FrameReader(FrameLimits(payload_bytes=FILE_LIMIT_BYTES))
     try:
         for header in _headers(reader, payload):

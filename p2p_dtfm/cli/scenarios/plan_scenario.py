@@ -18,7 +18,6 @@ from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.sim.map.plan_map import plan_html, plan_svg
-from p2p_dtfm.sim.map.swarm_graph import graphml, swarm_graph
 from p2p_dtfm.sim.paper.cost import PAPER_SIZES, PaperSizes
 from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of, sizes_of
 from p2p_dtfm.sim.paper.solver import solve_paper
@@ -156,6 +155,8 @@ def _plan_step(scenario: Scenario, question: Question) -> None:
 
 def write_graph(path: Path, snapshot: Snapshot, made: Plan | NoPlan) -> None:
     """Peers, places and measured links for other programs. Raises `UserError`."""
+    from p2p_dtfm.sim.map.swarm_graph import graphml, swarm_graph  # networkx takes a while
+
     graph = swarm_graph(snapshot, made if isinstance(made, Plan) else None)
     write_text(path, graphml(graph), "--graphml")
 

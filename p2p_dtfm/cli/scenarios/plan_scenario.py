@@ -20,6 +20,7 @@ from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.sim.map.plan_map import plan_html, plan_svg
 from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of
 from p2p_dtfm.sim.paper.solver import solve_paper
+from p2p_dtfm.sim.scenario.execution import AS_RUN
 from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
 from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
@@ -118,7 +119,7 @@ def _plan_step(scenario: Scenario, question: Question) -> None:
 
 
 def _step_result(scenario: Scenario, spec: RunSpec) -> tuple[dict[str, Any], Snapshot, Plan]:
-    snapshot = scenario_snapshot(scenario, spec)
+    snapshot = scenario_snapshot(scenario, spec, AS_RUN)
     began = time.perf_counter()
     found = compute_plan(snapshot)
     elapsed = time.perf_counter() - began

@@ -8,8 +8,9 @@ import msgspec
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.cuts import CutPace
 from p2p_dtfm.core.cost_model.guardians import cut_pace, guards_in
-from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, problem_of
+from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
 from p2p_dtfm.core.cost_model.unmeasured import held_back
+from p2p_dtfm.core.planner.recomputation import problem_in_force
 from p2p_dtfm.core.protocol.plan import Plan, Stage
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -98,7 +99,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
     """Explain `plan`, which was made from `snapshot`."""
-    problem = problem_of(snapshot)
+    problem = problem_in_force(snapshot, plan)
     model = StepModel(problem)
     number_of = {peer_id: number for number, peer_id in enumerate(problem.peer_ids)}
     placement = tuple(
@@ -130,7 +131,7 @@ def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
 
 def explain_peer(snapshot: Snapshot, plan: Plan, peer_id: str) -> PeerExplanation:
     """The part of `explain` that is about one member, for much less work."""
-    problem = problem_of(snapshot)
+    problem = problem_in_force(snapshot, plan)
     number_of = {name: number for number, name in enumerate(problem.peer_ids)}
     placement = tuple(
         tuple(number_of[stage.peer_id] for stage in pipeline.stages) for pipeline in plan.pipelines

@@ -187,8 +187,8 @@ def _explain_peer(
     elif stage is None and record.peer_id in held_back(snapshot):
         role, alternative = "spare: its links to those who train are not measured yet", None
     elif stage is None:
-        role = "spare: every place that was tried makes the step no faster"
         alternative = _best_insertion(model, placement, record.peer_id)
+        role = _why_spare(snapshot.workload.least_gain_ppm, plan, alternative)
     else:
         role = _role(plan, stage, record)
         is_mended = bool(plan.stand_ins)  # for a step or two
@@ -200,6 +200,17 @@ def _explain_peer(
         used_bytes=_used_bytes(problem, stage) if stage else 0,
         memory_bytes=record.device.memory_bytes,
         alternative=alternative,
+    )
+
+
+def _why_spare(least_gain_ppm: int, plan: Plan, alternative: Alternative | None) -> str:
+    step_ns = alternative.step_ns if alternative is not None else None
+    if not least_gain_ppm or step_ns is None or step_ns >= plan.predicted_step_ns:
+        return "spare: every place that was tried makes the step no faster"
+    gain = (plan.predicted_step_ns - step_ns) * 1000 // step_ns
+    return (
+        f"spare: it would make the swarm {gain // 10}.{gain % 10}% faster, and this run asks for "
+        f"{least_gain_ppm // 10_000}.{least_gain_ppm // 1000 % 10}% of each peer (limits.least_gain)"
     )
 
 

@@ -65,6 +65,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     inner_steps: int = 0
     """Of each pipeline in a step, where replicas step alone: the pipeline drains behind each, and
     what is reduced sets out behind the last. 0: gradients are reduced as they become final."""
+    least_gain_ppm: int = 0
+    """By how many millionths a peer must make the swarm faster, not to be left spare."""
 
     @property
     def boundary_wire_bytes(self) -> int:
@@ -132,6 +134,7 @@ def workload_of(spec: RunSpec) -> Workload:
         gradient_bytes_per_kibi=reduced_bytes_per_kibi(spec.codecs, spec.codecs.reduction),
         recompute=spec.compute.recompute,
         inner_steps=spec.sync.inner_steps if spec.sync.mode == "local" else 0,
+        least_gain_ppm=round(spec.limits.least_gain * 1_000_000),
     )
 
 

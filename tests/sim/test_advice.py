@@ -46,9 +46,7 @@ def refused(*arguments: str | Path) -> str:
     return failed.exception.cause
 
 
-def test_advice_is_faster_and_can_be_founded(
-    homes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_advice_is_faster_and_can_be_founded(homes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "MOST_PLANS", 14)
     run, out = homes.parent / "run.toml", homes.parent / "better.toml"
     found = json.loads(typed(homes, "--run", run, "--advise", "--out", out, "--json").stdout)
@@ -108,6 +106,7 @@ def test_loss_is_what_was_measured_or_unknown() -> None:
 def test_the_cheapest_tokens_are_made_without_who_costs_more_than_it_adds(homes: Path) -> None:
     run, dear = homes.parent / "run.toml", homes.parent / "dear.toml"
     text = homes.read_text().replace("uplink_mbps = 20\ndownlink_mbps = 100\n", "")
+    text = text.replace("bandwidth_mbps = 100", "bandwidth_mbps = 10000")
     more = "\n[[peer]]\nname = 'home-2'\nprice_per_hour = 5.0\n"
     dear.write_text(text + more)
     fast = json.loads(typed(dear, "--run", run, "--json").stdout)

@@ -69,12 +69,8 @@ def _text(found: Advice, out: Path | None) -> str:
     if before is not None:
         lines.append(f"as it is: {_line(before)}")
     gain = f", {best.tokens_per_s / before.tokens_per_s:.1f} times as fast" if before else ""
-    if best.is_bound_by_computing:
-        lines.append(f"bound by computing{gain}, with {best.choice.told()}")
-    else:
-        lines.append(
-            f"links still hold it up; the fastest that was found{gain}: {best.choice.told()}"
-        )
+    bound = "bound by computing" if best.is_bound_by_computing else "links still hold it up"
+    lines.append(f"advised ({bound}{gain}): {_line(best)}")
     if best.loss is None:
         lines.append("what this costs in loss has not been measured: docs/compression.md")
     else:

@@ -112,12 +112,10 @@ def _plan_step(scenario: Scenario, question: Question) -> None:
         check_writable(path, option)
     hired: dict[str, Any] = {}
     if question.objective is Objective.COST:
-        changed = what_if(scenario, question.change) if question.change is not None else scenario
-        shown, hired = _worth_their_price(changed, spec)
+        asked = what_if(scenario, question.change) if question.change is not None else scenario
+        scenario, hired = _worth_their_price(asked, spec)
         question = replace(question, change=None)
-        scenario = shown
-    else:
-        shown = what_if(scenario, question.change) if question.change is not None else scenario
+    shown = what_if(scenario, question.change) if question.change is not None else scenario
     result, snapshot, found = _step_result(scenario, spec)
     if question.change is not None:
         changed, snapshot, found = _step_result(shown, spec)
@@ -189,9 +187,9 @@ def _step_result(scenario: Scenario, spec: RunSpec) -> tuple[dict[str, Any], Sna
     if any(peer.price_micro_per_hour for peer in scenario.peers):
         price = price_per_hour(scenario, found)
         result["price_per_hour"] = round(price, 6)
-        result["tokens_per_dollar"] = round(spec.tokens_per_step * HOUR_S / step_s / price) if (
-            price
-        ) else None
+        result["tokens_per_dollar"] = (
+            round(spec.tokens_per_step * HOUR_S / step_s / price) if (price) else None
+        )
     return result, snapshot, found
 
 

@@ -317,7 +317,11 @@ class StepModel:
                     (
                         size(first + piece.start, first + piece.stop),
                         tuple(
-                            last_part(peer, place[peer][1], first + piece.start, place[peer][0])
+                            0  # differences set out together
+                            if self.problem.inner_steps
+                            else last_part(
+                                peer, place[peer][1], first + piece.start, place[peer][0]
+                            )
                             for peer in sorted(holders)
                         ),
                     )

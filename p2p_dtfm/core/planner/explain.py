@@ -209,8 +209,8 @@ def _why_spare(least_gain_ppm: int, plan: Plan, alternative: Alternative | None)
         return "spare: every place that was tried makes the step no faster"
     gain = (plan.predicted_step_ns - step_ns) * 1000 // step_ns
     return (
-        f"spare: it would make the swarm {gain // 10}.{gain % 10}% faster, and this run asks for "
-        f"{least_gain_ppm // 10_000}.{least_gain_ppm // 1000 % 10}% of each peer (limits.least_gain)"
+        f"spare: it would make the swarm {gain // 10}.{gain % 10}% faster; this run asks for "
+        f"{least_gain_ppm // 10_000}.{least_gain_ppm // 1000 % 10}% of each (limits.least_gain)"
     )
 
 

@@ -18,8 +18,8 @@ MOST_TRIED = 256
 def without_idlers(
     model: StepModel, cost: PlacementCost, least_gain_ppm: int, settled: Container[int] = ()
 ) -> PlacementCost:
-    """The placement less those who make the swarm faster by less than so many millionths; `settled`:
-    who has a stage in the plan in force."""
+    """The placement less those who make the swarm faster by less than so many millionths;
+    `settled`: who has a stage in the plan in force."""
     if not least_gain_ppm:
         return cost
     for peer in _by_work(model, cost)[:MOST_TRIED]:

@@ -161,7 +161,7 @@ def _times(value: int, factor: float) -> int:
 def _told(spec: RunSpec, name: str) -> str:
     sparse = spec.codecs.sparse
     local = spec.sync.mode == "local"
-    reduction = spec.codecs.reduction
+    reduction: str = spec.codecs.reduction
     if reduction == "sparse":
         reduction += f" (one in {sparse.one_in}, {sparse.keep_percent}%, {sparse.bits} bits)"
     return {

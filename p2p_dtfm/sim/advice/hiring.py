@@ -1,8 +1,8 @@
 """Which peers of a scenario are worth their price: tokens for a dollar instead of for a second.
 
-Peers alike in everything are taken together, cheapest for what they compute first: the first of these
-kinds are planned, the first two, and so on; then, of the best of these swarms, each kind by half. A
-plan's price is that of the peers with a stage; whoever is spare goes home.
+Peers alike in everything are taken together, cheapest for what they compute first: the first of
+these kinds are planned, the first two, and so on; then, of the best of these swarms, each kind by
+half. A plan's price is that of the peers with a stage; whoever is spare goes home.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +18,8 @@ from p2p_dtfm.sim.scenario.scenario_snapshot import flops_of, scenario_snapshot
 
 MOST_KINDS = 12
 """Of peers, taken apart; where there are more, those next to each other in price are one."""
+NEARLY = 0.02
+"""One peer alone waits for nobody: by so much less for a dollar a faster swarm is as cheap."""
 MICRO = 1_000_000
 HOUR_S = 3600
 
@@ -74,14 +76,17 @@ def hire(
         raise UserError(
             f"{scenario.name}: no plan with any of its peers", "add peers or memory, or train less"
         )
-    best = max(found, key=_cheapest)
+    best = _cheapest(found)
     for names in _halved(scenario, best.scenario, kinds):
         consider(names)
-    return max(found, key=_cheapest), max(found, key=lambda each: each.tokens_per_s)
+    return _cheapest(found), max(found, key=lambda each: each.tokens_per_s)
 
 
-def _cheapest(each: Hired) -> tuple[float, float]:
-    return each.tokens_per_dollar, each.tokens_per_s
+def _cheapest(found: list[Hired]) -> Hired:
+    """The fastest of those that make nearly as many tokens for a dollar as any."""
+    most = max(each.tokens_per_dollar for each in found)
+    cheap = [each for each in found if each.tokens_per_dollar >= (1 - NEARLY) * most]
+    return max(cheap, key=lambda each: each.tokens_per_s)
 
 
 def _hired(scenario: Scenario, spec: RunSpec) -> Hired | None:

@@ -95,8 +95,8 @@ def _judged(scenario: Scenario, sweep: "_Sweep", best: Weighed | None) -> Advice
     if before is not None and not _gains(best, before):
         raise UserError(
             f"{scenario.name}: none of {count} changes makes {sweep.origin} faster by 2%",
-            "it uses {:.0%} of what all devices compute; faster devices or links would help, or "
-            "--vary with more settings".format(before.computing),
+            f"it uses {before.computing:.0%} of what all devices compute; faster devices or links "
+            "would help, or --vary with more settings",
         )
     bound = [each for each in sweep.found if each.is_bound_by_computing]
     chosen = min(bound, key=_cheap) if bound else best
@@ -108,10 +108,12 @@ def _fast(each: Weighed) -> tuple[float, int, float]:
     return round(each.tokens_per_s, 1), -len(each.choice.settings), -each.bytes_per_token
 
 
-def _cheap(each: Weighed) -> tuple[bool, float, int, float]:
-    """Least loss as far as it is measured; then what changes least, then the fastest."""
+def _cheap(each: Weighed) -> tuple[bool, float, int, int, float]:
+    """Least loss as far as it is measured; then the smallest batch, what changes least, and the
+    fastest."""
     percent = each.loss.percent if each.loss else 0.0
-    return each.loss is None, percent, len(each.choice.settings), -each.tokens_per_s
+    batch, changes = each.choice.spec.batch.global_batch, len(each.choice.settings)
+    return each.loss is None, percent, batch, changes, -each.tokens_per_s
 
 
 def _gains(rival: Weighed, than: Weighed) -> bool:

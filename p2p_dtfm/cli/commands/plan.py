@@ -11,9 +11,18 @@ from rich.table import Table
 
 from p2p_dtfm.cli.app import GlobalBatchOption, HomeOption, JsonOption, LayersOption, app
 from p2p_dtfm.cli.commands.swarm import short
-from p2p_dtfm.cli.scenarios.plan_scenario import Cost, Question, plan_scenario, write_graph
+from p2p_dtfm.cli.scenarios.advise import advise_on
+from p2p_dtfm.cli.scenarios.plan_scenario import (
+    DEFAULT_RUN,
+    Cost,
+    Objective,
+    Question,
+    plan_scenario,
+    write_graph,
+)
 from p2p_dtfm.cli.terminal.output_files import check_writable
 from p2p_dtfm.core.planner.explain import explain
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.daemon.machine.local_client import call_daemon
@@ -58,15 +67,41 @@ def plan(
     graphml: Annotated[
         Path | None, typer.Option(help="Write peers and links as GraphML, of a swarm or scenario.")
     ] = None,
+    advise: Annotated[
+        bool,
+        typer.Option("--advise", help="Look for a run spec that suits the scenario better."),
+    ] = False,
+    vary: Annotated[
+        str | None,
+        typer.Option(
+            help="With --advise, what may be changed: global-batch, inner-steps, reduction, "
+            "boundaries, microbatch, context; all but the last without it."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="With --advise: write that run spec to a new file.")
+    ] = None,
+    objective: Annotated[
+        Objective,
+        typer.Option(help="speed; or cost: the peers of a scenario that make most for a dollar."),
+    ] = Objective.SPEED,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """The plan in force in the swarm of this machine's daemon, or the plan for a scenario."""
+    if advise or vary is not None or out is not None:
+        if scenario is None or not advise:
+            raise UserError(
+                "--advise looks for a run spec for a scenario; --vary and --out go with it",
+                "write p2p-dtfm plan SCENARIO --run FILE --advise",
+            )
+        advise_on(scenario, run or DEFAULT_RUN, vary, out, as_json)
+        return
     if scenario is not None:
         plan_scenario(
             Question(
                 scenario, run, layers, global_batch, cost, stages, replicas, change, explained,
-                as_json, svg, html, graphml,
+                as_json, svg, html, graphml, objective,
             )
         )  # fmt: skip
         return

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 
+from p2p_dtfm.core.membership.fellows import WAIT_NS
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import NoPlan
@@ -43,6 +44,8 @@ class Entry:
         """Wait for the expected newcomers, for a bounded time; then make the first view."""
         membership, settings, status = self._membership, self._local.settings, self._local.status
         expected = settings.expect_peers
+        if not membership.goes_on_from_own:
+            await self._wait_for_fellows()
         end_s = now.monotonic_s() + settings.expect_wait_s
         while len(membership.joiners()) + 1 < expected and now.monotonic_s() < end_s:
             present = len(membership.joiners()) + 1
@@ -53,6 +56,19 @@ class Entry:
             status.say(State.WAITING, "the newcomers measure the links between them")
             await asyncio.sleep(TICK_S)
         membership.actions.do(membership.agreement.found(now.monotonic_ns()))
+
+    async def _wait_for_fellows(self) -> None:
+        """After a power cut each comes back as its machine starts: those that are here together
+        go on from the newest state that their disks make up."""
+        agreement, status = self._membership.agreement, self._local.status
+        end_s = now.monotonic_s() + WAIT_NS / 1e9
+        while (missing := agreement.missing_fellows) and now.monotonic_s() < end_s:
+            status.say(
+                State.WAITING,
+                f"waits {WAIT_NS / 1e9:.0f} s at most for {len(missing)} of those that it trained "
+                f"with last: they may have newer states than step {agreement.step}",
+            )
+            await asyncio.sleep(TICK_S)
 
     async def join(self) -> None:
         """Ask members to be let in until there is a view with this peer."""

@@ -156,6 +156,13 @@ class AgreementReadings:
         return missing_fellows(self.history, self.me.peer_id, waiting)
 
     @property
+    def proof_of_end(self) -> Standing | None:
+        """That all steps of the run are committed; None if they are not."""
+        if not self._state.is_complete:
+            return None
+        return self._state.present.end or self.standing
+
+    @property
     def standing(self) -> Standing | None:
         """Where this peer stands, for whoever asks; None in no view."""
         return self._machines.outsiders.standing_of(self.view) if self.view is not None else None

@@ -12,6 +12,7 @@ from p2p_dtfm.core.protocol.records import Intent, PeerRecord
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.acquaintances import LOOK_AGAIN_LIMIT_S, LOOK_AGAIN_S
 from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.peers.run_source import RunComplete, shows_end
 from p2p_dtfm.daemon.peers.wire import KnownPeers
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.errors import Unreachable
@@ -39,6 +40,8 @@ class Entry:
         self._membership = participant.membership
         self._local = participant.local
         self._network = participant.network
+        self._complete: RunComplete | None = None
+        """What ends this peer, if none of those that it may ask lets it in."""
 
     async def found(self) -> None:
         """Wait for the expected newcomers, for a bounded time; then make the first view."""
@@ -88,6 +91,8 @@ class Entry:
                     else:
                         silent.add(member)
                         continue
+                elif self._complete is not None:
+                    raise self._complete
                 else:
                     silent.clear()
                     if not await self._find_others(pause_s):
@@ -104,6 +109,8 @@ class Entry:
         members = [peer_id for peer_id in view.member_ids if peer_id != me]
         if members and turn % REMIND_EVERY == 0:
             await self._ask_to_be_let_in(members[turn // REMIND_EVERY % len(members)])
+            if self._complete is not None:  # by one of those with whom it was agreed on
+                raise self._complete
 
     def _may_let_in(self) -> list[str]:
         """Who may be a member: those heard last come first. It may be nobody."""
@@ -168,7 +175,17 @@ class Entry:
         except (Unreachable, PeerFault) as error:
             log.debug("not let in yet: %s", error)
             return isinstance(error, PeerFault) and not isinstance(error, Unreachable)
-        return known.lets_in
+        return known.lets_in and not self._is_complete(member, known)
+
+    def _is_complete(self, member: str, known: KnownPeers) -> bool:
+        """Whether somebody that this peer knows shows that no step of the run is left to join."""
+        run, familiar = self._membership.run, self._membership.agreement.familiar
+        if known.standing is None or not familiar.holds(member):
+            return False
+        if not shows_end(member, known.standing, run.spec):
+            return False
+        self._complete = RunComplete(run.digest[:16], run.spec.total_steps)
+        return True
 
     def _learn_known(self, known: KnownPeers) -> None:
         """What the member that this peer has asked says of others."""

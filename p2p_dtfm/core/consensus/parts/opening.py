@@ -34,6 +34,8 @@ def due_verdict(state: AgreementState, now_ns: int) -> DueVerdict:
     if now_ns < attempts.quiet_until_ns:
         return DueVerdict(False, "an attempt was given up just now")
     planned, newcomers = isinstance(view.plan, Plan), state.others.newcomers
+    if planned and state.is_complete:
+        return DueVerdict(False, "all steps are committed: no view would take over")
     if newcomers.due(now_ns, timing.join_window_ns):
         return DueVerdict(True, f"{newcomers.count} join", planned)
     if attempts.replan_reason:

@@ -1,6 +1,6 @@
 """A run whose steps are all committed: nobody is let in any more, and who is left shows the end."""
 
-from dataclasses import replace
+import msgspec
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.views.view_precedence import proven_step
@@ -23,7 +23,7 @@ class Ends(SimulatedPeer):
 
     def start(self) -> None:
         super().start()
-        self.agreement.terms = replace(TERMS, total_steps=LAST_STEP)
+        self.agreement.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
 
     def in_training(self) -> tuple[View | None, Plan | None]:
         if self.agreement.step > LAST_STEP:

@@ -54,26 +54,31 @@ def recover(
     lost_layers = tuple(range(layer_count))
     newer: Recovery | None = None
     for target in _targets(parts, complete, claims, limit, floor):
-        held = {p.member: _reach(p, target, complete) for p in parts}
-        there = {layer for layers in held.values() for layer in layers}
-        missing = tuple(layer for layer in range(layer_count) if layer not in there)
-        is_whole, at_once = not missing or target == _GENESIS, target.step >= floor
+        found = _to(target, parts, complete, layer_count)
+        is_whole, at_once = not found.lost_layers, target.step >= floor
         if is_whole and at_once:
-            return _to(target, held, complete)
+            return found
         if is_whole:
-            newer = newer or _to(target, held, complete)
-            if target in cuts:
-                return newer
-        elif at_once or target in cuts:
-            lost_layers = min(lost_layers, missing, key=len)
+            newer = newer or found
+        if is_whole and target in cuts:
+            return newer or found
+        if at_once or target in cuts:
+            lost_layers = min(lost_layers, found.lost_layers, key=len)
     return Recovery(None, lost_layers=lost_layers)
 
 
-def _to(target: Target, held: dict[Member, tuple[int, ...]], complete: Complete) -> Recovery:
+def _to(
+    target: Target, parts: list[Contribution], complete: Complete, layer_count: int
+) -> Recovery:
+    """What going there comes to; with the layers that nobody has there."""
+    held = {part.member: _reach(part, target, complete) for part in parts}
+    there = {layer for layers in held.values() for layer in layers}
+    missing = tuple(layer for layer in range(layer_count) if layer not in there)
+    lost = () if target == _GENESIS else missing
     step = complete.get(target)
     if step is None:
-        return Recovery(target, held=held)
-    return Recovery(target, step.key, step.outcome, step.prepared, held)
+        return Recovery(target, held=held, lost_layers=lost)
+    return Recovery(target, step.key, step.outcome, step.prepared, held, lost)
 
 
 def _targets(

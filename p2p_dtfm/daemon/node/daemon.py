@@ -65,7 +65,7 @@ class Daemon:
         """Once it takes part."""
 
     async def run(self, past: Past | None = None) -> int:
-        """Returns the exit code. Raises `UserError`. `past`: of this home, if it was read already."""
+        """Returns the exit code. Raises `UserError`. `past`: of its home, if it was read."""
         local, settings, life = self._local, self._local.settings, self._local.life
         check_before_start(settings)
         _refuse_emulation_among_strangers(settings)

@@ -21,10 +21,6 @@ LAST_STEP = 5
 class Ends(SimulatedPeer):
     """Takes no steps after the last one."""
 
-    def start(self) -> None:
-        super().start()
-        self.agreement.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
-
     def in_training(self) -> tuple[View | None, Plan | None]:
         if self.agreement.step > LAST_STEP:
             return None, None
@@ -48,6 +44,9 @@ def test_the_last_one_left_of_a_complete_run_shows_that_it_is() -> None:
     other.agreement.wants_view()
     world.ask_to_join("p1", "p0")
     world.after(SECOND_NS, lambda: world.found("p0"))
+    world.run_until(lambda: first.view is not None and len(first.view.members) == 2)
+    for peer in (first, other):  # the ledger has the terms before: all its steps are alike
+        peer.agreement.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
     for peer in (first, other):
         world.run_until(lambda peer=peer: peer.agreement.step > LAST_STEP)  # type: ignore[misc]
     view = first.view

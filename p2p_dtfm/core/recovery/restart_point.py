@@ -50,7 +50,7 @@ def recover(
     complete = complete_steps(parts, terms)
     limit = terms.total_steps + 1 if terms is not None else None
     floor = 0 if _accept_loss(claims.members or parts) else claims.furthest(limit) - 1
-    cuts = {Target(item.version, item.lineage) for part in parts for item in part.cuts}
+    cuts = _cuts(parts)
     lost_layers = tuple(range(layer_count))
     newer: Recovery | None = None
     for target in _targets(parts, complete, claims, limit, floor):
@@ -65,6 +65,10 @@ def recover(
         if at_once or target in cuts:
             lost_layers = min(lost_layers, found.lost_layers, key=len)
     return Recovery(None, lost_layers=lost_layers)
+
+
+def _cuts(parts: list[Contribution]) -> set[Target]:
+    return {Target(item.version, item.lineage) for part in parts for item in part.cuts}
 
 
 def _to(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from p2p_dtfm.daemon.peers.run_source import RunComplete
 from p2p_dtfm.testbed.virtual.seeds import (
     make_run,
     play_seed,
@@ -87,6 +88,29 @@ def test_who_was_done_trains_again_when_a_failure_costs_the_last_steps(
         await swarm.until(
             lambda: all(peer.standing().startswith("done") for peer in left), "done again", 120
         )
+
+    play(1, tmp_path / "world", scene)
+
+
+def test_who_is_welcomed_and_then_comes_too_late_is_told_that_the_run_is_complete(
+    run: Path, tmp_path: Path
+) -> None:
+    """No step happens any more with which a view could let it in."""
+
+    async def scene(swarm: Swarm) -> None:
+        stays = {"exit_when_done": False}
+        first = swarm.peer("first", run=str(run), **stays)
+        late = swarm.peer("late", initial_peers=(swarm.address(first),), **stays)
+        swarm.start(first)
+        await swarm.until(lambda: first.step() >= STEPS // 2, "half of the run", 120)
+        swarm.start(late)
+        await swarm.until(lambda: late.has_run, "it is welcomed", 60)
+        swarm.cut(first, late)
+        await swarm.until(lambda: first.standing().startswith("done"), "done", 120)
+        swarm.mend(first, late)
+        await swarm.until(lambda: not late.is_running, "it ends", 60)
+        assert late.ended is not None
+        assert isinstance(late.ended.exception(), RunComplete)
 
     play(1, tmp_path / "world", scene)
 

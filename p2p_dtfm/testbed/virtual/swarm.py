@@ -30,6 +30,7 @@ from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
 from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.testbed.virtual.directory import VirtualDirectory
+from p2p_dtfm.testbed.virtual.disk import VirtualDisk
 from p2p_dtfm.testbed.virtual.host import VirtualHost
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop, VirtualTask
 from p2p_dtfm.testbed.virtual.network import VirtualNetwork
@@ -53,11 +54,15 @@ class Peer:
     settings: Settings
     peer_id: str
     flops_per_s: int
+    disk: VirtualDisk
+    wall_ahead_ns: int = 0
+    """Its machine's clock, of the world's."""
     process: Process | None = None
     daemon: Daemon | None = None
     host: VirtualHost | None = None
     ended: asyncio.Task[int] | None = None
     past: list[Process] = field(default_factory=list)
+    _events: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def is_running(self) -> bool:
@@ -84,10 +89,10 @@ class Peer:
         return self.daemon.observer.step() if self.daemon is not None else 0
 
     def events(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        for path in sorted(self.home.glob("runs/*/events.jsonl")):
-            found += map(json.loads, path.read_text().splitlines())
-        return found
+        """Also of what a disk has refused or lost."""
+        told = self.disk.told
+        self._events += map(json.loads, told[len(self._events) :])
+        return self._events
 
     def losses(self) -> dict[int, float]:
         steps = [event for event in self.events() if event["event"] == "step"]
@@ -146,7 +151,8 @@ class Swarm:
         }
         made = Settings.model_validate(values | settings)
         flops_per_s = random.Random(f"{self._seed} {name}").randrange(*FLOPS_PER_S)
-        peer = Peer(name, home, made, identity.peer_id, flops_per_s)
+        disk = VirtualDisk(self.loop)
+        peer = Peer(name, home, made, identity.peer_id, flops_per_s, disk)
         self.peers.append(peer)
         return peer
 
@@ -160,7 +166,8 @@ class Swarm:
         lives = len(peer.past)
         self.trace.note(self.loop.now_ns, "start", peer.name)
         draws = random.Random(f"{self._seed} {peer.name} {lives}")
-        peer.process = Process(f"{peer.name}.{lives}", self.loop, draws)
+        peer.process = Process(f"{peer.name}.{lives}", self.loop, draws, peer.disk)
+        peer.process.wall_ahead_ns = peer.wall_ahead_ns
         settings = peer.settings.model_copy(update=changes)
         world = _WorldOf(self, peer)
         peer.daemon = Daemon(settings, DashboardHost(), world=world)
@@ -176,6 +183,26 @@ class Swarm:
         if peer.host is not None:
             self.network.leave(peer.host)
         peer.daemon.let_go_of_home()
+        peer.disk.process_was_killed()
+
+    def cut_power(self, peer: Peer) -> None:
+        """A kill, and what the disk had not written down is lost."""
+        self.kill(peer)
+        self.trace.note(self.loop.now_ns, "power", peer.name)
+        peer.disk.power_was_cut(self.draws)
+
+    def leave(self, peer: Peer) -> None:
+        """As by the first signal, or by a pause of its owner's."""
+        assert peer.daemon is not None
+        self.trace.note(self.loop.now_ns, "leave", peer.name)
+        peer.daemon.pause("its owner needs the machine")
+
+    def set_clock(self, peer: Peer, ahead_s: float) -> None:
+        """The wall clock, of the world's time."""
+        self.trace.note(self.loop.now_ns, "clock", peer.name, ahead_s)
+        peer.wall_ahead_ns = int(ahead_s * 1e9)
+        if peer.process is not None:
+            peer.process.wall_ahead_ns = peer.wall_ahead_ns
 
     def pause(self, peer: Peer) -> None:
         """As by SIGSTOP."""

@@ -59,8 +59,8 @@ class VirtualDisk:
         self.is_slow = False
         self.lies = False
         """It says that it has written down what a power cut still takes."""
-        self.told: list[str] = []
-        """Each line of the history that was to be written: for whoever judges."""
+        self.told: list[tuple[float, str]] = []
+        """Each line of the history that was to be written, and when: for whoever judges."""
         self.refused = 0
         self._loop = loop
         self._changes: list[_Change] = []
@@ -77,7 +77,7 @@ class VirtualDisk:
 
     def append(self, path: Path, text: str) -> None:
         if path.name == HISTORY:
-            self.told += text.splitlines()
+            self.told += [(self._now_ns() / 1e9, line) for line in text.splitlines()]
         self._require_room(path)
         before = _content(path)
         with path.open("a") as file:
@@ -126,6 +126,10 @@ class VirtualDisk:
             change.undo()
         if stays and (self.lies or not changes[stays - 1].is_whole):
             changes[stays - 1].tear()
+
+    def was_replaced(self) -> None:
+        """By another one, with other files."""
+        self._changes.clear()
 
     # ---------------------------------------------------------------------------------------------
 

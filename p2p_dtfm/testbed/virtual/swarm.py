@@ -13,15 +13,19 @@ import json
 import logging
 import random
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.machine.world import MakeStageRunner
@@ -62,6 +66,8 @@ class Peer:
     host: VirtualHost | None = None
     ended: asyncio.Task[int] | None = None
     past: list[Process] = field(default_factory=list)
+    past_errors: list[BaseException] = field(default_factory=list)
+    """What has ended daemons before this one, unless its owner knew what to do."""
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -72,6 +78,10 @@ class Peer:
     def has_run(self) -> bool:
         """It takes part in a run, and answers others who ask for it."""
         return self.daemon is not None and bool(self.daemon.run_digest)
+
+    @property
+    def was_ever_killed(self) -> bool:
+        return any(process.is_dead for process in self.past) or self.was_killed
 
     @property
     def was_killed(self) -> bool:
@@ -89,9 +99,9 @@ class Peer:
         return self.daemon.observer.step() if self.daemon is not None else 0
 
     def events(self) -> list[dict[str, Any]]:
-        """Also of what a disk has refused or lost."""
-        told = self.disk.told
-        self._events += map(json.loads, told[len(self._events) :])
+        """Also of what a disk has refused or lost; `at_s` is the world's time."""
+        for at_s, line in self.disk.told[len(self._events) :]:
+            self._events.append(json.loads(line) | {"at_s": at_s})
         return self._events
 
     def losses(self) -> dict[int, float]:
@@ -108,8 +118,9 @@ class Peer:
     def waits(self) -> list[str]:
         """Where each of its tasks is."""
         tasks = (task for task in asyncio.all_tasks() if isinstance(task, VirtualTask))
-        mine = (task.waits_at() for task in tasks if task.process is self.process)
-        return [f"    {place}" for place in sorted(mine)] if self.is_running else []
+        mine = Counter(task.waits_at() for task in tasks if task.process is self.process)
+        told = [f"    {count} x {place}" for place, count in sorted(mine.items())]
+        return told if self.is_running else []
 
     def failures(self) -> list[str]:
         processes = [*self.past, *([self.process] if self.process else [])]
@@ -126,6 +137,8 @@ class Swarm:
         self.network = VirtualNetwork(loop, random.Random(f"links {seed}"))
         self.trace = self.network.links.trace
         self.peers: list[Peer] = []
+        self.plans: dict[bytes, Plan | NoPlan] = {}
+        """By the snapshot's bytes."""
         self._seed = seed
         self._graves: list[VirtualTask] = []
         """What killed processes were doing: let go of, it would run its `finally`."""
@@ -156,6 +169,9 @@ class Swarm:
         self.peers.append(peer)
         return peer
 
+    def named(self, name: str) -> Peer:
+        return next(peer for peer in self.peers if peer.name == name)
+
     def address(self, peer: Peer) -> str:
         return f"{self.network.address_of(peer.peer_id)}/p2p/{peer.peer_id}"
 
@@ -163,6 +179,8 @@ class Swarm:
         assert not peer.is_running, peer.name
         if peer.process is not None:
             peer.past.append(peer.process)
+        if peer.ended is not None and peer.ended.done() and (error := peer.ended.exception()):
+            peer.past_errors.append(error)
         lives = len(peer.past)
         self.trace.note(self.loop.now_ns, "start", peer.name)
         draws = random.Random(f"{self._seed} {peer.name} {lives}")
@@ -296,6 +314,13 @@ class _WorldOf:
 
     def stage_runner(self, device: Device, setting: str) -> MakeStageRunner:
         return partial(TimedStageRunner, device)
+
+    def plan(self, snapshot: Snapshot) -> Plan | NoPlan:
+        """Each snapshot is planned once for all: it has one plan."""
+        key, plans = encode(snapshot), self._swarm.plans
+        if key not in plans:
+            plans[key] = compute_plan(snapshot)
+        return plans[key]
 
     def share_the_interpreter(self) -> None:
         """It is the world's."""

@@ -66,8 +66,8 @@ class Peer:
     host: VirtualHost | None = None
     ended: asyncio.Task[int] | None = None
     past: list[Process] = field(default_factory=list)
-    past_errors: list[BaseException] = field(default_factory=list)
-    """What has ended daemons before this one, unless its owner knew what to do."""
+    past_errors: list[tuple[BaseException, bool]] = field(default_factory=list)
+    """What has ended daemons before this one, and whether they took part in a run by then."""
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -180,7 +180,7 @@ class Swarm:
         if peer.process is not None:
             peer.past.append(peer.process)
         if peer.ended is not None and peer.ended.done() and (error := peer.ended.exception()):
-            peer.past_errors.append(error)
+            peer.past_errors.append((error, peer.has_run))
         lives = len(peer.past)
         self.trace.note(self.loop.now_ns, "start", peer.name)
         draws = random.Random(f"{self._seed} {peer.name} {lives}")

@@ -160,7 +160,9 @@ STATES = (
     Planted("sum-not-taken", "the sum of the others is not taken", _sum_is_not_taken),
     Planted("old-work", "gradients of a failed attempt stay in the buffer", _old_work_is_kept),
     Planted("step-twice", "a gradient is applied again", _follower_takes_a_step_twice),
-    Planted("rolled-in-words", "a step rolled forward is not applied", _rolled_forward_only_in_words),
+    Planted(
+        "rolled-in-words", "a step rolled forward is not applied", _rolled_forward_only_in_words
+    ),
     Planted("nothing-discarded", "states of a lost step stay", _nothing_is_discarded),
     Planted("no-receipts", "Prepared does not wait for guardians", _receipts_are_not_waited_for),
     Planted("safe-at-once", "what is not copied yet is told to be safe", _cuts_are_safe_at_once),

@@ -146,9 +146,13 @@ WAITING = (
         _new_holder_sleeps,
     ),
     Planted("leaver-asked", "who goes with the view is asked for states", _leavers_are_asked),
-    Planted("active-wakes-nobody", "a step that waits for Active alone stays", _active_wakes_nobody),
+    Planted(
+        "active-wakes-nobody", "a step that waits for Active alone stays", _active_wakes_nobody
+    ),
     Planted("done-is-done", "whoever was done does not train again", _done_is_done),
-    Planted("over-not-looked-at", "who applies while a view ends waits in it", _over_is_not_looked_at),
+    Planted(
+        "over-not-looked-at", "who applies while a view ends waits in it", _over_is_not_looked_at
+    ),
     Planted("early-prepared", "Prepared before the takeover is lost", _early_prepared_is_lost),
     Planted("stop-wakes-nobody", "a failure stops no step under way", _stop_wakes_nobody),
     Planted("one-donor", "a donor that fails is asked for ever", _donors_are_never_turned_from),

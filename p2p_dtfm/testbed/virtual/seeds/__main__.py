@@ -63,7 +63,8 @@ def _schedule(seed: int, faults: str | None) -> Schedule:
     schedule = draw(seed)
     if faults is None:
         return schedule
-    return schedule.only(frozenset(map(int, faults.split(","))) if faults != "none" else frozenset())
+    places = faults.split(",") if faults != "none" else []
+    return schedule.only(frozenset(map(int, places)))
 
 
 def _play_all(player: Player, options: argparse.Namespace) -> int:

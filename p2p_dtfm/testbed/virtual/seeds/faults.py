@@ -79,9 +79,7 @@ def draw(seed: int) -> Schedule:
     kinds = CRASHES if seed % 4 == 3 else KINDS
     count, joiner_count = draws.randint(*BEGUN), draws.randint(*JOINERS)
     begun, joiners = NAMES[:count], NAMES[count : count + joiner_count]
-    faults = [
-        Fault(draws.uniform(FIRST_S, LAST_S), 0.0, "join", (name,), 0.0) for name in joiners
-    ]
+    faults = [Fault(draws.uniform(FIRST_S, LAST_S), 0.0, "join", (name,), 0.0) for name in joiners]
     for _ in range(draws.randint(*FAULTS)):
         kind = draws.choices(list(kinds), list(kinds.values()))[0]
         whom = tuple(draws.sample(begun + joiners, 2 if kind in OF_LINKS else 1))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
+from p2p_dtfm.daemon.machine.home import is_full
 from p2p_dtfm.daemon.peers.run_source import RunComplete
 from p2p_dtfm.testbed.virtual.loop import VirtualTask
 from p2p_dtfm.testbed.virtual.streams import UNREAD_BYTES
@@ -49,13 +50,16 @@ def starts_again(peer: Peer) -> bool:
     """It has ended, and said that it reaches nobody, or that its disk is full: its owner starts it
     again, after a look at what it says."""
     error = failed(peer)
-    return error is not None and _is_for_its_owner(peer, error)
+    return error is not None and _is_for_its_owner(peer, error, peer.has_run)
 
 
-def _is_for_its_owner(peer: Peer, error: BaseException) -> bool:
-    if not isinstance(error, UserError) or isinstance(error, RunComplete):
+def _is_for_its_owner(peer: Peer, error: BaseException, took_part: bool) -> bool:
+    """A full disk is a reason not to begin; it ends nobody who takes part."""
+    if isinstance(error, OSError):
+        return is_full(error) and not took_part and peer.disk.refused > 0
+    if isinstance(error, RunComplete) or not isinstance(error, UserError):
         return False
-    return error.exit_code == UNREACHABLE or (peer.disk.refused > 0 and "space" in str(error))
+    return error.exit_code == UNREACHABLE
 
 
 def require_bounds(swarm: Swarm) -> None:
@@ -108,11 +112,12 @@ def check(
 
 
 def _require_no_failure(peer: Peer) -> None:
-    for error in [*peer.past_errors, failed(peer)]:
-        is_explained = isinstance(error, RunComplete) or (
-            error is not None and _is_for_its_owner(peer, error)
-        )
-        if error is not None and not is_explained:
+    errors = list(peer.past_errors)
+    if (error := failed(peer)) is not None:
+        errors.append((error, peer.has_run))
+    for error, took_part in errors:
+        is_known = isinstance(error, RunComplete) or _is_for_its_owner(peer, error, took_part)
+        if not is_known:
             raise Broken(f"{peer.name} failed: {error!r}") from error
     if failures := peer.failures():
         raise Broken(f"{peer.name}: {failures[0]}")

@@ -1,4 +1,4 @@
-"""One seed: its daemons begin, its faults are done, all is mended, and what came of it is judged."""
+"""One seed: daemons begin, faults are done, all is mended, and what came of it is judged."""
 
 import collections
 import logging
@@ -54,7 +54,7 @@ class Play:
         """When, the number of the fault or, for its end, one less than none."""
         self._begun: set[Fault] = set()
         self._starts_s: dict[str, float] = {}
-        self._looks_s = 0.0
+        self._looks_s = self._lets_in_s = 0.0
         self.mended_s = 0.0
 
     async def play(self) -> None:
@@ -75,6 +75,7 @@ class Play:
             self._due.append((began_s + fault.at_s + fault.lasts_s, -1 - number, fault))
         self._due.sort(key=lambda due: due[:2])
         self.mended_s = max((due[0] for due in self._due), default=began_s)
+        self._lets_in_s = self.mended_s + LETS_IN_S
         limit_s = self.mended_s - swarm.now_s + PATIENCE_S
         await swarm.until(self._is_over, "all have come to the end of the run", limit_s)
 
@@ -89,6 +90,7 @@ class Play:
             if self._is_let_in_by_nobody(peer):
                 swarm.kill(peer)
                 swarm.start(peer)
+                self._lets_in_s = swarm.now_s + LETS_IN_S
             if judge.starts_again(peer):
                 due_s = self._starts_s.setdefault(peer.name, swarm.now_s + STARTS_AGAIN_S)
                 if swarm.now_s >= due_s:
@@ -102,7 +104,7 @@ class Play:
     def _is_let_in_by_nobody(self, peer: Peer) -> bool:
         """Whoever was welcomed before the last step and let in by nobody asks on for ever: known,
         and its owner starts it again."""
-        if self._due or self._swarm.now_s < self.mended_s + LETS_IN_S or not peer.is_running:
+        if self._due or self._swarm.now_s < self._lets_in_s or not peer.is_running:
             return False
         others = [other for other in self._swarm.peers if other is not peer and other.process]
         is_joining = peer.daemon is not None and peer.standing().startswith("joining")

@@ -11,9 +11,28 @@ from p2p_dtfm.train.data import prepare
 
 STEPS = 40
 WITHIN_S = 600.0
-_WORDS = (
-    "the of and to in is that for on as with at by from peer step layer plan view data"
-).split()
+_WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "that",
+    "for",
+    "on",
+    "as",
+    "with",
+    "at",
+    "by",
+    "from",
+    "peer",
+    "step",
+    "layer",
+    "plan",
+    "view",
+    "data",
+]
 
 
 def make_run(folder: Path, steps: int = STEPS) -> Path:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import itertools
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_a_slow_disk_holds_up_its_job_and_in_the_event_loop_all_the_daemon(tmp_p
         of.is_slow = True
         process = process_of(loop, of)
         await asyncio.gather(process.begin(tick()), process.begin(write()))
-        gaps = sorted(later - sooner for sooner, later in zip(turns, turns[1:], strict=False))
+        gaps = sorted(later - sooner for sooner, later in itertools.pairwise(turns))
         assert gaps[-1] > 0.14, "its event loop stood still"
         assert gaps[-2] < 0.02, "and only once: a thread holds nobody up"
 

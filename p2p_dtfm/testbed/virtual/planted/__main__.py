@@ -16,7 +16,11 @@ from p2p_dtfm.testbed.virtual.planted.disks import DISKS
 from p2p_dtfm.testbed.virtual.planted.patches import Planted, planted
 from p2p_dtfm.testbed.virtual.planted.states import STATES
 from p2p_dtfm.testbed.virtual.planted.waiting import WAITING
-from p2p_dtfm.testbed.virtual.seeds.player import Player, memory_disk
+from p2p_dtfm.testbed.virtual.seeds.player import (
+    Player,
+    leave_alone_what_is_loaded,
+    memory_disk,
+)
 
 BUGS = (*WAITING, *STATES, *DISKS)
 
@@ -60,6 +64,7 @@ def main() -> int:
     missed = 0
     with tempfile.TemporaryDirectory(dir=memory_disk()) as scratch:
         search = Search(Player(Path(scratch)))
+        leave_alone_what_is_loaded()
         for bug in bugs:
             began_s = time.monotonic()
             found = search.found(bug, options.within, options.first)

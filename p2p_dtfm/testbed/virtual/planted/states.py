@@ -87,6 +87,7 @@ def _rolled_forward_only_in_words(patches: Patches) -> None:
         await right(trainer, dataclasses.replace(restart, roll_forward=()))
         if trainer._state.restart is restart:
             trainer._state.restart = None
+            trainer._outlet.states_changed()
 
     right = patches.put(Trainer, "_do_restart", do_restart)
 
@@ -99,6 +100,7 @@ def _nothing_is_discarded(patches: Patches) -> None:
         await right(trainer, dataclasses.replace(restart, discard=()))
         if trainer._state.restart is restart:
             trainer._state.restart = None
+            trainer._outlet.states_changed()
 
     right = patches.put(Trainer, "_do_restart", do_restart)
 
@@ -144,13 +146,8 @@ def _frozen_commits(patches: Patches) -> None:
     right = patches.put(Ledger, "freeze", freeze)
 
 
-def _chunks_in_any_order(patches: Patches) -> None:
-    """A gradient counts as whole as soon as its last chunk is here."""
-
-    def replayed(gradients: Any, layer: int, step: int) -> None:
-        """What was replayed is kept."""
-
-    patches.put(ArrivingGradients, "replayed", replayed)
+def _replayed_stay(patches: Patches) -> None:
+    patches.nothing(ArrivingGradients, "replayed")
 
 
 STATES = (
@@ -169,5 +166,5 @@ STATES = (
     Planted("cuts-dropped", "whole cuts are dropped", _whole_cuts_are_dropped),
     Planted("commits-without-one", "one Prepared too few is enough", _commits_without_one),
     Planted("frozen-commits", "a step goes on that the next view decides", _frozen_commits),
-    Planted("replayed-stay", "replayed gradients are never let go of", _chunks_in_any_order),
+    Planted("replayed-stay", "replayed gradients are never let go of", _replayed_stay),
 )

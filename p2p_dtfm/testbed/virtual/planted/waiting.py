@@ -120,18 +120,13 @@ def _raise(follower: Any) -> None:
     raise RuntimeError("planted")
 
 
-def _messages_are_sent_once(patches: Patches) -> None:
-    async def once(messenger: Any, peer_id: str, message: Any) -> None:
-        raise RuntimeError("planted: nobody catches what goes wrong with a delivery")
-
-    deliver = patches.put(Messenger, "_try_to_deliver", once)
-
+def _failed_delivery_ends_its_worker(patches: Patches) -> None:
     async def try_to_deliver(messenger: Any, peer_id: str, message: Any) -> None:
         if peer_id in messenger._silent:
-            await once(messenger, peer_id, message)
-        await deliver(messenger, peer_id, message)
+            raise RuntimeError("planted")
+        await right(messenger, peer_id, message)
 
-    patches.put(Messenger, "_try_to_deliver", try_to_deliver)
+    right = patches.put(Messenger, "_try_to_deliver", try_to_deliver)
 
 
 WAITING = (
@@ -164,5 +159,7 @@ WAITING = (
         "a part of the trainer ends, and nobody hears of it",
         _failures_of_parts_are_swallowed,
     ),
-    Planted("worker-fails", "a delivery that fails ends its worker", _messages_are_sent_once),
+    Planted(
+        "worker-fails", "a delivery that fails ends its worker", _failed_delivery_ends_its_worker
+    ),
 )

@@ -21,7 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from p2p_dtfm.testbed.virtual.seeds.faults import Schedule, draw
-from p2p_dtfm.testbed.virtual.seeds.player import Player, memory_disk
+from p2p_dtfm.testbed.virtual.seeds.player import (
+    Player,
+    leave_alone_what_is_loaded,
+    memory_disk,
+)
 from p2p_dtfm.testbed.virtual.seeds.playing import Played, Story, last_messages
 from p2p_dtfm.testbed.virtual.seeds.reached import Lines, told
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
@@ -72,7 +76,10 @@ def _play_all(player: Player, options: argparse.Namespace) -> int:
     seeds = range(int(first), int(last or first) + 1)
     broken, faults, steps = list[int](), 0, 0
     began_s = time.monotonic()
-    for seed in seeds:
+    for played_count, seed in enumerate(seeds):
+        if time.monotonic() - began_s > 60 * options.minutes:
+            seeds = seeds[:played_count]
+            break
         schedule = _schedule(seed, options.faults)
         with _telling() if options.story else contextlib.nullcontext(), last_messages() as said:
             played = player.play(seed, schedule)
@@ -104,11 +111,13 @@ def main() -> int:
     parser.add_argument("--story", action="store_true", help="tell what the daemons log")
     parser.add_argument("--shrink", action="store_true", help="leave out faults while it fails")
     parser.add_argument("--faults", help="only these, by their place: 0,3,7, or none")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no seed after so long")
     parser.add_argument("--coverage", action="store_true", help="which statements were come to")
     options = parser.parse_args()
     logging.getLogger("p2p_dtfm").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(dir=memory_disk()) as scratch:
         player = Player(Path(scratch))
+        leave_alone_what_is_loaded()
         if not options.coverage:
             return _play_all(player, options)
         lines = Lines()

@@ -1,5 +1,6 @@
 """Plays seeds one after the other, of one run."""
 
+import gc
 import tempfile
 from pathlib import Path
 
@@ -19,6 +20,12 @@ class Player:
     def play(self, seed: int, schedule: Schedule | None = None) -> Played:
         with tempfile.TemporaryDirectory(dir=memory_disk()) as home:
             return play_seed(seed, schedule or draw(seed), self._run, Path(home), self._reference)
+
+
+def leave_alone_what_is_loaded() -> None:
+    """The hundred thousands of objects that imports leave are looked through in no collection."""
+    gc.collect()
+    gc.freeze()
 
 
 def memory_disk() -> str | None:

@@ -156,6 +156,11 @@ def read_manifest(directory: Path) -> CheckpointManifest:
     return manifest
 
 
+def is_begun(directory: Path) -> bool:
+    """Whether there is a manifest, of however many layers."""
+    return (directory / _MANIFEST).is_file()
+
+
 def complete(directory: Path) -> bool:
     """Whether every layer of the model is there, each file with the digest of the manifest.
 

@@ -51,8 +51,10 @@ def test_planted_bugs_are_found(tmp_path: Path) -> None:
     assert not missed
 
 
-def test_a_part_that_counts_twice_is_found_by_its_sum(tmp_path: Path) -> None:
-    bug = next(bug for bug in BUGS if bug.name == "part-twice")
-    player = Player(tmp_path)
-    with planted(bug):
-        assert "gradient_norm" in player.play(0, draw(0).only(frozenset())).problem
+def test_a_doubled_gradient_and_a_task_left_behind_are_found(tmp_path: Path) -> None:
+    player = Player(tmp_path, steps=13)
+    schedule = Schedule(("a", "b"), (), ())
+    assert player.play(0, schedule).problem == ""
+    for name, told in (("update-twice", "step 11: loss"), ("tasks-stay", "of its tasks have not")):
+        with planted(next(bug for bug in BUGS if bug.name == name)):
+            assert told in player.play(0, schedule).problem

@@ -54,6 +54,15 @@ def _sum_is_not_taken(patches: Patches) -> None:
     right = patches.put(SegmentReduction, "take_sum", take_sum)
 
 
+def _update_counts_twice(patches: Patches) -> None:
+    def apply_outcome(spec: Any, state: Any, gradient: Any, step: int, norm: float) -> None:
+        right(spec, state, gradient * (1 + (step % RARE == RARE - 1)), step, norm)
+
+    from p2p_dtfm.daemon.trainer import step_loop
+
+    right = patches.put(step_loop, "apply_outcome", apply_outcome)
+
+
 def _old_work_is_kept(patches: Patches) -> None:
     """Of a step that fails, what is not part of it any more: its gradients count once more."""
 
@@ -155,6 +164,7 @@ STATES = (
     Planted("any-view", "gradients of another view are taken", _gradients_of_any_view),
     Planted("part-twice", "a part of a sum counts twice", _part_counts_twice),
     Planted("sum-not-taken", "the sum of the others is not taken", _sum_is_not_taken),
+    Planted("update-twice", "a holder applies a gradient twice over", _update_counts_twice),
     Planted("old-work", "gradients of a failed attempt stay in the buffer", _old_work_is_kept),
     Planted("step-twice", "a gradient is applied again", _follower_takes_a_step_twice),
     Planted(

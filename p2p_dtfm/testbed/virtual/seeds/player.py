@@ -7,14 +7,14 @@ from pathlib import Path
 from p2p_dtfm.testbed.virtual.seeds.faults import Schedule, draw
 from p2p_dtfm.testbed.virtual.seeds.judge import Reference
 from p2p_dtfm.testbed.virtual.seeds.playing import Played, play_seed
-from p2p_dtfm.testbed.virtual.seeds.run import make_run, reference_of
+from p2p_dtfm.testbed.virtual.seeds.run import STEPS, make_run, reference_of
 
 
 class Player:
     """Plays seeds of one run, each in a folder of its own that goes afterwards."""
 
-    def __init__(self, scratch: Path) -> None:
-        self._run = make_run(scratch)
+    def __init__(self, scratch: Path, steps: int = STEPS) -> None:
+        self._run = make_run(scratch, steps)
         self._reference: Reference = reference_of(self._run, scratch / "reference")
 
     def play(self, seed: int, schedule: Schedule | None = None) -> Played:

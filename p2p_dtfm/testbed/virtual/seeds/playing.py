@@ -1,5 +1,6 @@
 """One seed: daemons begin, faults are done, all is mended, and what came of it is judged."""
 
+import asyncio
 import collections
 import logging
 import traceback
@@ -20,6 +21,8 @@ PATIENCE_S = 300.0
 """Of virtual time, once all is mended: then nobody waits any more."""
 STARTS_AGAIN_S = 2.0
 LETS_IN_S = 30.0
+SAVES_WITHIN_S = 10.0
+"""After the last step somebody has the whole model."""
 LOOKS_EVERY_S = 1.0
 MESSAGES_TOLD = 12
 
@@ -107,8 +110,7 @@ class Play:
         if self._due or self._swarm.now_s < self._lets_in_s or not peer.is_running:
             return False
         others = [other for other in self._swarm.peers if other is not peer and other.process]
-        is_joining = peer.daemon is not None and peer.standing().startswith("joining")
-        return is_joining and all(self._is_done(other) for other in others)
+        return _is_joining(peer) and all(self._is_done(it) or _is_joining(it) for it in others)
 
     def _do(self, fault: Fault, is_end: bool) -> None:
         """None begins after the last step."""
@@ -131,6 +133,10 @@ class Play:
         return peer.ended.done() or peer.told_step() == self._steps
 
 
+def _is_joining(peer: Peer) -> bool:
+    return peer.is_running and peer.standing().startswith("joining")
+
+
 def play_seed(
     seed: int, schedule: Schedule, run: Path, folder: Path, reference: Reference
 ) -> Played:
@@ -143,6 +149,7 @@ def play_seed(
             await one.play()
             played.ended_s, played.digest = swarm.now_s, swarm.trace.digest()
             played.settled_s = max(0.0, swarm.now_s - one.mended_s)
+            await asyncio.sleep(SAVES_WITHIN_S)
             crashes_s = one.deeds.crashes_s
             judge.check(swarm, reference, crashes_s, schedule.has_only_crashes)
             judge.require_states(swarm, reference)

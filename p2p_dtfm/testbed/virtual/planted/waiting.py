@@ -40,7 +40,7 @@ def _new_holder_sleeps(patches: Patches) -> None:
 def _leavers_are_asked(patches: Patches) -> None:
     def donors_of(view: View, layer: int, me: str, taken_over: bool = False) -> list[str]:
         if view.snapshot.planned:
-            return right(view, layer, me, taken_over)
+            return list(right(view, layer, me, taken_over))
         held = [item for item in view.snapshot.held if item.layer == layer]
         newest = max((item.version for item in held), default=-1)
         return sorted({it.peer_id for it in held if it.version == newest} - {me})

@@ -209,4 +209,4 @@ def _has_left(peer: Peer) -> bool:
 
 
 def _not_of_the_living(folder: str, names: list[str]) -> set[str]:
-    return HOME_OF_THE_LIVING & set(names)
+    return {name for name in names if name in HOME_OF_THE_LIVING}

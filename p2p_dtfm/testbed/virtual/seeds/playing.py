@@ -65,9 +65,11 @@ class Play:
         stays = {"exit_when_done": False}  # for those that come back after the last step
         expected = len(schedule.begun)
         founder = swarm.peer(schedule.begun[0], run=str(self._run), expect_peers=expected, **stays)
-        known = (swarm.address(founder),)
-        for name in schedule.begun[1:] + schedule.joiners:
-            swarm.peer(name, initial_peers=known, **stays)
+        known = [swarm.address(founder)]
+        for name in schedule.begun[1:] + schedule.joiners:  # each is given all that begin before it
+            peer = swarm.peer(name, initial_peers=tuple(known), **stays)
+            if name in schedule.begun:
+                known.append(swarm.address(peer))
         swarm.start(founder)
         await swarm.until(lambda: founder.has_run, "the run is founded", 60)
         for name in schedule.begun[1:]:

@@ -136,7 +136,7 @@ class Play:
 
 
 def _is_joining(peer: Peer) -> bool:
-    return peer.is_running and peer.standing().startswith("joining")
+    return peer.is_running and peer.standing().startswith(("joining", "syncing"))
 
 
 def play_seed(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.testbed.virtual.seeds import make_run
+from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Peer, Swarm, play
 
 SAVES_EVERY_STEPS = 5

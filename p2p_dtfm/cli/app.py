@@ -35,6 +35,9 @@ def run(
     run: Annotated[
         str | None, typer.Option("--run", help="Found a swarm with this run spec (file or name).")
     ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="What others see this peer called.")
+    ] = None,
     new: Annotated[
         bool | None,
         typer.Option("--new", help="With --run: found afresh, whatever became of it before."),
@@ -101,6 +104,9 @@ def run(
     ] = None,
     tensorboard: Annotated[
         Path | None, typer.Option(help="Write figures for TensorBoard into this directory.")
+    ] = None,
+    ids: Annotated[
+        bool | None, typer.Option("--ids", help="Peers in the log by their ids, not their names.")
     ] = None,
     log: Annotated[str | None, typer.Option(help="Log format: auto, human or json.")] = None,
     home: Annotated[Path | None, typer.Option(help="The daemon's directory.")] = None,

@@ -27,6 +27,8 @@ class PeerFacts(msgspec.Struct, frozen=True):
     """A member of the view. `pipeline` and `position` are None for a peer without a stage."""
 
     peer_id: str
+    name: str
+    """As people call it; no two members have the same."""
     device: str
     memory_bytes: int
     block_ns: int
@@ -152,6 +154,8 @@ class Live(msgspec.Struct, frozen=True):
     state: str
     reason: str
     since_s: float
+    name: str = ""
+    """What this peer is called; empty before it has an identity."""
     step: int = 0
     loss: float | None = None
     held_out_loss: float | None = None

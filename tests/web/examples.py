@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.names import generated_name
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -75,6 +76,9 @@ def example(
         kept = tuple(record for record in made.records if record.peer_id in only)
         made = msgspec.structs.replace(made, records=kept)
     snapshot = _with_peer_ids(made)
+    first, *rest = snapshot.records
+    longest = msgspec.structs.replace(first, name="<b>Ada & co. of London</b>"[:24])
+    snapshot = msgspec.structs.replace(snapshot, records=(longest, *rest))
     order = tuple(record.peer_id for record in snapshot.records)
     plan = msgspec.structs.replace(
         grid_plan(order, snapshot.workload, stages), predicted_step_ns=step_ns * 97 // 100
@@ -158,6 +162,7 @@ def _live(me: str, steps: int, step_ns: int, snapshot: Snapshot, spec: RunSpec) 
         time_s=NOW_S,
         version="0.1.0",
         peer_id=me,
+        name=generated_name(me),
         state="training",
         reason=f"step {steps} of {spec.total_steps}",
         since_s=NOW_S - 4000,
@@ -180,13 +185,13 @@ def _events(order: tuple[str, ...], me: str) -> tuple[Event, ...]:
     others = [peer_id for peer_id in order if peer_id != me]
     return (
         Event(NOW_S - 4000, "view", f"view 3 from step 310 on: {len(others) + 1} members"),
-        Event(NOW_S - 4001, "joined", f"…{others[-1][-6:]} takes part"),
-        Event(NOW_S - 4100, "fault", f"…{others[0][-6:]} was silent for 12 s"),
+        Event(NOW_S - 4001, "joined", f"{generated_name(others[-1])} takes part"),
+        Event(NOW_S - 4100, "fault", f"{generated_name(others[0])} was silent for 12 s"),
         Event(
             NOW_S - 5990, "note", "of step 140, 14 microbatches are kept at their stages, 3 redone"
         ),
         Event(NOW_S - 6000, "view", f"view 2 from step 140 on: {len(others)} members"),
-        Event(NOW_S - 6001, "left", f"…{others[0][-6:]} has left"),
+        Event(NOW_S - 6001, "left", f"{generated_name(others[0])} has left"),
         Event(NOW_S - 8000, "view", f"view 1 from step 0 on: {len(others)} members"),
     )
 
@@ -235,7 +240,7 @@ def two() -> Example:
     found.change_live(
         problems=(
             Problem(
-                f"waits for …{view.peers[0].peer_id[-6:]} for 14 s",
+                f"waits for {view.peers[0].name} for 14 s",
                 "if its computer sleeps, wake it; else the others go on without it",
             ),
         ),

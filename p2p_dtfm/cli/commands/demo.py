@@ -17,7 +17,6 @@ from rich.text import Text
 
 from p2p_dtfm.cli.app import JsonOption, app
 from p2p_dtfm.cli.commands.data import newest_checkpoint, tokenizer_of
-from p2p_dtfm.cli.commands.swarm import short
 from p2p_dtfm.cli.terminal.durations import duration
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
@@ -232,7 +231,7 @@ def _table(
             continue
         layers = facts["layers"]
         span = f"{layers[0]}-{layers[-1]}" if layers else "none"
-        table.add_row(child.name, short(facts["peer_id"]), facts["state"], span, facts["reason"])
+        table.add_row(child.name, facts["name"], facts["state"], span, facts["reason"])
     bar = ProgressBar(total=1.0, completed=progress)
     headline = Text(_headline(lead, progress) if lead else "the daemons start")
     return Group(headline, bar, table)

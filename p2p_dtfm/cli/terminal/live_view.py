@@ -137,10 +137,11 @@ def _place(view: ViewState) -> list[str]:
     found = [f"{count} peer{'' if count == 1 else 's'}"]
     if me.pipeline is not None:
         stages = len(view.pipelines[me.pipeline].peers)
+        place = f"stage {(me.position or 0) + 1} of {stages}"
         found.append(
-            f"this one: layers {me.first_layer}-{me.end_layer - 1}, pipeline {me.pipeline + 1} of "
-            f"{len(view.pipelines)}, stage {(me.position or 0) + 1} of {stages}"
+            f"{plain(me.name)} (this one): layers {me.first_layer}-{me.end_layer - 1}, "
+            f"pipeline {me.pipeline + 1} of {len(view.pipelines)}, {place}"
         )
     elif not view.no_plan:
-        found.append("this one: spare")
+        found.append(f"{plain(me.name)} (this one): spare")
     return found

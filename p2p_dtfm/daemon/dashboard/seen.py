@@ -3,6 +3,7 @@
 from collections import deque
 
 from p2p_dtfm.daemon.dashboard.series import Series
+from p2p_dtfm.daemon.telemetry.names import Names
 from p2p_dtfm.web.state import DashboardState, Event
 
 EVENTS_LIMIT = 200
@@ -30,6 +31,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.series = Series()
+        self.names = Names()
         self.events = Events()
         self.committed_count = 0
 

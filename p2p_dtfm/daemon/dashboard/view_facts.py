@@ -4,6 +4,7 @@ import msgspec
 
 from p2p_dtfm.core.cost_model.guardians import guards_in
 from p2p_dtfm.core.planner.explain import explain_peer
+from p2p_dtfm.core.protocol.names import distinct
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -22,6 +23,7 @@ def view_state(
     records = snapshot.records
     points = place_peers(records, before)
     numbers = {record.peer_id: number for number, record in enumerate(records)}
+    names = distinct({record.peer_id: record.called for record in records})
     planned = plan if isinstance(plan, Plan) else None
     return ViewState(
         number=view.id.number,
@@ -31,7 +33,10 @@ def view_state(
         predicted_step_ns=planned.predicted_step_ns if planned else 0,
         no_plan=plan.reason if isinstance(plan, NoPlan) else "",
         me=numbers.get(me),
-        peers=tuple(_peer(record, planned, points[record.peer_id]) for record in records),
+        peers=tuple(
+            _peer(record, names[record.peer_id], planned, points[record.peer_id])
+            for record in records
+        ),
         pipelines=tuple(
             PipelineFacts(
                 tuple(numbers[stage.peer_id] for stage in pipeline.stages),
@@ -49,10 +54,13 @@ def points_of(state: ViewState) -> Points:
     return {peer.peer_id: (peer.x, peer.y) for peer in state.peers}
 
 
-def _peer(record: PeerRecord, plan: Plan | None, point: tuple[float, float]) -> PeerFacts:
+def _peer(
+    record: PeerRecord, name: str, plan: Plan | None, point: tuple[float, float]
+) -> PeerFacts:
     device = record.device
     facts = PeerFacts(
         peer_id=record.peer_id,
+        name=name,
         device=f"{device.kind}, {device.name}",
         memory_bytes=device.memory_bytes,
         block_ns=device.block.forward_ns + device.block.backward_ns,

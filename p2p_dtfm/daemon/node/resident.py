@@ -66,6 +66,10 @@ class Resident:
         self._last: dict[str, Any] = {} if away is None else away.status
         self._last_state: DashboardState | None = None if away is None else away.shown
 
+    def named(self, text: str) -> str:
+        """With names for the ids of peers."""
+        return self._seen.names.in_text(text)
+
     def state(self) -> DashboardState:
         """What the dashboard and the terminal show now."""
         return self._dashboard.state()
@@ -212,9 +216,10 @@ class Resident:
     def _status_json(self, status: Status) -> dict[str, Any]:
         nothing: dict[str, Any] = dict.fromkeys(("view", "snapshot", "plan", "safe_step"))
         nothing |= {"members": [], "addresses": [], "layers": [], "stage": [], "waits_for": []}
+        nothing |= {"names": {}}
         nothing |= dict.fromkeys(("tokens_per_s", "eta_s"))
         nothing["problems"] = []
-        unknown = dict.fromkeys(("peer_id", "run", "run_digest", "data", "checkpoints"))
+        unknown = dict.fromkeys(("peer_id", "name", "run", "run_digest", "data", "checkpoints"))
         here = {"dashboard": self._dashboard.address, **status.as_json()}
         return {"version": __version__, **unknown, **self._last, **nothing, **here}
 
@@ -234,6 +239,7 @@ def _away(shown: DashboardState, status: Status) -> DashboardState:
         time_s=round(now.wall_s(), 3),
         version=before.version,
         peer_id=before.peer_id,
+        name=before.name,
         state=status.state.value,
         reason=status.reason,
         since_s=round(status.since_s, 3),

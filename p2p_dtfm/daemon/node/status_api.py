@@ -77,6 +77,7 @@ class StatusApi:
             "version": __version__,
             "dashboard": local.dashboard.address,
             "peer_id": network.me.peer_id,
+            "name": local.observer.seen.names.of(network.me.peer_id),
             "way_in": {**reachability.finding.as_json(), "relays": list(reachability.relays)},
             "life": participant.membership.me.life if participant else network.me.life,
             "shaped_links": shaper.label if shaper else None,
@@ -86,6 +87,7 @@ class StatusApi:
             "step": local.observer.step(),
             "problems": msgspec.to_builtins(local.observer.problems()),
             "refused": [msgspec.to_builtins(each) for each in network.keeper.refused_most()],
+            "names": self._names_json(),
             **self._view_json(),
             **self._states_json(),
             "agreement": self._agreement_json(),
@@ -112,6 +114,10 @@ class StatusApi:
             "addresses": self._addresses_in(view),
             "stage": list(view.layers_of(self._network.me.peer_id)) if view else [],
         }
+
+    def _names_json(self) -> dict[str, str]:
+        names, view = self._local.observer.seen.names, self._view
+        return {peer_id: names.of(peer_id) for peer_id in (view.member_ids if view else ())}
 
     def _agreement_json(self) -> dict[str, Any] | None:
         """Where this peer stands, what it waits for, and what became of the last message."""
@@ -162,6 +168,7 @@ class StatusApi:
         return [
             {
                 **msgspec.to_builtins(record),
+                "name": self._local.observer.seen.names.of(record.peer_id),
                 "heard_s_ago": round(now_s - heard[record.peer_id], 1)
                 if record.peer_id in heard
                 else None,
@@ -175,7 +182,7 @@ class StatusApi:
         """The newest steps of all stage-holders by one clock; `steps` says how many."""
         view = self._view
         if view is None or not isinstance(view.plan, Plan):
-            return {"peers": [], "missing": []}
+            return {"peers": [], "missing": [], "names": {}}
         asked = parameters.get("steps", "1")
         count = min(max(int(asked), 1), STEPS_LIMIT) if asked.isdecimal() else 1
         newest = self._local.recorder.newest
@@ -183,7 +190,8 @@ class StatusApi:
         traces, missing = await self._network.traces.collect(
             view.plan.stage_holders(), first, count
         )
-        return {"peers": peer_traces_json(view.plan, traces), "missing": missing}
+        peers = peer_traces_json(view.plan, traces)
+        return {"peers": peers, "missing": missing, "names": self._names_json()}
 
     def history_json(self) -> dict[str, Any]:
         """Views, losses and held-out losses so far."""

@@ -105,6 +105,10 @@ def run(
     tensorboard: Annotated[
         Path | None, typer.Option(help="Write figures for TensorBoard into this directory.")
     ] = None,
+    samples: Annotated[
+        bool | None,
+        typer.Option("--samples/--no-samples", help="Whether the model writes text as it learns."),
+    ] = None,
     ids: Annotated[
         bool | None, typer.Option("--ids", help="Peers in the log by their ids, not their names.")
     ] = None,

@@ -202,6 +202,24 @@ class History(msgspec.Struct, frozen=True):
     """Steps at which a view took over."""
 
 
+class Sample(msgspec.Struct, frozen=True):
+    """What the model made of the prompt. Shown as text: it may be anything."""
+
+    step: int
+    """How many steps the model had had."""
+    text: str
+    held_out_loss: float | None = None
+
+
+class Samples(msgspec.Struct, frozen=True):
+    """Text that the model has written over the steps, in their order."""
+
+    prompt: str = ""
+    written: tuple[Sample, ...] = ()
+    note: str = ""
+    """Why the newest one is missing, if so."""
+
+
 SPAN_KINDS = (
     "forward",
     "backward",
@@ -255,5 +273,6 @@ class DashboardState(msgspec.Struct, frozen=True):
     view: ViewState = ViewState()
     history: History = History()
     timeline: Timeline = Timeline()
+    samples: Samples = Samples()
     events: tuple[Event, ...] = ()
     """Newest first."""

@@ -23,6 +23,8 @@ from p2p_dtfm.web.state import (
     Live,
     Problem,
     RunFacts,
+    Sample,
+    Samples,
     Span,
     Timeline,
     TimelineLane,
@@ -92,6 +94,7 @@ def example(
             view=view,
             history=_series(steps, spec.tokens_per_step / step_ns * 1e9).history(),
             timeline=_timeline(plan, step_ns),
+            samples=SAMPLES,
             events=_events(order, me),
         )
     )
@@ -194,6 +197,19 @@ def _events(order: tuple[str, ...], me: str) -> tuple[Event, ...]:
         Event(NOW_S - 6001, "left", f"{generated_name(others[0])} has left"),
         Event(NOW_S - 8000, "view", f"view 1 from step 0 on: {len(others)} members"),
     )
+
+
+SAMPLES = Samples(
+    prompt="def ",
+    written=tuple(
+        Sample(step, text, 3.14 + 7.6 / (1 + step / 38))
+        for step, text in (
+            (0, "\x00\u07e1qK}\ufffd 9e;;wP\n<b>&amp;</b>"),
+            (50, "te tre the s selt ( ae, in  to sere\n  te"),
+            (100, "set(self, name):\n    return self.name\n\nclass Error(Exception):\n    pass"),
+        )
+    ),
+)
 
 
 def _timeline(plan: Plan, step_ns: int) -> Timeline:

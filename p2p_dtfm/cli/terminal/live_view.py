@@ -15,7 +15,7 @@ from rich.text import Text
 
 from p2p_dtfm.cli.terminal.durations import duration
 from p2p_dtfm.cli.terminal.plain import plain
-from p2p_dtfm.web.state import DashboardState, ViewState
+from p2p_dtfm.web.state import DashboardState, Samples, ViewState
 
 REFRESH_S = 0.5
 BAR_WIDTH = 30
@@ -85,6 +85,7 @@ def panel(state: DashboardState, now_s: float, width: int) -> Group:
     )
     rows = [Text(""), headline, *_progress(state)]
     rows += [Text(" · ".join(facts)) for facts in (_figures(state), _place(state.view)) if facts]
+    rows += _sample(state.samples)
     if live.next:
         rows.append(Text(f"next: {live.next[0]}", style="dim"))
     for each in live.problems[:PROBLEMS_SHOWN]:
@@ -128,6 +129,15 @@ def _figures(state: DashboardState) -> list[str]:
     if live.tokens_per_s is not None:
         found.append(f"{live.tokens_per_s:,.0f} tokens/s")
     return found
+
+
+def _sample(samples: Samples) -> list[Text]:
+    """The newest text, on one line."""
+    if not samples.written:
+        return []
+    newest = samples.written[-1]
+    text = " ".join(f"{samples.prompt}{newest.text}".split())
+    return [Text(f"after step {newest.step:,} it writes: {plain(text)}", style="italic")]
 
 
 def _place(view: ViewState) -> list[str]:

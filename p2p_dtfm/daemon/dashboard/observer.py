@@ -24,6 +24,7 @@ from p2p_dtfm.web.state import (
     Problem,
     RefusedCount,
     RunFacts,
+    Samples,
     Timeline,
     ViewState,
     Worth,
@@ -146,6 +147,10 @@ class Observer:
         """A step's bars."""
         self._timeline = timeline
 
+    def show_samples(self, samples: Samples) -> None:
+        """What the model has written so far."""
+        self.seen.samples = samples
+
     def note(self, text: str) -> None:
         """Something worth a line of history."""
         self._tell("note", self._shown(text))
@@ -177,6 +182,7 @@ class Observer:
             view=self._view_state,
             history=self._series.history(),
             timeline=self._timeline,
+            samples=self.seen.samples,
             events=self._events.newest_first(),
         )
 

@@ -4,7 +4,7 @@ from collections import deque
 
 from p2p_dtfm.daemon.dashboard.series import Series
 from p2p_dtfm.daemon.telemetry.names import Names
-from p2p_dtfm.web.state import DashboardState, Event
+from p2p_dtfm.web.state import DashboardState, Event, Samples
 
 EVENTS_LIMIT = 200
 
@@ -33,6 +33,7 @@ class Seen:
         self.series = Series()
         self.names = Names()
         self.events = Events()
+        self.samples = Samples()
         self.committed_count = 0
 
     @classmethod
@@ -42,5 +43,6 @@ class Seen:
         for event in reversed(shown.events):
             seen.events.add(event)
         seen.series.take_up(shown.history)
+        seen.samples = shown.samples
         seen.committed_count = shown.live.committed_here
         return seen

@@ -117,6 +117,11 @@ class Settings(BaseModel):
     tensorboard: Path | None = Field(
         default=None, description="directory for TensorBoard's event files; none without it"
     )
+    samples: bool = Field(
+        default=True,
+        description="have the model write a little text at each held-out evaluation, in at most a "
+        "hundredth of the time",
+    )
     ids: bool = Field(
         default=False, description="peers in the human log by their ids, not their names"
     )

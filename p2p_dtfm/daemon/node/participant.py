@@ -21,6 +21,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
 from p2p_dtfm.core.recovery.contradictions import agreed_states
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.resident_limit import memory_bytes
@@ -34,6 +35,7 @@ from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.telemetry.device_pace import DevicePace
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
+from p2p_dtfm.daemon.trainer.sample_writer import Model, SampleWriter
 from p2p_dtfm.daemon.trainer.step_watch import StepWatch
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import Tools
@@ -42,10 +44,11 @@ from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
 from p2p_dtfm.ports import now
-from p2p_dtfm.train.data import Dataset
+from p2p_dtfm.train.data import Dataset, load_tokenizer
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, load_layer
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.stage.batches import Batches
+from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
 
 IN_FLIGHT_PART = 8  # of the memory offered here; in tensors that others have announced
 POISON_GRACE_S = 0.25
@@ -100,6 +103,7 @@ class Participant:
         self._troubled: set[str] = set()
         """Peers with whom a tensor was lost since the last commit."""
         self._held_back = HeldBack()
+        self.samples = self._sample_writer()
 
     @classmethod
     async def start(cls, membership: Membership, stack: contextlib.AsyncExitStack) -> "Participant":
@@ -110,12 +114,38 @@ class Participant:
             participant.bulk.close,
             participant.trainer.close,
             participant.checkpoints.close,
+            participant.close_samples,
         ):
             stack.push_async_callback(close)
         run, observer = membership.run, membership.local.observer
         observer.trains(run.spec, run.digest, membership.workload, membership.agreement)
         observer.measures_with(lambda: participant.measured_rate() > 0)
         return participant
+
+    def _sample_writer(self) -> SampleWriter | None:
+        """None where the owner wants no texts, or the device computes nothing."""
+        local, run = self.local, self.membership.run
+        path = run.blobs.path(run.manifest.tokenizer.digest)
+        if not local.settings.samples or path is None:
+            return None
+        if emulated_flops_per_s(local.settings.device) is not None:
+            return None
+        layers = range(layer_count(run.spec))
+        count = sum(self.membership.workload.cost(layer).parameter_count for layer in layers)
+        model = Model(
+            run.spec,
+            lambda: self.trainer.states,
+            lambda: self.checkpoints.whole_step,
+            self.checkpoints.load,
+            FLOAT_BYTES * count,
+        )
+        show = local.observer.show_samples
+        shown = local.observer.seen.samples
+        return SampleWriter(model, load_tokenizer(path), local.compute, show, shown)
+
+    async def close_samples(self) -> None:
+        if self.samples is not None:
+            self.samples.close()
 
     def _bulk_plane(self) -> BulkPlane:
         membership, network = self.membership, self.network
@@ -314,6 +344,8 @@ class Participant:
             rate = self.local.status.figures().get("tokens_per_s")
             self.local.event_files.step_committed(outcome, rate)
         held_out = outcome.held_out_loss
+        if held_out is not None and self.samples is not None:
+            self.samples.evaluated(outcome.step, held_out)
         text = "" if held_out is None else f", held-out loss {held_out:.4f}"
         if outcome.loss is not None:
             log.log(

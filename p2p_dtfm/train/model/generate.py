@@ -61,6 +61,14 @@ def stream(
     return _whole_characters(tokenizer, drawn)
 
 
+def written_by(
+    model: nn.Module, context: int, tokenizer: Tokenizer, prompt: str, tokens: int
+) -> Iterator[str]:
+    """What a model that is in memory makes of `prompt`, piece by piece; the same each time."""
+    drawn = _draw(model, context, tokenizer, prompt, tokens, temperature=0.8, seed=0)
+    return _whole_characters(tokenizer, drawn)
+
+
 def whole_checkpoint(checkpoint: Path) -> Path:
     """The directory of one step: as given, or the newest in it with all layers. UserError."""
     if (checkpoint / "manifest.json").exists():
@@ -84,7 +92,7 @@ def _load_model(directory: Path) -> tuple[nn.Sequential, int]:
 
 
 def _draw(
-    model: nn.Sequential,
+    model: nn.Module,
     context: int,
     tokenizer: Tokenizer,
     prompt: str,

@@ -7,6 +7,7 @@ import { duration } from "./format.js";
 import { drawMap, markHeard } from "./map.js";
 import { drawPipelines } from "./pipelines.js";
 import { drawEvents, drawNext, drawNow, drawPart, drawProblems } from "./panels.js";
+import { drawSamples } from "./samples.js";
 import { drawTimeline } from "./timeline.js";
 
 const STALE_S = 5;
@@ -45,6 +46,7 @@ function connect() {
     state.history = appendHistory(state.history, grown);
     drawCharts(state.history);
   });
+  on("samples", drawSamples);
   on("events", drawEvents);
   on("live", (live) => {
     const changed = state.live?.state !== live.state;

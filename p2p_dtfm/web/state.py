@@ -220,6 +220,39 @@ class Samples(msgspec.Struct, frozen=True):
     """Why the newest one is missing, if so."""
 
 
+class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a peer has given in some time. `tokens`: taken through as many layers as the model has;
+    who computes half of the layers gives half a token for each."""
+
+    tokens: float = 0
+    steps: int = 0
+    seconds: float = 0
+    """In which steps were taken with this peer as a member."""
+    sent_bytes: int = 0
+    """As the plan has it."""
+    guarded_bytes: int = 0
+
+
+class BoardRow(msgspec.Struct, frozen=True):
+    """Of one who has computed. The name is text of a stranger."""
+
+    peer_id: str
+    name: str
+    tokens: float
+
+
+class Contribution(msgspec.Struct, frozen=True):
+    """This peer's own, and the swarm's board, from the most to the least."""
+
+    today: Given = Given()
+    week: Given = Given()
+    """The last seven days."""
+    ever: Given = Given()
+    board: tuple[BoardRow, ...] = ()
+    board_steps: int = 0
+    """How many steps the board is of: those that this peer has seen."""
+
+
 SPAN_KINDS = (
     "forward",
     "backward",
@@ -274,5 +307,6 @@ class DashboardState(msgspec.Struct, frozen=True):
     history: History = History()
     timeline: Timeline = Timeline()
     samples: Samples = Samples()
+    contribution: Contribution = Contribution()
     events: tuple[Event, ...] = ()
     """Newest first."""

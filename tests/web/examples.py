@@ -18,8 +18,11 @@ from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
 from p2p_dtfm.web.api import Action
 from p2p_dtfm.web.state import (
+    BoardRow,
+    Contribution,
     DashboardState,
     Event,
+    Given,
     Live,
     Problem,
     RunFacts,
@@ -28,6 +31,7 @@ from p2p_dtfm.web.state import (
     Span,
     Timeline,
     TimelineLane,
+    ViewState,
 )
 
 NOW_S = 1_790_000_000.0
@@ -95,6 +99,7 @@ def example(
             history=_series(steps, spec.tokens_per_step / step_ns * 1e9).history(),
             timeline=_timeline(plan, step_ns),
             samples=SAMPLES,
+            contribution=_contribution(view),
             events=_events(order, me),
         )
     )
@@ -197,6 +202,16 @@ def _events(order: tuple[str, ...], me: str) -> tuple[Event, ...]:
         Event(NOW_S - 6001, "left", f"{generated_name(others[0])} has left"),
         Event(NOW_S - 8000, "view", f"view 1 from step 0 on: {len(others)} members"),
     )
+
+
+def _contribution(view: ViewState) -> Contribution:
+    given = Given(61_200, 512, 3_910.0, 201_000_000, 43_500_000)
+    holders = [peer for peer in view.peers if peer.pipeline is not None]
+    board = tuple(
+        BoardRow(peer.peer_id, peer.name, 120_000.0 / (1 + number / 3))
+        for number, peer in enumerate(holders)
+    )
+    return Contribution(given, given, msgspec.structs.replace(given, steps=901), board, 690)
 
 
 SAMPLES = Samples(

@@ -13,6 +13,7 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.dashboard.seen import EVENTS_LIMIT, Events, Seen
 from p2p_dtfm.daemon.dashboard.view_facts import points_of, view_state
 from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.telemetry.contribution import Contributions
 from p2p_dtfm.daemon.telemetry.names import PEER_ID
 from p2p_dtfm.daemon.telemetry.problems import SILENT_S, UNHEARD_S, Sight, problems_in
 from p2p_dtfm.daemon.telemetry.status import State, Status
@@ -51,6 +52,7 @@ class Observer:
         self._making: asyncio.Task[ViewState] | None = None
         self.seen = seen or Seen()
         self._names = self.seen.names
+        self._contributions: Contributions | None = None
         self._series = self.seen.series
         self._events = self.seen.events
         self._before: tuple[float, int] | None = None
@@ -116,6 +118,8 @@ class Observer:
             "view", f"view {view.id.number} from step {step} on: {len(view.members)} member{plural}"
         )
         self._series.view_took_over(step)
+        if self._contributions is not None:
+            self._contributions.view_took_over(view, step)
         self._view = view
         self._committed_s = now.monotonic_s()
         if self._making is not None:
@@ -147,6 +151,11 @@ class Observer:
         """A step's bars."""
         self._timeline = timeline
 
+    def tallies(self, contributions: Contributions) -> None:
+        """What this peer gives to its run is counted there."""
+        self._contributions = contributions
+        self.seen.contribution = contributions.shown(self._names)
+
     def show_samples(self, samples: Samples) -> None:
         """What the model has written so far."""
         self.seen.samples = samples
@@ -165,6 +174,9 @@ class Observer:
         self._committed_s = now.monotonic_s()
         self._usual_rate = self._status.figures().get("tokens_per_s")
         self._series.committed(outcome, self._usual_rate)
+        if self._contributions is not None and outcome.loss is not None:
+            self._contributions.committed(outcome.step, *_moved_bytes(self._view_state))
+            self.seen.contribution = self._contributions.shown(self._names)
 
     def _shown(self, text: str) -> str:
         return shortened(self._names.in_text(text))
@@ -183,6 +195,7 @@ class Observer:
             history=self._series.history(),
             timeline=self._timeline,
             samples=self.seen.samples,
+            contribution=self.seen.contribution,
             events=self._events.newest_first(),
         )
 
@@ -297,6 +310,16 @@ class Observer:
             for peer, ago_s in heard
             if ago_s is not None and ago_s > UNHEARD_S
         ]
+
+
+def _moved_bytes(view: ViewState) -> tuple[int, int]:
+    """What this peer sends in a step, and what it takes to guard others' layers."""
+    sent = guarded = 0
+    for flow in view.flows:
+        sent += flow.there_bytes if flow.here == view.me else 0
+        sent += flow.here_bytes if flow.there == view.me else 0
+        guarded += flow.there_bytes if flow.there == view.me and flow.kind == "guard" else 0
+    return sent, guarded
 
 
 def shortened(text: str) -> str:

@@ -4,7 +4,7 @@ from collections import deque
 
 from p2p_dtfm.daemon.dashboard.series import Series
 from p2p_dtfm.daemon.telemetry.names import Names
-from p2p_dtfm.web.state import DashboardState, Event, Samples
+from p2p_dtfm.web.state import Contribution, DashboardState, Event, Samples
 
 EVENTS_LIMIT = 200
 
@@ -34,6 +34,7 @@ class Seen:
         self.names = Names()
         self.events = Events()
         self.samples = Samples()
+        self.contribution = Contribution()
         self.committed_count = 0
 
     @classmethod
@@ -44,5 +45,6 @@ class Seen:
             seen.events.add(event)
         seen.series.take_up(shown.history)
         seen.samples = shown.samples
+        seen.contribution = shown.contribution
         seen.committed_count = shown.live.committed_here
         return seen

@@ -24,6 +24,8 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
 from p2p_dtfm.core.recovery.contradictions import agreed_states
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.dashboard.report_file import FILE as REPORT_FILE
+from p2p_dtfm.daemon.dashboard.report_file import last_words, next_commands, write_report
 from p2p_dtfm.daemon.machine.resident_limit import memory_bytes
 from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.peers.held_back import HeldBack
@@ -33,6 +35,7 @@ from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
 from p2p_dtfm.daemon.state_transfer.offers import Offers
+from p2p_dtfm.daemon.telemetry.contribution import FILE, Contributions
 from p2p_dtfm.daemon.telemetry.device_pace import DevicePace
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.daemon.trainer.sample_writer import Model, SampleWriter
@@ -104,6 +107,7 @@ class Participant:
         """Peers with whom a tensor was lost since the last commit."""
         self._held_back = HeldBack()
         self.samples = self._sample_writer()
+        self._has_told_end = False
 
     @classmethod
     async def start(cls, membership: Membership, stack: contextlib.AsyncExitStack) -> "Participant":
@@ -119,6 +123,13 @@ class Participant:
             stack.push_async_callback(close)
         run, observer = membership.run, membership.local.observer
         observer.trains(run.spec, run.digest, membership.workload, membership.agreement)
+        layers, me = membership.workload.layer_count, participant.network.me.peer_id
+        path = membership.local.home.run_directory(run.digest) / FILE
+        contributions = Contributions(path, run.spec, layers, me)
+        observer.tallies(contributions)
+        stack.callback(contributions.write)
+        stack.push_async_callback(participant.tell_end)
+        membership.local.life.spawn(participant.when_done())
         observer.measures_with(lambda: participant.measured_rate() > 0)
         return participant
 
@@ -142,6 +153,25 @@ class Participant:
         show = local.observer.show_samples
         shown = local.observer.seen.samples
         return SampleWriter(model, load_tokenizer(path), local.compute, show, shown)
+
+    async def when_done(self) -> None:
+        """Tells so; whoever ends with its run may end before."""
+        await self.trainer.done.wait()
+        await self.tell_end()
+
+    async def tell_end(self) -> None:
+        """Once, and only of a run that is complete: thanks, a report, and what to do next."""
+        if self._has_told_end or not self.trainer.done.is_set():
+            return
+        self._has_told_end = True
+        if self.samples is not None:
+            await self.samples.finished()
+        home, state = self.local.home, self.local.observer.state()
+        path = home.run_directory(self.membership.run.digest) / REPORT_FILE
+        commands = next_commands(home.root, state.samples.prompt or "def ")
+        written = await asyncio.to_thread(write_report, path, state, commands)
+        for line in last_words(state, path if written else None, commands):
+            log.info("%s", line)
 
     async def close_samples(self) -> None:
         if self.samples is not None:

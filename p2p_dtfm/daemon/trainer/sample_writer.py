@@ -74,16 +74,23 @@ class SampleWriter:
     _writing: asyncio.Task[None] | None = None
 
     def evaluated(self, step: int, held_out_loss: float) -> None:
-        """Skipped, and said so, where the last text is not written yet, or time is short."""
+        """Skipped, and said so, where the last text is not written yet, or time is short: which it
+        is no more after the last step."""
+        is_last = step >= self.model.spec.total_steps
         if self._writing is not None and not self._writing.done():
             self._skip("the one before is still being written")
-        elif not self._budget.may_begin(now.monotonic_s()):
+        elif not is_last and not self._budget.may_begin(now.monotonic_s()):
             self._skip("writing takes a hundredth of the time at most")
         elif self.model.parameter_bytes > MODEL_LIMIT_BYTES:
             self._skip("the model is too large to be copied beside training")
         else:
             self._writing = asyncio.create_task(self._write(step, held_out_loss))
             self._writing.add_done_callback(_say_bug)
+
+    async def finished(self) -> None:
+        """What is being written is, or has taken too long."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing}, timeout=LONGEST_S)
 
     def close(self) -> None:
         if self._writing is not None:

@@ -7,6 +7,7 @@ import { duration } from "./format.js";
 import { drawMap, markHeard } from "./map.js";
 import { drawPipelines } from "./pipelines.js";
 import { drawEvents, drawNext, drawNow, drawPart, drawProblems } from "./panels.js";
+import { drawContribution } from "./contribution.js";
 import { drawSamples } from "./samples.js";
 import { drawTimeline } from "./timeline.js";
 
@@ -47,12 +48,17 @@ function connect() {
     drawCharts(state.history);
   });
   on("samples", drawSamples);
+  on("contribution", (contribution) => {
+    state.contribution = contribution;
+    drawContribution(state);
+  });
   on("events", drawEvents);
   on("live", (live) => {
     const changed = state.live?.state !== live.state;
     state.live = live;
     if (changed && state.view) drawPipelines(state);
     if (changed && state.timeline) drawTimeline(state);
+    if (changed) drawContribution(state);
     drawNow(state);
     drawProblems(state);
     drawNext(state);

@@ -2,9 +2,27 @@
 
 import sys
 
+OLDEST_PYTHON = (3, 11)
+
+
+def python_fault(version, oldest=OLDEST_PYTHON):  # type: ignore[no-untyped-def]
+    """In one sentence, why this Python will not do; empty if it will. Older ones must be able to
+    read this file."""
+    if tuple(version[:2]) >= oldest:
+        return ""
+    needed, found = ".".join(map(str, oldest)), ".".join(map(str, version[:3]))
+    return (
+        f"error: p2p-dtfm needs Python {needed} or later and this is {found}: install it, then "
+        f"type pipx install --python python{needed} p2p-dtfm"
+    )
+
 
 def main() -> None:
     """The program. A `UserError` is shown as its cause and fixes, never as a traceback."""
+    fault = python_fault(sys.version_info)
+    if fault:
+        print(fault, file=sys.stderr)
+        raise SystemExit(2)
     from p2p_dtfm.cli.app import app
     from p2p_dtfm.cli.commands import (  # noqa: F401  (they register their commands)
         bootstrap,
@@ -15,6 +33,7 @@ def main() -> None:
         doctor,
         models,
         plan,
+        service,
         swarm,
         trace,
     )

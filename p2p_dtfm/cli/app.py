@@ -10,7 +10,7 @@ app = typer.Typer(
     help="Ordinary computers train one GPT together, peer to peer, with no leader.",
     invoke_without_command=True,
     no_args_is_help=False,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -1,5 +1,6 @@
 """Commands about the daemon that runs here and its swarm: status, peers, leave, id."""
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -12,13 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
-from p2p_dtfm.cli.terminal.durations import duration
+from p2p_dtfm.cli.terminal.durations import duration, seconds_of
 from p2p_dtfm.cli.terminal.plain import SHORT_CHARACTERS, plain
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.daemon.telemetry.names import Names
 
 AS_TEXT: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+WATCH_EVERY_S = 2.0
 LONG_CHARACTERS = 4096
 """Paths and addresses are the user's own, and must be whole to be copied."""
 
@@ -33,14 +35,32 @@ def how_to_call(names: Mapping[str, str], ids: bool = False) -> Callable[[str], 
 
 
 @app.command()
-def status(home: HomeOption = None, as_json: JsonOption = False, ids: IdsOption = False) -> None:
+def status(
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+    ids: IdsOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it anew every two seconds, until Ctrl-C.")
+    ] = False,
+) -> None:
     """What the daemon of this machine is doing, and why."""
-    facts = call_daemon(home, "status")
-    if as_json:
-        typer.echo(json.dumps(facts))
-        return
-    named = how_to_call(facts["names"], ids)
     console = Console()
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            facts = call_daemon(home, "status")
+            if as_json:
+                typer.echo(json.dumps(facts))
+            else:
+                if watch and console.is_terminal:
+                    console.clear()
+                _show_status(console, facts, ids)
+            if not watch:
+                return
+            time.sleep(WATCH_EVERY_S)
+
+
+def _show_status(console: Console, facts: dict[str, Any], ids: bool) -> None:
+    named = how_to_call(facts["names"], ids)
     for_long, reason = duration(time.time() - facts["since_s"]), plain(named(facts["reason"]))
     headline = Text.assemble((facts["state"], "bold"), f" for {for_long}: {reason}")
     console.print(headline, highlight=False, soft_wrap=True)
@@ -181,8 +201,21 @@ def leave(home: HomeOption = None) -> None:
 
 
 @app.command()
-def pause(home: HomeOption = None) -> None:
+def pause(
+    home: HomeOption = None,
+    length: Annotated[
+        str | None, typer.Option("--for", help="Come back by itself after 45m, 2h, 1h30m, 3d.")
+    ] = None,
+) -> None:
     """Hand the layers to the others and free the memory; the daemon stays, and can come back."""
+    if length is not None:
+        seconds = seconds_of(length)
+        call_daemon(home, f"pause-for?seconds={seconds}", "POST")
+        typer.echo(
+            f"the daemon hands its layers over and is away for {duration(seconds)}; "
+            "p2p-dtfm resume makes it take part before"
+        )
+        return
     call_daemon(home, "pause", "POST")
     typer.echo("the daemon hands its layers over; p2p-dtfm resume makes it take part again")
 

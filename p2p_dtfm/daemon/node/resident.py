@@ -11,7 +11,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
 from p2p_dtfm.daemon.machine.home import Home
-from p2p_dtfm.daemon.machine.hours import Hours
+from p2p_dtfm.daemon.machine.hours import Hours, for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.life import when_stdin_closes
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.telemetry.status import State, Status
@@ -92,7 +92,7 @@ class Resident:
         if outside and not await self._stay_away(self._outside, until_hours=True):
             return 0
         if away is not None:
-            if not await self._stay_away(away.reason, until_hours=away.until_hours):
+            if not await self._stay_away(away.reason, away.until_hours, away.until_s):
                 return 0
             settings = Settings.model_validate(away.come_back)
         from p2p_dtfm.daemon.node.daemon import Daemon  # only now: torch and libp2p come with it
@@ -110,13 +110,14 @@ class Resident:
             if daemon.pause_reason is None:
                 return code
             reason, met, run_digest = daemon.pause_reason, daemon.acquaintances(), daemon.run_digest
+            until_s = daemon.pause_until_s
             del daemon
             settings = _to_come_back(self._settings, met, run_digest)
-            self._step_aside_if_may(reason, settings)
-            if not await self._stay_away(reason, until_hours=reason == self._outside):
+            self._step_aside_if_may(reason, settings, until_s)
+            if not await self._stay_away(reason, reason == self._outside, until_s):
                 return 0
 
-    def _step_aside_if_may(self, reason: str, come_back: Settings) -> None:
+    def _step_aside_if_may(self, reason: str, come_back: Settings, until_s: float | None) -> None:
         """Raises `StepAside`."""
         if self._steps_aside:
             raise StepAside(
@@ -128,6 +129,7 @@ class Resident:
                     status=self._last,
                     shown=self._shown_while_away(),
                     port=self._dashboard.port,
+                    until_s=until_s,
                 )
             )
 
@@ -155,8 +157,11 @@ class Resident:
             await asyncio.sleep(LOOK_EVERY_S)
         daemon.pause(self._outside)
 
-    async def _stay_away(self, reason: str, until_hours: bool) -> bool:
-        """Whether to take part again; else to end. Raises `UserError` if the home is taken."""
+    async def _stay_away(
+        self, reason: str, until_hours: bool, until_s: float | None = None
+    ) -> bool:
+        """Whether to take part again; else to end. `until_s`: by the clock on the wall. Raises
+        `UserError` if the home is taken."""
         home, status = Home(self._settings.home), Status()
         going_on: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -173,6 +178,15 @@ class Resident:
             return {"state": "stopped"}
 
         async def pause() -> dict[str, Any]:
+            nonlocal until_s
+            until_s = None
+            status.say(State.PAUSED, "its user asked for it; p2p-dtfm resume ends it")
+            return {"state": "paused"}
+
+        async def pause_for(parameters: Mapping[str, str]) -> dict[str, Any]:
+            nonlocal until_s
+            until_s = now.wall_s() + pause_seconds(parameters)
+            status.say(State.PAUSED, for_a_while(until_s))
             return {"state": "paused"}
 
         home.acquire()
@@ -188,7 +202,7 @@ class Resident:
             "dashboard": self._dashboard.invitation,
         }
         actions = {"resume": resume, "leave": leave, "pause": pause}
-        api = LocalApi(make_app(readers, actions), home.socket)
+        api = LocalApi(make_app(readers, actions, orders={"pause-for": pause_for}), home.socket)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, decide, False)
         if self._settings.until_stdin_closes:
@@ -200,6 +214,8 @@ class Resident:
             while not going_on.done():
                 await asyncio.wait({going_on}, timeout=LOOK_EVERY_S)
                 if until_hours and self._hours is not None and self._hours.contain(self._now()):
+                    decide(True)
+                if until_s is not None and now.wall_s() >= until_s:
                     decide(True)
             return going_on.result()
         finally:

@@ -10,6 +10,7 @@ import msgspec
 from p2p_dtfm import __version__
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.machine.hours import for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
@@ -42,6 +43,11 @@ class StatusApi:
             life.pause("its user asked for it; p2p-dtfm resume ends it")
             return {"state": "leaving"}
 
+        async def pause_for(parameters: Mapping[str, str]) -> dict[str, Any]:
+            until_s = now.wall_s() + pause_seconds(parameters)
+            life.pause(for_a_while(until_s), until_s)
+            return {"state": "leaving"}
+
         async def leave() -> dict[str, Any]:
             life.leave()
             return {"state": "leaving"}
@@ -57,7 +63,10 @@ class StatusApi:
         local.observer.marks = laboratory_marks(local.settings, self._network.host)
         local.dashboard.show(local.observer.state, actions)
         await local.dashboard.start(local.settings.dashboard, local.home.root)
-        api = LocalApi(make_app(readers, actions, {"trace": self._trace_json}), local.home.socket)
+        api = LocalApi(
+            make_app(readers, actions, {"trace": self._trace_json}, {"pause-for": pause_for}),
+            local.home.socket,
+        )
         await api.start()
         stack.push_async_callback(api.close)
         if local.dashboard.address is not None:

@@ -106,6 +106,8 @@ class ViewState(msgspec.Struct, frozen=True):
     pipelines: tuple[PipelineFacts, ...] = ()
     flows: tuple[Flow, ...] = ()
     part: MyPart | None = None
+    join_line: str = ""
+    """To be passed on: it works for as long as one of the members in it lives."""
 
 
 class Worth(msgspec.Struct, frozen=True):

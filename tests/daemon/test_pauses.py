@@ -4,6 +4,7 @@ import asyncio
 import time
 from pathlib import Path
 
+from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.hours import LONGEST_PAUSE_S, pause_seconds
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.daemon.machine.settings import Settings
@@ -16,7 +17,7 @@ def test_it_ends_when_its_time_has_come_and_may_be_changed(tmp_path: Path) -> No
 
     async def away() -> bool:
         staying = asyncio.create_task(resident._stay_away("for a test", False, time.time() + 3600))
-        while not (home / "daemon.sock").exists() and not staying.done():
+        while not Home(home).socket.exists() and not staying.done():
             await asyncio.sleep(0.01)
         order = asyncio.to_thread(call_daemon, home, "pause-for?seconds=0.2", "POST")
         assert await order == {"state": "paused"}

@@ -6,7 +6,7 @@ import { appendHistory, emptyHistory } from "./columns.js";
 import { duration } from "./format.js";
 import { drawMap, markHeard } from "./map.js";
 import { drawPipelines } from "./pipelines.js";
-import { drawEvents, drawNext, drawNow, drawPart, drawProblems } from "./panels.js";
+import { drawEvents, drawInvitation, drawNext, drawNow, drawPart, drawProblems } from "./panels.js";
 import { drawContribution } from "./contribution.js";
 import { drawSamples } from "./samples.js";
 import { drawTimeline } from "./timeline.js";
@@ -37,6 +37,7 @@ function connect() {
     state.view = view;
     drawMap(state);
     drawPipelines(state);
+    drawInvitation(state);
     drawPart(state);
   });
   on("timeline", (timeline) => {

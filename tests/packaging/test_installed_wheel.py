@@ -70,7 +70,8 @@ def test_it_runs_where_nothing_else_of_this_repository_is(wheel: Path, tmp_path:
     assert said(program, "--version").strip() == "0.1.0"
     where = said(python, "-c", "import p2p_dtfm; print(p2p_dtfm.__file__)")
     assert where.startswith(found), "it is the installed one"
-    assert "three-homes" in said(program, "plan", "three-homes", "--run", "tiny", "--json")
+    planned = said(program, "plan", "three-homes", "--run", "tiny", "--json")
+    assert '"peers": 6' in planned, "scenarios and run specs are in it"
     unit = said(program, "service", "install", "--print", "--hours", "22-07")
     assert f'ExecStart="{program}" --config' in unit
     shell = said(

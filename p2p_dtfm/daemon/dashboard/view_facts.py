@@ -17,7 +17,6 @@ from p2p_dtfm.daemon.dashboard.flows import flows
 from p2p_dtfm.daemon.dashboard.peer_map import Points, place_peers
 from p2p_dtfm.web.state import MyPart, PeerFacts, PipelineFacts, ViewState
 
-
 ADDRESS = re.compile(r"(?:/[A-Za-z0-9_.:-]+)+")
 INVITING = 3
 """Members whose addresses an invitation holds."""

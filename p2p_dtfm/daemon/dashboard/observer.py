@@ -53,6 +53,7 @@ class Observer:
         self.seen = seen or Seen()
         self._names = self.seen.names
         self._contributions: Contributions | None = None
+        self._has_given_more = False
         self._series = self.seen.series
         self._events = self.seen.events
         self._before: tuple[float, int] | None = None
@@ -176,7 +177,7 @@ class Observer:
         self._series.committed(outcome, self._usual_rate)
         if self._contributions is not None and outcome.loss is not None:
             self._contributions.committed(outcome.step, *_moved_bytes(self._view_state))
-            self.seen.contribution = self._contributions.shown(self._names)
+            self._has_given_more = True
 
     def _shown(self, text: str) -> str:
         return shortened(self._names.in_text(text))
@@ -188,6 +189,9 @@ class Observer:
 
     def state(self) -> DashboardState:
         """Everything; parts that have not changed are the same objects as before."""
+        if self._contributions is not None and self._has_given_more:
+            self._has_given_more = False
+            self.seen.contribution = self._contributions.shown(self._names)
         return DashboardState(
             live=self.live(),
             run=self._run,

@@ -108,6 +108,7 @@ class Participant:
         self._held_back = HeldBack()
         self.samples = self._sample_writer()
         self._has_told_end = False
+        self._telling_end = asyncio.Lock()
 
     @classmethod
     async def start(cls, membership: Membership, stack: contextlib.AsyncExitStack) -> "Participant":
@@ -161,9 +162,12 @@ class Participant:
 
     async def tell_end(self) -> None:
         """Once, and only of a run that is complete: thanks, a report, and what to do next."""
-        if self._has_told_end or not self.trainer.done.is_set():
-            return
-        self._has_told_end = True
+        async with self._telling_end:
+            if not self._has_told_end and self.trainer.done.is_set():
+                await self._tell_end()
+                self._has_told_end = True
+
+    async def _tell_end(self) -> None:
         if self.samples is not None:
             await self.samples.finished()
         home, state = self.local.home, self.local.observer.state()

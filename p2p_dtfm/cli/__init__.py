@@ -1,11 +1,13 @@
 """The commands; all but the daemon itself are thin clients."""
 
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 OLDEST_PYTHON = (3, 11)
 
 
-def python_fault(version, oldest=OLDEST_PYTHON):  # type: ignore[no-untyped-def]
+def python_fault(version: "Sequence[Any]", oldest: "tuple[int, int]" = OLDEST_PYTHON) -> str:
     """In one sentence, why this Python will not do; empty if it will. Older ones must be able to
     read this file."""
     if tuple(version[:2]) >= oldest:

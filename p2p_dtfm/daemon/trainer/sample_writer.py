@@ -7,9 +7,8 @@ token at a time, so that no step waits for more than one of them.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
 
 from torch import nn
 
@@ -22,9 +21,6 @@ from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.model_copy import copied_layer, copied_model
 from p2p_dtfm.web.state import Sample, Samples
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
 
 TOKENS = 80
 PART_OF_TIME = 0.01
@@ -101,7 +97,7 @@ class SampleWriter:
 
     async def _write(self, step: int, held_out_loss: float) -> None:
         states = dict(self.model.states())
-        found, took_s = await self.compute.run(_timed, copied_model, self.model.spec, states)
+        found, took_s = await self.compute.run(_copied, self.model.spec, states)
         self._budget.spent_s += took_s
         if found is None:
             found = await self._of_checkpoint()
@@ -138,7 +134,7 @@ class SampleWriter:
         pieces = written_by(model, spec.model.context, self.tokenizer, self._prompt, TOKENS)
         text = ""
         while spent_s < LONGEST_S:
-            piece, took_s = await self.compute.run_beside(_timed, next, pieces, None)
+            piece, took_s = await self.compute.run_beside(_next, pieces)
             spent_s += took_s
             if piece is None:
                 break
@@ -158,12 +154,18 @@ class SampleWriter:
         self.show(self.samples)
 
 
-def _timed(
-    function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
-) -> tuple[Result, float]:
+def _copied(
+    spec: RunSpec, states: Mapping[int, LayerState]
+) -> tuple[tuple[int, nn.Module] | None, float]:
     """And how long it took."""
     begun_s = now.monotonic_s()
-    return function(*args, **kwargs), now.monotonic_s() - begun_s
+    return copied_model(spec, states), now.monotonic_s() - begun_s
+
+
+def _next(pieces: Iterator[str]) -> tuple[str | None, float]:
+    """And how long it took."""
+    begun_s = now.monotonic_s()
+    return next(pieces, None), now.monotonic_s() - begun_s
 
 
 def _say_bug(task: asyncio.Task[None]) -> None:

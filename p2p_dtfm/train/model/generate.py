@@ -1,6 +1,6 @@
 """Text from a checkpoint, token by token."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +21,7 @@ class Tokenizer(Protocol):
 
     vocabulary: int
 
-    def encode(self, text: str) -> Sequence[int]: ...
+    def encode(self, text: str) -> Iterable[int]: ...
 
     def decode(self, tokens: Iterable[int]) -> str: ...
 

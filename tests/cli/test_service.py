@@ -1,5 +1,6 @@
 """The daemon as a service of its user: what is written, and what is refused before it is."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -68,6 +69,7 @@ def test_systemd_understands_every_line(tmp_path: Path) -> None:
     done = subprocess.run(
         ["systemd-analyze", "verify", "--user", "--man=no", unit],
         capture_output=True, text=True, timeout=60,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0 and str(unit) not in done.stderr, done.stderr
 

@@ -12,7 +12,7 @@ TOKENS = 64
 
 def test_the_shares_of_a_plan_are_all_of_a_step() -> None:
     for count in (1, 3, 7):
-        shot = snapshot([Peer(memory_bytes=(100 + 90 * n) << 20) for n in range(count)])
+        shot = snapshot([Peer(block_ns=1_000_000 * (n + 1)) for n in range(count)])
         plan = compute_plan(shot)
         assert isinstance(plan, Plan)
         shares = shares_of(plan, TOKENS)

@@ -13,7 +13,7 @@ from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.web.state import Sample, Samples
 from tests.core.builders import run_spec
 
-SPEC = run_spec()
+SPEC = run_spec(total_steps=1000)
 
 
 @pytest.fixture

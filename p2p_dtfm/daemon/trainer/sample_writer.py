@@ -10,8 +10,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from torch import nn
-
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.compute import Compute
@@ -19,7 +17,7 @@ from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.generate import Tokenizer, written_by
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.model.model_copy import copied_layer, copied_model
+from p2p_dtfm.train.model.model_copy import TextModel, copied_layer, copied_model, joined
 from p2p_dtfm.web.state import Sample, Samples
 
 TOKENS = 80
@@ -111,7 +109,7 @@ class SampleWriter:
         self._tell(written=written[::-2][::-1] if len(written) > KEPT else written)
         log.debug("after %d steps the model writes %r", of_step, text)
 
-    async def _of_checkpoint(self) -> tuple[int, nn.Module] | None:
+    async def _of_checkpoint(self) -> tuple[int, TextModel] | None:
         step, begun_s = self.model.whole_step(), now.monotonic_s()
         newest = self.samples.written[-1].step if self.samples.written else -1
         if step is None or step <= newest:
@@ -127,9 +125,9 @@ class SampleWriter:
             return None
         finally:
             self._budget.spent_s += now.monotonic_s() - begun_s
-        return step, nn.Sequential(*layers)
+        return step, joined(layers)
 
-    async def _text(self, model: nn.Module) -> str:
+    async def _text(self, model: TextModel) -> str:
         spec, spent_s = self.model.spec, 0.0
         pieces = written_by(model, spec.model.context, self.tokenizer, self._prompt, TOKENS)
         text = ""
@@ -156,7 +154,7 @@ class SampleWriter:
 
 def _copied(
     spec: RunSpec, states: Mapping[int, LayerState]
-) -> tuple[tuple[int, nn.Module] | None, float]:
+) -> tuple[tuple[int, TextModel] | None, float]:
     """And how long it took."""
     begun_s = now.monotonic_s()
     return copied_model(spec, states), now.monotonic_s() - begun_s

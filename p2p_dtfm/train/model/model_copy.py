@@ -1,6 +1,6 @@
 """A copy of the whole model as it is after some step, to write text with while training goes on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -8,6 +8,14 @@ from torch import nn
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.gpt import build_layer, layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
+
+TextModel = nn.Module
+"""What text is written with: all layers, one after another."""
+
+
+def joined(layers: Sequence[nn.Module]) -> TextModel:
+    """All layers of a model, in their order."""
+    return nn.Sequential(*layers)
 
 
 def copied_layer(spec: RunSpec, state: LayerState) -> nn.Module:
@@ -22,7 +30,7 @@ def copied_layer(spec: RunSpec, state: LayerState) -> nn.Module:
     return made.requires_grad_(False)
 
 
-def copied_model(spec: RunSpec, states: Mapping[int, LayerState]) -> tuple[int, nn.Module] | None:
+def copied_model(spec: RunSpec, states: Mapping[int, LayerState]) -> tuple[int, TextModel] | None:
     """How many steps it has had, and the model; None where layers are missing, or of unlike ages
     (some are followed from afar)."""
     layers = [states.get(layer) for layer in range(layer_count(spec))]
@@ -30,4 +38,4 @@ def copied_model(spec: RunSpec, states: Mapping[int, LayerState]) -> tuple[int, 
     versions = {state.version for state in here}
     if len(here) < len(layers) or len(versions) != 1:
         return None
-    return versions.pop(), nn.Sequential(*(copied_layer(spec, state) for state in here))
+    return versions.pop(), joined([copied_layer(spec, state) for state in here])

@@ -156,6 +156,7 @@ class Swarm:
             "home": home,
             "nearby": False,
             "dashboard": "off",
+            "samples": False,
             "listen": ("/ip4/127.0.0.1/tcp/0",),
             "device": "cpu",
             "threads": 1,

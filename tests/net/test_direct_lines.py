@@ -283,9 +283,8 @@ def test_a_card_is_its_senders_of_this_run_and_neither_old_nor_for_ever() -> Non
     with pytest.raises(PeerFault, match="not signed"):
         read(msgspec.structs.replace(good, port=4003))
     with pytest.raises(PeerFault, match="not signed"):
-        read(
-            msgspec.structs.replace(good, certificate=OwnCard(one, RUN, 1, now_s).card.certificate)
-        )
+        other = OwnCard(one, RUN, 4002, now_s).card
+        read(msgspec.structs.replace(good, certificate=other.certificate))
     with pytest.raises(PeerFault, match="another run"):
         read(OwnCard(one, "bb" * 32, 4002, now_s).card)
     with pytest.raises(PeerFault, match="port 22"):

@@ -103,9 +103,8 @@ class DirectLines:
             tries.failures = min(tries.failures + 1, 16)
             tries.not_before_s = now.monotonic_s() + pause_s
             cause = error.cause if isinstance(error, Unreachable | PeerFault) else str(error)
-            raise Unreachable(
-                peer_id, f"no direct line: {one_line(cause or repr(error))}"
-            ) from error
+            cause = one_line(cause or repr(error))
+            raise Unreachable(peer_id, f"no direct line: {cause}") from error
         tries.works, tries.failures, tries.not_before_s = True, 0, 0.0
         return line
 

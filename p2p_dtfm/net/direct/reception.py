@@ -97,7 +97,9 @@ class Reception:
     def _receive(self, connection: socket.socket, host: str) -> None:
         if len(self._waiting) >= WAITING_LIMIT:
             crowd, _ = collections.Counter(self._waiting.values()).most_common(1)[0]
-            next(task for task, its in self._waiting.items() if its == crowd).cancel()
+            oldest = next(task for task, its in self._waiting.items() if its == crowd)
+            del self._waiting[oldest]
+            oldest.cancel()
         task = self._loop.create_task(self._greet(connection), name="direct line, unknown")
         self._waiting[task] = host
         task.add_done_callback(lambda done: self._waiting.pop(done, None))

@@ -105,6 +105,8 @@ class DirectLines:
             cause = error.cause if isinstance(error, Unreachable | PeerFault) else str(error)
             cause = one_line(cause or repr(error))
             raise Unreachable(peer_id, f"no direct line: {cause}") from error
+        if not tries.works:
+            log.info("direct lines to %s", peer_id)
         tries.works, tries.failures, tries.not_before_s = True, 0, 0.0
         return line
 

@@ -192,7 +192,8 @@ class Line:
         job, has_read = self._reads[0], False
         while job.filled < len(job.target):
             try:
-                count = self._connection.recv_into(job.target[job.filled :])
+                room = job.target[job.filled :]
+                count = self._connection.read(len(room), room)  # type: ignore[arg-type]
             except ssl.SSLWantReadError:
                 return has_read
             if not count:

@@ -9,6 +9,7 @@ answers, it is tried again seldom, and libp2p carries the lanes.
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -117,13 +118,6 @@ class DirectLines:
             tries.works = False
             tries.not_before_s = max(tries.not_before_s, now.monotonic_s() + AFTER_A_BREAK_S)
 
-    def drop(self, peer_id: str) -> None:
-        """A peer that is a member no more: its certificate is trusted no more."""
-        self._trust.drop(peer_id)
-        for line, whose in list(self._lines.items()):
-            if whose == peer_id:
-                line.close()
-
     async def close(self) -> None:
         if self._reception is not None:
             self._reception.close()
@@ -159,7 +153,7 @@ class DirectLines:
 
     async def _dial(self, peer_id: str, host: str, port: int) -> Line:
         raw = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        connection = raw
+        connection: socket.socket = raw
         try:
             raw.setblocking(False)
             prepare(raw)
@@ -178,12 +172,15 @@ class DirectLines:
             connection.close()
             raise
 
-    def _line(self, peer_id: str, connection: "socket.socket") -> Line:
-        line = Line(connection, self._stall_s, lambda: self._lines.pop(line, None))  # type: ignore
+    def _line(self, peer_id: str, connection: ssl.SSLSocket) -> Line:
+        def ended() -> None:
+            self._lines.pop(line, None)
+
+        line = Line(connection, self._stall_s, ended)
         self._lines[line] = peer_id
         return line
 
-    def _welcome(self, peer_id: str, connection: "socket.socket") -> None:
+    def _welcome(self, peer_id: str, connection: ssl.SSLSocket) -> None:
         count = sum(1 for whose in self._lines.values() if whose == peer_id)
         if count >= LINES_FROM_ONE_LIMIT or not self.are_allowed:
             connection.close()

@@ -193,9 +193,10 @@ class BulkPlane:
         return await self._new_lane(peer_id, lane, self._through_libp2p).open()
 
     def _is_to_move(self, lane: Lane) -> bool:
-        may_move = self._lines is not None and not lane.way.is_direct
+        if self._lines is None or lane.way.is_direct:
+            return False
         is_moving = (lane.peer_id, lane.lane) in self._moving
-        return may_move and not is_moving and bool(self._lines and self._lines.wants(lane.peer_id))
+        return not is_moving and self._lines.wants(lane.peer_id)
 
     async def _move(self, before: Lane) -> None:
         """Put a lane on a direct line, if there is one. The line is made while the lane goes on as

@@ -61,9 +61,7 @@ async def engine_peers(
     first: list[str] = []
     async with contextlib.AsyncExitStack() as stack:
         for number in range(count):
-            host = await Host.start(
-                directory / f"{number}.key", LISTEN, initial_peers=first[:1]
-            )
+            host = await Host.start(directory / f"{number}.key", LISTEN, initial_peers=first[:1])
             stack.push_async_callback(host.close)
             for address in first:
                 peer_id = address.rsplit("/", 1)[1]

@@ -193,7 +193,7 @@ class Line:
         while job.filled < len(job.target):
             try:
                 room = job.target[job.filled :]
-                count = self._connection.read(len(room), room)  # type: ignore[arg-type]
+                count = int(self._connection.read(len(room), room))  # with a buffer: how many
             except ssl.SSLWantReadError:
                 return has_read
             if not count:

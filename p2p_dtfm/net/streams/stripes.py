@@ -84,6 +84,7 @@ class Lane:
         self._open_stripe = open_stripe
         self._turn = asyncio.Lock()
         self._frames = 0
+        self._sending = 0
         self._growth = Growth()
         self._growing: asyncio.Task[None] | None = None
 
@@ -104,7 +105,7 @@ class Lane:
     @property
     def is_quiet(self) -> bool:
         """Nothing is being sent, and all that was is acknowledged."""
-        return self._growth.is_idle and not any(stripe.waiting for stripe in self.stripes)
+        return not self._sending and not any(stripe.waiting for stripe in self.stripes)
 
     async def quiet(self) -> None:
         """Wait for that. Raises `Refused` or `Unreachable` once the lane has failed."""
@@ -120,7 +121,17 @@ class Lane:
 
     async def send(self, header: FrameHeader, payload: memoryview) -> None:
         """Write a frame."""
+        self._sending += 1
+        try:
+            await self._send(header, payload)
+        finally:
+            self._sending -= 1
+            self.changed.set()
+
+    async def _send(self, header: FrameHeader, payload: memoryview) -> None:
         splits = len(self.stripes) > 1 and payload.nbytes >= _SPLIT_BYTES
+        with_checksum = not self.stripes[0].wire.seals
+        start = b"" if splits else await _start_of(header, payload, with_checksum)
         self._frames += 1
         frame = self._frames
         try:
@@ -130,7 +141,6 @@ class Lane:
             else:
                 stripe = min(self.stripes, key=lambda stripe: stripe.load_bytes)
                 async with self._busy(payload.nbytes):
-                    start = await _start_of(header, payload, not stripe.wire.seals)
                     await stripe.send(frame, start, payload)
         except (TimeoutError, *CONNECTION_ERRORS) as error:
             await self._hear_last_word()
@@ -211,7 +221,6 @@ class Lane:
             yield
         finally:
             self._growth.ended(now.monotonic_s(), size_bytes)
-            self.changed.set()
             self._judge()
 
     def _judge(self) -> None:
@@ -248,11 +257,6 @@ class Growth:
         self._sampled = (0.0, 0)
         self._rate_before = 0.0
         self._without_help = 0
-
-    @property
-    def is_idle(self) -> bool:
-        """Nobody is sending."""
-        return not self._senders
 
     def began(self, now_s: float) -> None:
         if not self._senders:

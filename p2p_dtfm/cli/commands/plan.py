@@ -11,7 +11,8 @@ from rich.table import Table
 
 from p2p_dtfm.cli.app import GlobalBatchOption, HomeOption, JsonOption, LayersOption, app
 from p2p_dtfm.cli.commands.swarm import short
-from p2p_dtfm.cli.scenarios.plan_scenario import Cost, Question, plan_scenario
+from p2p_dtfm.cli.scenarios.plan_scenario import Cost, Question, plan_scenario, write_graph
+from p2p_dtfm.cli.terminal.output_files import check_writable
 from p2p_dtfm.core.planner.explain import explain
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -31,18 +32,32 @@ def plan(
         Cost, typer.Option(help="step: seconds per step; paper: DT-FM's own cost.")
     ] = Cost.STEP,
     run: Annotated[
-        str, typer.Option("--run", help="Run spec file or name, with a scenario.")
-    ] = "gpt3-xl",
+        str | None,
+        typer.Option(
+            "--run",
+            help="Run spec file or name, with a scenario: gpt3-xl if none is given. With --cost "
+            "paper: the sizes that it counts; paper, or none: the paper's own constants.",
+        ),
+    ] = None,
     layers: LayersOption = None,
     global_batch: GlobalBatchOption = None,
     stages: Annotated[int, typer.Option(min=1, help="With --cost paper.")] = 8,
-    replicas: Annotated[int, typer.Option(min=1, help="With --cost paper.")] = 8,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --cost paper; left out: as many as the peers make."),
+    ] = None,
     change: Annotated[
         str | None,
         typer.Option("--what-if", help='"+3 london", "-oregon-2", or several with commas.'),
     ] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write a map of the scenario's plan.")] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(help="Write a map of the scenario's plan; with --cost paper its two levels."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the map as a page.")] = None,
+    graphml: Annotated[
+        Path | None, typer.Option(help="Write peers and links as GraphML, of a swarm or scenario.")
+    ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -51,16 +66,19 @@ def plan(
         plan_scenario(
             Question(
                 scenario, run, layers, global_batch, cost, stages, replicas, change, explained,
-                as_json, svg, html,
+                as_json, svg, html, graphml,
             )
         )  # fmt: skip
         return
+    check_writable(graphml, "--graphml")
     facts = call_daemon(home, "plan")
     if facts["view"] is None:
         typer.echo(json.dumps(facts) if as_json else "no view yet: this peer is not let in so far")
         return
     snapshot = msgspec.convert(facts["snapshot"], Snapshot, strict=False)
     made = msgspec.convert(facts["plan"], Plan | NoPlan)
+    if graphml is not None:
+        write_graph(graphml, snapshot, made)
     explanation = explain(snapshot, made) if explained and isinstance(made, Plan) else None
     if as_json:
         if explanation is not None:

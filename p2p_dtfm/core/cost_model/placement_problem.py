@@ -135,6 +135,8 @@ class PlanningProblem:
     watchers: "Watchers"
     splits_backwards: bool = False
     """Whether stages after the first leave the gradients of matrices for later."""
+    one_stage: bool = False
+    """Whether each pipeline is a single peer, which holds all layers."""
 
     @property
     def peer_count(self) -> int:
@@ -143,6 +145,11 @@ class PlanningProblem:
     @property
     def layer_count(self) -> int:
         return self.block_count + 2
+
+    @property
+    def most_stages(self) -> int:
+        """In a pipeline."""
+        return 1 if self.one_stage else self.layer_count
 
     def layer_bytes(self, layer: int) -> LayerBytes:
         if layer == 0:
@@ -215,6 +222,7 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
         pair_bytes_per_s=pair,
         watchers=_watchers(able, records),
         splits_backwards=workload.recompute != "included",
+        one_stage=workload.one_stage,
     )
 
 

@@ -108,8 +108,8 @@ class Takeover:
     def _end_attempts(self, view: View, now_ns: int) -> None:
         """What was tried or agreed before is over."""
         state, attempts = self._state, self._state.attempts
-        if attempts.replan_number and view.id.number >= attempts.replan_number:
-            attempts.replan_reason = ""
+        if view.snapshot.planned or 0 < attempts.replan_number <= view.id.number:
+            attempts.replan_reason = ""  # a planned view has everybody's records, whoever asked
         if attempts.under_way is not None:
             state.heed_accusers(attempts.under_way, now_ns)
         attempts.under_way = attempts.reopen_ns = None

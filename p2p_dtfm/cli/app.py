@@ -87,6 +87,13 @@ def run(
             "--relay/--no-relay", help="Whether to pass bytes on between peers behind routers."
         ),
     ] = None,
+    direct_lines: Annotated[
+        bool | None,
+        typer.Option(
+            "--direct-lines/--no-direct-lines",
+            help="Whether tensors may take connections of their own beside libp2p's.",
+        ),
+    ] = None,
     expect_peers: Annotated[
         int | None, typer.Option(help="A founder waits for this many peers before it starts.")
     ] = None,

@@ -46,7 +46,8 @@ def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_pa
         optimizer={"peak_learning_rate": 2e-4, "warmup_steps": 20},
     )
     half = ["--memory-gib", "0.0042"]
-    with LocalSwarm(tmp_path, ["--threads", "1", "--exit-when-done"]) as swarm:
+    arguments = ["--threads", "1", "--exit-when-done", "--direct-lines"]
+    with LocalSwarm(tmp_path, arguments) as swarm:
         founder, address = swarm.found(["--run", str(spec), "--expect-peers", "3", *half])
         leaver = swarm.join(address, half)
         third = swarm.join(address, half)
@@ -60,6 +61,7 @@ def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_pa
         for child in (founder, third, late):
             assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
     assert step_of(leaver) < steps - 1, "it left before the end"
+    assert "direct lines to" in (founder.home / "stderr").read_text()
     for child in swarm.children:
         assert not list(child.home.glob("runs/*/offers/*")), "followers' states are gone"
     assert_equals_the_plain_loop(founder, steps)

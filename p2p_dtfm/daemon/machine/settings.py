@@ -65,6 +65,11 @@ class Settings(BaseModel):
     relay: bool = Field(
         default=True, description="pass bytes on between peers behind routers, if others can call"
     )
+    direct_lines: bool = Field(
+        default=False,
+        description="exchange tensors over connections beside libp2p's, with members that can be "
+        "called: they are taken at the port above the one that is listened on, or any",
+    )
     device: str = Field(default="auto", description='"auto", "cpu", "cuda" or "cuda:N"')
     network: Literal["auto", "lan", "wan"] = Field(
         default="auto",

@@ -189,7 +189,11 @@ class Participant:
         )
         in_flight_bytes = memory_bytes(self.local.settings) // IN_FLIGHT_PART
         limits = BulkLimits(frames, in_flight_bytes=in_flight_bytes)
-        return BulkPlane(network.host, membership.run.digest, listeners, limits)
+        host, digest, settings = network.host, membership.run.digest, self.local.settings
+        lines = None
+        if settings.direct_lines:
+            lines = self.local.world.direct_lines(host, digest, settings.listen)
+        return BulkPlane(host, digest, listeners, limits, lines)
 
     def _tools(self) -> Tools:
         local, network, run = self.local, self.network, self.membership.run

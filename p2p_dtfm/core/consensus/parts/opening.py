@@ -24,15 +24,11 @@ class DueVerdict:
 
 def due_verdict(state: AgreementState, now_ns: int) -> DueVerdict:
     """Of a member whose view is in force."""
-    view, attempts, timing = state.view, state.attempts, state.timing
+    view, timing = state.view, state.timing
     if view is None:
         return DueVerdict(False, "is in no view")
-    if state.attempt is not None or state.next_view is not None:
-        return DueVerdict(False, "the next view is being agreed on")
-    if state.frozen:
-        return DueVerdict(False, "a failure is dealt with")
-    if now_ns < attempts.quiet_until_ns:
-        return DueVerdict(False, "an attempt was given up just now")
+    if reason := _why_not_now(state, now_ns):
+        return DueVerdict(False, reason)
     planned, newcomers = isinstance(view.plan, Plan), state.others.newcomers
     if newcomers.due(now_ns, timing.join_window_ns):
         return DueVerdict(True, f"{newcomers.count} join", planned)
@@ -47,6 +43,19 @@ def due_verdict(state: AgreementState, now_ns: int) -> DueVerdict:
     if state.intent is Intent.LEAVING:
         return _of_leaver(state, view, now_ns)
     return DueVerdict(False, "nothing calls for another view")
+
+
+def _why_not_now(state: AgreementState, now_ns: int) -> str:
+    """Whatever calls for another view; empty if nothing keeps it from being opened."""
+    if state.attempt is not None or state.next_view is not None:
+        return "the next view is being agreed on"
+    if state.frozen:
+        return "a failure is dealt with"
+    if now_ns < state.attempts.quiet_until_ns:
+        return "an attempt was given up just now"
+    if state.plan is not None and state.is_complete:
+        return "all steps are committed: no view would take over"
+    return ""
 
 
 def _why_plan_anew(state: AgreementState) -> str:

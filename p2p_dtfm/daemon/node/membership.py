@@ -43,6 +43,7 @@ class Membership:
         self.acquaintances = acquaintances
         self.run = run
         self.founds = joining.founds
+        self.goes_on_from_own = joining.goes_on_from_own
         self.may_go_on_alone = joining.may_go_on_alone
         self.me = network.me
         """With the life that it has in the agreement."""

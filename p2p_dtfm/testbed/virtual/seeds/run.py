@@ -35,7 +35,7 @@ _WORDS = [
 ]
 
 
-def make_run(folder: Path, steps: int = STEPS) -> Path:
+def make_run(folder: Path, steps: int = STEPS, saves_every_steps: int = 10) -> Path:
     """A run spec and its data."""
     draws = random.Random("text")
     text = folder / "text.txt"
@@ -58,7 +58,7 @@ def make_run(folder: Path, steps: int = STEPS) -> Path:
             "batch": {"global_batch": 8, "microbatch": 2},
             "optimizer": {"peak_learning_rate": 3e-3, "warmup_steps": 2},
             "evaluation": {"every_steps": 10, "sequences": 4},
-            "checkpoint": {"every_steps": 10, "keep": 2},
+            "checkpoint": {"every_steps": saves_every_steps, "keep": 2},
             "data": {"source": str(folder / "prepared")},
         }
     )

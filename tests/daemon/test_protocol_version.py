@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "7989826f2c3e2770609c666a9f0f9d5f93565bf5ea22d1d3ad5cbbf77cb21400"}
+SAID = {2: "ad5825a65d5aed904e908de39905cafe95a46bdf91f74efe2a6e185340f7799f"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

@@ -18,6 +18,7 @@ def main() -> None:
         swarm,
         trace,
     )
+    from p2p_dtfm.cli.commands.offline import inspect, reproduce  # noqa: F401
     from p2p_dtfm.cli.commands.simulate import simulate
     from p2p_dtfm.cli.terminal.plain import harmless_lines
     from p2p_dtfm.core.protocol.errors import UserError

@@ -12,7 +12,15 @@ from rich.table import Table
 from p2p_dtfm.cli.app import GlobalBatchOption, HomeOption, JsonOption, LayersOption, app
 from p2p_dtfm.cli.commands.swarm import short
 from p2p_dtfm.cli.scenarios.advise import advise_on
-from p2p_dtfm.cli.scenarios.plan_scenario import Cost, Objective, Question, plan_scenario
+from p2p_dtfm.cli.scenarios.plan_scenario import (
+    DEFAULT_RUN,
+    Cost,
+    Objective,
+    Question,
+    plan_scenario,
+    write_graph,
+)
+from p2p_dtfm.cli.terminal.output_files import check_writable
 from p2p_dtfm.core.planner.explain import explain
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
@@ -33,18 +41,32 @@ def plan(
         Cost, typer.Option(help="step: seconds per step; paper: DT-FM's own cost.")
     ] = Cost.STEP,
     run: Annotated[
-        str, typer.Option("--run", help="Run spec file or name, with a scenario.")
-    ] = "gpt3-xl",
+        str | None,
+        typer.Option(
+            "--run",
+            help="Run spec file or name, with a scenario: gpt3-xl if none is given. With --cost "
+            "paper: the sizes that it counts; paper, or none: the paper's own constants.",
+        ),
+    ] = None,
     layers: LayersOption = None,
     global_batch: GlobalBatchOption = None,
     stages: Annotated[int, typer.Option(min=1, help="With --cost paper.")] = 8,
-    replicas: Annotated[int, typer.Option(min=1, help="With --cost paper.")] = 8,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --cost paper; left out: as many as the peers make."),
+    ] = None,
     change: Annotated[
         str | None,
         typer.Option("--what-if", help='"+3 london", "-oregon-2", or several with commas.'),
     ] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write a map of the scenario's plan.")] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(help="Write a map of the scenario's plan; with --cost paper its two levels."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the map as a page.")] = None,
+    graphml: Annotated[
+        Path | None, typer.Option(help="Write peers and links as GraphML, of a swarm or scenario.")
+    ] = None,
     advise: Annotated[
         bool,
         typer.Option("--advise", help="Look for a run spec that suits the scenario better."),
@@ -73,22 +95,25 @@ def plan(
                 "--advise looks for a run spec for a scenario; --vary and --out go with it",
                 "write p2p-dtfm plan SCENARIO --run FILE --advise",
             )
-        advise_on(scenario, run, vary, out, as_json)
+        advise_on(scenario, run or DEFAULT_RUN, vary, out, as_json)
         return
     if scenario is not None:
         plan_scenario(
             Question(
                 scenario, run, layers, global_batch, cost, stages, replicas, change, explained,
-                as_json, svg, html, objective=objective,
+                as_json, svg, html, graphml, objective,
             )
         )  # fmt: skip
         return
+    check_writable(graphml, "--graphml")
     facts = call_daemon(home, "plan")
     if facts["view"] is None:
         typer.echo(json.dumps(facts) if as_json else "no view yet: this peer is not let in so far")
         return
     snapshot = msgspec.convert(facts["snapshot"], Snapshot, strict=False)
     made = msgspec.convert(facts["plan"], Plan | NoPlan)
+    if graphml is not None:
+        write_graph(graphml, snapshot, made)
     explanation = explain(snapshot, made) if explained and isinstance(made, Plan) else None
     if as_json:
         if explanation is not None:

@@ -16,6 +16,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.sim.paper.cost import PaperSizes
 from p2p_dtfm.sim.paper.named_plans import (
     default_stages,
     dtfm_order,
@@ -25,10 +26,11 @@ from p2p_dtfm.sim.paper.named_plans import (
     region_order,
     within_memory,
 )
+from p2p_dtfm.sim.paper.scenario_problem import sizes_of
 from p2p_dtfm.sim.scenario.execution import Execution, execution_named
 from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
 from p2p_dtfm.sim.scenario.scenario import Scenario
-from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot, workload_in
+from p2p_dtfm.sim.scenario.scenario_snapshot import on_the_wire, scenario_snapshot, workload_in
 from p2p_dtfm.sim.step_time.simulator import simulate_step
 from p2p_dtfm.sim.step_time.timeline import StepTime
 from p2p_dtfm.sim.step_time.trace import trace_json
@@ -158,15 +160,20 @@ def _plans(question: Question, name: PlanName) -> list[Plan]:
     if name is PlanName.RANDOM:
         orders = random_orders(scenario, question.seed)
     elif name is PlanName.PAPER:
-        orders = [paper_order(scenario, question.stages)]
+        orders = [paper_order(scenario, question.stages, _sizes(question))]
     elif name is PlanName.DTFM:
-        orders = [dtfm_order(scenario, question.stages)]
+        orders = [dtfm_order(scenario, question.stages, _sizes(question))]
     else:
         orders = [region_order(scenario)]
     plans = [grid_plan(order, workload, question.stages) for order in orders]
     if question.execution.communicator is not None:
         return plans
     return [within_memory(plan, scenario, workload) for plan in plans]
+
+
+def _sizes(question: Question) -> PaperSizes:
+    """What the paper's cost counts of this run."""
+    return sizes_of(question.spec.name, on_the_wire(question.workload, question.execution))
 
 
 def _step(question: Question, plan: Plan, trace: bool) -> StepTime:

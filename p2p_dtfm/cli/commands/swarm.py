@@ -17,6 +17,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 
 AS_TEXT: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+WEAK_POINTS_TOLD = 6
 LONG_CHARACTERS = 4096
 """Paths and addresses are the user's own, and must be whole to be copied."""
 
@@ -67,6 +68,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str | None]]:
         ("view", _view(facts)),
         ("agreement", _agreement(facts)),
         ("layers", _layers(facts)),
+        ("would cut it", _weak_points(facts)),
         ("checkpoints", facts["checkpoints"]),
         ("turned away", _turned_away(facts)),
         *(("others join with", f"--initial-peers {each}") for each in facts["addresses"]),
@@ -114,6 +116,15 @@ def _agreement(facts: dict[str, Any]) -> str | None:
     """Where this peer stands in agreeing on a view, and what it waits for."""
     found = facts.get("agreement")
     return f"{found['phase']}: {found['reason']}" if found is not None else None
+
+
+def _weak_points(facts: dict[str, Any]) -> str | None:
+    """Whose loss alone would leave members that no measured link joins."""
+    found = facts.get("weak_points") or {"peers": [], "links": []}
+    words = [f"the loss of {short(peer_id)}" for peer_id in found["peers"]]
+    words += [f"of the link {short(a)} to {short(b)}" for a, b in found["links"]]
+    more = f", and {len(words) - WEAK_POINTS_TOLD} more" if len(words) > WEAK_POINTS_TOLD else ""
+    return ", ".join(words[:WEAK_POINTS_TOLD]) + more if words else None
 
 
 def _layers(facts: dict[str, Any]) -> str | None:

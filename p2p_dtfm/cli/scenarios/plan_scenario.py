@@ -19,15 +19,18 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.sim.advice.hiring import HOUR_S, hire, price_per_hour
 from p2p_dtfm.sim.map.plan_map import plan_html, plan_svg
-from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of
+from p2p_dtfm.sim.paper.cost import PAPER_SIZES, PaperSizes
+from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of, sizes_of
 from p2p_dtfm.sim.paper.solver import solve_paper
-from p2p_dtfm.sim.scenario.execution import AS_RUN
+from p2p_dtfm.sim.reproduction.bilevel import bilevel_svg
+from p2p_dtfm.sim.scenario.execution import AS_RUN, OURS
 from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
 from p2p_dtfm.sim.scenario.scenario import Scenario
-from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
+from p2p_dtfm.sim.scenario.scenario_snapshot import on_the_wire, scenario_snapshot, workload_in
 from p2p_dtfm.sim.scenario.what_if import what_if
 
 SECOND_NS = 1_000_000_000
+DEFAULT_RUN = "gpt3-xl"
 
 
 class Objective(StrEnum):
@@ -45,17 +48,18 @@ class Question:
     """What is asked of `plan SCENARIO`."""
 
     scenario: str
-    run: str
+    run: str | None
     layers: int | None
     global_batch: int | None
     cost: Cost
     stages: int
-    replicas: int
+    replicas: int | None
     change: str | None
     explained: bool
     as_json: bool
     svg: Path | None
     html: Path | None
+    graphml: Path | None = None
     objective: Objective = Objective.SPEED
 
 
@@ -67,11 +71,12 @@ def plan_scenario(question: Question) -> None:
             raise UserError(
                 "--objective cost is of plans by seconds per step", "leave out --cost paper"
             )
-        if question.svg or question.html or question.explained:
+        if question.html or question.graphml or question.explained:
             raise UserError(
-                "--explain, --svg and --html show plans of the step-time planner",
-                "leave out --cost paper",
+                "--explain, --html and --graphml show plans of the step-time planner",
+                "leave out --cost paper, or draw its two levels with --svg",
             )
+        check_writable(question.svg, "--svg")
         changed = what_if(scenario, question.change) if question.change is not None else scenario
         result = _paper_result(changed, question)
         typer.echo(json.dumps(result) if question.as_json else _paper_text(result))
@@ -81,24 +86,51 @@ def plan_scenario(question: Question) -> None:
 
 def _paper_result(scenario: Scenario, question: Question) -> dict[str, Any]:
     began = time.perf_counter()
-    problem = paper_problem_of(scenario, question.stages, question.replicas)
+    sizes = _paper_sizes(scenario, question)
+    replicas = question.replicas or len(scenario.peers) // question.stages
+    problem = paper_problem_of(scenario, question.stages, replicas, sizes)
     found = solve_paper(problem)
     elapsed = time.perf_counter() - began
+    if question.svg is not None:
+        write_text(question.svg, bilevel_svg(scenario, problem, found), "--svg")
     return {
         "total_s": found.total_ns / SECOND_NS,
         "data_parallel_s": found.data_parallel_ns / SECOND_NS,
         "pipeline_s": found.pipeline_ns / SECOND_NS,
         "stages": [list(group) for group in found.stages],
+        "sizes": {
+            "of": sizes.name,
+            "gradient_bytes_per_stage": sizes.gradient_bytes_per_stage(question.stages),
+            "activation_bytes_per_link": sizes.activation_bytes_per_link(replicas),
+        },
         "elapsed_s": round(elapsed, 3),
         "snapshot": problem.digest(),
         "plan": found.digest(),
     }
 
 
+def _paper_sizes(scenario: Scenario, question: Question) -> PaperSizes:
+    """The run's; the paper's own where no run is asked for. Raises `UserError`."""
+    asked = question.layers is not None or question.global_batch is not None
+    if question.run == PAPER_SIZES.name and asked:
+        raise UserError(
+            "the paper's constants are of one model and one batch: --layers and --global-batch "
+            "change nothing of them",
+            "name the run whose sizes are to count, such as --run gpt3-xl",
+        )
+    if question.run == PAPER_SIZES.name or (question.run is None and not asked):
+        return PAPER_SIZES
+    spec = read_run_spec(question.run or DEFAULT_RUN, question.layers, question.global_batch)
+    return sizes_of(spec.name, on_the_wire(workload_in(scenario, spec, OURS), OURS))
+
+
 def _paper_text(result: dict[str, Any]) -> str:
     lines = [
         f"{result['total_s']:.6f} s = {result['data_parallel_s']:.6f} s data parallel + "
-        f"{result['pipeline_s']:.6f} s pipeline, found in {result['elapsed_s']} s"
+        f"{result['pipeline_s']:.6f} s pipeline, found in {result['elapsed_s']} s",
+        f"sizes of {result['sizes']['of']}: "
+        f"{result['sizes']['gradient_bytes_per_stage'] / 1e9:.3f} GB of gradients a stage, "
+        f"{result['sizes']['activation_bytes_per_link'] / 1e9:.3f} GB of activations a link",
     ]
     for number, group in enumerate(result["stages"], 1):
         lines.append(f"stage {number}: {' '.join(group)}")
@@ -106,10 +138,11 @@ def _paper_text(result: dict[str, Any]) -> str:
 
 
 def _plan_step(scenario: Scenario, question: Question) -> None:
-    spec = read_run_spec(question.run, question.layers, question.global_batch)
+    spec = read_run_spec(question.run or DEFAULT_RUN, question.layers, question.global_batch)
     pictures = ((question.svg, "--svg", plan_svg), (question.html, "--html", plan_html))
     for path, option, _ in pictures:
         check_writable(path, option)
+    check_writable(question.graphml, "--graphml")
     hired: dict[str, Any] = {}
     if question.objective is Objective.COST:
         asked = what_if(scenario, question.change) if question.change is not None else scenario
@@ -127,12 +160,22 @@ def _plan_step(scenario: Scenario, question: Question) -> None:
     for path, option, draw in pictures:
         if path is not None:
             write_text(path, draw(found, shown, snapshot.workload), option)
+    if question.graphml is not None:
+        write_graph(question.graphml, snapshot, found)
     if question.as_json:
         typer.echo(json.dumps(result))
         return
     typer.echo(_step_text(result))
     if explanation is not None:
         typer.echo(explanation.text())
+
+
+def write_graph(path: Path, snapshot: Snapshot, made: Plan | NoPlan) -> None:
+    """Peers, places and measured links for other programs. Raises `UserError`."""
+    from p2p_dtfm.sim.map.swarm_graph import graphml, swarm_graph  # networkx takes a while
+
+    graph = swarm_graph(snapshot, made if isinstance(made, Plan) else None)
+    write_text(path, graphml(graph), "--graphml")
 
 
 def _worth_their_price(scenario: Scenario, spec: RunSpec) -> tuple[Scenario, dict[str, Any]]:

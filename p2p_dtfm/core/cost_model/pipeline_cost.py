@@ -252,7 +252,7 @@ class PipelineModel:
     def _fastest_cut(self, peers: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int, ...] | None:
         """The cut whose slowest stage is fastest, to within 1/512 of its time."""
         problem = self.problem
-        if len(peers) > problem.layer_count:
+        if len(peers) > problem.most_stages:
             return None
         times = [problem.layer_ns[peer] for peer in peers]
         alone = [t.embedding_ns + problem.block_count * t.block_ns + t.head_ns for t in times]

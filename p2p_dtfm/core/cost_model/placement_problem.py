@@ -136,6 +136,8 @@ class PlanningProblem:
     watchers: "Watchers"
     splits_backwards: bool = False
     """Whether stages after the first leave the gradients of matrices for later."""
+    one_stage: bool = False
+    """Whether each pipeline is a single peer, which holds all layers."""
     inner_steps: int = 0
     """Of each pipeline in a step; 0: replicas do not step alone."""
 
@@ -146,6 +148,11 @@ class PlanningProblem:
     @property
     def layer_count(self) -> int:
         return self.block_count + 2
+
+    @property
+    def most_stages(self) -> int:
+        """In a pipeline."""
+        return 1 if self.one_stage else self.layer_count
 
     def layer_bytes(self, layer: int) -> LayerBytes:
         if layer == 0:
@@ -218,6 +225,7 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
         pair_bytes_per_s=pair,
         watchers=_watchers(able, records),
         splits_backwards=workload.recompute != "included",
+        one_stage=workload.one_stage,
         inner_steps=workload.inner_steps,
     )
 

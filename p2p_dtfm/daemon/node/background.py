@@ -11,6 +11,7 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.disk import keep_under
 from p2p_dtfm.daemon.node.coming_and_going import TICK_S, Departure
 from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.peers.self_record import LinkNews
 from p2p_dtfm.net.contacts.addresses import is_relayed
 from p2p_dtfm.net.directory.values import Presence
 from p2p_dtfm.net.errors import Unreachable
@@ -22,7 +23,9 @@ log = logging.getLogger("p2p_dtfm")
 DATA_KEPT_LIMIT_BYTES = 2 << 30
 DATA_RETRY_S = 5.0
 REPLAN_INTERVAL_S = 60.0
-"""A peer asks for a new plan at most this often; others' requests count apart."""
+"""A peer asks for a new plan because of links at most this often; others' requests count apart.
+Of links that were measured before, and are others now, so long a view is planned well enough,
+whoever asked for it: on a machine with several daemons they change with each of its moods."""
 STRANGERS_TRIED = 4
 PRESENCE_REFRESH_S = 20.0
 WAY_REFRESH_S = 5.0
@@ -49,6 +52,11 @@ class Background:
         self._moved = asyncio.Event()
         """This peer's addresses are others than those in its presence."""
         self._replanned_s = -REPLAN_INTERVAL_S
+        self._doubted: frozenset[str] = frozenset()
+        """Who is in doubt by others' word, and so was called."""
+        self._planned_s = 0.0
+        self._planned_for: View | None = None
+        """The view in force, and when this peer's loop first saw it."""
         self._gives_for: View | None = None
         self._given_before: collections.Counter[str] = collections.Counter()
 
@@ -101,6 +109,9 @@ class Background:
             self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
         for suspicion in step_watch.tick(agreement, watched, now_ns):
             self._do(agreement.holds_up(suspicion.peer_id, suspicion.reason, now_ns))
+        doubted = agreement.doubted
+        self._liveness.doubt(doubted - self._doubted)
+        self._doubted = doubted
         if due := self._liveness.due_heartbeats(now_ns):
             work = step_watch.work(agreement)
             beat = Heartbeat(agreement.me, self._progress, work, self._gives(now_ns))
@@ -211,11 +222,13 @@ class Background:
         if view is None or self._membership.me not in view.members or len(view.members) == 1:
             return
         now_s = now.monotonic_s()
-        if now_s - self._replanned_s < REPLAN_INTERVAL_S:
-            return
-        if self._membership.self_record.is_news_to(view.snapshot):
+        if view is not self._planned_for:
+            self._planned_for, self._planned_s = view, now_s
+        news = self._membership.self_record.news_to(view.snapshot)
+        since_s = self._planned_s if news is LinkNews.CHANGED else self._replanned_s
+        if news is not None and now_s - max(since_s, self._replanned_s) >= REPLAN_INTERVAL_S:
             self._replanned_s = now_s
-            self._do(agreement.request_replan("links were measured", now.monotonic_ns()))
+            self._do(agreement.request_replan(news.value, now.monotonic_ns()))
 
     def _replan_if_slow(self) -> None:
         """Steps take much longer than planned, or than under an earlier plan: what is measured

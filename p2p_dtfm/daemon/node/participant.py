@@ -149,8 +149,10 @@ class Participant:
         )
 
     async def resume_from_checkpoint(self) -> None:
-        """A founder that finds whole checkpoints of its run goes on from the newest."""
+        """A founder that finds whole checkpoints of its run goes on from the newest; of others it is
+        known what they have, before they are asked."""
         run, compute = self.membership.run, self.local.compute
+        self._agreement.has_saved(self.checkpoints.saved)
         if not self.membership.founds:
             return
         for checkpoint in list_checkpoints(self.local.home.checkpoints(run.digest)):
@@ -249,7 +251,7 @@ class Participant:
         view, now_ns = self._agreement.view, now.monotonic_ns()
         if view is None or peer_id not in view.member_ids:
             return
-        self.network.liveness.stream_reset(peer_id, now_ns)
+        self.network.on_broken(peer_id, cause)
         if peer_id in self._troubled:
             self._later(self._agreement.suspect(peer_id, cause, now_ns))
         else:
@@ -342,7 +344,7 @@ class Participant:
 
     def _on_lost(self, peer_id: str, lane: str, error: Unreachable) -> None:
         log.debug("stream %s with %s: %s", lane, peer_id, error.cause)
-        self.network.liveness.stream_reset(peer_id, now.monotonic_ns())
+        self.network.on_broken(peer_id, error.cause)
 
     def _on_undelivered(self, peer_id: str, lane: str, failure: Refused | Unreachable) -> None:
         log.debug("frames of %s to %s are lost: %s", lane, peer_id, failure.cause)

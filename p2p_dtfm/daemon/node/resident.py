@@ -33,6 +33,7 @@ from p2p_dtfm.web.state import DashboardState, Event, Live, Timeline, ViewState
 
 if TYPE_CHECKING:
     from p2p_dtfm.daemon.node.daemon import Daemon
+    from p2p_dtfm.daemon.peers.recall import Past
 
 LOOK_EVERY_S = 1.0
 
@@ -79,11 +80,11 @@ class Resident:
 
     async def _live(self) -> int:
         settings = self._settings
-        away = self._away
+        away, past = self._away, None
         if away is None:
             from p2p_dtfm.daemon.peers.recall import recall  # who is away needs it no more
 
-            await asyncio.to_thread(recall, settings)
+            past = await asyncio.to_thread(recall, settings)
         outside = away is None and self._hours is not None and not self._hours.contain(self._now())
         if outside and not await self._stay_away(self._outside, until_hours=True):
             return 0
@@ -96,18 +97,18 @@ class Resident:
         while True:
             daemon = Daemon(settings, self._dashboard, self._seen)
             try:
-                code = await self._take_part_within_hours(daemon)
+                code = await self._take_part_within_hours(daemon, past)
             except UserError as error:
                 if settings is self._settings or error.exit_code != UNREACHABLE:
                     raise
                 log.warning("those met before are gone: %s", error.cause)
-                settings = self._settings
+                settings, past = self._settings, None
                 continue
             if daemon.pause_reason is None:
                 return code
             reason, met, run_digest = daemon.pause_reason, daemon.acquaintances(), daemon.run_digest
             del daemon
-            settings = _to_come_back(self._settings, met, run_digest)
+            settings, past = _to_come_back(self._settings, met, run_digest), None
             self._step_aside_if_may(reason, settings)
             if not await self._stay_away(reason, until_hours=reason == self._outside):
                 return 0
@@ -131,10 +132,10 @@ class Resident:
     def _outside(self) -> str:
         return f"takes part in the hours {self._hours} only"
 
-    async def _take_part_within_hours(self, daemon: "Daemon") -> int:
+    async def _take_part_within_hours(self, daemon: "Daemon", past: "Past | None") -> int:
         watching = asyncio.create_task(self._watch_hours(daemon))
         try:
-            return await daemon.run()
+            return await daemon.run(past)
         finally:
             watching.cancel()
             self._last_state = daemon.observer.state()

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from p2p_dtfm import __version__
+from p2p_dtfm.core.membership.weak_points import WeakPoints, weak_points
 from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
@@ -33,6 +35,7 @@ class StatusApi:
         self._local = local
         self._network = network
         self.participant: Participant | None = None
+        self._weak_points: tuple[ViewId | None, WeakPoints] = (None, WeakPoints((), ()))
 
     async def start(self, stack: contextlib.AsyncExitStack) -> None:
         """Answer those who ask on this machine."""
@@ -111,7 +114,18 @@ class StatusApi:
             "members": list(view.member_ids) if view else [],
             "addresses": self._addresses_in(view),
             "stage": list(view.layers_of(self._network.me.peer_id)) if view else [],
+            "weak_points": msgspec.to_builtins(self._weak_points_of(view)),
         }
+
+    def _weak_points_of(self, view: View | None) -> WeakPoints | None:
+        """Found once for each view: a swarm of hundreds has many links."""
+        if view is None:
+            return None
+        known, found = self._weak_points
+        if known != view.id:
+            found = weak_points(view.snapshot.records)
+            self._weak_points = (view.id, found)
+        return found
 
     def _agreement_json(self) -> dict[str, Any] | None:
         """Where this peer stands, what it waits for, and what became of the last message."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 
 from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan
 from p2p_dtfm.core.protocol.records import (
@@ -30,10 +31,19 @@ NOTABLE_CHANGE = 0.3
 """What live traffic must differ by before the record says so."""
 REPLAN_RATIO = 4
 """What a link must have changed by before it alone is worth a new plan: load makes rates waver."""
-
+THIN_BYTES_PER_S = 12_500_000
+"""100 Mbit/s. What a slower link carries is the line's doing; a faster one's, its machine's."""
 NOTABLE_STEP_CHANGE = 0.05
 
 log = logging.getLogger("p2p_dtfm")
+
+
+class LinkNews(StrEnum):
+    """What is known of links that the plan in force was made without."""
+
+    MEASURED = "links were measured"
+    """For the first time, in this direction."""
+    CHANGED = "links are others than they were"
 
 
 class SelfRecord:
@@ -167,25 +177,24 @@ class SelfRecord:
                 changed = True
         return changed
 
-    def is_news_to(self, snapshot: Snapshot) -> bool:
-        """Whether a link among the members is known that neither end had measured, or by far
-        another than this peer had."""
+    def news_to(self, snapshot: Snapshot) -> LinkNews | None:
+        """What this peer knows of links among the members that the snapshot does not."""
         records = {record.peer_id: record for record in snapshot.records}
         mine = records[self._me.peer_id]
+        found = None
         for peer_id, link in self._links.items():
-            other = records.get(peer_id)
-            before = mine.links.get(peer_id)
-            if other is None:
+            if peer_id not in records:
                 continue
-            if before is None:
-                guess = other.links.get(self._me.peer_id)
-                if guess is None:
-                    return True
-                before = guess  # the other direction stood for this one
-            slower, faster = sorted((link.bytes_per_s, before.bytes_per_s))
+            before, guess = mine.links.get(peer_id), records[peer_id].links.get(self._me.peer_id)
+            assumed = before or guess  # the other direction stands for one that was not measured
+            if assumed is None:
+                return LinkNews.MEASURED
+            slower, faster = sorted((link.bytes_per_s, assumed.bytes_per_s))
             if faster > REPLAN_RATIO * slower:
-                return True
-        return False
+                found = LinkNews.CHANGED
+                if before is None and slower < THIN_BYTES_PER_S:
+                    return LinkNews.MEASURED
+        return found
 
     def begin_life(self, me: Member) -> None:
         """The same peer comes back as a newcomer."""

@@ -33,6 +33,8 @@ class Takeover:
         layers = state.view.layers_of(state.me.peer_id)
         prepared = state.ledger.last_commit if state.ledger is not None else ()
         state.recovery_evidence.committed(state.view.id, outcome, layers, prepared)
+        if state.is_complete:
+            state.present.end = self._outsiders.standing_of(state.view)
         state.attempts.failures = 0
         state.following.vouched = None
         state.doubts.accusers.commits()
@@ -108,8 +110,8 @@ class Takeover:
     def _end_attempts(self, view: View, now_ns: int) -> None:
         """What was tried or agreed before is over."""
         state, attempts = self._state, self._state.attempts
-        if attempts.replan_number and view.id.number >= attempts.replan_number:
-            attempts.replan_reason = ""
+        if view.snapshot.planned or 0 < attempts.replan_number <= view.id.number:
+            attempts.replan_reason = ""  # a planned view has everybody's records, whoever asked
         if attempts.under_way is not None:
             state.heed_accusers(attempts.under_way, now_ns)
         attempts.under_way = attempts.reopen_ns = None
@@ -142,6 +144,7 @@ class Takeover:
             last_commit=committed or before.last_commit,
             lost_since_ns=lost_since_ns if view.snapshot.lost_layers else None,
             met_ns=now_ns,
+            end=before.end if state.is_complete else None,
         )
         state.doubts.suspects &= set(view.members)
         state.doubts.distrusted = set()

@@ -1,0 +1,1 @@
+"""What would falsify the design against members that lie, tried before the design is built."""

@@ -6,14 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from p2p_dtfm.core.commit.shares import Tallies
 from p2p_dtfm.daemon.peers.run_source import RunComplete
+from p2p_dtfm.daemon.telemetry.contribution import FILE, Kept
+from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.virtual.seeds.faults import draw
 from p2p_dtfm.testbed.virtual.seeds.judge import Reference, require_safe_steps_stay
 from p2p_dtfm.testbed.virtual.seeds.playing import play_seed
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, reference_of
 from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Peer, Swarm, play
+from p2p_dtfm.train.model.gpt import layer_count
 
 STEPS = 20
 
@@ -57,6 +62,10 @@ def test_two_go_on_without_the_third_and_it_comes_back(
             require_safe_steps_stay(peer)
             for step, loss in peer.losses().items():
                 assert math.isclose(loss, reference.losses[step], rel_tol=1e-4)
+        boards = [_tallies(peer) for peer in (first, others[1])]
+        assert boards[0].step_count == STEPS and boards[0].board() == boards[1].board()
+        spec = read_run_spec(str(run))
+        assert sum(boards[0].board().values()) == STEPS * spec.tokens_per_step * layer_count(spec)
         assert len(first.losses()) == len(others[1].losses()) == STEPS
         assert at_kill <= len(others[0].losses()) < STEPS, "others took those while it was gone"
 
@@ -111,6 +120,12 @@ def test_who_is_welcomed_and_then_comes_too_late_is_told_that_the_run_is_complet
         assert isinstance(late.ended.exception(), RunComplete)
 
     play(1, tmp_path / "world", scene)
+
+
+def _tallies(peer: Peer) -> Tallies:
+    """Who has computed what, as this peer has it on its disk."""
+    (path,) = peer.home.glob(f"runs/*/{FILE}")
+    return msgspec.json.decode(path.read_bytes(), type=Kept).tallies
 
 
 def _views(peer: Peer) -> list[list[str]]:

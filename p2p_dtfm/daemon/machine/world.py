@@ -17,10 +17,12 @@ from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.directory.directory import Directory
 from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.libp2p.port import HostPort
+from p2p_dtfm.net.streams.wire import Lines
 from p2p_dtfm.train.stage.emulated import EmulatedStageRunner, emulated_flops_per_s
 from p2p_dtfm.train.stage.measure import measure_device, select_device
 from p2p_dtfm.train.stage.stage_runner import StageRunner
@@ -47,6 +49,10 @@ class World(Protocol):
         self, host: HostPort, initial_peers: Sequence[str], serves: bool
     ) -> DirectoryPort:
         """Raises `UserError`."""
+        ...
+
+    def direct_lines(self, host: HostPort, run_digest: str, listen: Sequence[str]) -> Lines | None:
+        """Connections beside libp2p's for what is large; None where there are none."""
         ...
 
     def measure_device(
@@ -90,6 +96,9 @@ class Machine:
     ) -> DirectoryPort:
         assert isinstance(host, Host), "the DHT is a part of libp2p's host"
         return await Directory.start(host, initial_peers, serves)
+
+    def direct_lines(self, host: HostPort, run_digest: str, listen: Sequence[str]) -> Lines | None:
+        return DirectLines(host, run_digest, listen)
 
     def measure_device(
         self,

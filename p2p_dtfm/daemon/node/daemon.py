@@ -127,6 +127,11 @@ class Daemon:
         """Why this peer left, if it is to come back."""
         return self._local.life.pause_reason
 
+    @property
+    def pause_until_s(self) -> float | None:
+        """When it is to come back by itself, by the clock on the wall."""
+        return self._local.life.pause_until_s
+
     def pause(self, reason: str) -> None:
         """Leave like any peer, but to come back: `run` ends with `pause_reason` set."""
         self._local.life.pause(reason)

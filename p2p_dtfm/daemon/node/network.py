@@ -129,7 +129,8 @@ class Network:
         network = cls(local, host, life, await _first_contacts(local, host, remembered))
         local.observer.guarded_by(network.keeper.refused_most)
         network._limit_line(local)
-        log.info("peer %s", host.peer_id)
+        local.observer.seen.names.own(host.peer_id, local.settings.name)
+        log.info("peer %s (%s)", local.observer.seen.names.of(host.peer_id), host.peer_id)
         await network.control.ready()  # from now on others are answered
         stack.push_async_callback(network.control.close)
         await network.reachability.ready()

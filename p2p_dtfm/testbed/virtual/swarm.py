@@ -156,6 +156,7 @@ class Swarm:
             "home": home,
             "nearby": False,
             "dashboard": "off",
+            "samples": False,
             "listen": ("/ip4/127.0.0.1/tcp/0",),
             "device": "cpu",
             "threads": 1,
@@ -300,6 +301,9 @@ class _WorldOf:
     ) -> DirectoryPort:
         assert isinstance(host, VirtualHost)
         return VirtualDirectory(self._swarm.network, host)
+
+    def direct_lines(self, host: HostPort, run_digest: str, listen: Sequence[str]) -> None:
+        """All goes over the links of this world."""
 
     def measure_device(
         self,

@@ -24,7 +24,7 @@ class DueVerdict:
 
 def due_verdict(state: AgreementState, now_ns: int) -> DueVerdict:
     """Of a member whose view is in force."""
-    view, attempts, timing = state.view, state.attempts, state.timing
+    view, timing = state.view, state.timing
     if view is None:
         return DueVerdict(False, "is in no view")
     if reason := _why_not_now(state, now_ns):

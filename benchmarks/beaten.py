@@ -23,6 +23,7 @@ from p2p_dtfm.core.planner.bound import grid_lower_bound_ns
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.sim.paper.named_plans import grid_plan, region_order, within_memory
+from p2p_dtfm.sim.paper.published import SCENARIOS
 from p2p_dtfm.sim.scenario.execution import OURS, Execution
 from p2p_dtfm.sim.scenario.files import read_scenario
 from p2p_dtfm.sim.scenario.scenario import Scenario
@@ -33,13 +34,6 @@ LINK_EFFICIENCY = 0.85
 SHARED_CARD_BYTES_PER_S = 1_250_000_000
 ROWS = ((24, 1024), (24, 4096), (40, 4096))
 TARGETS_S = {("5", 24, 1024): 12.0, ("5", 24, 4096): 34.0, ("5", 40, 4096): 55.0}
-SCENARIOS = {
-    "1": "paper-1-data-center",
-    "2": "paper-2-spot-as-run",
-    "3": "paper-3-two-sites",
-    "4": "paper-4-regional-as-run",
-    "5": "paper-5-world-wide-as-run",
-}
 IN_FLIGHT = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 
 

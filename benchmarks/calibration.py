@@ -18,9 +18,9 @@ from pathlib import Path
 
 from benchmarks.paper_rows import (
     Row,
+    calibration_rows,
     dtfm_time_s,
     dtfm_times_s,
-    measured_rows,
     paper_scenario,
     with_forward_flops,
 )
@@ -230,7 +230,7 @@ def main() -> None:
 
 def calibrated(quick: bool) -> dict[str, object]:
     """All figures; tables are printed on the way."""
-    model, rows = Model(), measured_rows()
+    model, rows = Model(), calibration_rows()
     result: dict[str, object] = {}
     constants = shipped()
     if not quick:

@@ -1,92 +1,48 @@
 """The paper's measured rows, and the simulator's time for each of them under DT-FM's execution."""
 
-import json
-import statistics
-import tomllib
-from dataclasses import dataclass, replace
-from pathlib import Path
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.sim.paper.published import SCENARIOS, PublishedRow, dtfm_rows
+from p2p_dtfm.sim.reproduction.simulated_rows import (
+    dtfm_time_s,
+    dtfm_times_s,
+    with_forward_flops,
+)
+from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
+from p2p_dtfm.sim.scenario.scenario import Scenario
 
-from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
-from p2p_dtfm.sim.paper.named_plans import grid_plan, random_orders, region_order
-from p2p_dtfm.sim.scenario.execution import Communicator, execution_named
-from p2p_dtfm.sim.scenario.scenario import Scenario, load_scenario
-from p2p_dtfm.sim.scenario.scenario_snapshot import workload_in
-from p2p_dtfm.sim.step_time.simulator import simulate_step
+Row = PublishedRow
+FIT_CASES = ("1", "3", "5")
 
-ROOT = Path(__file__).parents[1]
-STAGES = 8
-SCENARIOS = {
-    "1": "paper-1-data-center",
-    "3": "paper-3-two-sites",
-    "5": "paper-5-world-wide-as-run",
-}
-PLACEMENTS = {"DT-FM scheduled": "region", "DT-FM random": "random"}
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One measured figure."""
-
-    case: str
-    layers: int
-    batch: int
-    placement: str
-    measured_s: float
-
-    @property
-    def name(self) -> str:
-        return f"case {self.case} L{self.layers} B{self.batch} {self.placement}"
+__all__ = [
+    "Row",
+    "calibration_rows",
+    "dtfm_time_s",
+    "dtfm_times_s",
+    "measured_rows",
+    "paper_scenario",
+    "paper_spec",
+    "with_forward_flops",
+]
 
 
 def measured_rows() -> list[Row]:
-    """The rows of DT-FM scheduled and DT-FM random."""
-    cases = json.loads((ROOT / "benchmarks/dtfm_measured.json").read_text())["cases"]
-    rows = []
-    for case, table in cases.items():
-        for title, placement in PLACEMENTS.items():
-            for key, figures in table.items():
-                layers, batch = (int(part[1:]) for part in key.split())
-                rows.append(Row(case, layers, batch, placement, figures[title]))
-    return rows
+    """The rows of DT-FM scheduled and DT-FM random, of all five cases."""
+    return dtfm_rows()
+
+
+def calibration_rows() -> list[Row]:
+    """Those that were at hand when the simulator was fitted: three cases, four shapes."""
+    return [
+        row
+        for row in dtfm_rows()
+        if row.case in FIT_CASES and (row.layers == 24 or (row.layers, row.batch) == (40, 4096))
+    ]
 
 
 def paper_scenario(case: str) -> Scenario:
-    return load_scenario(ROOT / "configs/scenarios" / f"{SCENARIOS[case]}.toml")
+    return read_scenario(SCENARIOS[case])
 
 
 def paper_spec(layers: int, batch: int) -> RunSpec:
     """DT-FM's GPT-3 XL with so many layers and sequences."""
-    values = tomllib.loads((ROOT / "benchmarks/gpt3-xl-dtfm.toml").read_text())
-    values["model"]["layers"] = layers
-    values["batch"]["global_batch"] = batch
-    return parse_run_spec(values, "benchmarks/gpt3-xl-dtfm.toml")
-
-
-def with_forward_flops(scenario: Scenario, flops: int) -> Scenario:
-    """All peers at another compute rate."""
-    peers = tuple(replace(peer, forward_flops=flops) for peer in scenario.peers)
-    return replace(scenario, peers=peers)
-
-
-def dtfm_times_s(
-    scenario: Scenario, placement: str, layers: int, batch: int, communicator: Communicator
-) -> list[tuple[float, float]]:
-    """(seconds until all backwards are done, seconds of reduction after them) of each run.
-
-    Random placement has three runs, region order one.
-    """
-    orders = random_orders(scenario, 0) if placement == "random" else [region_order(scenario)]
-    execution = replace(execution_named("dtfm", layers), communicator=communicator)
-    workload = workload_in(scenario, paper_spec(layers, batch), execution)
-    times = []
-    for order in orders:
-        plan = grid_plan(order, workload, STAGES)
-        step = simulate_step(plan, scenario, workload, execution)
-        times.append((step.pipelines_done_ns / 1e9, step.reduction_ns / 1e9))
-    return times
-
-
-def dtfm_time_s(row: Row, scenario: Scenario, communicator: Communicator) -> float:
-    """Simulated seconds of a row; of random placement the median run, as the table has it."""
-    runs = dtfm_times_s(scenario, row.placement, row.layers, row.batch, communicator)
-    return statistics.median(map(sum, runs))
+    return read_run_spec("gpt3-xl", layers, batch)

@@ -7,7 +7,9 @@ import pytest
 
 from benchmarks.paper_rows import dtfm_time_s, measured_rows, paper_scenario, paper_spec
 from p2p_dtfm.sim.paper.named_plans import grid_plan, random_orders, region_order, within_memory
-from p2p_dtfm.sim.scenario.execution import DTFM_COMMUNICATOR, OURS
+from p2p_dtfm.sim.reproduction.simulated_rows import dtfm_seconds_by_batch
+from p2p_dtfm.sim.reproduction.tasks import BATCHES
+from p2p_dtfm.sim.scenario.execution import OURS
 from p2p_dtfm.sim.scenario.files import read_scenario
 from p2p_dtfm.sim.scenario.scenario import parse_scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import workload_in
@@ -15,13 +17,25 @@ from p2p_dtfm.sim.step_time.simulator import simulate_step
 
 
 def test_every_row_of_the_paper_is_reproduced() -> None:
+    """All five cases, scheduled and random, nine shapes each."""
+    measured = {(row.case, row.placement, row.layers, row.batch): row for row in measured_rows()}
+    assert len(measured) == 90
     errors = {}
-    for row in measured_rows():
-        simulated = dtfm_time_s(row, paper_scenario(row.case), DTFM_COMMUNICATOR)
-        errors[row.name] = abs(simulated / row.measured_s - 1)
-    assert len(errors) == 24
+    for case, placement, layers in {key[:3] for key in measured}:
+        found = dtfm_seconds_by_batch(paper_scenario(case), placement, layers, BATCHES)
+        for batch, seconds in found.items():
+            row = measured[case, placement, layers, batch]
+            errors[row.name] = abs(seconds / row.measured_s - 1)
+    assert len(errors) == 90
     assert statistics.median(errors.values()) <= 0.08
     assert max(errors.values()) <= 0.20, max(errors, key=lambda name: errors[name])
+
+
+def test_one_flush_and_two_say_all_the_others() -> None:
+    row = next(r for r in measured_rows() if (r.case, r.layers, r.batch) == ("5", 40, 4096))
+    scenario = paper_scenario("5")
+    found = dtfm_seconds_by_batch(scenario, row.placement, 40, BATCHES)
+    assert found[4096] == pytest.approx(dtfm_time_s(row, scenario), rel=1e-6)
 
 
 @pytest.mark.parametrize(

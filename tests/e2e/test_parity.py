@@ -86,18 +86,31 @@ def assert_replicas_are_equal(peers: list[EnginePeer], plan: Plan) -> None:
         assert len(digests) == 1, f"replicas of layer {layer} differ"
 
 
-@pytest.mark.parametrize("stage_counts", [(1,), (2,), (2, 2), (2, 1)], ids=str)
-def test_the_loss_equals_the_plain_loop(stage_counts: tuple[int, ...], tmp_path: Path) -> None:
+def assert_lanes_are_direct(peers: list[EnginePeer]) -> None:
+    lanes = [(peer, to, lane) for peer in peers for to, lane in peer.bulk._outgoing]
+    assert lanes and all(peer.bulk.is_direct(to, lane) for peer, to, lane in lanes)
+
+
+@pytest.mark.parametrize(
+    ("stage_counts", "direct"),
+    [((1,), False), ((2,), False), ((2, 2), True), ((2, 1), False)],
+    ids=str,
+)
+def test_the_loss_equals_the_plain_loop(
+    stage_counts: tuple[int, ...], direct: bool, tmp_path: Path
+) -> None:
     torch.set_num_threads(1)
     spec = run_spec()
     expected = list(ReferenceRun(spec, synthetic_batch(spec)).losses(STEPS))
 
     async def run() -> list[float]:
-        async with engine_peers(sum(stage_counts), tmp_path, spec) as peers:
+        async with engine_peers(sum(stage_counts), tmp_path, spec, direct) as peers:
             plan = even_plan([peer.host.peer_id for peer in peers], stage_counts, spec)
             losses = await train(peers, plan, spec)
             assert_replicas_are_equal(peers, plan)
             assert not any(peer.faults for peer in peers)
+            if direct:
+                assert_lanes_are_direct(peers)
             return losses
 
     losses = asyncio.run(run())

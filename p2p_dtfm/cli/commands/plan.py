@@ -1,6 +1,7 @@
 """`p2p-dtfm plan`: the plan of the live swarm or of a scenario, and why it is as it is."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,11 +9,24 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from p2p_dtfm.cli.app import GlobalBatchOption, HomeOption, JsonOption, LayersOption, app
-from p2p_dtfm.cli.commands.swarm import short
-from p2p_dtfm.cli.scenarios.plan_scenario import Cost, Question, plan_scenario
+from p2p_dtfm.cli.commands.swarm import IdsOption, how_to_call
+from p2p_dtfm.cli.scenarios.advise import advise_on
+from p2p_dtfm.cli.scenarios.plan_scenario import (
+    DEFAULT_RUN,
+    Cost,
+    Objective,
+    Question,
+    plan_scenario,
+    write_graph,
+)
+from p2p_dtfm.cli.terminal.output_files import check_writable
+from p2p_dtfm.cli.terminal.plain import harmless_lines, plain
 from p2p_dtfm.core.planner.explain import explain
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.names import distinct
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.daemon.machine.local_client import call_daemon
@@ -31,36 +45,85 @@ def plan(
         Cost, typer.Option(help="step: seconds per step; paper: DT-FM's own cost.")
     ] = Cost.STEP,
     run: Annotated[
-        str, typer.Option("--run", help="Run spec file or name, with a scenario.")
-    ] = "gpt3-xl",
+        str | None,
+        typer.Option(
+            "--run",
+            help="Run spec file or name, with a scenario: gpt3-xl if none is given. With --cost "
+            "paper: the sizes that it counts; paper, or none: the paper's own constants.",
+        ),
+    ] = None,
     layers: LayersOption = None,
     global_batch: GlobalBatchOption = None,
     stages: Annotated[int, typer.Option(min=1, help="With --cost paper.")] = 8,
-    replicas: Annotated[int, typer.Option(min=1, help="With --cost paper.")] = 8,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --cost paper; left out: as many as the peers make."),
+    ] = None,
     change: Annotated[
         str | None,
         typer.Option("--what-if", help='"+3 london", "-oregon-2", or several with commas.'),
     ] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write a map of the scenario's plan.")] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(help="Write a map of the scenario's plan; with --cost paper its two levels."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the map as a page.")] = None,
+    graphml: Annotated[
+        Path | None, typer.Option(help="Write peers and links as GraphML, of a swarm or scenario.")
+    ] = None,
+    advise: Annotated[
+        bool,
+        typer.Option("--advise", help="Look for a run spec that suits the scenario better."),
+    ] = False,
+    vary: Annotated[
+        str | None,
+        typer.Option(
+            help="With --advise, what may be changed: global-batch, inner-steps, reduction, "
+            "boundaries, microbatch, context; all but the last without it."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="With --advise: write that run spec to a new file.")
+    ] = None,
+    objective: Annotated[
+        Objective,
+        typer.Option(help="speed; or cost: the peers of a scenario that make most for a dollar."),
+    ] = Objective.SPEED,
     home: HomeOption = None,
     as_json: JsonOption = False,
+    ids: IdsOption = False,
 ) -> None:
     """The plan in force in the swarm of this machine's daemon, or the plan for a scenario."""
+    if advise or vary is not None or out is not None:
+        if scenario is None or not advise:
+            raise UserError(
+                "--advise looks for a run spec for a scenario; --vary and --out go with it",
+                "write p2p-dtfm plan SCENARIO --run FILE --advise",
+            )
+        advise_on(scenario, run or DEFAULT_RUN, vary, out, as_json)
+        return
     if scenario is not None:
         plan_scenario(
             Question(
                 scenario, run, layers, global_batch, cost, stages, replicas, change, explained,
-                as_json, svg, html,
+                as_json, svg, html, graphml, objective,
             )
         )  # fmt: skip
         return
+    _plan_in_force(home, explained, graphml, as_json)
+
+
+def _plan_in_force(home: Path | None, explained: bool, graphml: Path | None, as_json: bool) -> None:
+    """That of the swarm of this machine's daemon."""
+    check_writable(graphml, "--graphml")
     facts = call_daemon(home, "plan")
     if facts["view"] is None:
         typer.echo(json.dumps(facts) if as_json else "no view yet: this peer is not let in so far")
         return
     snapshot = msgspec.convert(facts["snapshot"], Snapshot, strict=False)
     made = msgspec.convert(facts["plan"], Plan | NoPlan)
+    if graphml is not None:
+        write_graph(graphml, snapshot, made)
     explanation = explain(snapshot, made) if explained and isinstance(made, Plan) else None
     if as_json:
         if explanation is not None:
@@ -76,20 +139,25 @@ def plan(
     if isinstance(made, NoPlan):
         console.print(f"no training: {made.reason}", highlight=False)
         return
-    console.print(_table(made, snapshot))
+    called = distinct({record.peer_id: record.called for record in snapshot.records})
+    named = how_to_call(called, ids)
+    console.print(_table(made, snapshot, named))
     if explanation is not None:
-        console.print(explanation.text(), highlight=False, soft_wrap=True)
+        text = harmless_lines(named(explanation.text()))
+        console.print(Text(text), highlight=False, soft_wrap=True)
 
 
-def _table(made: Plan, snapshot: Snapshot) -> Table:
+def _table(made: Plan, snapshot: Snapshot, named: Callable[[str], str]) -> Table:
     depth = max(len(pipeline.stages) for pipeline in made.pipelines)
     table = Table("pipeline", "microbatches", *(f"stage {n + 1}" for n in range(depth)))
     for number, pipeline in enumerate(made.pipelines):
         cells: list[Any] = [
-            f"{short(s.peer_id)}: layers {s.first_layer}-{s.end_layer - 1}" for s in pipeline.stages
+            Text(f"{plain(named(at.peer_id))}: layers {at.first_layer}-{at.end_layer - 1}")
+            for at in pipeline.stages
         ]
         cells += [""] * (depth - len(cells))
         table.add_row(str(number + 1), str(pipeline.microbatch_count), *cells)
     if made.spares:
-        table.add_row("spares", "", ", ".join(map(short, made.spares)), *[""] * (depth - 1))
+        spares = Text(", ".join(plain(named(peer_id)) for peer_id in made.spares))
+        table.add_row("spares", "", spares, *[""] * (depth - 1))
     return table

@@ -16,6 +16,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.sim.paper.cost import PaperSizes
 from p2p_dtfm.sim.paper.named_plans import (
     default_stages,
     dtfm_order,
@@ -25,10 +26,11 @@ from p2p_dtfm.sim.paper.named_plans import (
     region_order,
     within_memory,
 )
+from p2p_dtfm.sim.paper.scenario_problem import sizes_of
 from p2p_dtfm.sim.scenario.execution import Execution, execution_named
 from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
 from p2p_dtfm.sim.scenario.scenario import Scenario
-from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot, workload_in
+from p2p_dtfm.sim.scenario.scenario_snapshot import on_the_wire, scenario_snapshot, workload_in
 from p2p_dtfm.sim.step_time.simulator import simulate_step
 from p2p_dtfm.sim.step_time.timeline import StepTime
 from p2p_dtfm.sim.step_time.trace import trace_json
@@ -86,9 +88,19 @@ def simulate(
         float, typer.Option(help="Fraction of their stated rates that links reach.")
     ] = 1.0,
     recompute: Annotated[
-        bool, typer.Option(help="Recompute activations in the backward, to save memory.")
-    ] = True,
-    codec: Annotated[str, typer.Option(help="Of all tensors: fp32, fp16, bf16, int8.")] = "fp16",
+        bool | None,
+        typer.Option(
+            help="Recompute activations in the backward, to save memory. Without it: as the run "
+            "says, and where that is auto, everywhere with plans other than ours."
+        ),
+    ] = None,
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            help="Of all tensors, instead of the run's: fp32, fp16, bf16, int8; or sparse, of the "
+            "reduction."
+        ),
+    ] = None,
     reduction: Annotated[
         str | None,
         typer.Option(
@@ -106,7 +118,9 @@ def simulate(
     peers = read_scenario(scenario).with_link_efficiency(link_efficiency)
     spec = read_run_spec(run, layers, global_batch)
     how = execution_named(execution.value, spec.model.layers)
-    how = replace(how, recompute=recompute, activation_codec=codec, gradient_codec=codec)
+    how = _recomputing(how, recompute, spec, plan)
+    if codec is not None:
+        how = how.with_codec(codec)
     if reduction is not None:
         how = how.with_reduction(reduction)
     workload = workload_in(peers, spec, how)
@@ -125,6 +139,13 @@ def simulate(
     typer.echo(json.dumps(result) if as_json else _table(result))
 
 
+def _recomputing(how: Execution, wanted: bool | None, spec: RunSpec, plan: PlanName) -> Execution:
+    """As is wanted; else as the run says. Only our planner finds out where it pays."""
+    if wanted is None and how.recompute is None and plan is not PlanName.OURS:
+        wanted = spec.compute.recompute != "never"
+    return how if wanted is None else replace(how, recompute=wanted)
+
+
 def _plans(question: Question, name: PlanName) -> list[Plan]:
     """The plan of that name; of random orders, all three."""
     scenario, workload = question.scenario, question.workload
@@ -139,15 +160,20 @@ def _plans(question: Question, name: PlanName) -> list[Plan]:
     if name is PlanName.RANDOM:
         orders = random_orders(scenario, question.seed)
     elif name is PlanName.PAPER:
-        orders = [paper_order(scenario, question.stages)]
+        orders = [paper_order(scenario, question.stages, _sizes(question))]
     elif name is PlanName.DTFM:
-        orders = [dtfm_order(scenario, question.stages)]
+        orders = [dtfm_order(scenario, question.stages, _sizes(question))]
     else:
         orders = [region_order(scenario)]
     plans = [grid_plan(order, workload, question.stages) for order in orders]
     if question.execution.communicator is not None:
         return plans
     return [within_memory(plan, scenario, workload) for plan in plans]
+
+
+def _sizes(question: Question) -> PaperSizes:
+    """What the paper's cost counts of this run."""
+    return sizes_of(question.spec.name, on_the_wire(question.workload, question.execution))
 
 
 def _step(question: Question, plan: Plan, trace: bool) -> StepTime:

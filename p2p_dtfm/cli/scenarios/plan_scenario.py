@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,25 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.sim.advice.hiring import HOUR_S, hire, price_per_hour
 from p2p_dtfm.sim.map.plan_map import plan_html, plan_svg
-from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of
+from p2p_dtfm.sim.paper.cost import PAPER_SIZES, PaperSizes
+from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of, sizes_of
 from p2p_dtfm.sim.paper.solver import solve_paper
+from p2p_dtfm.sim.reproduction.bilevel import bilevel_svg
+from p2p_dtfm.sim.scenario.execution import AS_RUN, OURS
 from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
 from p2p_dtfm.sim.scenario.scenario import Scenario
-from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
+from p2p_dtfm.sim.scenario.scenario_snapshot import on_the_wire, scenario_snapshot, workload_in
 from p2p_dtfm.sim.scenario.what_if import what_if
 
 SECOND_NS = 1_000_000_000
+DEFAULT_RUN = "gpt3-xl"
+
+
+class Objective(StrEnum):
+    SPEED = "speed"
+    COST = "cost"
 
 
 class Cost(StrEnum):
@@ -38,28 +48,35 @@ class Question:
     """What is asked of `plan SCENARIO`."""
 
     scenario: str
-    run: str
+    run: str | None
     layers: int | None
     global_batch: int | None
     cost: Cost
     stages: int
-    replicas: int
+    replicas: int | None
     change: str | None
     explained: bool
     as_json: bool
     svg: Path | None
     html: Path | None
+    graphml: Path | None = None
+    objective: Objective = Objective.SPEED
 
 
 def plan_scenario(question: Question) -> None:
     """Print the plan of a scenario; write its picture if asked. Raises `UserError`."""
     scenario = read_scenario(question.scenario)
     if question.cost is Cost.PAPER:
-        if question.svg or question.html or question.explained:
+        if question.objective is Objective.COST:
             raise UserError(
-                "--explain, --svg and --html show plans of the step-time planner",
-                "leave out --cost paper",
+                "--objective cost is of plans by seconds per step", "leave out --cost paper"
             )
+        if question.html or question.graphml or question.explained:
+            raise UserError(
+                "--explain, --html and --graphml show plans of the step-time planner",
+                "leave out --cost paper, or draw its two levels with --svg",
+            )
+        check_writable(question.svg, "--svg")
         changed = what_if(scenario, question.change) if question.change is not None else scenario
         result = _paper_result(changed, question)
         typer.echo(json.dumps(result) if question.as_json else _paper_text(result))
@@ -69,24 +86,51 @@ def plan_scenario(question: Question) -> None:
 
 def _paper_result(scenario: Scenario, question: Question) -> dict[str, Any]:
     began = time.perf_counter()
-    problem = paper_problem_of(scenario, question.stages, question.replicas)
+    sizes = _paper_sizes(scenario, question)
+    replicas = question.replicas or len(scenario.peers) // question.stages
+    problem = paper_problem_of(scenario, question.stages, replicas, sizes)
     found = solve_paper(problem)
     elapsed = time.perf_counter() - began
+    if question.svg is not None:
+        write_text(question.svg, bilevel_svg(scenario, problem, found), "--svg")
     return {
         "total_s": found.total_ns / SECOND_NS,
         "data_parallel_s": found.data_parallel_ns / SECOND_NS,
         "pipeline_s": found.pipeline_ns / SECOND_NS,
         "stages": [list(group) for group in found.stages],
+        "sizes": {
+            "of": sizes.name,
+            "gradient_bytes_per_stage": sizes.gradient_bytes_per_stage(question.stages),
+            "activation_bytes_per_link": sizes.activation_bytes_per_link(replicas),
+        },
         "elapsed_s": round(elapsed, 3),
         "snapshot": problem.digest(),
         "plan": found.digest(),
     }
 
 
+def _paper_sizes(scenario: Scenario, question: Question) -> PaperSizes:
+    """The run's; the paper's own where no run is asked for. Raises `UserError`."""
+    asked = question.layers is not None or question.global_batch is not None
+    if question.run == PAPER_SIZES.name and asked:
+        raise UserError(
+            "the paper's constants are of one model and one batch: --layers and --global-batch "
+            "change nothing of them",
+            "name the run whose sizes are to count, such as --run gpt3-xl",
+        )
+    if question.run == PAPER_SIZES.name or (question.run is None and not asked):
+        return PAPER_SIZES
+    spec = read_run_spec(question.run or DEFAULT_RUN, question.layers, question.global_batch)
+    return sizes_of(spec.name, on_the_wire(workload_in(scenario, spec, OURS), OURS))
+
+
 def _paper_text(result: dict[str, Any]) -> str:
     lines = [
         f"{result['total_s']:.6f} s = {result['data_parallel_s']:.6f} s data parallel + "
-        f"{result['pipeline_s']:.6f} s pipeline, found in {result['elapsed_s']} s"
+        f"{result['pipeline_s']:.6f} s pipeline, found in {result['elapsed_s']} s",
+        f"sizes of {result['sizes']['of']}: "
+        f"{result['sizes']['gradient_bytes_per_stage'] / 1e9:.3f} GB of gradients a stage, "
+        f"{result['sizes']['activation_bytes_per_link'] / 1e9:.3f} GB of activations a link",
     ]
     for number, group in enumerate(result["stages"], 1):
         lines.append(f"stage {number}: {' '.join(group)}")
@@ -94,21 +138,30 @@ def _paper_text(result: dict[str, Any]) -> str:
 
 
 def _plan_step(scenario: Scenario, question: Question) -> None:
-    spec = read_run_spec(question.run, question.layers, question.global_batch)
+    spec = read_run_spec(question.run or DEFAULT_RUN, question.layers, question.global_batch)
     pictures = ((question.svg, "--svg", plan_svg), (question.html, "--html", plan_html))
     for path, option, _ in pictures:
         check_writable(path, option)
+    check_writable(question.graphml, "--graphml")
+    hired: dict[str, Any] = {}
+    if question.objective is Objective.COST:
+        asked = what_if(scenario, question.change) if question.change is not None else scenario
+        scenario, hired = _worth_their_price(asked, spec)
+        question = replace(question, change=None)
     shown = what_if(scenario, question.change) if question.change is not None else scenario
     result, snapshot, found = _step_result(scenario, spec)
     if question.change is not None:
         changed, snapshot, found = _step_result(shown, spec)
         result = {"before": result, **changed, "what_if": question.change}
+    result |= hired
     explanation = explain(snapshot, found) if question.explained else None
     if explanation is not None:
         result["explanation"] = msgspec.to_builtins(explanation)
     for path, option, draw in pictures:
         if path is not None:
             write_text(path, draw(found, shown, snapshot.workload), option)
+    if question.graphml is not None:
+        write_graph(question.graphml, snapshot, found)
     if question.as_json:
         typer.echo(json.dumps(result))
         return
@@ -117,8 +170,33 @@ def _plan_step(scenario: Scenario, question: Question) -> None:
         typer.echo(explanation.text())
 
 
+def write_graph(path: Path, snapshot: Snapshot, made: Plan | NoPlan) -> None:
+    """Peers, places and measured links for other programs. Raises `UserError`."""
+    from p2p_dtfm.sim.map.swarm_graph import graphml, swarm_graph  # networkx takes a while
+
+    graph = swarm_graph(snapshot, made if isinstance(made, Plan) else None)
+    write_text(path, graphml(graph), "--graphml")
+
+
+def _worth_their_price(scenario: Scenario, spec: RunSpec) -> tuple[Scenario, dict[str, Any]]:
+    """The peers that make most tokens for a dollar, and what is to be said of it."""
+    best, fastest = hire(scenario, spec)
+    names = {peer.name for peer in best.scenario.peers}
+    told = {
+        "objective": "cost",
+        "left_out": [peer.name for peer in scenario.peers if peer.name not in names],
+        "fastest": {
+            "tokens_per_s": round(fastest.tokens_per_s, 1),
+            "price_per_hour": round(fastest.price_per_hour, 6),
+            "tokens_per_dollar": round(fastest.tokens_per_dollar),
+            "peers": len(fastest.scenario.peers),
+        },
+    }
+    return best.scenario, told
+
+
 def _step_result(scenario: Scenario, spec: RunSpec) -> tuple[dict[str, Any], Snapshot, Plan]:
-    snapshot = scenario_snapshot(scenario, spec)
+    snapshot = scenario_snapshot(scenario, spec, AS_RUN)
     began = time.perf_counter()
     found = compute_plan(snapshot)
     elapsed = time.perf_counter() - began
@@ -149,6 +227,12 @@ def _step_result(scenario: Scenario, spec: RunSpec) -> tuple[dict[str, Any], Sna
         "snapshot": snapshot.digest(),
         "plan": found.digest(),
     }
+    if any(peer.price_micro_per_hour for peer in scenario.peers):
+        price = price_per_hour(scenario, found)
+        result["price_per_hour"] = round(price, 6)
+        result["tokens_per_dollar"] = (
+            round(spec.tokens_per_step * HOUR_S / step_s / price) if (price) else None
+        )
     return result, snapshot, found
 
 
@@ -168,6 +252,18 @@ def _step_text(result: dict[str, Any]) -> str:
             f"what if {result['what_if']}: a step is {change}, with {result['peers']} peers "
             f"instead of {result['before']['peers']} ({spares[1]} of them spares, "
             f"before {spares[0]})"
+        )
+    if result.get("tokens_per_dollar"):
+        lines.append(
+            f"{result['price_per_hour']:.2f} dollars an hour, "
+            f"{result['tokens_per_dollar'] / 1e6:.1f} million tokens for a dollar"
+        )
+    if "fastest" in result:
+        fastest = result["fastest"]
+        lines.append(
+            f"left out: {' '.join(result['left_out']) or 'nobody'}; the fastest plan that was "
+            f"found: {fastest['tokens_per_s']:.0f} tokens/s with {fastest['peers']} peers, "
+            f"{fastest['tokens_per_dollar'] / 1e6:.1f} million tokens for a dollar"
         )
     lines.append("pipelines, with the layers that each peer holds:")
     for number, pipeline in enumerate(result["pipelines"], 1):

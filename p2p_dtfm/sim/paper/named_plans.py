@@ -9,10 +9,13 @@ import msgspec
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.protocol.workload import Workload
-from p2p_dtfm.sim.paper.cost import paper_plan
+from p2p_dtfm.sim.paper.cost import PAPER_SIZES, PaperSizes, paper_plan
 from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of
 from p2p_dtfm.sim.paper.solver import solve_paper
 from p2p_dtfm.sim.scenario.scenario import Scenario
+
+AS_RUN = "-as-run"
+"""How the name of a scenario ends whose peers stand in the order of their ranks."""
 
 
 def grid_plan(order: tuple[str, ...], workload: Workload, stages: int) -> Plan:
@@ -77,19 +80,26 @@ def within_memory(plan: Plan, scenario: Scenario, workload: Workload) -> Plan:
     )
 
 
-def paper_order(scenario: Scenario, stages: int) -> tuple[str, ...]:
+def paper_order(
+    scenario: Scenario, stages: int, sizes: PaperSizes = PAPER_SIZES
+) -> tuple[str, ...]:
     """Pipelines of the placement that is best by DT-FM's cost, one after the other.
 
     Raises `UserError` if the stages do not divide the peers.
     """
-    problem = paper_problem_of(scenario, stages, len(scenario.peers) // stages)
+    problem = paper_problem_of(scenario, stages, len(scenario.peers) // stages, sizes)
     return tuple(name for pipeline in solve_paper(problem).pipelines for name in pipeline)
 
 
-def dtfm_order(scenario: Scenario, stages: int) -> tuple[str, ...]:
-    """How DT-FM's scheduled runs were placed: in region order where that is as good as the best
-    by its own cost (their cases 1, 3, 4 and 5), else as its solver says (case 2)."""
-    problem = paper_problem_of(scenario, stages, len(scenario.peers) // stages)
+def dtfm_order(scenario: Scenario, stages: int, sizes: PaperSizes = PAPER_SIZES) -> tuple[str, ...]:
+    """How DT-FM's scheduled runs were placed: by hand, in the order of the peers.
+
+    Files named `-as-run` list the peers as the authors' scripts ranked them. Elsewhere that is
+    file order where it is as good as the best by the paper's cost, and else what a solver says.
+    """
+    if scenario.name.endswith(AS_RUN):
+        return region_order(scenario)
+    problem = paper_problem_of(scenario, stages, len(scenario.peers) // stages, sizes)
     groups = tuple(tuple(range(stage, problem.peer_count, stages)) for stage in range(stages))
     best = solve_paper(problem)
     if paper_plan(problem, groups).total_ns <= best.total_ns:

@@ -1,11 +1,23 @@
 """A scenario as an instance of the paper's placement problem."""
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.sim.paper.cost import PaperProblem, paper_problem
+from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.sim.paper.cost import PAPER_SIZES, PaperProblem, PaperSizes, paper_problem
 from p2p_dtfm.sim.scenario.scenario import Scenario
 
 
-def paper_problem_of(scenario: Scenario, stages: int, replicas: int) -> PaperProblem:
+def sizes_of(name: str, workload: Workload) -> PaperSizes:
+    """What the paper's cost counts, of a run; the workload's tensors as they travel."""
+    return PaperSizes(
+        name,
+        gradient_bytes=workload.block_count * workload.gradient_wire_bytes(workload.block),
+        activation_bytes=workload.microbatch_count * workload.boundary_wire_bytes,
+    )
+
+
+def paper_problem_of(
+    scenario: Scenario, stages: int, replicas: int, sizes: PaperSizes = PAPER_SIZES
+) -> PaperProblem:
     """Peers in file order. Raises `UserError` unless stages * replicas fits.
 
     The paper's rates are those of pairs: an uplink or downlink bounds each link of its peer, as a
@@ -27,4 +39,4 @@ def paper_problem_of(scenario: Scenario, stages: int, replicas: int) -> PaperPro
         limits = (peers[a].uplink_bytes_per_s, peers[b].downlink_bytes_per_s)
         return found.latency_ns, min([found.bytes_per_s, *(limit for limit in limits if limit)])
 
-    return paper_problem(tuple(peer.name for peer in peers), stages, link)
+    return paper_problem(tuple(peer.name for peer in peers), stages, link, sizes)

@@ -5,6 +5,7 @@ counts, in proportion to how many kinds of peers there are: where peers are inte
 is less to search. The result is a function of the problem alone.
 """
 
+import time
 from dataclasses import dataclass
 
 from p2p_dtfm.core.protocol.errors import UserError
@@ -12,6 +13,7 @@ from p2p_dtfm.core.protocol.prng import prng_of_digest
 from p2p_dtfm.sim.paper.annealing import MOST_REPLICAS, anneal, ground_of
 from p2p_dtfm.sim.paper.built_starts import Packer, Placement
 from p2p_dtfm.sim.paper.cost import PaperPlan, PaperProblem, paper_plan
+from p2p_dtfm.sim.paper.evaluation import Progress
 
 RANDOM_PACKINGS, LAYERINGS = 33, 60
 KINDS_OF_FULL_EFFORT = 20
@@ -57,8 +59,18 @@ def solve_paper(problem: PaperProblem, effort: int = 1) -> PaperPlan:
     return paper_plan(problem, groups)
 
 
+def solving(problem: PaperProblem) -> list[Progress]:
+    """What `solve_paper` has found after the built starts and after each round, in moves."""
+    rounds = _Rounds(problem, 1)
+    rounds.run()
+    return rounds.progress
+
+
 class _Rounds:
     def __init__(self, problem: PaperProblem, effort: int) -> None:
+        self.progress: list[Progress] = []
+        self.moves = 0
+        self._began = time.process_time()
         self.problem = problem
         self.ground = ground_of(problem)
         self.prng = prng_of_digest(problem.digest())
@@ -67,15 +79,21 @@ class _Rounds:
     def run(self) -> Placement:
         starts = Packer(self.problem).starts(self.prng, RANDOM_PACKINGS, LAYERINGS)
         found = [(anneal(self.ground, start, 0, 0, 0, 0, 0)[0], start) for start in starts]
+        self._note(len(found), min(found)[0])
         for each in ROUNDS:
             annealed = [min(one, self._anneal(one, each)) for one in found[: each.starts]]
             found = sorted(annealed)
+            self._note(self.moves, found[0][0])
         return found[0][1]
+
+    def _note(self, moves: int, total_ns: int) -> None:
+        self.progress.append(Progress(moves, time.process_time() - self._began, total_ns))
 
     def _anneal(self, start: tuple[int, Placement], each: _Round) -> tuple[int, Placement]:
         cost, placement = start
         moves = each.moves * self.share // KINDS_OF_FULL_EFFORT
         moves = moves * FULL_EFFORT_REPLICAS // max(FEWEST_REPLICAS, self.problem.replica_count)
+        self.moves += moves
         few = min(FULL_EFFORT_REPLICAS, max(FEWEST_REPLICAS, self.problem.replica_count))
         coolness = each.coolness * few // FULL_EFFORT_REPLICAS
         return anneal(

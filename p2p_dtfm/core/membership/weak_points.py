@@ -1,0 +1,79 @@
+"""Members and links whose loss alone would cut a swarm in parts that nothing measured joins.
+
+Articulation points and bridges of the graph of measured links (Tarjan 1972), for people: nothing is
+decided by it, since who has not been measured may still be reached.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from p2p_dtfm.core.protocol.records import PeerRecord
+
+
+class WeakPoints(msgspec.Struct, frozen=True):
+    """Peer ids, and pairs of them, each sorted."""
+
+    peers: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+
+
+def weak_points(records: Iterable[PeerRecord]) -> WeakPoints:
+    """Of two members a link counts if one of them has measured it. Two members have none to name:
+    whoever is lost there is missed without any graph."""
+    links = {record.peer_id: record.links for record in records}
+    near: dict[str, set[str]] = {peer_id: set() for peer_id in links}
+    for peer_id, measured in links.items():
+        for other in measured:
+            if other in near and other != peer_id:
+                near[peer_id].add(other)
+                near[other].add(peer_id)
+    if len(near) < 3:
+        return WeakPoints((), ())
+    search = _Search({peer_id: sorted(others) for peer_id, others in near.items()})
+    for peer_id in sorted(near):
+        if peer_id not in search.number:
+            search.visit(peer_id)
+    return WeakPoints(tuple(sorted(search.peers)), tuple(sorted(search.links)))
+
+
+@dataclass(slots=True)
+class _Search:
+    """Depth first: who is reached when, and how far back each can reach without its own way in."""
+
+    near: dict[str, list[str]]
+    number: dict[str, int] = field(default_factory=dict)
+    back: dict[str, int] = field(default_factory=dict)
+    peers: set[str] = field(default_factory=set)
+    links: set[tuple[str, str]] = field(default_factory=set)
+
+    def visit(self, root: str) -> None:
+        branches = 0
+        way: list[tuple[str, str, Iterator[str]]] = [(root, "", iter(self.near[root]))]
+        self._arrive(root)
+        while way:
+            here, came_from, others = way[-1]
+            after = next(others, None)
+            if after is None:
+                way.pop()
+                if came_from:
+                    self._leave(here, came_from, came_from == root)
+                    branches += came_from == root
+            elif after not in self.number:
+                self._arrive(after)
+                way.append((after, here, iter(self.near[after])))
+            elif after != came_from:
+                self.back[here] = min(self.back[here], self.number[after])
+        if branches > 1:
+            self.peers.add(root)
+
+    def _arrive(self, peer_id: str) -> None:
+        self.number[peer_id] = self.back[peer_id] = len(self.number)
+
+    def _leave(self, here: str, came_from: str, from_root: bool) -> None:
+        self.back[came_from] = min(self.back[came_from], self.back[here])
+        if self.back[here] >= self.number[came_from] and not from_root:
+            self.peers.add(came_from)
+        if self.back[here] > self.number[came_from]:
+            self.links.add((min(here, came_from), max(here, came_from)))

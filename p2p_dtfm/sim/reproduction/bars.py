@@ -1,0 +1,89 @@
+"""What the page shows, as data: every bar and every curve says what it is and where it is from."""
+
+from enum import StrEnum
+
+import msgspec
+
+QUICK_COMMAND = "p2p-dtfm reproduce --quick --out DIR"
+COMMAND = "p2p-dtfm reproduce --out DIR"
+
+
+class Kind(StrEnum):
+    """How a figure came about."""
+
+    PUBLISHED = "published"
+    """By the paper's authors, measured on their machines."""
+    SIMULATED = "simulated"
+    """A step played in virtual time by the simulator."""
+    PREDICTED = "predicted"
+    """By the planner's own cost model, before anything was played."""
+    MEASURED_HERE = "measured here"
+    """By a clock of the machine that made the row."""
+
+
+class Chart(StrEnum):
+    """The page's chapters that have bars."""
+
+    TABLE = "table"
+    SCHEDULER = "scheduler"
+    SCALE = "scale"
+
+
+class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One figure."""
+
+    chart: Chart
+    case: str
+    layers: int
+    batch: int
+    system: str
+    kind: Kind
+    source: str
+    """A publication, or the command that gives this figure again."""
+    seconds: float
+    pflops: float | None = None
+    peers: int = 64
+    cached: bool = False
+    """Whether it was computed at the time of `made`, and comes along with the program."""
+
+
+class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a search came down, in one seed."""
+
+    case: str
+    method: str
+    seed: int
+    kind: Kind
+    source: str
+    evaluations: list[int]
+    seconds: list[float]
+    total_s: list[float]
+    """The paper's cost of the best found so far."""
+    cached: bool = False
+
+
+class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All that was computed, or came along."""
+
+    bars: list[Bar]
+    curves: list[Curve]
+    quality: dict[str, dict[str, float]]
+    """Of each number of peers: the planned step, over a lower bound, and seconds of planning."""
+
+
+def bars_of(results: Results, chart: Chart) -> list[Bar]:
+    return [bar for bar in results.bars if bar.chart is chart]
+
+
+def command_of(scenario: str, layers: int, batch: int, plan: str, execution: str) -> str:
+    """What a person types for the same figure."""
+    return (
+        f"p2p-dtfm simulate {scenario} --layers {layers} --global-batch {batch} "
+        f"--plan {plan} --execution {execution}"
+        + (f" --link-efficiency {LINK_EFFICIENCY}" if execution == "ours" else "")
+        + (" --stages 8" if plan != "ours" else "")
+    )
+
+
+LINK_EFFICIENCY = 0.85
+"""Fraction of their stated rates that links reach in our own rows; DT-FM's has its fitted one."""

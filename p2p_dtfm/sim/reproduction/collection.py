@@ -1,0 +1,261 @@
+"""All rows: computed now, taken up from a run that was cut short, or come along as cached."""
+
+import json
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.sim.paper.published import SCENARIOS, published_rows, published_source
+from p2p_dtfm.sim.reproduction.bars import (
+    COMMAND,
+    Bar,
+    Chart,
+    Curve,
+    Kind,
+    Results,
+    command_of,
+)
+from p2p_dtfm.sim.reproduction.convergence import CASES, METHODS, SEEDS
+from p2p_dtfm.sim.reproduction.simulated_rows import RUN, dtfm_sequences
+from p2p_dtfm.sim.reproduction.tasks import BATCHES, LAYERS, SCALE, Task, tasks
+from p2p_dtfm.sim.scenario.execution import OURS
+from p2p_dtfm.sim.scenario.files import packaged_configs, read_run_spec, read_scenario
+from p2p_dtfm.sim.scenario.scenario_snapshot import workload_in
+
+CACHED = Path(__file__).with_name("cached_rows.json")
+ROWS_FILE = "rows.jsonl"
+_PROGRAM = Path(__file__).parents[2]
+
+Told = Callable[[int, int, str], None]
+"""Rows done, rows in all, and what comes now."""
+
+
+def program_digest() -> str:
+    """Of what rows depend on: rows that another program made are not taken up."""
+    hashed = blake2b(digest_size=8)
+    places = [_PROGRAM / "core", _PROGRAM / "sim", packaged_configs()]
+    for place in places:
+        for path in sorted(place.rglob("*")):
+            if path.suffix in (".py", ".toml", ".c", ".json") and path != CACHED:
+                hashed.update(path.read_bytes())
+    return hashed.hexdigest()
+
+
+def cached_rows() -> dict[str, Any]:
+    """{"command", "made", "rows"}: rows by their task's key."""
+    rows: dict[str, Any] = json.loads(CACHED.read_bytes())
+    return rows
+
+
+class Collection:
+    """Rows in a directory, one line of JSON each."""
+
+    def __init__(self, directory: Path, quick: bool) -> None:
+        self.directory = directory
+        self.quick = quick
+        self.rows: dict[str, Any] = {}
+        self.from_cache: set[str] = set()
+        self._digest = program_digest()
+
+    def collect(self, told: Told) -> Results:
+        """Raises `UserError` where the directory cannot be written."""
+        wanted = tasks()
+        self._take_up()
+        if self.quick:
+            known = cached_rows()["rows"]
+            for task in wanted:
+                if not task.quick and task.key not in self.rows and task.key in known:
+                    self.rows[task.key] = known[task.key]
+                    self.from_cache.add(task.key)
+        for number, task in enumerate(wanted):
+            told(number, len(wanted), task.told)
+            if task.key not in self.rows:
+                self._keep(task)
+        told(len(wanted), len(wanted), "drawing")
+        return _results(self.rows, self.from_cache)
+
+    def _take_up(self) -> None:
+        try:
+            lines = (self.directory / ROWS_FILE).read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return
+        for line in lines:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue  # cut short while it was written
+            if row.get("program") == self._digest:
+                self.rows[row["key"]] = row["value"]
+
+    def _keep(self, task: Task) -> None:
+        value = self.rows[task.key] = task.make()
+        line = json.dumps({"program": self._digest, "key": task.key, "value": value})
+        try:
+            with (self.directory / ROWS_FILE).open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise UserError(
+                f"cannot write in {self.directory}: {error.strerror}", "choose another --out"
+            ) from error
+
+
+def model_pflop(layers: int, sequences: int) -> float:
+    """10^15 operations of a step: forward once and backward twice that; recomputed ones not."""
+    workload = workload_in(read_scenario(SCENARIOS["1"]), read_run_spec(RUN, layers), OURS)
+    return 3 * layers * workload.block.forward_flops * sequences / 1e15
+
+
+def _results(rows: dict[str, Any], from_cache: set[str]) -> Results:
+    bars = [
+        *_published_bars(),
+        *_simulated_bars(rows, from_cache),
+        *_our_bars(rows, from_cache),
+        *_scheduler_bars(rows, from_cache),
+        *_scale_bars(rows, from_cache),
+    ]
+    quality = {
+        str(count): {name: rows[f"scale {count}"][name] for name in ("step_s", "over_bound")}
+        for count in SCALE
+    }
+    return Results(bars=bars, curves=_curves(rows, from_cache), quality=quality)
+
+
+def _published_bars() -> list[Bar]:
+    return [
+        Bar(
+            chart=Chart.TABLE,
+            case=row.case,
+            layers=row.layers,
+            batch=row.batch,
+            system=row.system,
+            kind=Kind.PUBLISHED,
+            source=published_source(),
+            seconds=row.measured_s,
+            pflops=model_pflop(row.layers, _sequences(row.system, row.layers, row.batch))
+            / row.measured_s,
+        )
+        for row in published_rows()
+    ]
+
+
+def _sequences(system: str, layers: int, batch: int) -> int:
+    return dtfm_sequences(layers, batch) if system.startswith("DT-FM") else batch
+
+
+def _simulated_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
+    systems = {"region": "DT-FM scheduled", "random": "DT-FM random"}
+    return [
+        Bar(
+            chart=Chart.TABLE,
+            case=case,
+            layers=layers,
+            batch=batch,
+            system=f"{system}, simulated",
+            kind=Kind.SIMULATED,
+            source=command_of(SCENARIOS[case], layers, batch, placement, "dtfm"),
+            seconds=rows[key][str(batch)],
+            pflops=model_pflop(layers, dtfm_sequences(layers, batch)) / rows[key][str(batch)],
+            cached=key in from_cache,
+        )
+        for case in SCENARIOS
+        for layers in LAYERS
+        for batch in BATCHES
+        for placement, system in systems.items()
+        for key in [f"dtfm {case} {placement} {layers}"]
+    ]
+
+
+def _our_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
+    made = (
+        ("ours", Kind.SIMULATED, "simulated_s"),
+        ("ours, predicted", Kind.PREDICTED, "predicted_s"),
+    )
+    return [
+        Bar(
+            chart=Chart.TABLE,
+            case=case,
+            layers=layers,
+            batch=batch,
+            system=system,
+            kind=kind,
+            source=command_of(SCENARIOS[case], layers, batch, "ours", "ours"),
+            seconds=rows[key][name],
+            pflops=model_pflop(layers, batch) / rows[key][name],
+            cached=key in from_cache,
+        )
+        for case in SCENARIOS
+        for layers in LAYERS
+        for batch in BATCHES
+        for key in [f"ours {case} {layers} {batch}"]
+        for system, kind, name in made
+    ]  # fmt: skip
+
+
+_PLANS = {
+    "region order": "region",
+    "random ranks": "random",
+    "optimum of DT-FM's cost": "paper",
+    "ours": "ours",
+}
+
+
+def _scheduler_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
+    bars = []
+    layers, batch = LAYERS[0], BATCHES[0]
+    for case, scenario in SCENARIOS.items():
+        key, own = f"scheduler {case}", f"ours {case} {layers} {batch}"
+        for system, seconds in (rows[key] | {"ours": rows[own]["simulated_s"]}).items():
+            plan = _PLANS.get(system)
+            bars.append(
+                Bar(
+                    chart=Chart.SCHEDULER,
+                    case=case,
+                    layers=layers,
+                    batch=batch,
+                    system=system,
+                    kind=Kind.SIMULATED,
+                    source=command_of(scenario, layers, batch, plan, "ours") if plan else COMMAND,
+                    seconds=seconds,
+                    pflops=model_pflop(layers, batch) / seconds,
+                    cached=(own if system == "ours" else key) in from_cache,
+                )
+            )
+    return bars
+
+
+def _scale_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
+    return [
+        Bar(
+            chart=Chart.SCALE,
+            case="large",
+            layers=24,
+            batch=batch,
+            system="planning",
+            kind=Kind.MEASURED_HERE,
+            source=COMMAND,
+            seconds=rows[f"scale {count}"]["planned_s"],
+            peers=count,
+            cached=f"scale {count}" in from_cache,
+        )
+        for count, batch in SCALE.items()
+    ]
+
+
+def _curves(rows: dict[str, Any], from_cache: set[str]) -> list[Curve]:
+    return [
+        Curve(
+            case=case,
+            method=method,
+            seed=seed,
+            kind=Kind.MEASURED_HERE,
+            source=COMMAND,
+            cached=key in from_cache,
+            **rows[key],
+        )
+        for case in CASES
+        for method in METHODS
+        for seed in range(SEEDS)
+        for key in [f"curve {case} {method} {seed}"]
+    ]

@@ -111,9 +111,8 @@ def losses_of_transformers(home: Path, model: PreTrainedModel, steps: int) -> li
 @pytest.mark.parametrize("case", ["llama3", "qwen3, biases"])
 def test_two_by_two_daemons_train_as_transformers_does(case: str, tmp_path: Path) -> None:
     """Grouped queries and stretched positions; one daemon is killed, and another one joins."""
-    model = made(
-        case, vocab_size=256, hidden_size=128, intermediate_size=352, max_position_embeddings=128
-    )
+    sizes = {"hidden_size": 128, "intermediate_size": 352, "head_dim": 32}
+    model = made(case, vocab_size=256, max_position_embeddings=128, **sizes)
     for parameter in model.parameters():
         parameter.data.mul_(0.4)
     model.save_pretrained(tmp_path / "hf")
@@ -141,7 +140,7 @@ def test_two_by_two_daemons_train_as_transformers_does(case: str, tmp_path: Path
 @pytest.mark.nightly
 def test_a_tied_head_stays_tied_through_a_join_a_leave_and_a_kill(tmp_path: Path) -> None:
     """Three daemons with all layers each; the last two end with the same bits in both places."""
-    steps = 60
+    steps, compared = 600, 60
     model = made("qwen3", vocab_size=256, max_position_embeddings=64, tie_word_embeddings=True)
     model.save_pretrained(tmp_path / "hf")
     training = Training("python-standard-library", steps, 16, 2, 1e-3)
@@ -168,7 +167,7 @@ def test_a_tied_head_stays_tied_through_a_join_a_leave_and_a_kill(tmp_path: Path
             assert torch.equal(of_embedding[:elements], of_head[-elements:])
     expected = losses_of_transformers(founder.home, model, steps)
     measured = losses(founder)
-    assert max(abs(measured[n] - expected[n]) for n in measured) < 1e-4
+    assert max(abs(measured[n] - expected[n]) for n in range(compared)) < 1e-4
     assert expected[-1] < expected[0] - 0.05
 
 

@@ -1,13 +1,17 @@
 """Link use: how much of a long, fast link the bulk plane fills, and whether shaped links equal it.
 
     python -m benchmarks.links --wanem PATH/wanem.c [--quick] [--json]
+    python -m benchmarks.links --loopback [--quick] [--json]
 
 A real network: `wanem` (one C file; also by the variable P2P_DTFM_WANEM) carries packets between
 two network namespaces with the link's latency and rate. It needs root, /dev/net/tun, gcc and ip;
 where one is missing, this says so and ends with code 0. The transfer that counts is made three
 times, each with daemons and connections of its own, and the median counts. The same transfer then
 runs on loopback over shaped links with the same figures. Lower bound beside each figure: the link's
-own rate; and what a plain TCP connection carries over the same network, warm, in the same run. With
+own rate; and what a plain TCP connection carries over the same network, warm, in the same run.
+Frames go by direct lines, but over shaped links, which are held to in libp2p's streams. With
+`--loopback` there is no network: what one lane carries here at most and what each gigabyte costs,
+both ends and their p2pd together, by a direct line and through libp2p. With
 `--json` each transfer also says what it carried in every two seconds from its beginning.
 """
 
@@ -32,6 +36,7 @@ import psutil
 from benchmarks.wide_area import Missing, tell_skipped, wide_area
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer, Shaper
 from p2p_dtfm.net.streams.bulk import BulkPlane
@@ -42,6 +47,8 @@ ONE_WAY_MS = 50.0
 RATE_MBPS = 1000.0
 LINK_BYTES_PER_S = RATE_MBPS * 1e6 / 8
 TARGET = 0.85
+LOOPBACK_BYTES_PER_S = 1.2e9
+LOOPBACK_S_PER_GB = 1.6
 FRAME_BYTES = 4 << 20
 MTU = 9000
 RUN_DIGEST = "00" * 32
@@ -74,9 +81,14 @@ def _complain(sender: str, fault: PeerFault) -> None:
     print(f"fault: {fault}", file=sys.stderr)
 
 
-async def _receive(folder: Path, ip: str, shape: str) -> None:
+def _lines(host: Host, ip: str, direct: bool) -> DirectLines | None:
+    return DirectLines(host, RUN_DIGEST, [f"/ip4/{ip}/tcp/0"]) if direct else None
+
+
+async def _receive(folder: Path, ip: str, shape: str, direct: bool) -> None:
     host = await _start_host(folder, ip, shape)
-    plane = BulkPlane(host, RUN_DIGEST, BulkListeners(lambda *frame: None, _complain))
+    listeners = BulkListeners(lambda *frame: None, _complain)
+    plane = BulkPlane(host, RUN_DIGEST, listeners, lines=_lines(host, ip, direct))
     await plane.ready()
     print((await host.addresses())[0], flush=True)
     await asyncio.to_thread(sys.stdin.read)
@@ -85,12 +97,21 @@ async def _receive(folder: Path, ip: str, shape: str) -> None:
 
 
 async def _send(
-    folder: Path, ip: str, shape: str, to: str, stripes: int, warm_s: float, measured_s: float
+    folder: Path,
+    ip: str,
+    shape: str,
+    direct: bool,
+    to: str,
+    stripes: int,
+    warm_s: float,
+    measured_s: float,
 ) -> None:
     host = await _start_host(folder, ip, shape, (to,))
     peer_id = to.rsplit("/", 1)[1]
     listeners = BulkListeners(lambda *frame: None, _complain)
-    plane = BulkPlane(host, RUN_DIGEST, listeners, BulkLimits(most_stripes=stripes))
+    limits = BulkLimits(most_stripes=stripes)
+    plane = BulkPlane(host, RUN_DIGEST, listeners, limits, _lines(host, ip, direct))
+    await plane.ready()
     payload, sent = bytes(FRAME_BYTES), 0
     computed_before = processor_s(os.getpid())
 
@@ -125,6 +146,7 @@ async def _send(
         "bytes_per_s": round(rate),
         "each_2_s_bytes_per_s": spans,
         "stripes": plane.stripe_count(peer_id, "reduce"),
+        "direct": plane.is_direct(peer_id, "reduce"),
         "burst_s": round(time.monotonic() - began_s, 3),
         "burst_bytes": burst * FRAME_BYTES,
         "estimate_bytes_per_s": plane.link_estimate(peer_id),
@@ -311,14 +333,56 @@ def measure(source: Path | None, quick: bool, repeats: int = REPEATS) -> list[di
     return rows
 
 
+def measure_loopback(quick: bool) -> list[dict[str, Any]]:
+    """What one lane carries on this machine, both ways of doing it."""
+    loopback, times = ("127.0.0.1", "127.0.0.1"), ["--warm-s", "2"]
+    times += ["--measured-s", "3" if quick else "10"]
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="p2p-dtfm-links-") as name:
+        for way, more in (("direct line", ()), ("libp2p", ("--no-direct-lines",))):
+            result = _transfer(Path(name) / way[0], ("", ""), loopback, *times, *more)
+            rows.append({"transfer": f"one lane, {way}, loopback", **result})
+    return rows
+
+
+def report_loopback(rows: list[dict[str, Any]], as_json: bool) -> int:
+    """Print; 0 if the targets are met."""
+    for row in rows:
+        row["processor_s_per_gb"] = _processor_s_per_gb(row)
+    direct = rows[0]
+    met = (
+        direct["direct"]
+        and direct["bytes_per_s"] >= LOOPBACK_BYTES_PER_S
+        and direct["processor_s_per_gb"] <= LOOPBACK_S_PER_GB
+    )
+    if as_json:
+        targets = {"bytes_per_s": LOOPBACK_BYTES_PER_S, "processor_s_per_gb": LOOPBACK_S_PER_GB}
+        print(json.dumps({"transfers": rows, "target": targets, "met": met}))
+        return 0 if met else 1
+    for row in rows:
+        print(
+            f"{row['transfer']:32s} {row['bytes_per_s'] / 1e6:7.0f} MB/s "
+            f"{row['processor_s_per_gb']:6.2f} s of processor for each GB"
+        )
+    print(
+        f"target {LOOPBACK_BYTES_PER_S / 1e6:.0f} MB/s and {LOOPBACK_S_PER_GB:g} s: "
+        f"{'met' if met else 'MISSED'}"
+    )
+    return 0 if met else 1
+
+
+def _processor_s_per_gb(row: dict[str, Any]) -> float:
+    parts = [*row["sender_s"].values(), *row["receiver_s"].values()]
+    return round(sum(parts) / row["all_bytes"] * 1e9, 2)
+
+
 def report(rows: list[dict[str, Any]], as_json: bool) -> int:
     """Print; 0 if the target is met."""
     for row in rows:
         row["link_use"] = round(row["bytes_per_s"] / LINK_BYTES_PER_S, 3)
         row["over_tcp"] = round(row["bytes_per_s"] / rows[0]["bytes_per_s"], 3)
         if "all_bytes" in row:
-            parts = [*row["sender_s"].values(), *row["receiver_s"].values()]
-            row["processor_s_per_gb"] = round(sum(parts) / row["all_bytes"] * 1e9, 2)
+            row["processor_s_per_gb"] = _processor_s_per_gb(row)
         if "burst_s" in row:
             ideal_s = row["burst_bytes"] / LINK_BYTES_PER_S + 2 * ONE_WAY_MS / 1000
             row["burst_over_ideal"] = round(row["burst_s"] / ideal_s, 2)
@@ -365,6 +429,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="of the transfer that counts")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--loopback", action="store_true", help="one lane without a network")
+    parser.add_argument("--no-direct-lines", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--role", default="", help=argparse.SUPPRESS)
     parser.add_argument("--home", type=Path, default=Path(), help=argparse.SUPPRESS)
     parser.add_argument("--ip", default="", help=argparse.SUPPRESS)
@@ -375,12 +441,14 @@ def main() -> int:
     parser.add_argument("--measured-s", type=float, default=3.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role == "receive":
-        asyncio.run(_receive(options.home, options.ip, options.shape))
+        direct = not options.no_direct_lines
+        asyncio.run(_receive(options.home, options.ip, options.shape, direct))
     elif options.role == "send":
         work = _send(
             options.home,
             options.ip,
             options.shape,
+            not options.no_direct_lines,
             options.to,
             options.stripes,
             options.warm_s,
@@ -391,6 +459,8 @@ def main() -> int:
         _receive_tcp(options.ip)
     elif options.role == "send-tcp":
         _send_tcp(options.to, options.warm_s, options.measured_s)
+    elif options.loopback:
+        return report_loopback(measure_loopback(options.quick), options.json)
     else:
         try:
             rows = measure(options.wanem, options.quick, options.repeats)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.reduction_values import ELEMENTS, PEERS, processor_s, say, values_of
 from p2p_dtfm.net.libp2p.host import Host, Writer
-from p2p_dtfm.net.streams.bulk import widen
+from p2p_dtfm.net.streams.wire import widen
 
 BYTES = 2 * 4 * ELEMENTS // PEERS
 """To each other peer."""

@@ -15,6 +15,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.run_spec import CodecSpec, parse_run_spec
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.segment_exchange import exchange
+from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkListeners
@@ -74,10 +75,11 @@ class _Frames:
         return self._held[key]
 
 
-async def _our_peer(number: int, folder: Path) -> None:
+async def _our_peer(number: int, folder: Path, direct: bool) -> None:
     host = await Host.start(folder / f"{number}.key", ["/ip4/127.0.0.1/tcp/0"])
     frames, compute = _Frames("fp32"), Compute()
-    plane = BulkPlane(host, RUN_DIGEST, BulkListeners(frames.arrived, _complain))
+    lines = DirectLines(host, RUN_DIGEST, ["/ip4/127.0.0.1/tcp/0"]) if direct else None
+    plane = BulkPlane(host, RUN_DIGEST, BulkListeners(frames.arrived, _complain), lines=lines)
     frames.plane = await plane.ready()
     say(address=(await host.addresses())[0])
     addresses = json.loads(await asyncio.to_thread(sys.stdin.readline))
@@ -116,4 +118,4 @@ def _complain(sender: str, fault: PeerFault) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_our_peer(int(sys.argv[1]), Path(sys.argv[2])))
+    asyncio.run(_our_peer(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "direct"))

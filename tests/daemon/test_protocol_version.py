@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "7989826f2c3e2770609c666a9f0f9d5f93565bf5ea22d1d3ad5cbbf77cb21400"}
+SAID = {2: "68eeb4887b71fe2195763ca2a5271b387d6e7c0e6c5665be9c0ceebdb00b55e7"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

@@ -15,6 +15,7 @@ from p2p_dtfm.daemon.step.mailbox import Mailbox
 from p2p_dtfm.daemon.step.stage_tools import StageLinks, StagePlace, StageTools
 from p2p_dtfm.daemon.step.step_engine import StepEngine
 from p2p_dtfm.daemon.step.step_frames import StepFrames
+from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkListeners
@@ -24,6 +25,7 @@ from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
 from tests.e2e.helpers import DEADLINE_S
 
 VIEW = ViewId(1, "0" * 64)
+LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 
 
 @dataclass
@@ -52,16 +54,14 @@ class EnginePeer:
 
 @contextlib.asynccontextmanager
 async def engine_peers(
-    count: int, directory: Path, spec: RunSpec
+    count: int, directory: Path, spec: RunSpec, direct: bool = False
 ) -> AsyncIterator[list[EnginePeer]]:
-    """Connected peers, sorted by peer id."""
+    """Connected peers, sorted by peer id; their lanes take direct lines, or libp2p only."""
     peers: list[EnginePeer] = []
     first: list[str] = []
     async with contextlib.AsyncExitStack() as stack:
         for number in range(count):
-            host = await Host.start(
-                directory / f"{number}.key", ["/ip4/127.0.0.1/tcp/0"], initial_peers=first[:1]
-            )
+            host = await Host.start(directory / f"{number}.key", LISTEN, initial_peers=first[:1])
             stack.push_async_callback(host.close)
             for address in first:
                 peer_id = address.rsplit("/", 1)[1]
@@ -77,6 +77,7 @@ async def engine_peers(
                 BulkListeners(
                     peer.on_frame, lambda sender, fault, faults=faults: faults.append(fault)
                 ),
+                lines=DirectLines(host, spec.digest(), LISTEN) if direct else None,
             )
             peer.bulk = await bulk.ready()
             stack.push_async_callback(bulk.close)

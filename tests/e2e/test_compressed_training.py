@@ -47,7 +47,7 @@ class Wire:
             self.bytes[key] = self.bytes.get(key, 0) + len(payload)
             deliver(sender, header, payload)
 
-        peer.bulk._listeners = replace(peer.bulk._listeners, frame=seen)
+        peer.bulk._incoming.listeners = replace(peer.bulk._incoming.listeners, frame=seen)
 
 
 async def train(peers: list[EnginePeer], plan: Plan, spec: RunSpec) -> list[float]:

@@ -1,9 +1,12 @@
 """A swarm goes on from given weights: peers fetch them by hash, and train as one machine would."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.home import Home
@@ -12,14 +15,17 @@ from p2p_dtfm.testbed.local_swarm import LocalSwarm
 from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
 from p2p_dtfm.train.data.tokenizer import ByteTokenizer
 from p2p_dtfm.train.hugging_face.export import export_hugging_face
-from p2p_dtfm.train.hugging_face.gpt2_import import Training, import_hugging_face
-from p2p_dtfm.train.model.checkpoint import read_manifest, save_layers
+from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
+from p2p_dtfm.train.model.checkpoint import load_layer, read_manifest, save_layers
+from p2p_dtfm.train.model.gpt import token_loss_sum
 from p2p_dtfm.train.model.initial_state import initial_layer_path, initial_layer_state
-from p2p_dtfm.train.model.reference import ReferenceRun
+from p2p_dtfm.train.model.optimizer import learning_rate
+from p2p_dtfm.train.model.reference import ReferenceRun, torch_adam_w
 from p2p_dtfm.train.stage.batches import Batches
-from tests.e2e.helpers import DEADLINE_S
+from tests.e2e.helpers import DEADLINE_S, step_of, wait_until
 from tests.e2e.test_daemons import losses
 from tests.models.conftest import make_spec, random_states
+from tests.models.families import made
 
 STEPS = 12
 
@@ -37,16 +43,21 @@ def imported_run(directory: Path) -> Path:
     return directory / "new" / "run.toml"
 
 
-def expected_losses(home: Path, initial: Path, steps: int) -> list[float]:
-    """Those of the plain loop from the same weights."""
-    torch.set_num_threads(1)
+def run_in(home: Path, steps: int) -> tuple[RunSpec, Dataset]:
+    """What a home trained for so many steps, as its last checkpoint says."""
     manifest_path = next(home.glob(f"runs/*/checkpoints/step-{steps:08d}/manifest.json"))
     spec: RunSpec = read_manifest(manifest_path.parent).spec()
     blobs = BlobStore(Home(home).run_directory(spec.digest()) / "blobs")
     path = blobs.path(spec.data.manifest)
     assert path is not None
     manifest = parse_manifest(path.read_bytes(), spec.data.manifest)
-    dataset = Dataset(manifest, blobs.path, spec.model.context)
+    return spec, Dataset(manifest, blobs.path, spec.model.context)
+
+
+def expected_losses(home: Path, initial: Path, steps: int) -> list[float]:
+    """Those of the plain loop from the same weights."""
+    torch.set_num_threads(1)
+    spec, dataset = run_in(home, steps)
     reference = ReferenceRun(spec, Batches(dataset, spec))
     for layer, module in enumerate(reference.model):
         state = initial_layer_state(spec, layer, initial_layer_path(initial, layer))
@@ -71,6 +82,94 @@ def test_two_peers_go_on_from_an_imported_model(tmp_path: Path) -> None:
         assert max(abs(measured[n] - expected[n]) for n in range(STEPS)) < 1e-4
     blobs = {path.name for path in joiner.home.glob("runs/*/blobs/*")}
     assert read_run_spec(run).model.initial in blobs, "the joiner fetched the weights by hash"
+
+
+def losses_of_transformers(home: Path, model: PreTrainedModel, steps: int) -> list[float]:
+    """Those of transformers' own model under torch's AdamW, on the run's data."""
+    torch.set_num_threads(1)
+    spec, dataset = run_in(home, steps)
+    batch = Batches(dataset, spec)
+    optimizer = torch_adam_w(spec, model)
+    found = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_sum = 0.0
+        for microbatch in range(spec.microbatches_per_step):
+            inputs, targets = batch(step, microbatch)
+            loss = token_loss_sum(model(inputs).logits, targets) / spec.tokens_per_step
+            loss.backward()
+            loss_sum += loss.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), spec.optimizer.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(spec, step)
+        optimizer.step()
+        found.append(loss_sum)
+    return found
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", ["llama3", "qwen3, biases"])
+def test_two_by_two_daemons_train_as_transformers_does(case: str, tmp_path: Path) -> None:
+    """Grouped queries and stretched positions; one daemon is killed, and another one joins."""
+    model = made(
+        case, vocab_size=256, hidden_size=128, intermediate_size=352, max_position_embeddings=128
+    )
+    for parameter in model.parameters():
+        parameter.data.mul_(0.4)
+    model.save_pretrained(tmp_path / "hf")
+    training = Training("python-standard-library", 20, 32, 4, 1e-3)
+    import_hugging_face(tmp_path / "hf", tmp_path / "new", "", training)
+    run = tmp_path / "new" / "run.toml"
+    half = ["--memory-gib", "0.012"]
+    with LocalSwarm(tmp_path, ["--threads", "1", "--exit-when-done"]) as swarm:
+        founder, address = swarm.found(["--run", str(run), "--expect-peers", "4", *half])
+        others = [swarm.join(address, half) for _ in range(3)]
+        wait_until(lambda: step_of(founder) >= 4, "four steps")
+        layers = [tuple(child.status()["layers"]) for child in swarm.children]
+        assert sorted(layers) == [(0, 1), (0, 1), (2, 3), (2, 3)]
+        os.kill(others[0].process.pid, signal.SIGKILL)
+        joiner = swarm.join(address, half)
+        for child in (founder, *others[1:], joiner):
+            assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
+    expected = losses_of_transformers(founder.home, model, 20)
+    measured = losses(founder)
+    assert sorted(measured) == list(range(20))
+    assert max(abs(measured[n] - expected[n]) for n in range(20)) < 1e-4
+    assert expected[-1] < expected[0] - 0.05
+
+
+@pytest.mark.nightly
+def test_a_tied_head_stays_tied_through_a_join_a_leave_and_a_kill(tmp_path: Path) -> None:
+    """Three daemons with all layers each; the last two end with the same bits in both places."""
+    steps = 60
+    model = made("qwen3", vocab_size=256, max_position_embeddings=64, tie_word_embeddings=True)
+    model.save_pretrained(tmp_path / "hf")
+    training = Training("python-standard-library", steps, 16, 2, 1e-3)
+    import_hugging_face(tmp_path / "hf", tmp_path / "new", "", training)
+    run = tmp_path / "new" / "run.toml"
+    with LocalSwarm(tmp_path, ["--threads", "1", "--exit-when-done"]) as swarm:
+        founder, address = swarm.found(["--run", str(run), "--expect-peers", "3"])
+        leaver, victim = swarm.join(address), swarm.join(address)
+        wait_until(lambda: step_of(founder) >= 5, "five steps")
+        assert tuple(founder.status()["layers"]) == (0, 1, 2, 3)
+        os.kill(victim.process.pid, signal.SIGKILL)
+        wait_until(lambda: step_of(founder) >= 15, "they go on")
+        joiner = swarm.join(address)
+        leaver.process.send_signal(signal.SIGTERM)
+        for child in (founder, joiner):
+            assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
+    for child in (founder, joiner):
+        [checkpoint] = child.home.glob(f"runs/*/checkpoints/step-{steps:08d}")
+        embedding, head = load_layer(checkpoint, 0), load_layer(checkpoint, 3)
+        elements = 256 * 24
+        for of_embedding, of_head in zip(
+            embedding.seen_from_cpu().parts, head.seen_from_cpu().parts, strict=True
+        ):
+            assert torch.equal(of_embedding[:elements], of_head[-elements:])
+    expected = losses_of_transformers(founder.home, model, steps)
+    measured = losses(founder)
+    assert max(abs(measured[n] - expected[n]) for n in measured) < 1e-4
+    assert expected[-1] < expected[0] - 0.05
 
 
 def test_a_run_spec_without_its_weights_is_refused(tmp_path: Path) -> None:

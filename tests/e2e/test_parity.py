@@ -86,10 +86,45 @@ def assert_replicas_are_equal(peers: list[EnginePeer], plan: Plan) -> None:
         assert len(digests) == 1, f"replicas of layer {layer} differ"
 
 
-@pytest.mark.parametrize("stage_counts", [(1,), (2,), (2, 2), (2, 1)], ids=str)
-def test_the_loss_equals_the_plain_loop(stage_counts: tuple[int, ...], tmp_path: Path) -> None:
+def assert_lanes_are_direct(peers: list[EnginePeer]) -> None:
+    lanes = [(peer, to, lane) for peer in peers for to, lane in peer.bulk._outgoing]
+    assert lanes and all(peer.bulk.is_direct(to, lane) for peer, to, lane in lanes)
+
+
+@pytest.mark.parametrize(
+    ("stage_counts", "direct"),
+    [((1,), False), ((2,), False), ((2, 2), True), ((2, 1), False)],
+    ids=str,
+)
+def test_the_loss_equals_the_plain_loop(
+    stage_counts: tuple[int, ...], direct: bool, tmp_path: Path
+) -> None:
     torch.set_num_threads(1)
     spec = run_spec()
+    expected = list(ReferenceRun(spec, synthetic_batch(spec)).losses(STEPS))
+
+    async def run() -> list[float]:
+        async with engine_peers(sum(stage_counts), tmp_path, spec, direct) as peers:
+            plan = even_plan([peer.host.peer_id for peer in peers], stage_counts, spec)
+            losses = await train(peers, plan, spec)
+            assert_replicas_are_equal(peers, plan)
+            assert not any(peer.faults for peer in peers)
+            if direct:
+                assert_lanes_are_direct(peers)
+            return losses
+
+    losses = asyncio.run(run())
+    differences = [abs(a - b) for a, b in zip(losses, expected, strict=True)]
+    assert max(differences) < TOLERANCE, differences
+    assert expected[-1] < expected[0], "the plain loop itself must learn"
+
+
+@pytest.mark.parametrize("stage_counts", [(1,), (1, 1)], ids=str)
+def test_a_tied_head_stays_the_embedding(stage_counts: tuple[int, ...], tmp_path: Path) -> None:
+    """Norms count the matrix once, and both copies are the same bits at every peer."""
+    torch.set_num_threads(1)
+    model = {"layers": 2, "width": 32, "heads": 2, "context": 16, "vocabulary": 256}
+    spec = run_spec(model=model | {"tied_head": True}, optimizer={"peak_learning_rate": 1e-2})
     expected = list(ReferenceRun(spec, synthetic_batch(spec)).losses(STEPS))
 
     async def run() -> list[float]:
@@ -97,10 +132,11 @@ def test_the_loss_equals_the_plain_loop(stage_counts: tuple[int, ...], tmp_path:
             plan = even_plan([peer.host.peer_id for peer in peers], stage_counts, spec)
             losses = await train(peers, plan, spec)
             assert_replicas_are_equal(peers, plan)
-            assert not any(peer.faults for peer in peers)
+            for peer in peers:
+                embedding, *_, head = peer.engine.states.values()
+                ends = embedding.parameters[: 256 * 32], head.parameters[-256 * 32 :]
+                assert torch.equal(*ends) and ends[0].std() > 0.03, "it has moved, as one"
             return losses
 
     losses = asyncio.run(run())
-    differences = [abs(a - b) for a, b in zip(losses, expected, strict=True)]
-    assert max(differences) < TOLERANCE, differences
-    assert expected[-1] < expected[0], "the plain loop itself must learn"
+    assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < TOLERANCE

@@ -107,7 +107,7 @@ def test_a_sender_that_stops_inside_a_frame_loses_its_stream(tmp_path: Path) -> 
             await b.plane.ready()
             await a.send(two.peer_id, "forward", _header(4), bytes(4))
             await a.flush(two.peer_id, "forward")
-            a._outgoing[two.peer_id, "forward"].stripes[0].writer.write(b"DTFM")
+            a._outgoing[two.peer_id, "forward"].stripes[0].wire.writer.write(b"DTFM")
             await until(lambda: b.lost == [(one.peer_id, "forward")], "the stall is noticed")
             assert not b.faults, "a slow link is no fault"
 
@@ -199,7 +199,9 @@ def test_a_frame_of_impossible_size_costs_the_connection(tmp_path: Path) -> None
             from p2p_dtfm.core.protocol.canonical import encode
 
             body = encode(msgspec.structs.replace(header, payload_bytes=1 << 40))
-            stream.stripes[0].writer.write(b"DTFM\x01\x00" + len(body).to_bytes(2, "big") + body)
+            stream.stripes[0].wire.writer.write(
+                b"DTFM\x01\x00" + len(body).to_bytes(2, "big") + body
+            )
             await until(lambda: bool(b.faults), "the receiver reports it")
             assert "more than the limit" in b.faults[0][1].cause
             await until(lambda: stream.failure is not None, "the sender hears of it")

@@ -94,7 +94,7 @@ def test_large_and_small_frames_arrive_whole_over_many_streams(tmp_path: Path) -
             )
             assert lane.unacknowledged_bytes == 0
             assert all(stripe.load_bytes == 0 for stripe in lane.stripes)
-            (incoming,) = b.plane._incoming.values()
+            (incoming,) = b.plane._incoming.lanes.values()
             assert incoming.reassembly.held_bytes == 0
 
     run(scenario())
@@ -119,7 +119,7 @@ def test_a_receiver_that_waits_bounds_what_is_out_over_all_streams(tmp_path: Pat
             flooding = asyncio.create_task(flood())
             await until(lambda: bool(sent), "the first frame is written")
             await asyncio.wait({flooding}, timeout=0.5)
-            (incoming,) = b.plane._incoming.values()
+            (incoming,) = b.plane._incoming.lanes.values()
             assert not flooding.done()
             assert incoming.reassembly.held_bytes <= 4 * MIB
             assert lane.unacknowledged_bytes <= 4 * MIB

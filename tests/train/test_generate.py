@@ -4,11 +4,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import torch
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
-from p2p_dtfm.train.model.checkpoint import save_layers
-from p2p_dtfm.train.model.generate import _whole_characters, generate, stream
+from p2p_dtfm.train.model.checkpoint import load_layer, save_layers
+from p2p_dtfm.train.model.generate import (
+    _Continuation,
+    _whole_characters,
+    generate,
+    stream,
+    whole_checkpoint,
+)
 from p2p_dtfm.train.model.layer_state import LayerState
 
 
@@ -38,6 +45,24 @@ def test_equal_arguments_give_equal_text(checkpoints: Path) -> None:
     assert "".join(stream(checkpoints, Bytes(), "def ", 40, 1.0, 1)) == texts[0]
     cold = {generate(checkpoints, Bytes(), "def ", 5, 0.0, seed) for seed in (1, 2)}
     assert len(cold) == 1, "at temperature 0 nothing is left to chance"
+
+
+def test_text_is_that_of_the_whole_window_before_each_token(checkpoints: Path) -> None:
+    """Also beyond the context of 12 tokens, where positions move."""
+    directory = whole_checkpoint(checkpoints)
+    modules = [load_layer(directory, layer).module for layer in range(5)]
+    for module in modules:
+        for parameter in module.parameters():
+            parameter.data.mul_(8.0)
+    written = list(b"def ")
+    model = _Continuation(modules, 12)
+    for _ in range(20):
+        with torch.no_grad():
+            expected = torch.nn.Sequential(*modules)(torch.tensor([written[-12:]]))[0, -1]
+        found = model.logits(written)
+        assert (found - expected).abs().max() < 1e-4
+        written.append(int(expected.argmax()))
+    assert len(set(written[4:])) > 1
 
 
 def test_prompts_may_be_empty_or_longer_than_the_context(checkpoints: Path) -> None:

@@ -22,22 +22,42 @@ def export(
     out: Annotated[Path, typer.Option(help="A new directory (hf) or file (safetensors).")],
     checkpoint: Annotated[
         Path | None,
-        typer.Argument(help="A checkpoint directory; default: the newest whole one of this home."),
+        typer.Argument(
+            help="A checkpoint directory, or one that import made; default: the newest whole "
+            "checkpoint of this home."
+        ),
     ] = None,
     form: Annotated[
         ExportFormat, typer.Option("--format", help="For transformers, or one file of tensors.")
     ] = ExportFormat.HF,
+    imported: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer-of",
+            help="A directory that import made: the tokenizer's files and special tokens of the "
+            "model that the run began with go along.",
+        ),
+    ] = None,
     home: HomeOption = None,
 ) -> None:
     """Write the trained model for use elsewhere."""
-    from p2p_dtfm.train.hugging_face.export import export_hugging_face, export_safetensors
-    from p2p_dtfm.train.model.checkpoint import read_manifest
+    from p2p_dtfm.train.hugging_face.export import (
+        export_hugging_face,
+        export_safetensors,
+        is_imported,
+        model_in,
+    )
+    from p2p_dtfm.train.hugging_face.families import CLASSES, family_of
     from p2p_dtfm.train.model.generate import whole_checkpoint
 
-    directory = whole_checkpoint(checkpoint or newest_checkpoint(home))
-    manifest = read_manifest(directory)
+    comes_from_import = checkpoint is not None and is_imported(checkpoint)
+    if checkpoint is not None and comes_from_import:
+        directory = checkpoint
+    else:
+        directory = whole_checkpoint(checkpoint or newest_checkpoint(home))
+    model = model_in(directory)
     tokenizer = None
-    if form is ExportFormat.HF:
+    if form is ExportFormat.HF and not comes_from_import:
         try:
             tokenizer = tokenizer_of(directory)
         except UserError as error:
@@ -48,17 +68,20 @@ def export(
             tell(done_bytes, total_bytes, "writing")
 
         if form is ExportFormat.HF:
-            export_hugging_face(directory, out, tokenizer, progress)
+            export_hugging_face(directory, out, tokenizer, progress, imported)
         else:
             export_safetensors(directory, out, progress)
-    typer.echo(f"the model of {manifest.spec().name} after step {manifest.step} is in {out}")
+    typer.echo(f"the model of {model.spec.name} after step {model.step} is in {out}")
     if form is ExportFormat.HF:
-        typer.echo(f"load it with: transformers.GPT2LMHeadModel.from_pretrained({str(out)!r})")
+        family = CLASSES[family_of(model.spec.model)]
+        typer.echo(f"load it with: transformers.{family}.from_pretrained({str(out)!r})")
 
 
 @app.command(name="import")
 def import_model(
-    directory: Annotated[Path, typer.Argument(help="A GPT-2 in Hugging Face's format.")],
+    directory: Annotated[
+        Path, typer.Argument(help="A GPT-2, Llama or Qwen3 in Hugging Face's format.")
+    ],
     out: Annotated[Path, typer.Option(help="New directory for the run spec and the weights.")],
     data: Annotated[
         str, typer.Option(help="Directory that p2p-dtfm prepare made, with the text to learn.")
@@ -68,16 +91,37 @@ def import_model(
     global_batch: Annotated[int, typer.Option(min=1, help="Sequences in a step.")] = 32,
     microbatch: Annotated[int, typer.Option(min=1, help="Sequences computed at once.")] = 4,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-4,
+    context: Annotated[
+        int | None,
+        typer.Option(min=8, help="Tokens in a sequence, of a model with rotary positions."),
+    ] = None,
+    untie: Annotated[
+        bool,
+        typer.Option(
+            "--untie",
+            help="Give a head that is the token embedding a matrix of its own, so that peers can "
+            "hold parts of the model.",
+        ),
+    ] = False,
 ) -> None:
     """Start a run from a model that is there already: fine-tuning."""
-    from p2p_dtfm.train.hugging_face.gpt2_import import RUN_SPEC_NAME, Training, import_hugging_face
+    from p2p_dtfm.train.hugging_face.model_import import (
+        RUN_SPEC_NAME,
+        Training,
+        import_hugging_face,
+    )
 
     source = data if data == "python-standard-library" else str(Path(data).absolute())
-    training = Training(source, steps, global_batch, microbatch, learning_rate)
+    training = Training(source, steps, global_batch, microbatch, learning_rate, context or 0, untie)
+    notes: list[str] = []
     with progress_of_bytes() as tell:
-        spec = import_hugging_face(
-            directory, out, name, training, lambda done, total: tell(done, total, "importing")
-        )
+
+        def progress(done_bytes: int, total_bytes: int) -> None:
+            tell(done_bytes, total_bytes, "importing")
+
+        spec = import_hugging_face(directory, out, name, training, progress, notes.append)
+    for note in notes:
+        typer.echo(f"note: {note}")
     typer.echo(
         f"{spec.model.layers} blocks of width {spec.model.width}, vocabulary "
         f"{spec.model.vocabulary}, context {spec.model.context}"

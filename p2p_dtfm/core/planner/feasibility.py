@@ -19,6 +19,8 @@ def memory_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
     for peer in range(problem.peer_count):
         if _end_capacity(problem, peer, True, True) >= problem.block_count:
             return (peer,)
+    if problem.one_stage:
+        return None
     for first in firsts:
         for last in lasts:
             if first == last:
@@ -75,6 +77,14 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
     needed = problem.state_bytes(0, problem.layer_count) + problem.saved_bytes(
         0, problem.layer_count
     )
+    most = max(problem.memory_bytes, default=0)
+    if problem.one_stage:
+        return NoPlan(
+            f"the head of this run is its token embedding, so each peer holds the whole model: "
+            f"that needs {gibibytes(needed)} on one peer; the largest of {problem.peer_count} "
+            f"offers {gibibytes(most)}: {gibibytes(needed - most)} more memory is needed",
+            needed - most,
+        )
     peers = "1 peer offers" if problem.peer_count == 1 else f"{problem.peer_count} peers offer"
     if offered < needed:
         return NoPlan(
@@ -82,7 +92,6 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
             f"{gibibytes(needed - offered)} more memory is needed",
             needed - offered,
         )
-    most = max(problem.memory_bytes)
     for name, layer in (
         ("embedding", problem.embedding),
         ("head", problem.head),

@@ -90,7 +90,7 @@ def _counts(peer_count: int) -> list[int]:
 def stage_counts(problem: PlanningProblem, peer_count: int) -> list[int]:
     """All up to 12, then ever farther apart; in large swarms sooner so."""
     spacing = 6 if problem.peer_count <= MANY_PEERS else 2
-    most = min(peer_count, problem.layer_count)
+    most = min(peer_count, problem.most_stages)
     counts, stages = [], 1
     while stages <= most:
         counts.append(stages)

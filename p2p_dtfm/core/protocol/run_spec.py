@@ -3,42 +3,18 @@
 import difflib
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from p2p_dtfm.core.protocol.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.model_spec import ModelSpec, Section, with_preset
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
 
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 ReductionCodec = Literal["fp32", "bf16", "int8", "sparse"]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class ModelSpec(_Section):
-    """A GPT: pre-norm transformer blocks between a token + position embedding and a linear head."""
-
-    layers: int = Field(ge=1, le=1024, description="transformer blocks")
-    width: int = Field(ge=8, le=65536)
-    heads: int = Field(ge=1, le=512)
-    context: int = Field(ge=8, le=1 << 20, description="tokens in a sequence")
-    vocabulary: int = Field(ge=2, le=1 << 24)
-    initial: str = Field(
-        default="",
-        pattern="^([0-9a-f]{64})?$",
-        description="digest of given weights to start from; empty: random ones from the seed",
-    )
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> "ModelSpec":
-        if self.width % self.heads:
-            raise ValueError(f"heads ({self.heads}) must divide width ({self.width})")
-        return self
-
-
-class BatchSpec(_Section):
+class BatchSpec(Section):
     """How many sequences make one step, and how many travel through a pipeline together."""
 
     global_batch: int = Field(ge=1, le=1 << 24, description="sequences in a step")
@@ -53,7 +29,7 @@ class BatchSpec(_Section):
         return self
 
 
-class OptimizerSpec(_Section):
+class OptimizerSpec(Section):
     """AdamW with linear warm-up, cosine decay and clipping of the global norm."""
 
     peak_learning_rate: float = Field(gt=0)
@@ -66,7 +42,7 @@ class OptimizerSpec(_Section):
     clip_norm: float = Field(default=1.0, gt=0)
 
 
-class DataSpec(_Section):
+class DataSpec(Section):
     """Where the tokens come from.
 
     `source` is read by the founder only: "python-standard-library", or the directory that
@@ -78,14 +54,14 @@ class DataSpec(_Section):
     manifest: str = Field(default="", pattern="^([0-9a-f]{64})?$")
 
 
-class EvaluationSpec(_Section):
+class EvaluationSpec(Section):
     """Held-out loss: how often, and on how many sequences."""
 
     every_steps: int = Field(default=50, ge=1)
     sequences: int = Field(default=32, ge=1)
 
 
-class SparseSpec(_Section):
+class SparseSpec(Section):
     """What the codec `sparse` sends: one element in `one_in`, the largest of these, in few bits."""
 
     one_in: int = Field(default=8, ge=1, le=1024, description="one in so many, by chance")
@@ -93,7 +69,7 @@ class SparseSpec(_Section):
     bits: Literal[1, 2, 4, 8] = Field(default=4, description="sign and level of each")
 
 
-class CodecSpec(_Section):
+class CodecSpec(Section):
     """How tensors travel: activations and their gradients between stages, and the reduction.
 
     The plan picks one of those that are allowed for each edge. State, and the gradients that
@@ -108,7 +84,7 @@ class CodecSpec(_Section):
     sparse: SparseSpec = SparseSpec()
 
 
-class SyncSpec(_Section):
+class SyncSpec(Section):
     """When replicas agree on parameters.
 
     `every_step`: gradients are reduced before each optimizer step. `local` (DiLoCo, Douillard et
@@ -122,7 +98,7 @@ class SyncSpec(_Section):
     outer_momentum: float = Field(default=0.9, ge=0, lt=1)
 
 
-class ComputeSpec(_Section):
+class ComputeSpec(Section):
     """How stages compute."""
 
     recompute: Literal["auto", "always", "never"] = Field(
@@ -136,13 +112,20 @@ class ComputeSpec(_Section):
     )
 
 
-class LimitsSpec(_Section):
+class LimitsSpec(Section):
     """What the swarm as a whole asks for."""
 
     min_members: int = Field(default=1, ge=1, le=4096, description="no training below this many")
+    least_gain: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.5,
+        description="a peer that would make the swarm faster by a smaller part than this stays "
+        "spare; 0: everyone that helps trains",
+    )
 
 
-class AdmissionSpec(_Section):
+class AdmissionSpec(Section):
     """Who gets the manifest, the data and the weights of the run."""
 
     mode: Literal["members", "open"] = Field(
@@ -152,14 +135,14 @@ class AdmissionSpec(_Section):
     )
 
 
-class CheckpointSpec(_Section):
+class CheckpointSpec(Section):
     """How often the state is written to disk, and how many states are kept."""
 
     every_steps: int = Field(default=100, ge=1)
     keep: int = Field(default=2, ge=2, description="two, so that a torn one never is the last")
 
 
-class RunSpec(_Section):
+class RunSpec(Section):
     """Everything that decides what the run computes."""
 
     name: str = Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$")
@@ -200,6 +183,15 @@ class RunSpec(_Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _inner_steps_untied(self) -> "RunSpec":
+        if self.sync.mode == "local" and self.model.tied_head:
+            raise ValueError(
+                "model.tied_head and sync.mode local: inner steps are taken layer by layer, and "
+                "the two copies of the matrix would part"
+            )
+        return self
+
     @property
     def microbatches_per_step(self) -> int:
         return self.batch.global_batch // self.batch.microbatch
@@ -215,8 +207,11 @@ class RunSpec(_Section):
     def canonical_bytes(self) -> bytes:
         """Canonical bytes; floats as their shortest decimal text, which reads back exactly."""
         values = self.model_dump(mode="python")
+        values["model"] = self.model.stated()
         if not self.founding:
             del values["founding"]
+        if not self.limits.least_gain:
+            del values["limits"]["least_gain"]
         return encode(_floats_to_text(values))
 
     @property
@@ -249,6 +244,12 @@ def _floats_to_text(value: Any) -> Any:
 
 def parse_run_spec(values: dict[str, Any], origin: str) -> RunSpec:
     """Validate what a configuration file says. Raises `UserError` naming every wrong key."""
+    if isinstance(values.get("model"), dict):
+        try:
+            values = {**values, "model": with_preset(values["model"])}
+        except ValueError as error:
+            fix = f"change model.preset (now {_lookup(values, ['model', 'preset'])!r})"
+            raise UserError(f"{origin}: model.{error}", fix) from error
     try:
         return RunSpec.model_validate(values)
     except ValidationError as error:
@@ -277,7 +278,7 @@ def _known_keys(path: list[str]) -> list[str]:
     section: Any = RunSpec
     for part in path:
         section = section.model_fields[part].annotation
-    return sorted(section.model_fields)
+    return sorted([*section.model_fields, *(["preset"] if section is ModelSpec else [])])
 
 
 def _lookup(values: Any, path: list[str]) -> Any:

@@ -9,7 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
-from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.model_spec import ModelSpec
+from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec
 
 FLOAT_BYTES = 4
 KIBI = 1024
@@ -62,6 +63,14 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     recompute: str = "included"
     """As the run spec says it; "included" where all stages do it, or nothing is known of it: then
     the layers' costs count, and no backward is taken to be split."""
+    inner_steps: int = 0
+    """Of each pipeline in a step, where replicas step alone: the pipeline drains behind each, and
+    what is reduced sets out behind the last. 0: gradients are reduced as they become final."""
+    least_gain_ppm: int = 0
+    """By how many millionths a peer must make the swarm faster, not to be left spare."""
+
+    one_stage: bool = False
+    """Whoever trains holds all layers: the head is the token embedding."""
 
     @property
     def boundary_wire_bytes(self) -> int:
@@ -94,30 +103,29 @@ def workload_of(spec: RunSpec) -> Workload:
     """Derive the workload from the run spec.
 
     Operation counts follow Kaplan et al. 2020, table 1: 2 operations for each parameter of a
-    matrix and token, plus attention scores and their use, 4 * context * width for each token.
-    Saved bytes count what autograd keeps of a block: input, norms, query/key/value, attention
-    output, two residuals and the four-fold hidden layer twice (before and after its
-    non-linearity), about 17 values for each token and channel; attention weights are not kept
-    (fused attention).
+    matrix and token, plus attention scores and their use, 4 * context for each token and channel of
+    the queries.
     """
     model = spec.model
     tokens = spec.batch.microbatch * model.context
     width, vocabulary = model.width, model.vocabulary
-    block_parameters = 12 * width * width + 13 * width
-    block_flops = tokens * (24 * width * width + 4 * model.context * width)
     boundary = tokens * width * FLOAT_BYTES
-    embedding_parameters = (vocabulary + model.context) * width
-    head_parameters = 2 * width + vocabulary * width
+    positions = model.context if model.position == "learned" else 0
     copies = STATE_COPIES + _private_copies(spec)
     return Workload(
         block_count=model.layers,
         microbatch_count=spec.microbatches_per_step,
         evaluation_microbatch_count=spec.evaluation_microbatches,
         boundary_bytes=boundary,
-        embedding=_layer_cost(embedding_parameters, boundary, tokens * width, copies),
-        block=_layer_cost(block_parameters, 17 * boundary, block_flops, copies),
+        embedding=_layer_cost((vocabulary + positions) * width, boundary, tokens * width, copies),
+        block=_layer_cost(
+            block_parameters(model),
+            tokens * saved_values(model) * FLOAT_BYTES,
+            block_flops(model, tokens, model.context),
+            copies,
+        ),
         head=_layer_cost(
-            head_parameters,
+            norm_parameters(model) + vocabulary * width,
             2 * boundary + 3 * tokens * vocabulary * FLOAT_BYTES,
             2 * tokens * width * vocabulary,
             copies,
@@ -126,17 +134,70 @@ def workload_of(spec: RunSpec) -> Workload:
         boundary_bytes_per_kibi=max(
             _fewest_bytes(spec.codecs.activations), _fewest_bytes(spec.codecs.gradients)
         ),
-        gradient_bytes_per_kibi=_gradient_bytes(spec),
+        gradient_bytes_per_kibi=reduced_bytes_per_kibi(spec.codecs, spec.codecs.reduction),
         recompute=spec.compute.recompute,
+        inner_steps=spec.sync.inner_steps if spec.sync.mode == "local" else 0,
+        least_gain_ppm=round(spec.limits.least_gain * 1_000_000),
+        one_stage=model.tied_head,
     )
 
 
-def _gradient_bytes(spec: RunSpec) -> int:
+def block_flops(model: ModelSpec, tokens: int, context: int) -> int:
+    """Operations of a block's forward for `tokens` tokens in sequences of `context`."""
+    return tokens * (2 * _block_matrices(model) + 4 * context * model.query_width)
+
+
+def block_parameters(model: ModelSpec) -> int:
+    """Of a block: matrices, biases and norms."""
+    count = _block_matrices(model) + 2 * norm_parameters(model)
+    if model.attention_bias:
+        count += model.query_width + 2 * model.key_width + model.width
+    if model.feed_forward_bias:
+        count += _hidden_inputs(model) * model.hidden_width + model.width
+    if model.query_key_norm:
+        count += 2 * model.each_head
+    return count
+
+
+def norm_parameters(model: ModelSpec) -> int:
+    """Of one norm over the width: a scale, and LayerNorm's shift."""
+    return model.width * (2 if model.norm == "layer" else 1)
+
+
+def saved_values(model: ModelSpec) -> int:
+    """What autograd keeps of a block for each token.
+
+    Input, two norms, queries, keys and values, attention output, two residuals and the hidden layer
+    before and after its non-linearity: 17 times the width of a GPT-2. A gated one keeps both
+    inputs, the gate after its non-linearity and the product; an RMS norm its quotient as well.
+    Queries and keys that are turned are kept besides. Attention weights are not (fused attention).
+    """
+    norms = 2 if model.norm == "layer" else 4
+    hidden = 2 if model.feed_forward == "gelu" else 4
+    attention = 2 * model.query_width + 2 * model.key_width
+    if model.position == "rope":
+        attention += model.query_width + model.key_width
+    if model.query_key_norm:
+        attention += 2 * (model.query_width + model.key_width)
+    return (3 + norms) * model.width + attention + hidden * model.hidden_width
+
+
+def _block_matrices(model: ModelSpec) -> int:
+    attention = model.width * (2 * model.query_width + 2 * model.key_width)
+    return attention + (_hidden_inputs(model) + 1) * model.width * model.hidden_width
+
+
+def _hidden_inputs(model: ModelSpec) -> int:
+    """Matrices that lead into the hidden layer: SwiGLU has a gate besides."""
+    return 1 if model.feed_forward == "gelu" else 2
+
+
+def reduced_bytes_per_kibi(codecs: CodecSpec, reduction: str) -> int:
     """Of 1024 values in the reduction. `sparse`: one in `one_in` is offered, with a mark of a bit
     if not all of these are kept, and those kept take `bits` each."""
-    if spec.codecs.reduction != "sparse":
-        return CODEC_BYTES_PER_KIBI[spec.codecs.reduction]
-    sparse = spec.codecs.sparse
+    if reduction != "sparse":
+        return CODEC_BYTES_PER_KIBI[reduction]
+    sparse = codecs.sparse
     offered = -(-KIBI // sparse.one_in)
     kept = -(-offered * sparse.keep_percent // 100)
     marks = offered if sparse.keep_percent < 100 else 0

@@ -12,12 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.directory.directory import Directory
 from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.libp2p.port import HostPort
+from p2p_dtfm.net.streams.wire import Lines
 from p2p_dtfm.train.stage.emulated import EmulatedStageRunner, emulated_flops_per_s
 from p2p_dtfm.train.stage.measure import measure_device, select_device
 from p2p_dtfm.train.stage.stage_runner import StageRunner
@@ -46,6 +51,10 @@ class World(Protocol):
         """Raises `UserError`."""
         ...
 
+    def direct_lines(self, host: HostPort, run_digest: str, listen: Sequence[str]) -> Lines | None:
+        """Connections beside libp2p's for what is large; None where there are none."""
+        ...
+
     def measure_device(
         self,
         spec: RunSpec,
@@ -59,6 +68,10 @@ class World(Protocol):
 
     def stage_runner(self, device: Device, setting: str) -> MakeStageRunner:
         """What runs a stage on a device that was measured; `setting` is what the user called it."""
+        ...
+
+    def plan(self, snapshot: Snapshot) -> Plan | NoPlan:
+        """In a thread: `core.planner.planner.compute_plan`, by whoever does it here."""
         ...
 
     def share_the_interpreter(self) -> None:
@@ -84,6 +97,9 @@ class Machine:
         assert isinstance(host, Host), "the DHT is a part of libp2p's host"
         return await Directory.start(host, initial_peers, serves)
 
+    def direct_lines(self, host: HostPort, run_digest: str, listen: Sequence[str]) -> Lines | None:
+        return DirectLines(host, run_digest, listen)
+
     def measure_device(
         self,
         spec: RunSpec,
@@ -100,6 +116,9 @@ class Machine:
         if emulated_flops_per_s(setting) is None:
             return StageRunner
         return partial(EmulatedStageRunner, device)
+
+    def plan(self, snapshot: Snapshot) -> Plan | NoPlan:
+        return compute_plan(snapshot)
 
     def share_the_interpreter(self) -> None:
         """Event loop and compute thread hold each other up as little as they can.

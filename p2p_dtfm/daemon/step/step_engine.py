@@ -20,6 +20,7 @@ from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import squared_norm
 from p2p_dtfm.train.stage.finite import NotFinite
 from p2p_dtfm.train.stage.local_steps import LocalSteps, inner_microbatches
+from p2p_dtfm.train.stage.tied_head import counted_once
 
 Tensor = Any
 
@@ -140,7 +141,10 @@ class StepEngine:
             return dict.fromkeys(self._segments, 0.0)
         with self._runner.beside_passes():
             return {
-                number: sum(squared_norm(self.reduced[layer]) for layer in segment.layers)
+                number: sum(
+                    squared_norm(counted_once(self._spec, layer, self.reduced[layer]))
+                    for layer in segment.layers
+                )
                 for number, segment in self._segments.items()
             }
 

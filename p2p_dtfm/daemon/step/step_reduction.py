@@ -17,6 +17,7 @@ from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.finite import NotFinite, is_finite
 from p2p_dtfm.train.stage.host_copies import host_room
 from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
+from p2p_dtfm.train.stage.tied_head import tie, tied_layers
 
 Tensor = Any
 
@@ -52,6 +53,7 @@ class StepReduction:
         self._recorder = tools.recorder
         self._spec = place.spec
         self._codec = codec_of(place.spec.codecs.reduction, place.spec.codecs)
+        self._tied = tied_layers(place.spec)
         self._final = {layer: asyncio.Event() for layer in states}
         self._of_layer: dict[int, SegmentReduction] = {}
         self._reduced: dict[int, Tensor] = {}
@@ -74,6 +76,11 @@ class StepReduction:
         """The reduced gradient of each layer, flat fp32. Of a layer without other holders that is
         the gradient buffer itself, if nothing is owed and nobody is told of it."""
         await asyncio.gather(*self._filling, *self._segments)
+        if self._tied:
+            self._reduced |= await self._compute.run(tie, self._spec, self._reduced)
+            for layer in self._tied:
+                if self._on_alone is not None and layer not in self._of_layer:
+                    self._on_alone(self._step, layer, self._reduced[layer])
         return self._reduced
 
     def cancel(self) -> None:
@@ -165,7 +172,10 @@ class StepReduction:
             raise NotFinite(f"the gradient of layer {state.layer} is not finite")
         if owed is not None:
             gradient = await self._compute.run(lambda: gradient + owed.to(gradient.device))
-        elif self._on_alone is not None:
+        if state.layer in self._tied:  # others are told once it is whole
+            self._reduced[state.layer] = gradient
+            return
+        if owed is None and self._on_alone is not None:
             gradient = await self._compute.run(gradient.clone)
         self._reduced[state.layer] = gradient
         if self._on_alone is not None:

@@ -6,65 +6,49 @@ of a count, 2^64-1 and the reason why it hangs up. A lane has one stream, and mo
 the round trip is long; large frames then travel in parts. Each direction of traffic has its own
 streams, so two peers that send to each other at once cannot wait for each other. Activations go
 before gradients of parameters, and those before state (`lane_priority`).
+
+What carries a stream is a `wire`: libp2p, or a direct line where the peer can be called. A lane
+begins with whichever is known to work, and moves to a direct line once there is one: between two
+frames, when all that were sent are acknowledged.
 """
 
 import asyncio
-import inspect
+import contextlib
 import logging
 
-import msgspec
-
 from p2p_dtfm.core.gate.byte_budget import ByteBudget
-from p2p_dtfm.core.protocol.canonical import decode, encode
+from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.net.errors import Refused, Unreachable, one_line
+from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
-from p2p_dtfm.net.libp2p.port import HostPort, Writer
-from p2p_dtfm.net.streams.bulk_settings import STRIPES_LIMIT, BulkLimits, BulkListeners
+from p2p_dtfm.net.libp2p.port import HostPort
+from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.byte_room import ByteRoom
-from p2p_dtfm.net.streams.frames import (
-    WHOLE,
-    FrameHeader,
-    Payload,
-    as_bytes,
-    encode_frame,
-    read_frame,
+from p2p_dtfm.net.streams.frames import FrameHeader, Payload, as_bytes
+from p2p_dtfm.net.streams.incoming import (
+    BULK_VERSION,
+    LANES,
+    STREAMS_LIMIT,
+    IncomingLanes,
+    LaneHello,
 )
 from p2p_dtfm.net.streams.lane_priority import LanePriority
-from p2p_dtfm.net.streams.reassembly import Reassembly
 from p2p_dtfm.net.streams.stripes import (
     COUNT,
-    HANG_UP,
     LENGTH,
     Lane,
     LaneListeners,
     read_reason,
 )
+from p2p_dtfm.net.streams.wire import Lines, LineWay, StreamWay, Way, Wire
 from p2p_dtfm.ports import now
 
-LANES = ("forward", "backward", "reduce", "state")
-BULK_VERSION = 2
 OPEN_DEADLINE_S = 10.0
-STREAMS_LIMIT = 1024
-_WRITE_BYTES = 1 << 18
-_STREAM_BUFFER_BYTES = 1 << 20
-_OFF_LOOP_BYTES = 1 << 20
+QUIET_S = 10.0
+"""How long a lane that moves is waited for."""
 _ESTIMATE_WEIGHT = 0.3
-_HELLO_LIMIT_BYTES = 1024
-_LINGER_S = 2.0
 
 log = logging.getLogger(__name__)
-
-
-class LaneHello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The first message of a bulk stream."""
-
-    version: int
-    run_digest: str
-    lane: str
-    session: int
-    """Names this opening of the lane: a lane's later stripes say to which they belong."""
-    stripe: int
 
 
 class BulkPlane:
@@ -79,7 +63,10 @@ class BulkPlane:
         run_digest: str,
         listeners: BulkListeners,
         limits: BulkLimits | None = None,
+        lines: Lines | None = None,
     ) -> None:
+        """`lines`: direct lines, which belong to the plane from now on; without, libp2p carries
+        everything."""
         self._limits = limits = limits or BulkLimits()
         of_one = 2 * max(limits.window_bytes, limits.frames.payload_bytes)
         self.room = ByteRoom(ByteBudget(of_one, max(of_one, limits.in_flight_bytes)))
@@ -88,15 +75,23 @@ class BulkPlane:
         self._listeners = listeners
         self._outgoing: dict[tuple[str, str], Lane] = {}
         self._opening: dict[tuple[str, str], asyncio.Lock] = {}
-        self._incoming: dict[tuple[str, str], _IncomingLane] = {}
+        self._incoming = IncomingLanes(host, run_digest, listeners, limits, self.room)
         self._estimates: dict[str, float] = {}
         self._lane_priority = LanePriority()
         self._session = 0
+        self._through_libp2p = StreamWay(host)
+        self._lines = lines
+        self._direct = LineWay(lines) if lines is not None else None
+        self._moving: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def ready(self) -> "BulkPlane":
         """Start to accept streams."""
         for lane in LANES:
-            await self._host.serve_streams(_protocol(lane), self._accept, f"lane {lane}")
+            await self._host.serve_streams(
+                _protocol(lane), self._incoming.accept_stream, f"lane {lane}"
+            )
+        if self._lines is not None:
+            await self._lines.ready(self._incoming.accept_line)
         return self
 
     async def send(self, peer_id: str, lane: str, header: FrameHeader, payload: Payload) -> None:
@@ -109,16 +104,12 @@ class BulkPlane:
         acknowledged are lost then: `on_undelivered` hears of it at once, or else the next send.
         """
         view = as_bytes(payload)
-        if view.nbytes >= _OFF_LOOP_BYTES:  # the checksum of a large tensor takes milliseconds
-            _, start = await asyncio.to_thread(encode_frame, header, view)
-        else:
-            _, start = encode_frame(header, view)
         held = await self._lane(peer_id, lane)
         shaper = self._host.shaper
         self._lane_priority.shares_uplink = bool(shaper and shaper.uplink_bytes_per_s)
         try:
             with self._lane_priority.taken(peer_id, lane):
-                await held.send(header, start, view)
+                await held.send(header, view)
         except (Refused, Unreachable):
             self._forget(held)
             raise
@@ -144,6 +135,11 @@ class BulkPlane:
         held = self._outgoing.get((peer_id, lane))
         return 0 if held is None else len(held.stripes)
 
+    def is_direct(self, peer_id: str, lane: str) -> bool:
+        """Whether a direct line carries a lane to a peer now."""
+        held = self._outgoing.get((peer_id, lane))
+        return held is not None and held.way.is_direct
+
     def unacknowledged_bytes(self, peer_id: str, lane: str) -> int:
         """What has been written of a lane and not yet been accepted."""
         held = self._outgoing.get((peer_id, lane))
@@ -151,18 +147,22 @@ class BulkPlane:
 
     def disconnect(self, peer_id: str, cause: str = "disconnected by this peer") -> None:
         """Close all streams from and to a peer; what waits for it raises `Unreachable`."""
+        for (peer, _), moving in list(self._moving.items()):
+            if peer == peer_id:
+                moving.cancel()
         for (peer, _), lane in list(self._outgoing.items()):
             if peer == peer_id:
                 lane.fail(Unreachable(peer_id, cause))
                 self._forget(lane)
-        for (peer, _), incoming in list(self._incoming.items()):
-            if peer == peer_id:
-                incoming.close()
+        self._incoming.disconnect(peer_id)
 
     async def close(self) -> None:
         """Close everything."""
-        for peer_id in {peer for peer, _ in (*self._outgoing, *self._incoming)}:
+        for peer_id in {peer for peer, _ in (*self._outgoing, *self._moving)}:
             self.disconnect(peer_id, "this peer is closing")
+        self._incoming.close()
+        if self._lines is not None:
+            await self._lines.close()
 
     # ---- outgoing
 
@@ -179,220 +179,97 @@ class BulkPlane:
             if held is None:
                 if len(self._outgoing) >= STREAMS_LIMIT:
                     raise Unreachable(peer_id, f"already {STREAMS_LIMIT} bulk streams are open")
-                held = self._outgoing[key] = await self._new_lane(peer_id, lane).open()
+                held = self._outgoing[key] = await self._first_lane(peer_id, lane)
+            if self._is_to_move(held):
+                moving = asyncio.create_task(self._move(held), name=f"moves {lane}")
+                self._moving[key] = moving
+                moving.add_done_callback(lambda done: self._moving.pop(key, None))
             return held
 
-    def _new_lane(self, peer_id: str, lane: str) -> Lane:
+    async def _first_lane(self, peer_id: str, lane: str) -> Lane:
+        if self._direct is not None and self._lines is not None and self._lines.works(peer_id):
+            with contextlib.suppress(Unreachable):
+                return await self._new_lane(peer_id, lane, self._direct).open()
+        return await self._new_lane(peer_id, lane, self._through_libp2p).open()
+
+    def _is_to_move(self, lane: Lane) -> bool:
+        if self._lines is None or lane.way.is_direct:
+            return False
+        is_moving = (lane.peer_id, lane.lane) in self._moving
+        return not is_moving and self._lines.wants(lane.peer_id)
+
+    async def _move(self, before: Lane) -> None:
+        """Put a lane on a direct line, if there is one. The line is made while the lane goes on as
+        it is; then nothing more is sent until all that was is acknowledged."""
+        assert self._direct is not None
+        peer_id, lane, key = before.peer_id, before.lane, (before.peer_id, before.lane)
+        wire: Wire | None = None
+        try:
+            wire = await self._direct.open(peer_id, _protocol(lane), OPEN_DEADLINE_S)
+            async with self._opening.setdefault(key, asyncio.Lock()):
+                if self._outgoing.get(key) is not before:
+                    return  # it has failed meanwhile; the next one begins with a direct line
+                async with asyncio.timeout(QUIET_S):
+                    await before.quiet()
+                after = await self._new_lane(peer_id, lane, self._direct, wire).open()
+                self._outgoing[key], wire = after, None
+                before.retire()
+        except (TimeoutError, Unreachable, PeerFault) as error:
+            log.debug("%s to %s stays with libp2p: %s", lane, peer_id, error)
+        finally:
+            if wire is not None:
+                wire.close()
+
+    def _new_lane(self, peer_id: str, lane: str, way: Way, first: Wire | None = None) -> Lane:
+        """`first`: a wire that is open already, for its first stripe."""
         self._session = max(self._session + 1, now.wall_ns())
         session, heard = self._session, self._listeners
-        return Lane(
-            peer_id,
-            lane,
-            self._limits,
-            lambda stripe: self._open(
-                peer_id, LaneHello(BULK_VERSION, self._run_digest, lane, session, stripe)
-            ),
-            LaneListeners(heard.fault, heard.lost, self._measured, heard.undelivered),
-            lambda: self._lane_priority.give(peer_id, lane),
-        )
 
-    async def _open(self, peer_id: str, hello: LaneHello) -> tuple[asyncio.StreamReader, Writer]:
-        name = _protocol(hello.lane)
-        reader, writer = await self._host.open_stream(peer_id, name, OPEN_DEADLINE_S)
-        try:
-            async with asyncio.timeout(OPEN_DEADLINE_S):
-                greeting = encode(hello)
-                writer.write(LENGTH.pack(len(greeting)) + greeting)
-                await writer.drain()
-                (verdict,) = COUNT.unpack(await reader.readexactly(COUNT.size))
-                if verdict:
-                    raise await read_reason(reader, peer_id)
-        except (TimeoutError, *CONNECTION_ERRORS) as error:
-            writer.close()
-            raise Unreachable(peer_id, f"no answer to a hello on {hello.lane}") from error
-        except BaseException:
-            writer.close()
-            raise
-        return reader, writer
+        async def open_stripe(stripe: int) -> Wire:
+            wire = first if stripe == 0 else None
+            if wire is None:
+                wire = await way.open(peer_id, _protocol(lane), OPEN_DEADLINE_S)
+            hello = LaneHello(BULK_VERSION, self._run_digest, lane, session, stripe)
+            return await _say_hello(peer_id, wire, hello)
+
+        return Lane(
+            (peer_id, lane),
+            way,
+            self._limits,
+            open_stripe,
+            LaneListeners(heard.fault, heard.lost, self._measured, heard.undelivered),
+            self._lane_priority.of(peer_id, lane),
+        )
 
     def _forget(self, lane: Lane) -> None:
         key = (lane.peer_id, lane.lane)
         if self._outgoing.get(key) is lane:
             del self._outgoing[key]
+            if lane.way.is_direct and self._lines is not None:
+                self._lines.broke(lane.peer_id)
 
     def _measured(self, peer_id: str, bytes_per_s: float) -> None:
         held = self._estimates.get(peer_id, bytes_per_s)
         self._estimates[peer_id] = held + _ESTIMATE_WEIGHT * (bytes_per_s - held)
-
-    # ---- incoming
-
-    async def _accept(self, sender: str, reader: asyncio.StreamReader, writer: Writer) -> None:
-        lane: _IncomingLane | None = None
-        try:
-            lane = await self._greet(sender, reader, writer)
-            await self._receive(sender, lane, reader, writer)
-        except PeerFault as fault:
-            if lane is None or lane.fail():
-                self._listeners.fault(sender, PeerFault(fault.cause, sender))
-            await _hang_up(reader, writer, fault.cause)
-        except (TimeoutError, *CONNECTION_ERRORS) as error:
-            if lane is not None and lane.fail():
-                cause = one_line(str(error) or repr(error))
-                self._listeners.lost(sender, lane.name, Unreachable(sender, cause))
-        except Exception:
-            log.exception("bug while taking a frame from %s", sender)
-            await _hang_up(reader, writer, "internal error")
-        finally:
-            if lane is not None:
-                lane.writers.discard(writer)
-                lane.close()  # its stripes live and end together
-                if self._incoming.get((sender, lane.name)) is lane:
-                    del self._incoming[sender, lane.name]
-            writer.close()
-
-    async def _greet(
-        self, sender: str, reader: asyncio.StreamReader, writer: Writer
-    ) -> "_IncomingLane":
-        async with asyncio.timeout(OPEN_DEADLINE_S):
-            (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-            if length > _HELLO_LIMIT_BYTES:
-                raise PeerFault(f"a hello of {length} bytes")
-            hello = decode(await reader.readexactly(length), LaneHello, _HELLO_LIMIT_BYTES)
-        self._check(hello)
-        lane = self._lane_of(sender, hello)
-        lane.writers.add(writer)
-        writer.write(COUNT.pack(0))
-        await writer.drain()
-        return lane
-
-    def _check(self, hello: LaneHello) -> None:
-        if hello.version != BULK_VERSION:
-            raise PeerFault(
-                f"bulk protocol {hello.version} meets {BULK_VERSION}: one of the two must update"
-            )
-        if hello.run_digest != self._run_digest:
-            raise PeerFault(
-                f"run {one_line(hello.run_digest[:12])} meets run {self._run_digest[:12]}"
-            )
-        if hello.lane not in LANES:
-            raise PeerFault(f"the unknown lane {one_line(hello.lane[:32])!r}")
-        if not 0 <= hello.stripe < STRIPES_LIMIT or not 0 <= hello.session < 1 << 63:
-            raise PeerFault(f"stripe {hello.stripe} of session {hello.session}")
-
-    def _lane_of(self, sender: str, hello: LaneHello) -> "_IncomingLane":
-        """The lane that a stream belongs to; its first stripe begins a new one."""
-        key = (sender, hello.lane)
-        previous = self._incoming.get(key)
-        if hello.stripe:
-            if previous is None or previous.session != hello.session:
-                raise Superseded("a stripe of a lane that is no more")
-            if len(previous.writers) >= STRIPES_LIMIT:
-                raise PeerFault(f"more than {STRIPES_LIMIT} stripes")
-            return previous
-        if previous is None and len(self._incoming) >= STREAMS_LIMIT:
-            raise PeerFault(f"already {STREAMS_LIMIT} bulk streams are open here")
-        if previous is not None:  # the sender started anew; what hangs there is of its past
-            previous.close()
-        limit = max(self._limits.window_bytes, self._limits.frames.payload_bytes)
-        lane = self._incoming[key] = _IncomingLane(
-            hello.lane, hello.session, Reassembly(limit, sender, self.room)
-        )
-        return lane
-
-    async def _receive(
-        self, sender: str, lane: "_IncomingLane", reader: asyncio.StreamReader, writer: Writer
-    ) -> None:
-        widen(reader)
-        accepted = 0
-        while True:
-            await self._take_frame(sender, lane, reader)
-            accepted += 1
-            writer.write(COUNT.pack(accepted))
-            async with asyncio.timeout(self._limits.stall_s):
-                await writer.drain()
-
-    async def _take_frame(
-        self, sender: str, lane: "_IncomingLane", reader: asyncio.StreamReader
-    ) -> None:
-        taken_bytes = 0
-
-        async def admit(header: FrameHeader) -> None:
-            nonlocal taken_bytes
-            self._listeners.admit(sender, lane.name, header)
-            if header.part == WHOLE:  # else the whole frame counts while it is put together
-                await self.room.take(sender, header.payload_bytes, self._limits.stall_s)
-                taken_bytes = header.payload_bytes
-
-        try:
-            frame = await read_frame(reader, self._limits.frames, self._limits.stall_s, admit)
-            if frame is None:
-                raise EOFError("the sender closed the stream")
-            header, payload = frame
-            del frame
-            if header.part == WHOLE:
-                await self._deliver(sender, lane, header, payload)
-            elif (whole := await lane.reassembly.add(header, payload)) is not None:
-                del payload
-                try:
-                    await self._deliver(sender, lane, *whole)
-                finally:
-                    lane.reassembly.release(whole[0])
-        finally:
-            if taken_bytes:
-                self.room.give_back(sender, taken_bytes)
-
-    async def _deliver(
-        self, sender: str, lane: "_IncomingLane", header: FrameHeader, payload: bytearray
-    ) -> None:
-        async with lane.turn:
-            outcome = self._listeners.frame(sender, header, payload)
-            if inspect.isawaitable(outcome):
-                await outcome
-
-
-class Superseded(EOFError):
-    """A stream came too late to matter."""
-
-
-class _IncomingLane:
-    """The streams of one lane of one sender; the first that fails ends them all."""
-
-    def __init__(self, name: str, session: int, reassembly: Reassembly) -> None:
-        self.name = name
-        self.session = session
-        self.writers: set[Writer] = set()
-        self.reassembly = reassembly
-        self.turn = asyncio.Lock()
-        self._failed = False
-
-    def fail(self) -> bool:
-        """Whether this is the first failure: the others follow from it."""
-        first, self._failed = not self._failed, True
-        return first
-
-    def close(self) -> None:
-        self.reassembly.close()
-        for writer in self.writers:
-            writer.close()
 
 
 def _protocol(lane: str) -> str:
     return f"/p2p-dtfm/1/bulk/{lane}"
 
 
-def widen(reader: asyncio.StreamReader) -> None:
-    """Let a stream buffer as much as one read takes, or each read pauses and resumes the socket."""
-    reader._limit = _STREAM_BUFFER_BYTES  # type: ignore[attr-defined]
-
-
-async def _hang_up(reader: asyncio.StreamReader, writer: Writer, cause: str) -> None:
-    """Say why, and wait shortly for the other side to close: closing first would lose the text."""
-    text = one_line(cause).encode()[:_HELLO_LIMIT_BYTES]
+async def _say_hello(peer_id: str, wire: Wire, hello: LaneHello) -> Wire:
+    """The wire, once the other side has let it in. Raises `Refused` or `Unreachable`."""
     try:
-        async with asyncio.timeout(_LINGER_S):
-            writer.write(COUNT.pack(HANG_UP) + LENGTH.pack(len(text)) + text)
-            await writer.drain()
-            while await reader.read(_WRITE_BYTES):
-                pass
-    except (TimeoutError, *CONNECTION_ERRORS):
-        return
+        async with asyncio.timeout(OPEN_DEADLINE_S):
+            greeting = encode(hello)
+            await wire.write(LENGTH.pack(len(greeting)) + greeting)
+            (verdict,) = COUNT.unpack(await wire.read(COUNT.size))
+            if verdict:
+                raise await read_reason(wire, peer_id)
+    except (TimeoutError, *CONNECTION_ERRORS) as error:
+        wire.close()
+        raise Unreachable(peer_id, f"no answer to a hello on {hello.lane}") from error
+    except BaseException:
+        wire.close()
+        raise
+    return wire

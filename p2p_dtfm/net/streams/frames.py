@@ -24,6 +24,7 @@ PART_BYTES = 1 << 18
 """Large frames may travel as parts of this size, each with the frame's header; the last is rest."""
 WHOLE = -1
 _PREFIX = struct.Struct(">4sBBH")
+PREFIX_BYTES = _PREFIX.size
 _MAGIC = b"DTFM"
 _READ_BYTES = 1 << 18
 _RANK_LIMIT = 8
@@ -76,7 +77,8 @@ class FrameHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     payload_bytes: int = 0
     """Set by `encode_frame`."""
     checksum: int = 0
-    """CRC-32 of what follows; set by `encode_frame`. It finds bugs, not enemies: libp2p seals."""
+    """CRC-32 of what follows; set by `encode_frame`. It finds bugs, not enemies: libp2p seals. 0
+    over a direct line, where nothing lies between this process and the seal."""
     frame: int = 0
     """Number of the frame that a part belongs to, in its lane."""
     part: int = WHOLE
@@ -96,19 +98,24 @@ class FrameLimits(msgspec.Struct, frozen=True):
     payload_bytes: int = 64 << 20
 
 
-def encode_frame(header: FrameHeader, payload: Payload) -> tuple[FrameHeader, bytes]:
+def encode_frame(
+    header: FrameHeader, payload: Payload, with_checksum: bool = True
+) -> tuple[FrameHeader, bytes]:
     """The header completed with length and checksum, and the bytes that precede the payload."""
     view = as_bytes(payload)
-    complete = msgspec.structs.replace(header, payload_bytes=view.nbytes, checksum=zlib.crc32(view))
+    checksum = zlib.crc32(view) if with_checksum else 0
+    complete = msgspec.structs.replace(header, payload_bytes=view.nbytes, checksum=checksum)
     body = encode(complete)
     assert len(body) <= HEADER_LIMIT_BYTES, f"a frame header of {len(body)} bytes"
     return complete, _PREFIX.pack(_MAGIC, FRAME_VERSION, 0, len(body)) + body
 
 
-def encode_part(header: FrameHeader, frame: int, part: int, payload: memoryview) -> bytes:
+def encode_part(
+    header: FrameHeader, frame: int, part: int, payload: memoryview, with_checksum: bool = True
+) -> bytes:
     """The bytes that precede a part of a payload."""
     start = part * PART_BYTES
-    checksum = zlib.crc32(payload[start : start + PART_BYTES])
+    checksum = zlib.crc32(payload[start : start + PART_BYTES]) if with_checksum else 0
     body = encode(
         msgspec.structs.replace(
             header, payload_bytes=payload.nbytes, checksum=checksum, frame=frame, part=part

@@ -39,6 +39,10 @@ class LanePriority:
                 del self._writing[key]
             self._changed.set()
 
+    def of(self, peer_id: str, lane: str) -> "LaneTurn":
+        """What a lane asks before each piece that it writes."""
+        return LaneTurn(self, peer_id, lane)
+
     async def give(self, peer_id: str, lane: str) -> None:
         """Wait while a lane that goes first has something to write."""
         rank = RANKS[lane]
@@ -49,8 +53,29 @@ class LanePriority:
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
 
+    def must_give(self, peer_id: str, lane: str) -> bool:
+        """Whether a lane that goes first has something to write. May be asked from any thread."""
+        return self._must_wait(peer_id, RANKS[lane])
+
     def _must_wait(self, peer_id: str, rank: int) -> bool:
         return any(
             other < rank and (self.shares_uplink or peer == peer_id)
-            for peer, other in self._writing
+            for peer, other in tuple(self._writing)
         )
+
+
+class LaneTurn:
+    """The place of one lane among others."""
+
+    def __init__(self, priority: LanePriority, peer_id: str, lane: str) -> None:
+        self._priority = priority
+        self._peer_id = peer_id
+        self._lane = lane
+
+    def must_wait(self) -> bool:
+        """Whether another goes first; from any thread."""
+        return self._priority.must_give(self._peer_id, self._lane)
+
+    async def wait(self) -> None:
+        """Let it go first, but not for long."""
+        await self._priority.give(self._peer_id, self._lane)

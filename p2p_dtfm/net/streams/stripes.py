@@ -1,7 +1,7 @@
 """The sending side of a lane: one stream, or several where one cannot fill a long link.
 
-A libp2p stream has only so many bytes under way, so over a long round trip it carries window /
-round trip, however fast the link is. A lane therefore doubles its streams while it is busy, the
+A stream has only so many bytes under way, so over a long round trip it carries window / round trip,
+however fast the link is. A lane therefore doubles its streams while it is busy, the
 round trip is long, and the last doubling helped.
 """
 
@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.direct.line import Turn
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
-from p2p_dtfm.net.libp2p.port import Writer
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, OnFault, OnLost, OnUndelivered
-from p2p_dtfm.net.streams.frames import PART_BYTES, FrameHeader, encode_part
+from p2p_dtfm.net.streams.frames import PART_BYTES, FrameHeader, encode_frame, encode_part
+from p2p_dtfm.net.streams.wire import Way, Wire
 from p2p_dtfm.ports import now
 
 LONG_ROUND_TRIP_S = 0.01
@@ -32,8 +33,7 @@ _ESTIMATE_S = 0.05
 _BLOCKED_S = 0.002
 _BUFFERED_BYTES = 1 << 20
 """What libp2p takes of a stream before the link has carried it."""
-_WRITE_BYTES = 1 << 18
-_JOINED_BYTES = 1 << 14
+_OFF_LOOP_BYTES = 1 << 20
 _LAST_WORD_S = 0.2
 _LINGER_S = 2.0
 _REASON_LIMIT_BYTES = 1024
@@ -42,7 +42,7 @@ LENGTH = struct.Struct(">H")
 HANG_UP = (1 << 64) - 1
 
 Failure = Refused | Unreachable
-OpenStripe = Callable[[int], Awaitable[tuple[asyncio.StreamReader, Writer]]]
+OpenStripe = Callable[[int], Awaitable[Wire]]
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,19 @@ class Lane:
 
     def __init__(
         self,
-        peer_id: str,
-        lane: str,
+        whose: tuple[str, str],
+        way: Way,
         limits: BulkLimits,
         open_stripe: OpenStripe,
         listeners: LaneListeners,
-        give_way: Callable[[], Awaitable[None]],
+        turn: Turn,
     ) -> None:
-        """`give_way` is awaited before each write."""
-        self.give_way = give_way
-        self.peer_id = peer_id
-        self.lane = lane
+        """`whose`: the peer, and which of its lanes. `turn` is asked before each write."""
+        self.turn = turn
+        self.peer_id, self.lane = whose
+        self.way = way
+        """By which its streams go."""
+        self.most_stripes = min(limits.most_stripes, way.most_stripes)
         self.failure: Failure | None = None
         self.lost_frames = 0
         self.stripes: list[Stripe] = []
@@ -82,14 +84,14 @@ class Lane:
         self._open_stripe = open_stripe
         self._turn = asyncio.Lock()
         self._frames = 0
+        self._sending = 0
         self._growth = Growth()
         self._growing: asyncio.Task[None] | None = None
 
     async def open(self) -> "Lane":
         """Open the first stream. Raises `Refused` or `Unreachable`."""
         began_s = now.monotonic_s()
-        reader, writer = await self._open_stripe(0)
-        self.stripes.append(Stripe(self, reader, writer))
+        self.stripes.append(Stripe(self, await self._open_stripe(0)))
         # no frame is acknowledged faster than this where large ones queue in libp2p's buffers
         self.stripes[0].round_trip_s = now.monotonic_s() - began_s
         return self
@@ -100,9 +102,36 @@ class Lane:
         times = [s.round_trip_s for s in self.stripes if s.round_trip_s]
         return min(times, default=0.0)
 
-    async def send(self, header: FrameHeader, start: bytes, payload: memoryview) -> None:
-        """Write a frame; `start` is its beginning if it travels whole."""
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing is being sent, and all that was is acknowledged."""
+        return not self._sending and not any(stripe.waiting for stripe in self.stripes)
+
+    async def quiet(self) -> None:
+        """Wait for that. Raises `Refused` or `Unreachable` once the lane has failed."""
+        await self.until(lambda: self.is_quiet)
+
+    def retire(self) -> None:
+        """A quiet lane whose place another takes: nobody has lost anything."""
+        assert self.is_quiet, "frames are under way"
+        if self._growing is not None:
+            self._growing.cancel()
+        for stripe in self.stripes:
+            stripe.close()
+
+    async def send(self, header: FrameHeader, payload: memoryview) -> None:
+        """Write a frame."""
+        self._sending += 1
+        try:
+            await self._send(header, payload)
+        finally:
+            self._sending -= 1
+            self.changed.set()
+
+    async def _send(self, header: FrameHeader, payload: memoryview) -> None:
         splits = len(self.stripes) > 1 and payload.nbytes >= _SPLIT_BYTES
+        with_checksum = not self.stripes[0].wire.seals
+        start = b"" if splits else await _start_of(header, payload, with_checksum)
         self._frames += 1
         frame = self._frames
         try:
@@ -136,7 +165,8 @@ class Lane:
             async with stripe.turn:
                 for part in parts:
                     piece = payload[part * PART_BYTES : (part + 1) * PART_BYTES]
-                    await stripe.send(frame, encode_part(header, frame, part, payload), piece)
+                    start = encode_part(header, frame, part, payload, not stripe.wire.seals)
+                    await stripe.send(frame, start, piece)
 
         pulls: list[asyncio.Task[None]] = []
         try:
@@ -201,16 +231,13 @@ class Lane:
         enough_s = max(_BUSY_S, _BUSY_ROUND_TRIPS * self.round_trip_s)
         if not long or self._growing is not None or self.failure is not None:
             return
-        if growth.should_grow(enough_s, count < self.limits.most_stripes):
-            self._growing = asyncio.create_task(
-                self._grow(min(self.limits.most_stripes, 2 * count))
-            )
+        if growth.should_grow(enough_s, count < self.most_stripes):
+            self._growing = asyncio.create_task(self._grow(min(self.most_stripes, 2 * count)))
 
     async def _grow(self, count: int) -> None:
         try:
             for number in range(len(self.stripes), count):
-                reader, writer = await self._open_stripe(number)
-                self.stripes.append(Stripe(self, reader, writer))
+                self.stripes.append(Stripe(self, await self._open_stripe(number)))
         except (Refused, Unreachable):
             self._growth.settled = True  # what there is goes on
         finally:
@@ -281,16 +308,13 @@ class _Unit:
 class Stripe:
     """One stream of a lane; each frame, or part of one, that it carried is acknowledged."""
 
-    def __init__(self, lane: Lane, reader: asyncio.StreamReader, writer: Writer) -> None:
-        self.writer = writer
+    def __init__(self, lane: Lane, wire: Wire) -> None:
+        self.wire = wire
         self.waiting: collections.deque[_Unit] = collections.deque()
         self.load_bytes = 0
         """Bytes that wait to be written or acknowledged."""
         self.round_trip_s = 0.0
         self._lane = lane
-        self._reader = reader
-        # a drain then means that nothing of the caller's payload is referred to any more
-        writer.transport.set_write_buffer_limits(high=0)
         self.turn = asyncio.Lock()
         """Of the large frames, one at a time takes its parts to this stream."""
         self._write_lock = asyncio.Lock()
@@ -314,37 +338,25 @@ class Stripe:
                 self.waiting.append(unit)
                 lane.unacknowledged_bytes += size_bytes
                 size_bytes = 0  # from here on the acknowledgement takes it off the load
-                await self._write(start, payload)
+                if lane.failure is not None:
+                    raise ConnectionResetError(lane.failure.cause)
+                await self.wire.write_frame(start, payload, lane.turn, lane.limits.stall_s)
                 unit.written_s = now.monotonic_s()
         finally:
             self.load_bytes -= size_bytes
 
     def close(self) -> None:
-        self.writer.close()
+        self.wire.close()
         if asyncio.current_task() is not self.reading:
             self.reading.cancel()
-
-    async def _write(self, start: bytes, payload: memoryview) -> None:
-        first = min(payload.nbytes, _JOINED_BYTES)  # small frames in one write
-        await self._write_piece(start + payload[:first])
-        for offset in range(first, payload.nbytes, _WRITE_BYTES):
-            await self._write_piece(payload[offset : offset + _WRITE_BYTES])
-
-    async def _write_piece(self, piece: bytes | memoryview) -> None:
-        if self._lane.failure is not None:
-            raise ConnectionResetError(self._lane.failure.cause)
-        await self._lane.give_way()
-        self.writer.write(piece)
-        async with asyncio.timeout(self._lane.limits.stall_s):
-            await self.writer.drain()
 
     async def _read_acknowledgements(self) -> None:
         lane = self._lane
         try:
             while True:
-                (count,) = COUNT.unpack(await self._reader.readexactly(COUNT.size))
+                (count,) = COUNT.unpack(await self.wire.read(COUNT.size))
                 if count == HANG_UP:
-                    lane.fail(await read_reason(self._reader, lane.peer_id))
+                    lane.fail(await read_reason(self.wire, lane.peer_id))
                     return
                 self._acknowledge(count)
         except PeerFault as fault:
@@ -386,9 +398,16 @@ class Stripe:
             self._lane.listeners.rate(self._lane.peer_id, unit.size_bytes / elapsed_s)
 
 
-async def read_reason(reader: asyncio.StreamReader, peer_id: str) -> Refused:
+async def read_reason(wire: Wire, peer_id: str) -> Refused:
     """The text of a peer that hangs up."""
     async with asyncio.timeout(_LINGER_S):
-        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-        text = await reader.readexactly(min(length, _REASON_LIMIT_BYTES))
+        (length,) = LENGTH.unpack(await wire.read(LENGTH.size))
+        text = await wire.read(min(length, _REASON_LIMIT_BYTES))
     return Refused(one_line(text.decode(errors="replace")), peer_id)
+
+
+async def _start_of(header: FrameHeader, payload: memoryview, with_checksum: bool) -> bytes:
+    """What precedes the payload. The checksum of a large tensor takes milliseconds."""
+    if with_checksum and payload.nbytes >= _OFF_LOOP_BYTES:
+        return (await asyncio.to_thread(encode_frame, header, payload))[1]
+    return encode_frame(header, payload, with_checksum)[1]

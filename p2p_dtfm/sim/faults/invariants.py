@@ -43,6 +43,8 @@ class Invariants:
         self.views: dict[ViewId, View] = {}
         """All that were ever taken over."""
         self.commits: dict[int, tuple[ViewId, float | None]] = {}
+        self._committed_in: dict[int, list[ViewId]] = {}
+        """Every view in which a step was committed, by turns."""
         """By step, in the view where it was committed last."""
         self.furthest = 0
         self.commit_count = 0
@@ -134,17 +136,24 @@ class Invariants:
         """Where a view goes on, from what was committed before it.
 
         A view that others have left loses nothing yet where a sleeper alone wakes up in it: the one
-        that follows the sleeper would.
+        that follows the sleeper would. Nor does one that a sleeper makes by itself, under a number
+        that the others have given to theirs.
         """
-        is_promised = step >= self.whole_cut and self._lagged_since(step)
+        is_promised = step >= self.whole_cut and self._lagged_since(step, view)
         later = {self.commits[n][0] for n in range(step, self.furthest) if n in self.commits}
-        is_left = any(it.number > view.number for it in later)
+        is_left = any(it.number >= view.number and it != view for it in later)
         return _Start(step, 0 if is_left else self.furthest - step, is_promised)
 
-    def _lagged_since(self, step: int) -> bool:
-        """Whether guardians lagged where these steps were committed: their views said so."""
-        views = {self.commits[n][0] for n in range(step, self.furthest) if n in self.commits}
-        return all(self.views[view].cut_pace is not None for view in views)
+    def _lagged_since(self, step: int, view: ViewId | None = None) -> bool:
+        """Whether guardians lagged where these steps were committed: their views said so.
+
+        What a sleeper commits alone in a rival of `view`, of the same number, counts for nothing:
+        the steps that `view` repeats were committed before both.
+        """
+        made = [self._committed_in.get(n, []) for n in range(step, self.furthest)]
+        rivals = {it for views in made for it in views if view and it.number == view.number}
+        counted = [[it for it in views if it not in rivals] or views for views in made]
+        return all(self.views[views[-1]].cut_pace is not None for views in counted if views)
 
     @property
     def may_go_back_to_cut(self) -> bool:
@@ -185,6 +194,7 @@ class Invariants:
             raise Violation(f"step {step} has loss {outcome.loss}, undisturbed {expected}")
         self._check_start(name, view, step)
         self.commits[step] = (view, outcome.loss)
+        self._committed_in.setdefault(step, []).append(view)
         self.commit_count += 1
         self.furthest = max(self.furthest, step + 1)
 

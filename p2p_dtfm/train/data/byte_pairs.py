@@ -1,8 +1,8 @@
 """Byte-level byte-pair encoding, trained offline; its file is a standard tokenizer.json.
 
-Of a file from elsewhere only the vocabulary and the merges are used, after checks; patterns,
-templates and special tokens that such a file can also hold are refused, since a regular expression
-from a stranger can keep a machine busy for ever.
+Of a file from elsewhere only the vocabulary and the merges are used, after checks; templates and
+special tokens that such a file can also hold are refused, and so are patterns other than those of
+well-known models, since a regular expression from a stranger can keep a machine busy for ever.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,9 +12,19 @@ import msgspec
 import numpy as np
 import tokenizers
 from msgspec import Meta
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+
+_AFTER_DIGITS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_BEFORE_DIGITS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+KNOWN_PATTERNS = frozenset(
+    (
+        rf"{_BEFORE_DIGITS}|\p{{N}}{{1,3}}{_AFTER_DIGITS}",  # Llama 3: up to three digits together
+        rf"{_BEFORE_DIGITS}|\p{{N}}{_AFTER_DIGITS}",  # Qwen 2 and 3: digits alone
+    )
+)
+"""How texts may be split into words, besides GPT-2's way, which the library knows by itself."""
 
 _Piece = Annotated[str, Meta(min_length=1, max_length=1 << 16)]
 
@@ -22,9 +32,16 @@ _Piece = Annotated[str, Meta(min_length=1, max_length=1 << 16)]
 class BytePairTokenizer:
     """A vocabulary of byte strings: all 256 single bytes, and merges of them."""
 
-    def __init__(self, vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        vocabulary: dict[str, int],
+        merges: list[tuple[str, str]],
+        splitting: "Splitting | None" = None,
+    ) -> None:
         self.vocabulary = len(vocabulary)
-        self._inner = _assemble(models.BPE(vocab=vocabulary, merges=merges))
+        splitting = splitting or Splitting()
+        model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splitting.ignore_merges)
+        self._inner = _assemble(model, splitting)
         self._bytes_of = [b""] * self.vocabulary
         for piece, token in vocabulary.items():
             self._bytes_of[token] = bytes(SYMBOLS[symbol] for symbol in piece)
@@ -32,7 +49,7 @@ class BytePairTokenizer:
     @classmethod
     def train(cls, texts: Iterator[str], vocabulary: int) -> "BytePairTokenizer":
         """Learn merges until `vocabulary` tokens exist, or the text has no more pairs."""
-        inner = _assemble(models.BPE())
+        inner = _assemble(models.BPE(), Splitting())
         trainer = trainers.BpeTrainer(
             vocab_size=vocabulary,
             show_progress=False,
@@ -50,12 +67,15 @@ class BytePairTokenizer:
             file = msgspec.json.decode(payload, type=_File)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             raise PeerFault(f"not a byte-level BPE tokenizer: {error}") from error
-        if file.pre_tokenizer.add_prefix_space or not file.pre_tokenizer.use_regex:
-            raise PeerFault("tokenizer that splits words in a way this program does not")
-        if file.model.byte_fallback or file.model.ignore_merges:
+        if file.model.byte_fallback:
             raise PeerFault("tokenizer that applies merges in a way this program does not")
         _check(file.model.vocab, file.model.merges)
-        return cls(file.model.vocab, file.model.merges)
+        splitting = Splitting(
+            pattern=_pattern(file.pre_tokenizer),
+            ignore_merges=file.model.ignore_merges,
+            normalizes=file.normalizer is not None,
+        )
+        return cls(file.model.vocab, file.model.merges, splitting)
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_bytes(text.encode("utf-8", errors="replace"))
@@ -80,10 +100,38 @@ class BytePairTokenizer:
         return self._inner.to_str().encode("utf-8")
 
 
-class _ByteLevel(msgspec.Struct):
-    type: Literal["ByteLevel"]
+class Splitting(msgspec.Struct, frozen=True):
+    """What comes before the merges."""
+
+    pattern: str = ""
+    """One of `KNOWN_PATTERNS`; empty: GPT-2's."""
+    ignore_merges: bool = False
+    """A word that is a token is not put together by merges."""
+    normalizes: bool = False
+    """Letters and their accents become one character (NFC)."""
+
+
+class _ByteLevel(msgspec.Struct, tag_field="type", tag="ByteLevel"):
     add_prefix_space: bool = True
     use_regex: bool = True
+
+
+class _Pattern(msgspec.Struct, rename={"regex": "Regex"}):
+    regex: str
+
+
+class _Split(msgspec.Struct, tag_field="type", tag="Split"):
+    pattern: _Pattern
+    behavior: Literal["Isolated"]
+    invert: bool = False
+
+
+class _Sequence(msgspec.Struct, tag_field="type", tag="Sequence"):
+    pretokenizers: tuple[_Split, _ByteLevel]
+
+
+class _Nfc(msgspec.Struct, tag_field="type", tag="NFC"):
+    pass
 
 
 class _Model(msgspec.Struct):
@@ -101,18 +149,42 @@ class _Model(msgspec.Struct):
 class _File(msgspec.Struct):
     """The parts of tokenizer.json that change what encoding does."""
 
-    pre_tokenizer: _ByteLevel
+    pre_tokenizer: _ByteLevel | _Sequence
     model: _Model
-    normalizer: None = None
+    normalizer: _Nfc | None = None
     truncation: None = None
     padding: None = None
     post_processor: None = None
     added_tokens: Annotated[list[Any], Meta(max_length=0)] = msgspec.field(default_factory=list)
 
 
-def _assemble(model: models.BPE) -> tokenizers.Tokenizer:
+def _pattern(pre_tokenizer: _ByteLevel | _Sequence) -> str:
+    """How words are split, as in `Splitting`. Raises `PeerFault`."""
+    if isinstance(pre_tokenizer, _ByteLevel):
+        is_known = pre_tokenizer.use_regex and not pre_tokenizer.add_prefix_space
+        pattern = ""
+    else:
+        split, after = pre_tokenizer.pretokenizers
+        pattern = split.pattern.regex
+        plain = not (split.invert or after.use_regex or after.add_prefix_space)
+        is_known = plain and pattern in KNOWN_PATTERNS
+    if not is_known:
+        raise PeerFault("tokenizer that splits words in a way this program does not")
+    return pattern
+
+
+def _assemble(model: models.BPE, splitting: Splitting) -> tokenizers.Tokenizer:
     inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if splitting.pattern:
+        inner.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    if splitting.normalizes:
+        inner.normalizer = normalizers.NFC()
     inner.decoder = decoders.ByteLevel()
     return inner
 

@@ -1,94 +1,123 @@
-"""A model as Hugging Face's `transformers` knows it: GPT2LMHeadModel, in a directory.
+"""A model as Hugging Face's `transformers` knows it, in a directory.
 
-The architecture is the same as ours but for names, for matrices stored as [inputs, outputs], and
-for the head, which in GPT-2 is usually the token embedding itself; ours has a matrix of its own,
-so the configuration says `tie_word_embeddings = false`.
+Of a run's checkpoint, or of what `import` wrote. Unless it is tied, the head has a matrix of its
+own, which GPT-2's has not; so the configuration says `tie_word_embeddings`.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.run_spec import ModelSpec, RunSpec
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.model_spec import ModelSpec
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.train.data.tokenizer import END_OF_DOCUMENT, Tokenizer
+from p2p_dtfm.train.hugging_face.configuration import CONFIGURATION_NAME, configuration_of
+from p2p_dtfm.train.hugging_face.families import Part, family_of, own_parts, parts_of
+from p2p_dtfm.train.hugging_face.model_import import (
+    INITIAL_NAME,
+    ORIGIN_FILES,
+    ORIGIN_NAME,
+    RUN_SPEC_NAME,
+    TOKENIZER_NAME,
+    Progress,
+)
 from p2p_dtfm.train.hugging_face.tokenizer_json import tokenizer_json
+from p2p_dtfm.train.hugging_face.weights import WEIGHTS_NAME
 from p2p_dtfm.train.model.checkpoint import load_layer, read_manifest
 from p2p_dtfm.train.model.gpt import layer_count, layer_entries
+from p2p_dtfm.train.model.initial_state import initial_layer_state, initial_paths
 from p2p_dtfm.train.model.tensor_file import Entry, entry_bytes, file_bytes, write_tensors
 
-LAYER_NORM_EPSILON = 1e-5
-"""The default of torch.nn.LayerNorm, which train.model keeps."""
-
-WEIGHTS_NAME = "model.safetensors"
-CONFIGURATION_NAME = "config.json"
-TOKENIZER_NAME = "tokenizer.json"
-
-_EMBEDDING = {"token.weight": "transformer.wte.weight", "position.weight": "transformer.wpe.weight"}
-_HEAD = {
-    "norm.weight": "transformer.ln_f.weight",
-    "norm.bias": "transformer.ln_f.bias",
-    "logits.weight": "lm_head.weight",
-}
-_BLOCK = {
-    "attention_norm": "ln_1",
-    "attention_input": "attn.c_attn",
-    "attention_output": "attn.c_proj",
-    "feed_forward_norm": "ln_2",
-    "feed_forward_input": "mlp.c_fc",
-    "feed_forward_output": "mlp.c_proj",
-}
-
-Progress = Callable[[int, int], None]
-"""Bytes done, bytes in all."""
+Naming = Callable[[ModelSpec, int, str, tuple[int, ...]], list[Part]]
+_SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-class Naming(Protocol):
-    def __call__(self, model: ModelSpec, layer: int, name: str) -> tuple[str, bool]: ...
+@dataclass(frozen=True)
+class Model:
+    """What can be exported."""
+
+    spec: RunSpec
+    step: int
+    layer: Callable[[int], nn.Module]
+    """Raises `UserError` for a layer whose file is missing or damaged."""
+    origin: Path | None = None
+    """What `import` kept of the model's first directory."""
 
 
-def hugging_face_name(model: ModelSpec, layer: int, name: str) -> tuple[str, bool]:
-    """Where GPT2LMHeadModel keeps a parameter of ours, and whether transposed."""
-    if layer == 0:
-        return _EMBEDDING[name], False
-    if layer > model.layers:
-        return _HEAD[name], False
-    part, kind = name.rsplit(".", 1)
-    is_matrix = kind == "weight" and not part.endswith("norm")  # GPT-2's Conv1D is [in, out]
-    return f"transformer.h.{layer - 1}.{_BLOCK[part]}.{kind}", is_matrix
+def is_imported(directory: Path) -> bool:
+    """Whether `import` made it."""
+    return (directory / RUN_SPEC_NAME).is_file() and (directory / INITIAL_NAME).is_dir()
 
 
-def own_name(model: ModelSpec, layer: int, name: str) -> tuple[str, bool]:
-    """Our names in one file for the whole model."""
-    return f"layer.{layer}.{name}", False
+def model_in(directory: Path) -> Model:
+    """Of one step's checkpoint, or of what `import` wrote. Raises `UserError`."""
+    if not is_imported(directory):
+        manifest = read_manifest(directory)
+        return Model(
+            manifest.spec(), manifest.step, lambda layer: load_layer(directory, layer).module
+        )
+    path = directory / RUN_SPEC_NAME
+    try:
+        spec = parse_run_spec(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}", "import the model anew") from error
+    files = initial_paths(directory / INITIAL_NAME, spec)[1:]
+
+    def layer_of(layer: int) -> nn.Module:
+        try:
+            return initial_layer_state(spec, layer, files[layer]).module
+        except (OSError, PeerFault) as error:
+            raise UserError(
+                f"{files[layer]} cannot be used: {error}", "import the model anew"
+            ) from error
+
+    return Model(spec, 0, layer_of, directory / ORIGIN_NAME)
 
 
 def export_hugging_face(
-    checkpoint: Path,
+    source: Path,
     out: Path,
     tokenizer: Tokenizer | None,
     progress: Progress = lambda done_bytes, total_bytes: None,
+    imported: Path | None = None,
 ) -> None:
-    """Make the directory `out` from the checkpoint of one step. Raises `UserError`.
+    """Make the directory `out` from the checkpoint of one step, or from an imported model.
 
-    Without a tokenizer the directory holds the model alone. `out` appears whole or not at all.
+    Raises `UserError`. Without a tokenizer the directory holds the model alone; an imported model
+    takes its own along, and that of `imported`, which `import` made, goes along with a checkpoint.
+    `out` appears whole or not at all.
     """
     _require_new(out)
-    spec = read_manifest(checkpoint).spec()
+    model = model_in(source)
+    if imported is not None:
+        if not is_imported(imported):
+            raise UserError(
+                f"{imported} is no directory that import made",
+                "give the directory of the run spec, with initial/ beside it",
+            )
+        model = replace(model, origin=imported / ORIGIN_NAME)
+    family_of(model.spec.model)
+    _require_tied(model)
     temporary = out.with_name(out.name + ".partial")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        _write_model(checkpoint, temporary / WEIGHTS_NAME, hugging_face_name, progress)
-        _write_json(temporary / CONFIGURATION_NAME, configuration(spec, tokenizer))
+        _write_model(model, temporary / WEIGHTS_NAME, parts_of, progress)
         if tokenizer is not None:
             (temporary / TOKENIZER_NAME).write_bytes(tokenizer_json(tokenizer))
-            _write_json(temporary / "tokenizer_config.json", _tokenizer_configuration(spec))
+            _write_json(temporary / "tokenizer_config.json", _tokenizer_configuration(model.spec))
+        if model.origin is not None and model.origin.is_dir():
+            _copy_origin(model.origin, temporary)
+        _write_json(temporary / CONFIGURATION_NAME, configuration(model, tokenizer))
         os.replace(temporary, out)
     except OSError as error:
         raise _not_written(out, error) from error
@@ -97,7 +126,7 @@ def export_hugging_face(
 
 
 def export_safetensors(
-    checkpoint: Path,
+    source: Path,
     out: Path,
     progress: Progress = lambda done_bytes, total_bytes: None,
 ) -> None:
@@ -105,38 +134,33 @@ def export_safetensors(
     _require_new(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _write_model(checkpoint, out, own_name, progress)
+        _write_model(model_in(source), out, own_parts, progress)
     except OSError as error:
         raise _not_written(out, error) from error
 
 
-def configuration(spec: RunSpec, tokenizer: Tokenizer | None) -> dict[str, object]:
+def configuration(model: Model, tokenizer: Tokenizer | None) -> dict[str, object]:
     """The content of config.json."""
-    model = spec.model
     end = None if tokenizer is None else int(tokenizer.encode(END_OF_DOCUMENT)[0])
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": model.vocabulary,
-        "n_positions": model.context,
-        "n_embd": model.width,
-        "n_layer": model.layers,
-        "n_head": model.heads,
-        "n_inner": 4 * model.width,
-        "activation_function": "gelu_new",  # the tanh approximation
-        "layer_norm_epsilon": LAYER_NORM_EPSILON,
-        "tie_word_embeddings": False,
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-        "initializer_range": 0.02,
-        "bos_token_id": end,
-        "eos_token_id": end,
-        "use_cache": True,
-        "dtype": "float32",
-    }
+    return configuration_of(model.spec.model, end, _special_tokens(model.origin))
+
+
+def _special_tokens(origin: Path | None) -> Mapping[str, Any]:
+    """Which the model had where it came from."""
+    if origin is None:
+        return {}
+    try:
+        content = json.loads((origin / CONFIGURATION_NAME).read_bytes())
+        return {name: content[name] for name in _SPECIAL_TOKENS if name in content}
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+
+
+def _copy_origin(origin: Path, to: Path) -> None:
+    """All but the configuration, which is written anew."""
+    for name in ORIGIN_FILES:
+        if name != CONFIGURATION_NAME and (origin / name).is_file():
+            shutil.copyfile(origin / name, to / name)
 
 
 def _tokenizer_configuration(spec: RunSpec) -> dict[str, object]:
@@ -147,43 +171,55 @@ def _tokenizer_configuration(spec: RunSpec) -> dict[str, object]:
     }
 
 
-def _write_model(checkpoint: Path, path: Path, place: Naming, progress: Progress) -> None:
-    manifest = read_manifest(checkpoint)
-    spec = manifest.spec()
+def _write_model(model: Model, path: Path, place: Naming, progress: Progress) -> None:
+    spec = model.spec
     entries = [entry for layer in range(layer_count(spec)) for entry in _placed(spec, layer, place)]
     metadata = {
         "format": "pt",
-        "run": manifest.run_digest,
+        "run": spec.digest(),
         "run_name": spec.name,
-        "step": str(manifest.step),
+        "step": str(model.step),
     }
     total_bytes = file_bytes(entries, metadata)
     _require_room(path, total_bytes)
-    write_tensors(
-        path, entries, metadata, _parameters(checkpoint, spec, place, progress, total_bytes)
-    )
+    write_tensors(path, entries, metadata, _parameters(model, place, progress, total_bytes))
     progress(total_bytes, total_bytes)
 
 
 def _placed(spec: RunSpec, layer: int, place: Naming) -> list[Entry]:
-    placed = []
-    for name, shape in layer_entries(spec, layer):
-        target, is_transposed = place(spec.model, layer, name)
-        placed.append((target, shape[::-1] if is_transposed else shape))
-    return placed
+    return [
+        (part.name, part.stored_shape)
+        for name, shape in layer_entries(spec, layer)
+        for part in place(spec.model, layer, name, shape)
+    ]
 
 
 def _parameters(
-    checkpoint: Path, spec: RunSpec, place: Naming, progress: Progress, total_bytes: int
+    model: Model, place: Naming, progress: Progress, total_bytes: int
 ) -> Iterator[Tensor]:
     done_bytes = 0
-    for layer in range(layer_count(spec)):
-        state = load_layer(checkpoint, layer)
-        for name, parameter in state.module.named_parameters():
-            _, is_transposed = place(spec.model, layer, name)
-            yield parameter.t() if is_transposed else parameter
-            done_bytes += entry_bytes((name, tuple(parameter.shape)))
+    for layer in range(layer_count(model.spec)):
+        for name, parameter in model.layer(layer).named_parameters():
+            shape = tuple(parameter.shape)
+            parts = place(model.spec.model, layer, name, shape)
+            rows = [part.shape[0] for part in parts]
+            for part, tensor in zip(parts, parameter.split(rows) if rows else (), strict=True):
+                yield tensor.t() if part.is_transposed else tensor
+            done_bytes += entry_bytes((name, shape))
             progress(done_bytes, total_bytes)
+
+
+def _require_tied(model: Model) -> None:
+    """Both copies of a shared matrix are the same bits."""
+    if not model.spec.model.tied_head:
+        return
+    embedding = model.layer(0).get_parameter("token.weight")
+    head = model.layer(layer_count(model.spec) - 1).get_parameter("logits.weight")
+    if not torch.equal(embedding, head):
+        raise UserError(
+            "the head is tied to the token embedding, and their files hold unlike matrices",
+            "use another checkpoint: this one has layers of different swarms",
+        )
 
 
 def _require_new(out: Path) -> None:

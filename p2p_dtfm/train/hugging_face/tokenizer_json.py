@@ -33,7 +33,10 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
     Special tokens, such as GPT-2's <|endoftext|>, keep their numbers but are never produced: a
     text that spells one out is a text like any other.
     """
-    fix = "import a model whose tokenizer.json is a byte-level BPE, as GPT-2's is"
+    fix = (
+        "import a model whose tokenizer.json is a byte-level BPE that splits words as GPT-2's, "
+        "Llama 3's or Qwen's does; or remove the file and prepare the data with another"
+    )
     try:
         with path.open("rb") as file:
             payload = file.read(TOKENIZER_LIMIT_BYTES + 1)
@@ -69,6 +72,6 @@ def _plain(content: dict[str, Any]) -> bytes:
         "added_tokens": [],
         "truncation": None,
         "padding": None,
-        "post_processor": None,  # a ByteLevel one moves offsets only; no other is in use for GPT-2
+        "post_processor": None,  # moves offsets, or puts special tokens around a text
     }
     return json.dumps(plain).encode("utf-8")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.model.block import PastTokens
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, load_layer, read_manifest
 from p2p_dtfm.train.model.gpt import layer_count
 
@@ -21,7 +22,7 @@ class Tokenizer(Protocol):
 
     vocabulary: int
 
-    def encode(self, text: str) -> Sequence[int]: ...
+    def encode(self, text: str) -> Iterable[int]: ...
 
     def decode(self, tokens: Iterable[int]) -> str: ...
 
@@ -56,8 +57,17 @@ def stream(
         raise UserError(f"temperature {temperature} is negative", "give 0 or more, 0.8 say")
     if tokens < 0:
         raise UserError(f"{tokens} tokens cannot be generated", "give 0 or more")
-    model, context = _load_model(whole_checkpoint(checkpoint))
-    drawn = _draw(model, context, tokenizer, prompt, tokens, temperature, seed)
+    model = _load_model(whole_checkpoint(checkpoint))
+    drawn = _draw(model, tokenizer, prompt, tokens, temperature, seed)
+    return _whole_characters(tokenizer, drawn)
+
+
+def written_by(
+    layers: Sequence[nn.Module], context: int, tokenizer: Tokenizer, prompt: str, tokens: int
+) -> Iterator[str]:
+    """What a model that is in memory makes of `prompt`, piece by piece; the same each time."""
+    model = _Continuation(layers, context)
+    drawn = _draw(model, tokenizer, prompt, tokens, temperature=0.8, seed=0)
     return _whole_characters(tokenizer, drawn)
 
 
@@ -77,15 +87,40 @@ def whole_checkpoint(checkpoint: Path) -> Path:
     )
 
 
-def _load_model(directory: Path) -> tuple[nn.Sequential, int]:
+class _Continuation:
+    """The model, and what it remembers of the tokens so far."""
+
+    def __init__(self, layers: Sequence[nn.Module], context: int) -> None:
+        self.context = context
+        self._embedding, *self._blocks, self._head = layers
+        self._past: list[PastTokens] = []
+
+    @torch.no_grad()
+    def logits(self, written: list[int]) -> Tensor:
+        """Of the token after these, [vocabulary]; `written` is longer than before.
+
+        Only what is new is computed, until the context is full: then all positions change with
+        every token, and all is computed anew.
+        """
+        if not self._past or len(written) > self.context:
+            self._past = [PastTokens() for _ in self._blocks]
+        first = self._past[0].count
+        stream = torch.tensor([written[-self.context :][first:]], dtype=torch.int64)
+        stream = self._embedding(stream, first)
+        for block, past in zip(self._blocks, self._past, strict=True):
+            stream = block(stream, past)
+        found: Tensor = self._head(stream[:, -1:])[0, 0]
+        return found
+
+
+def _load_model(directory: Path) -> _Continuation:
     spec = read_manifest(directory).spec()
     layers = [load_layer(directory, layer).module for layer in range(layer_count(spec))]
-    return nn.Sequential(*layers), spec.model.context
+    return _Continuation(layers, spec.model.context)
 
 
 def _draw(
-    model: nn.Sequential,
-    context: int,
+    model: _Continuation,
     tokenizer: Tokenizer,
     prompt: str,
     tokens: int,
@@ -95,11 +130,9 @@ def _draw(
     generator = numpy.random.Generator(numpy.random.Philox(key=seed))
     written = [int(token) for token in tokenizer.encode(prompt)] or [0]
     for _ in range(tokens):
-        window = torch.tensor([written[-context:]], dtype=torch.int64)
-        with torch.no_grad():
-            logits = model(window)[0, -1, : tokenizer.vocabulary]
+        logits = model.logits(written)[: tokenizer.vocabulary]
         token = _choose(logits, temperature, float(generator.random()))
-        written = [*written[-context:], token]
+        written = [*written[-model.context :], token]
         yield token
 
 

@@ -2,9 +2,10 @@
 
 Layer 0 is the embedding, layers 1..B are the transformer blocks, layer B+1 is the final norm with
 the linear head. Running them one after the other is the whole model: token numbers
-[sequences, tokens] go in, logits [sequences, tokens, vocabulary] come out. The architecture is
-GPT-2's (Radford et al. 2019): pre-norm blocks, learned positions, tanh-approximated GELU, biases;
-but the head has a matrix of its own, since the embedding's may be held by another peer.
+[sequences, tokens] go in, logits [sequences, tokens, vocabulary] come out. The architecture is by
+default GPT-2's (Radford et al. 2019): pre-norm blocks, learned positions, tanh-approximated GELU,
+biases; `[model]` has other choices (`block`). The head has a matrix of its own, since the
+embedding's may be held by another peer; a tied one is a copy that stays equal (`stage.tied_head`).
 """
 
 import hashlib
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from p2p_dtfm.core.protocol.run_spec import ModelSpec, RunSpec
+from p2p_dtfm.core.protocol.model_spec import ModelSpec
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.block import Block, norm_over
 from p2p_dtfm.train.model.deferred_gradients import Linear
 
 STANDARD_DEVIATION = 0.02
@@ -28,45 +31,18 @@ class Embedding(nn.Module):
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
         self.token = nn.Embedding(model.vocabulary, model.width)
-        self.position = nn.Embedding(model.context, model.width)
+        self.position = None
+        if model.position == "learned":
+            self.position = nn.Embedding(model.context, model.width)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        activation: Tensor = self.token(tokens) + self.position(positions)
+    def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
+        """The first token of each sequence has position `first`."""
+        activation: Tensor = self.token(tokens)
+        if self.position is None:
+            return activation
+        positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
+        activation = activation + self.position(positions)
         return activation
-
-
-class Block(nn.Module):
-    """Causal self-attention and a feed-forward network, each added to the stream it reads."""
-
-    def __init__(self, model: ModelSpec) -> None:
-        super().__init__()
-        width = model.width
-        self.heads = model.heads
-        self.attention_norm = nn.LayerNorm(width)
-        self.attention_input = Linear(width, 3 * width)
-        self.attention_output = Linear(width, width)
-        self.feed_forward_norm = nn.LayerNorm(width)
-        self.feed_forward_input = Linear(width, 4 * width)
-        self.feed_forward_output = Linear(4 * width, width)
-
-    def forward(self, stream: Tensor) -> Tensor:
-        stream = stream + self._attend(self.attention_norm(stream))
-        hidden = self.feed_forward_input(self.feed_forward_norm(stream))
-        hidden = functional.gelu(hidden, approximate="tanh")
-        result: Tensor = stream + self.feed_forward_output(hidden)
-        return result
-
-    def _attend(self, normed: Tensor) -> Tensor:
-        sequences, tokens, width = normed.shape
-        by_head = (sequences, tokens, self.heads, width // self.heads)
-        query, key, value = (
-            part.view(by_head).transpose(1, 2)
-            for part in self.attention_input(normed).split(width, dim=2)
-        )
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        result: Tensor = self.attention_output(mixed.transpose(1, 2).reshape(normed.shape))
-        return result
 
 
 class Head(nn.Module):
@@ -74,7 +50,7 @@ class Head(nn.Module):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(model.width)
+        self.norm = norm_over(model, model.width)
         self.logits = Linear(model.width, model.vocabulary, bias=False)
 
     def forward(self, stream: Tensor) -> Tensor:
@@ -127,7 +103,10 @@ def initialise_layer(module: nn.Module, spec: RunSpec, layer: int) -> None:
             deviation = STANDARD_DEVIATION
             if name in ("attention_output.weight", "feed_forward_output.weight"):
                 deviation /= math.sqrt(2 * spec.model.layers)
-            values = _uniform_values(spec.seed, layer, name, parameter.numel(), deviation)
+            place = (layer, name)
+            if spec.model.tied_head and name == "logits.weight":
+                place = (0, "token.weight")
+            values = _uniform_values(spec.seed, *place, parameter.numel(), deviation)
             parameter.copy_(torch.from_numpy(values).view_as(parameter))
 
 

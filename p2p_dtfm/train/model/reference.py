@@ -34,6 +34,9 @@ class ReferenceRun:
         self.device = torch.device(device)
         self.model = nn.Sequential(*(_genesis_layer(spec, n) for n in range(layer_count(spec))))
         self.model.to(self.device)
+        if spec.model.tied_head:
+            shared = self.model[0].get_parameter("token.weight")
+            self.model[-1].get_submodule("logits").register_parameter("weight", shared)
         self.optimizer = torch_adam_w(spec, self.model)
 
     def losses(self, steps: int) -> Iterator[float]:

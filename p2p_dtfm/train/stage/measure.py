@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.records import NAME_LIMIT, Device, LayerTiming
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.workload import block_flops
 from p2p_dtfm.train.model.gpt import build_layer, layer_count, token_loss_sum
 from p2p_dtfm.train.model.precision import autocast
 from p2p_dtfm.train.stage.emulated import emulated_device, emulated_flops_per_s
@@ -222,10 +223,10 @@ def _affordable(
 
 def _operations(spec: RunSpec, layer: int, shape: _Shape) -> float:
     """Forward operations, up to a factor common to all shapes (as in `core.protocol.workload`)."""
-    width = spec.model.width
+    tokens = shape.sequences * shape.tokens
     is_block = 0 < layer <= spec.model.layers
-    attention = 4 * shape.tokens * width if is_block else 0
-    return shape.sequences * shape.tokens * (24.0 * width * width + attention)
+    # only blocks cost more for each token of a longer sequence
+    return float(block_flops(spec.model, tokens, shape.tokens if is_block else 0))
 
 
 def _time_once(

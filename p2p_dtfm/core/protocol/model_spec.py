@@ -1,0 +1,212 @@
+"""What model a run trains: its sizes, and the choices by which one GPT differs from another.
+
+Every choice defaults to GPT-2's, and those that are GPT-2's are not written into a run's bytes: a
+run keeps its name when this program learns another choice. `preset` in a run spec fills in those of
+a family; what is stated beside it counts.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Norm = Literal["layer", "rms"]
+Position = Literal["learned", "rope"]
+FeedForward = Literal["gelu", "swiglu"]
+Scaling = Literal["none", "linear", "dynamic", "llama3", "yarn"]
+
+
+class Section(BaseModel):
+    """A table of a run spec."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class RopeSpec(Section):
+    """Rotary positions (Su et al. 2021), and how a checkpoint stretches them to longer texts.
+
+    `linear` divides all frequencies by `factor`. `dynamic` is as without scaling up to `positions`,
+    and no sequence here is longer. `llama3` divides the low ones, `yarn` (Peng et al. 2023) goes
+    over from the high ones to the low ones by a ramp, and scales attention.
+    """
+
+    theta: float = Field(default=10000.0, gt=1, le=1e12, description="the longest wave / (2 pi)")
+    scaling: Scaling = "none"
+    factor: float = Field(default=1.0, ge=1, le=1e6)
+    positions: int = Field(
+        default=0, ge=0, le=1 << 30, description="tokens that the model is made for; 0: context"
+    )
+    original_positions: int = Field(
+        default=0, ge=0, le=1 << 30, description="llama3, yarn: before it was stretched"
+    )
+    low_frequency_factor: float = Field(default=1.0, gt=0, le=1e6, description="llama3")
+    high_frequency_factor: float = Field(default=4.0, gt=0, le=1e6, description="llama3")
+    fast_rotations: float = Field(default=32.0, gt=0, le=1e6, description="yarn: beta_fast")
+    slow_rotations: float = Field(default=1.0, gt=0, le=1e6, description="yarn: beta_slow")
+    attention_factor: float = Field(
+        default=0.0, ge=0, le=1e3, description="yarn; 0: 0.1 ln(factor) + 1"
+    )
+    whole_rotations: bool = Field(
+        default=True, description="yarn: whether the ramp's ends are rounded outwards"
+    )
+
+    @model_validator(mode="after")
+    def _means_something(self) -> "RopeSpec":
+        of = {
+            "factor": ("linear", "dynamic", "llama3", "yarn"),
+            "original_positions": ("llama3", "yarn"),
+            "low_frequency_factor": ("llama3",),
+            "high_frequency_factor": ("llama3",),
+            "fast_rotations": ("yarn",),
+            "slow_rotations": ("yarn",),
+            "attention_factor": ("yarn",),
+            "whole_rotations": ("yarn",),
+        }
+        for name, scalings in of.items():
+            is_set = getattr(self, name) != type(self).model_fields[name].default
+            if is_set and self.scaling not in scalings:
+                raise ValueError(
+                    f"{name} belongs to the scaling {' or '.join(scalings)}, not {self.scaling!r}"
+                )
+        if self.scaling in ("llama3", "yarn") and not self.original_positions:
+            raise ValueError(f"the scaling {self.scaling!r} needs original_positions")
+        if self.low_frequency_factor >= self.high_frequency_factor:
+            raise ValueError("low_frequency_factor must be less than high_frequency_factor")
+        if self.slow_rotations > self.fast_rotations:
+            raise ValueError("slow_rotations must not be more than fast_rotations")
+        return self
+
+
+class ModelSpec(Section):
+    """A GPT: pre-norm transformer blocks between a token embedding and a linear head."""
+
+    layers: int = Field(ge=1, le=1024, description="transformer blocks")
+    width: int = Field(ge=8, le=65536)
+    heads: int = Field(ge=1, le=512)
+    context: int = Field(ge=8, le=1 << 20, description="tokens in a sequence")
+    vocabulary: int = Field(ge=2, le=1 << 24)
+    initial: str = Field(
+        default="",
+        pattern="^([0-9a-f]{64})?$",
+        description="digest of given weights to start from; empty: random ones from the seed",
+    )
+    norm: Norm = "layer"
+    norm_epsilon: float = Field(default=1e-5, gt=0, le=1)
+    position: Position = "learned"
+    rope: RopeSpec = RopeSpec()
+    feed_forward: FeedForward = "gelu"
+    feed_forward_width: int = Field(default=0, ge=0, le=1 << 20, description="0: 4 times the width")
+    kv_heads: int = Field(
+        default=0, ge=0, le=512, description="heads of keys and values, which groups of heads share"
+    )
+    head_width: int = Field(default=0, ge=0, le=4096, description="0: the heads share the width")
+    attention_bias: bool = True
+    feed_forward_bias: bool = True
+    query_key_norm: bool = Field(default=False, description="of each head's queries and keys")
+    tied_head: bool = Field(
+        default=False,
+        description="the head is the token embedding: whoever trains holds the whole model",
+    )
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "ModelSpec":
+        if not self.head_width and self.width % self.heads:
+            raise ValueError(
+                f"heads ({self.heads}) must divide width ({self.width}), "
+                f"or head_width says how wide each is"
+            )
+        if self.kv_heads and self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
+        return self
+
+    @model_validator(mode="after")
+    def _choices_go_together(self) -> "ModelSpec":
+        if self.position != "rope" and self.rope != RopeSpec():
+            raise ValueError('[model.rope] is stated, and position is not "rope"')
+        if self.position == "rope" and self.each_head % 2:
+            raise ValueError(
+                f"rotary positions turn pairs of channels: heads of width {self.each_head} have "
+                f"one too many"
+            )
+        if self.rope.positions and self.context > self.rope.positions:
+            raise ValueError(
+                f"context ({self.context}) is longer than the {self.rope.positions} positions that "
+                f"the model is made for (rope.positions)"
+            )
+        if self.query_key_norm and self.norm != "rms":
+            raise ValueError('query_key_norm is an RMS norm, and norm is not "rms"')
+        return self
+
+    @property
+    def each_head(self) -> int:
+        """Channels of one head's queries, keys or values."""
+        return self.head_width or self.width // self.heads
+
+    @property
+    def query_width(self) -> int:
+        """Of all heads together."""
+        return self.heads * self.each_head
+
+    @property
+    def key_width(self) -> int:
+        """Keys of all groups together; the values are as many."""
+        return (self.kv_heads or self.heads) * self.each_head
+
+    @property
+    def hidden_width(self) -> int:
+        """What a feed-forward network widens to."""
+        return self.feed_forward_width or 4 * self.width
+
+    def stated(self) -> dict[str, Any]:
+        """All values, without choices that are the defaults: what a run's bytes hold."""
+        values = self.model_dump(mode="python")
+        for name, field in type(self).model_fields.items():
+            if name in _ALWAYS_STATED:
+                continue
+            if getattr(self, name) == field.default:
+                del values[name]
+        if "rope" in values:
+            for name, field in RopeSpec.model_fields.items():
+                if getattr(self.rope, name) == field.default:
+                    del values["rope"][name]
+        return values
+
+
+_ALWAYS_STATED = ("layers", "width", "heads", "context", "vocabulary", "initial")
+
+_LLAMA: Mapping[str, Any] = {
+    "norm": "rms",
+    "position": "rope",
+    "feed_forward": "swiglu",
+    "attention_bias": False,
+    "feed_forward_bias": False,
+}
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "gpt2": {},
+    "llama": _LLAMA,
+    "qwen3": {**_LLAMA, "norm_epsilon": 1e-6, "query_key_norm": True, "rope": {"theta": 1e6}},
+}
+"""What each family chooses. Its gated networks are by default as large as GPT-2's of two matrices:
+two thirds of four times the width, in eights."""
+
+
+def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `[model]`, `preset` taken out and what it stands for put in, unless stated.
+
+    Raises ValueError for a preset that there is not.
+    """
+    stated = dict(values)
+    name = stated.pop("preset", None)
+    if name is None:
+        return stated
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ValueError(f"preset must be one of {', '.join(map(repr, PRESETS))}")
+    filled = {**PRESETS[name], **stated}
+    chosen = PRESETS[name].get("rope")
+    if chosen is not None and isinstance(stated.get("rope"), dict):
+        filled["rope"] = {**chosen, **stated["rope"]}
+    width = filled.get("width")
+    is_gated = filled.get("feed_forward") == "swiglu"
+    if is_gated and "feed_forward_width" not in filled and isinstance(width, int):
+        filled["feed_forward_width"] = 8 * -(-width // 3)
+    return filled

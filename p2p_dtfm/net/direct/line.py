@@ -1,0 +1,278 @@
+"""One TLS connection, worked by a thread of its own, so that the event loop stays free.
+
+The thread sends from the caller's memory and receives into it: nothing is copied here. It never
+waits for one direction alone: while a write is held up, what comes is still read.
+"""
+
+import asyncio
+import collections
+import contextlib
+import os
+import select
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+
+PIECE_BYTES = 1 << 18
+"""Between two pieces others may go first, and what has come is read."""
+POSTED_LIMIT = 64
+"""Words that may wait to be written, with nobody waiting for them."""
+Bytes = bytes | bytearray | memoryview
+
+
+class Turn(Protocol):
+    """Whether somebody goes first."""
+
+    def must_wait(self) -> bool:
+        """Asked from any thread."""
+
+    async def wait(self) -> None:
+        """Until nobody goes first, but not for long."""
+
+
+class _Write:
+    __slots__ = ("future", "pieces", "turn")
+
+    def __init__(
+        self, data: Sequence[Bytes], turn: Turn | None, future: "asyncio.Future[None] | None"
+    ) -> None:
+        views = [memoryview(part) for part in data]
+        self.pieces = collections.deque(
+            view[start : start + PIECE_BYTES]
+            for view in views
+            for start in range(0, len(view), PIECE_BYTES)
+        )
+        self.turn = turn
+        self.future = future
+
+
+class _Read:
+    __slots__ = ("filled", "future", "is_due", "rest_of", "target")
+
+    def __init__(
+        self,
+        target: memoryview,
+        is_due: bool,
+        rest_of: Callable[[bytes], int] | None,
+        future: "asyncio.Future[memoryview]",
+    ) -> None:
+        self.target = target
+        self.filled = 0
+        self.is_due = is_due
+        """Its sender has promised it; else it may take as long as it likes to begin."""
+        self.rest_of = rest_of
+        self.future = future
+
+
+class Line:
+    """A connection whose handshake is done. Used from the event loop that made it.
+
+    Whatever goes wrong ends it: what waits raises `OSError`, `EOFError` or, where nothing moves
+    for `stall_s` in the middle of something, `TimeoutError`.
+    """
+
+    def __init__(
+        self, connection: ssl.SSLSocket, stall_s: float, on_end: Callable[[], None]
+    ) -> None:
+        self._connection = connection
+        self._stall_ms = int(stall_s * 1000)
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._writes: collections.deque[_Write] = collections.deque()
+        self._reads: collections.deque[_Read] = collections.deque()
+        self._closing = False
+        self._gives_way = False
+        self._lock = threading.Lock()
+        """Held while `_ended` changes or the thread is woken."""
+        self._ended: BaseException | None = None
+        self._woken, self._waking = os.pipe()
+        os.set_blocking(self._waking, False)
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
+        self._thread = threading.Thread(target=self._work, name="direct line", daemon=True)
+        self._thread.start()
+
+    async def write(self, data: Sequence[Bytes], turn: Turn | None = None) -> None:
+        """Returns once all of it is on its way, and its memory is the caller's again."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._writes.append(_Write(data, turn, future))
+        self._wake()
+        await future
+
+    async def post(self, word: bytes) -> None:
+        """Write a few bytes, without waiting for it unless many wait already."""
+        if len(self._writes) >= POSTED_LIMIT:
+            await self.write([word])
+            return
+        self._writes.append(_Write([word], None, None))
+        self._wake()
+
+    async def read_into(self, target: memoryview) -> None:
+        """Fill it with what the other side has promised."""
+        await self._read(target, True, None)
+
+    async def read(self, first_bytes: int, rest_of: Callable[[bytes], int]) -> memoryview:
+        """So many bytes, whenever they come, and as many more as `rest_of` says of them. A
+        `PeerFault` that it raises is raised here, and the line is open still."""
+        return await self._read(memoryview(bytearray(first_bytes)), False, rest_of)
+
+    async def _read(
+        self, target: memoryview, is_due: bool, rest_of: Callable[[bytes], int] | None
+    ) -> memoryview:
+        future: asyncio.Future[memoryview] = self._loop.create_future()
+        self._reads.append(_Read(target, is_due, rest_of, future))
+        self._wake()
+        return await future
+
+    def close(self) -> None:
+        """What waits raises; what was written and taken by the kernel still leaves."""
+        self._closing = True
+        self._ring()
+
+    async def closed(self, deadline_s: float) -> None:
+        """Wait for the thread, but not for ever."""
+        await asyncio.to_thread(self._thread.join, deadline_s)
+
+    def _wake(self) -> None:
+        """Raises `ConnectionResetError` when the line has ended."""
+        if not self._ring():
+            raise ConnectionResetError(str(self._ended) or repr(self._ended))
+
+    def _ring(self) -> bool:
+        """Let the thread look; False: it has ended."""
+        with self._lock:
+            if self._ended is not None:
+                return False
+            with contextlib.suppress(BlockingIOError):  # it is full of such bytes: it will look
+                os.write(self._waking, b".")
+            return True
+
+    # the thread ----------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        ended: BaseException = ConnectionAbortedError("the line was closed here")
+        try:
+            while not self._closing:
+                wrote, blocked = self._write_some()
+                read = self._read_some()
+                if not wrote and not read:
+                    self._rest(blocked)
+        except (OSError, EOFError) as failure:
+            ended = failure
+        finally:
+            self._end(ended)
+
+    def _write_some(self) -> tuple[bool, bool]:
+        """Whether anything was written, and whether the kernel takes no more."""
+        if not self._writes or self._gives_way:
+            return False, False
+        job = self._writes[0]
+        if job.turn is not None and job.turn.must_wait():
+            self._gives_way = True
+            self._tell(self._give_way, job.turn)
+            return False, False
+        try:
+            if job.pieces:
+                self._connection.send(job.pieces[0])  # all of it or, by an exception, none
+                job.pieces.popleft()
+        except ssl.SSLWantWriteError:
+            return False, True
+        if not job.pieces:
+            self._writes.popleft()
+            self._tell(_settle, job.future, None)
+        return True, False
+
+    def _read_some(self) -> bool:
+        """Whether anything was read."""
+        if not self._reads:
+            return False
+        job, has_read = self._reads[0], False
+        while job.filled < len(job.target):
+            try:
+                room = job.target[job.filled :]
+                count = int(self._connection.read(len(room), room))  # with a buffer: how many
+            except ssl.SSLWantReadError:
+                return has_read
+            if not count:
+                raise EOFError("the other side closed the line")
+            has_read = True
+            job.filled += count
+            if self._writes:
+                break
+        if job.filled == len(job.target):
+            self._filled(job)
+        return True
+
+    def _filled(self, job: _Read) -> None:
+        if job.rest_of is not None:
+            try:
+                rest_bytes, job.rest_of = job.rest_of(bytes(job.target)), None
+            except PeerFault as fault:
+                self._reads.popleft()
+                self._tell(_settle, job.future, fault)
+                return
+            if rest_bytes:
+                job.target = memoryview(bytearray(job.target) + bytes(rest_bytes))
+                return
+        self._reads.popleft()
+        self._tell(_settle, job.future, job.target)
+
+    def _rest(self, blocked: bool) -> None:
+        """Wait for the socket or the event loop. Raises `TimeoutError`."""
+        reads = self._reads[0] if self._reads else None
+        events = (select.POLLIN if reads else 0) | (select.POLLOUT if blocked else 0)
+        if events:
+            self._poll.register(self._connection, events)
+        is_due = blocked or (reads is not None and (reads.is_due or reads.filled > 0))
+        try:
+            found = self._poll.poll(self._stall_ms if is_due else None)
+        finally:
+            if events:
+                self._poll.unregister(self._connection)
+        if not found:
+            raise TimeoutError(f"nothing moved for {self._stall_ms / 1000:g} s")
+        if any(descriptor == self._woken for descriptor, _ in found):
+            os.read(self._woken, 1 << 12)
+
+    def _end(self, ended: BaseException) -> None:
+        with self._lock:
+            self._ended = ended
+            os.close(self._waking)
+        os.close(self._woken)
+        self._connection.close()
+        jobs: list[_Write | _Read] = [*self._writes, *self._reads]
+        for job in jobs:
+            self._tell(_settle, job.future, ended)
+        self._tell(self._on_end)
+
+    def _tell(self, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop has ended, and with it everybody who waits
+            self._closing = True
+
+    # on the event loop again ---------------------------------------------------------------------
+
+    def _give_way(self, turn: Turn) -> None:
+        waiting = self._loop.create_task(_wait(turn), name="gives way")
+        waiting.add_done_callback(self._goes_on)
+
+    def _goes_on(self, waiting: "asyncio.Task[None]") -> None:
+        self._gives_way = False
+        self._ring()
+
+
+async def _wait(turn: Turn) -> None:
+    await turn.wait()
+
+
+def _settle(future: "asyncio.Future[Any] | None", outcome: object) -> None:
+    if future is None or future.done():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

@@ -1,0 +1,202 @@
+"""Direct lines to those members that can be called, and from them.
+
+Who wants one shows its card over the control channel, where libp2p says whose it is, and gets the
+other's; from then on each side's TLS lets the other in. It is called at the host at which libp2p
+has a direct connection to it, and at no other: nobody is made to call a third party. Where nobody
+answers, it is tried again seldom, and libp2p carries the lanes.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.contacts.addresses import host_and_port, is_loopback
+from p2p_dtfm.net.contacts.calling import put_newest
+from p2p_dtfm.net.direct.card import read_card
+from p2p_dtfm.net.direct.line import Line
+from p2p_dtfm.net.direct.reception import HANDSHAKE_S, Reception, prepare, shake_hands
+from p2p_dtfm.net.direct.trust import Trust
+from p2p_dtfm.net.errors import Unreachable, one_line
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.port import HostPort
+from p2p_dtfm.ports import now
+
+LINES_LIMIT = 256
+"""Each has a thread and a few descriptors."""
+LINES_FROM_ONE_LIMIT = 32
+CALL_S = 3.0
+STALL_S = 60.0
+FIRST_PAUSE_S = 30.0
+LONGEST_PAUSE_S = 900.0
+AFTER_A_BREAK_S = 5.0
+PEERS_REMEMBERED = 4096
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Tries:
+    """How calling a peer has gone."""
+
+    works: bool = False
+    failures: int = 0
+    not_before_s: float = 0.0
+
+
+class DirectLines:
+    """Of one run. `await ready(accept)` before others can call."""
+
+    def __init__(
+        self, host: HostPort, run_digest: str, listen: Sequence[str], stall_s: float = STALL_S
+    ) -> None:
+        """`listen`: multiaddrs, as libp2p's; lines are taken at the port above, or any other."""
+        self._stall_s = stall_s
+        self._host = host
+        self._run_digest = run_digest
+        self._listen = listen
+        self._trust = Trust(host.identity, run_digest)
+        self._control = ControlPlane(host, self._show, name="lines")
+        self._reception: Reception | None = None
+        self._tries: dict[str, _Tries] = {}
+        self._lines: dict[Line, str] = {}
+        self._accept: Callable[[str, Line], None] = lambda peer_id, line: line.close()
+        self.port = 0
+
+    async def ready(self, accept: Callable[[str, Line], None]) -> None:
+        """Listen, and answer; `accept(peer_id, line)` is told of each that has come."""
+        self._accept = accept
+        self._reception = Reception(self._trust, self._welcome)
+        hosts, wanted_port = _where_to_listen(self._listen)
+        self.port = self._reception.listen(hosts, wanted_port)
+        self._trust.listens_at(self.port)
+        await self._control.ready()
+
+    @property
+    def are_allowed(self) -> bool:
+        """A host whose line is limited, or emulated, keeps to libp2p, where that is held to."""
+        return self._host.shaper is None and len(self._lines) < LINES_LIMIT
+
+    def wants(self, peer_id: str) -> bool:
+        """Whether calling a peer is worth a try now."""
+        tries = self._tries.get(peer_id)
+        due = tries is None or now.monotonic_s() >= tries.not_before_s
+        return due and self.are_allowed
+
+    def works(self, peer_id: str) -> bool:
+        """Whether the last call got through, and no line to it broke since."""
+        tries = self._tries.get(peer_id)
+        return tries is not None and tries.works and self.are_allowed
+
+    async def open(self, peer_id: str) -> Line:
+        """A line to a peer. Raises `Unreachable`."""
+        tries = self._tries.get(peer_id) or _Tries()
+        put_newest(self._tries, peer_id, tries, PEERS_REMEMBERED)
+        try:
+            line = await self._open(peer_id)
+        except (Unreachable, PeerFault, OSError) as error:
+            tries.works = False
+            pause_s = min(FIRST_PAUSE_S * 2**tries.failures, LONGEST_PAUSE_S)
+            tries.failures = min(tries.failures + 1, 16)
+            tries.not_before_s = now.monotonic_s() + pause_s
+            cause = error.cause if isinstance(error, Unreachable | PeerFault) else str(error)
+            cause = one_line(cause or repr(error))
+            raise Unreachable(peer_id, f"no direct line: {cause}") from error
+        if not tries.works:
+            log.info("direct lines to %s", peer_id)
+        tries.works, tries.failures, tries.not_before_s = True, 0, 0.0
+        return line
+
+    def broke(self, peer_id: str) -> None:
+        """A line that was open has ended: libp2p for a moment, then it is tried again."""
+        tries = self._tries.get(peer_id)
+        if tries is not None:
+            tries.works = False
+            tries.not_before_s = max(tries.not_before_s, now.monotonic_s() + AFTER_A_BREAK_S)
+
+    async def close(self) -> None:
+        if self._reception is not None:
+            self._reception.close()
+        await self._control.close()
+        lines = list(self._lines)
+        for line in lines:
+            line.close()
+        await asyncio.gather(*(line.closed(CALL_S) for line in lines))
+
+    # who is who ----------------------------------------------------------------------------------
+
+    async def _show(self, sender: str, body: bytes) -> bytes:
+        """Somebody shows its card, and is shown ours. Raises `PeerFault`."""
+        if not self.are_allowed:
+            raise PeerFault("no direct lines here", sender)
+        self._trust.add(sender, read_card(body, sender, self._run_digest, now.wall_s()))
+        return encode(self._trust.own().card)
+
+    async def _open(self, peer_id: str) -> Line:
+        if not self.are_allowed:
+            raise Unreachable(peer_id, "no direct lines from here")
+        address = await self._host.direct_address(peer_id)
+        if address is None:
+            raise Unreachable(peer_id, "it is only reached through a relay")
+        if is_loopback(address) and not self._host.is_only_local:
+            raise Unreachable(peer_id, "its connection was joined to ours here")
+        body = await self._control.call(peer_id, encode(self._trust.own().card), CALL_S)
+        card = read_card(body, peer_id, self._run_digest, now.wall_s())
+        if not card.port:
+            raise Unreachable(peer_id, "it takes none")
+        self._trust.add(peer_id, card)
+        return await self._dial(peer_id, host_and_port(address)[0], card.port)
+
+    async def _dial(self, peer_id: str, host: str, port: int) -> Line:
+        raw = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        connection: socket.socket = raw
+        try:
+            raw.setblocking(False)
+            prepare(raw)
+            async with asyncio.timeout(CALL_S):
+                await asyncio.get_running_loop().sock_connect(raw, (host, port))
+            secured = connection = self._trust.wrap(raw, is_server=False)
+            async with asyncio.timeout(HANDSHAKE_S):
+                await shake_hands(secured)
+            if self._trust.owner_of(secured) != peer_id:
+                raise Unreachable(peer_id, "another peer answered")
+            return self._line(peer_id, secured)
+        except TimeoutError as error:
+            connection.close()
+            raise Unreachable(peer_id, f"nobody answers at port {port}") from error
+        except BaseException:
+            connection.close()
+            raise
+
+    def _line(self, peer_id: str, connection: ssl.SSLSocket) -> Line:
+        def ended() -> None:
+            self._lines.pop(line, None)
+
+        line = Line(connection, self._stall_s, ended)
+        self._lines[line] = peer_id
+        return line
+
+    def _welcome(self, peer_id: str, connection: ssl.SSLSocket) -> None:
+        count = sum(1 for whose in self._lines.values() if whose == peer_id)
+        if count >= LINES_FROM_ONE_LIMIT or not self.are_allowed:
+            connection.close()
+            return
+        self._accept(peer_id, self._line(peer_id, connection))
+
+
+def _where_to_listen(addresses: Sequence[str]) -> tuple[tuple[str, ...], int]:
+    """Hosts of TCP addresses, and the port above the first one's; 0: any."""
+    hosts: dict[str, None] = {}
+    wanted_port = 0
+    for address in addresses:
+        parts = address.strip("/").split("/")
+        if parts[0] not in ("ip4", "ip6") or parts[2] != "tcp":
+            continue
+        hosts.setdefault(parts[1])
+        port = int(parts[3])
+        wanted_port = wanted_port or (port + 1 if 0 < port < 65535 else 0)
+    return tuple(hosts), wanted_port

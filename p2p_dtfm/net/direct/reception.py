@@ -1,0 +1,178 @@
+"""Who waits at the listener: few at a time, and not for long.
+
+Whoever has not shown a trusted certificate costs a descriptor and a task. They are at most
+`WAITING_LIMIT`; of more, the one that has waited longest goes, of the host that has most of them
+there. They are taken in a few at a time, so that a crowd costs this process little.
+"""
+
+import asyncio
+import collections
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+
+from p2p_dtfm.net.direct.trust import Trust
+
+WAITING_LIMIT = 32
+HANDSHAKE_S = 5.0
+BACKLOG = 128
+AT_ONCE = 8
+PAUSE_S = 0.02
+"""After so many at once: 400 a second at most."""
+KEEPALIVE_S = (15, 5, 4)
+"""Silent for so long, then asked every so often, and gone after so many times."""
+UNACKNOWLEDGED_MS = 35_000
+
+Welcome = Callable[[str, ssl.SSLSocket], None]
+log = logging.getLogger(__name__)
+
+
+class Reception:
+    """Listens, and hands on whoever TLS has let in: `welcome(peer_id, connection)`."""
+
+    def __init__(self, trust: Trust, welcome: Welcome) -> None:
+        self._trust = trust
+        self._welcome = welcome
+        self._listeners: list[socket.socket] = []
+        self._waiting: dict[asyncio.Task[None], str] = {}
+        """In the order of their coming, with the host that they come from."""
+        self._loop = asyncio.get_running_loop()
+        self._paused: set[asyncio.TimerHandle] = set()
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    def listen(self, hosts: tuple[str, ...], wanted_port: int) -> int:
+        """The port, the same for all hosts; 0 where none of them is this machine's."""
+        port = wanted_port
+        for host in hosts:
+            listener = _listener(host, port) or (
+                _listener(host, 0) if not self._listeners else None
+            )
+            if listener is None:
+                log.info("no direct lines at %s", host)
+                continue
+            port = listener.getsockname()[1]
+            self._listeners.append(listener)
+            self._open(listener)
+        return port if self._listeners else 0
+
+    def close(self) -> None:
+        """Whoever waits is sent away."""
+        for timer in self._paused:
+            timer.cancel()
+        for listener in self._listeners:
+            self._loop.remove_reader(listener)
+            listener.close()
+        self._listeners.clear()
+        for task in self._waiting:
+            task.cancel()
+
+    def _open(self, listener: socket.socket) -> None:
+        if listener in self._listeners:
+            self._loop.add_reader(listener, self._take_in, listener)
+
+    def _take_in(self, listener: socket.socket) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                connection, far_end = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # no descriptor left, or it went away meanwhile
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    break
+                continue
+            self._receive(connection, str(far_end[0]))
+        self._loop.remove_reader(listener)
+        timer = self._loop.call_later(PAUSE_S, lambda: self._after_pause(listener))
+        self._paused = {timer, *(t for t in self._paused if t.when() > self._loop.time())}
+
+    def _after_pause(self, listener: socket.socket) -> None:
+        self._open(listener)
+
+    def _receive(self, connection: socket.socket, host: str) -> None:
+        if len(self._waiting) >= WAITING_LIMIT:
+            crowd, _ = collections.Counter(self._waiting.values()).most_common(1)[0]
+            oldest = next(task for task, its in self._waiting.items() if its == crowd)
+            del self._waiting[oldest]
+            oldest.cancel()
+        task = self._loop.create_task(self._greet(connection), name="direct line, unknown")
+        self._waiting[task] = host
+        task.add_done_callback(lambda done: self._waiting.pop(done, None))
+
+    async def _greet(self, raw: socket.socket) -> None:
+        connection: ssl.SSLSocket | socket.socket = raw
+        try:
+            raw.setblocking(False)
+            prepare(raw)
+            secured = connection = self._trust.wrap(raw, is_server=True)
+            async with asyncio.timeout(HANDSHAKE_S):
+                await shake_hands(secured)
+            peer_id = self._trust.owner_of(secured)
+            if peer_id is not None:
+                self._welcome(peer_id, secured)
+                connection = socket.socket()  # it is somebody else's now
+        except OSError as error:  # TimeoutError and ssl.SSLError are such
+            log.debug("a direct line was not made: %s", error)
+        finally:
+            connection.close()
+
+
+def _listener(host: str, port: int) -> socket.socket | None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.setblocking(False)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        return None
+    return listener
+
+
+def prepare(connection: socket.socket) -> None:
+    """Small words leave at once, and who has vanished is noticed while nothing is said."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+    for name, value in zip(names, (*KEEPALIVE_S, UNACKNOWLEDGED_MS), strict=True):
+        if hasattr(socket, name):  # not every system has all of them
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+async def shake_hands(connection: ssl.SSLSocket) -> None:
+    """In steps, without holding up the event loop. Raises `OSError`."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            connection.do_handshake()
+            return
+        except ssl.SSLWantReadError:
+            await _ready(connection, loop.add_reader, loop.remove_reader)
+        except ssl.SSLWantWriteError:
+            await _ready(connection, loop.add_writer, loop.remove_writer)
+
+
+async def _ready(
+    connection: ssl.SSLSocket,
+    watch: Callable[..., None],
+    leave: Callable[[ssl.SSLSocket], bool],
+) -> None:
+    ready = asyncio.Event()
+    watch(connection, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        leave(connection)
+
+
+Accept = Callable[[str, ssl.SSLSocket], Awaitable[None]]

@@ -1,0 +1,95 @@
+"""Whom TLS lets in: the certificates of those who have shown theirs, and nothing else.
+
+Both sides show one, TLS 1.3 only. There is no authority: each certificate is trusted by itself, and
+after the handshake its fingerprint says whose it is.
+"""
+
+import socket
+import ssl
+import tempfile
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.net.direct.card import Card, OwnCard, fingerprint_of
+from p2p_dtfm.ports import now
+
+CARDS_LIMIT = 1024
+"""Of those who have shown theirs last."""
+
+
+class Trust:
+    """This peer's card, and those of others."""
+
+    def __init__(self, identity: Identity, run_digest: str) -> None:
+        self._identity = identity
+        self._run_digest = run_digest
+        self._port = 0
+        self._own: OwnCard | None = None
+        self._cards: dict[str, Card] = {}
+        self._owners: dict[bytes, str] = {}
+        self._contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
+
+    def listens_at(self, port: int) -> None:
+        """From now on this is told."""
+        self._port, self._own, self._contexts = port, None, None
+
+    def own(self) -> OwnCard:
+        """Renewed now and then."""
+        now_s = now.wall_s()
+        if self._own is None or now_s >= self._own.renewed_at_s:
+            self._own = OwnCard(self._identity, self._run_digest, self._port, now_s)
+            self._contexts = None
+        return self._own
+
+    def add(self, peer_id: str, card: Card) -> None:
+        """From now on this is the only certificate of `peer_id`. Raises `PeerFault` for one that
+        is another's."""
+        if self._owners.get(card.fingerprint, peer_id) != peer_id:
+            raise PeerFault("a certificate that another peer has shown", peer_id)
+        before = self._cards.pop(peer_id, None)
+        if before is None or before.certificate != card.certificate:
+            self._contexts = None
+        if before is not None:
+            del self._owners[before.fingerprint]
+        self._cards[peer_id] = card
+        self._owners[card.fingerprint] = peer_id
+        while len(self._cards) > CARDS_LIMIT:
+            self.drop(next(iter(self._cards)))
+
+    def drop(self, peer_id: str) -> None:
+        """A peer is let in no more."""
+        card = self._cards.pop(peer_id, None)
+        if card is not None:
+            del self._owners[card.fingerprint]
+            self._contexts = None
+
+    def owner_of(self, connection: ssl.SSLSocket) -> str | None:
+        """Whose certificate the other side has shown."""
+        shown = connection.getpeercert(binary_form=True)
+        return None if shown is None else self._owners.get(fingerprint_of(shown))
+
+    def wrap(self, connection: socket.socket, is_server: bool) -> ssl.SSLSocket:
+        """For a handshake in steps."""
+        self.own()
+        if self._contexts is None:
+            self._contexts = (self._context(False), self._context(True))
+        return self._contexts[is_server].wrap_socket(
+            connection, server_side=is_server, do_handshake_on_connect=False
+        )
+
+    def _context(self, is_server: bool) -> ssl.SSLContext:
+        protocol = ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        if is_server:
+            context.num_tickets = 0  # nothing is resumed
+        with tempfile.NamedTemporaryFile() as file:  # mode 0600, for as long as it is read
+            file.write(self.own().pem)
+            file.flush()
+            context.load_cert_chain(file.name)
+        if self._cards:
+            certificates = b"".join(card.certificate for card in self._cards.values())
+            context.load_verify_locations(cadata=certificates)
+        return context

@@ -1,0 +1,249 @@
+"""The receiving side of all lanes: hellos, frames in their order, and counts of what was taken."""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+
+import msgspec
+
+from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.direct.line import Line
+from p2p_dtfm.net.door import Door
+from p2p_dtfm.net.errors import Unreachable, one_line
+from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
+from p2p_dtfm.net.libp2p.port import HostPort, Writer
+from p2p_dtfm.net.streams.bulk_settings import STRIPES_LIMIT, BulkLimits, BulkListeners
+from p2p_dtfm.net.streams.byte_room import ByteRoom
+from p2p_dtfm.net.streams.frames import WHOLE, FrameHeader
+from p2p_dtfm.net.streams.reassembly import Reassembly
+from p2p_dtfm.net.streams.stripes import COUNT, HANG_UP, LENGTH
+from p2p_dtfm.net.streams.wire import LineWire, StreamWire, Wire
+
+LANES = ("forward", "backward", "reduce", "state")
+BULK_VERSION = 2
+HELLO_DEADLINE_S = 10.0
+STREAMS_LIMIT = 1024
+_HELLO_LIMIT_BYTES = 1024
+_LINGER_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class LaneHello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The first message of a bulk stream."""
+
+    version: int
+    run_digest: str
+    lane: str
+    session: int
+    """Names this opening of the lane: a lane's later stripes say to which they belong."""
+    stripe: int
+
+
+class Superseded(EOFError):
+    """A stream came too late to matter."""
+
+
+class IncomingLane:
+    """The streams of one lane of one sender; the first that fails ends them all."""
+
+    def __init__(self, name: str, session: int, reassembly: Reassembly) -> None:
+        self.name = name
+        self.session = session
+        self.wires: set[Wire] = set()
+        self.reassembly = reassembly
+        self.turn = asyncio.Lock()
+        self._failed = False
+
+    def fail(self) -> bool:
+        """Whether this is the first failure: the others follow from it."""
+        first, self._failed = not self._failed, True
+        return first
+
+    def close(self) -> None:
+        self.reassembly.close()
+        for wire in self.wires:
+            wire.close()
+
+
+class IncomingLanes:
+    """All lanes to this peer, by sender and name."""
+
+    def __init__(
+        self,
+        host: HostPort,
+        run_digest: str,
+        listeners: BulkListeners,
+        limits: BulkLimits,
+        room: ByteRoom,
+    ) -> None:
+        """`room` is for what all senders have announced."""
+        self.listeners = listeners
+        self.lanes: dict[tuple[str, str], IncomingLane] = {}
+        self._host = host
+        self._run_digest = run_digest
+        self._limits = limits
+        self._room = room
+        self._arriving: set[asyncio.Task[None]] = set()
+
+    def disconnect(self, peer_id: str) -> None:
+        """Close all lanes from a peer."""
+        for (peer, _), lane in list(self.lanes.items()):
+            if peer == peer_id:
+                lane.close()
+
+    def close(self) -> None:
+        for lane in list(self.lanes.values()):
+            lane.close()
+        for task in self._arriving:
+            task.cancel()
+
+    async def accept_stream(
+        self, sender: str, reader: asyncio.StreamReader, writer: Writer
+    ) -> None:
+        """One through libp2p, which the host has let in."""
+        await self._accept(sender, StreamWire(reader, writer), None)
+
+    def accept_line(self, sender: str, line: Line) -> None:
+        """A direct line, of one whom TLS has let in."""
+        work = self._accept(sender, LineWire(line), self._host.door)
+        task = asyncio.create_task(work, name="direct line, incoming")
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
+
+    async def _accept(self, sender: str, wire: Wire, door: Door | None) -> None:
+        """`door`: still to be asked, once it is known which lane this is."""
+        lane: IncomingLane | None = None
+        with contextlib.ExitStack() as leaving:
+            try:
+                lane = await self._greet(sender, wire, door, leaving)
+                await self._receive(sender, lane, wire)
+            except PeerFault as fault:
+                if lane is None or lane.fail():
+                    self.listeners.fault(sender, PeerFault(fault.cause, sender))
+                await _hang_up(wire, fault.cause)
+            except (TimeoutError, *CONNECTION_ERRORS) as error:
+                if lane is not None and lane.fail():
+                    cause = one_line(str(error) or repr(error))
+                    self.listeners.lost(sender, lane.name, Unreachable(sender, cause))
+            except Exception:
+                log.exception("bug while taking a frame from %s", sender)
+                await _hang_up(wire, "internal error")
+            finally:
+                if lane is not None:
+                    lane.wires.discard(wire)
+                    lane.close()  # its stripes live and end together
+                    if self.lanes.get((sender, lane.name)) is lane:
+                        del self.lanes[sender, lane.name]
+                wire.close()
+
+    async def _greet(
+        self, sender: str, wire: Wire, door: Door | None, leaving: contextlib.ExitStack
+    ) -> IncomingLane:
+        async with asyncio.timeout(HELLO_DEADLINE_S):
+            (length,) = LENGTH.unpack(await wire.read(LENGTH.size))
+            if length > _HELLO_LIMIT_BYTES:
+                raise PeerFault(f"a hello of {length} bytes")
+            hello = decode(await wire.read(length), LaneHello, _HELLO_LIMIT_BYTES)
+        self._check(hello)
+        if door is not None:
+            leave = door.enter(sender, f"lane {hello.lane}", 0)
+            if isinstance(leave, str):
+                raise EOFError(f"not let in: {leave}")
+            leaving.callback(leave)
+        lane = self._lane_of(sender, hello)
+        lane.wires.add(wire)
+        await wire.write(COUNT.pack(0))
+        return lane
+
+    def _check(self, hello: LaneHello) -> None:
+        if hello.version != BULK_VERSION:
+            raise PeerFault(
+                f"bulk protocol {hello.version} meets {BULK_VERSION}: one of the two must update"
+            )
+        if hello.run_digest != self._run_digest:
+            raise PeerFault(
+                f"run {one_line(hello.run_digest[:12])} meets run {self._run_digest[:12]}"
+            )
+        if hello.lane not in LANES:
+            raise PeerFault(f"the unknown lane {one_line(hello.lane[:32])!r}")
+        if not 0 <= hello.stripe < STRIPES_LIMIT or not 0 <= hello.session < 1 << 63:
+            raise PeerFault(f"stripe {hello.stripe} of session {hello.session}")
+
+    def _lane_of(self, sender: str, hello: LaneHello) -> IncomingLane:
+        """The lane that a stream belongs to; its first stripe begins a new one."""
+        key = (sender, hello.lane)
+        previous = self.lanes.get(key)
+        if hello.stripe:
+            if previous is None or previous.session != hello.session:
+                raise Superseded("a stripe of a lane that is no more")
+            if len(previous.wires) >= STRIPES_LIMIT:
+                raise PeerFault(f"more than {STRIPES_LIMIT} stripes")
+            return previous
+        if previous is None and len(self.lanes) >= STREAMS_LIMIT:
+            raise PeerFault(f"already {STREAMS_LIMIT} bulk streams are open here")
+        if previous is not None:  # the sender started anew; what hangs there is of its past
+            previous.fail()  # which is no loss of which anybody has to hear
+            previous.close()
+        limit = max(self._limits.window_bytes, self._limits.frames.payload_bytes)
+        lane = self.lanes[key] = IncomingLane(
+            hello.lane, hello.session, Reassembly(limit, sender, self._room)
+        )
+        return lane
+
+    async def _receive(self, sender: str, lane: IncomingLane, wire: Wire) -> None:
+        accepted = 0
+        while True:
+            await self._take_frame(sender, lane, wire)
+            accepted += 1
+            async with asyncio.timeout(self._limits.stall_s):
+                await wire.write(COUNT.pack(accepted))
+
+    async def _take_frame(self, sender: str, lane: IncomingLane, wire: Wire) -> None:
+        taken_bytes = 0
+
+        async def admit(header: FrameHeader) -> None:
+            nonlocal taken_bytes
+            self.listeners.admit(sender, lane.name, header)
+            if header.part == WHOLE:  # else the whole frame counts while it is put together
+                await self._room.take(sender, header.payload_bytes, self._limits.stall_s)
+                taken_bytes = header.payload_bytes
+
+        try:
+            frame = await wire.read_frame(self._limits.frames, self._limits.stall_s, admit)
+            if frame is None:
+                raise EOFError("the sender closed the stream")
+            header, payload = frame
+            del frame
+            if header.part == WHOLE:
+                await self._deliver(sender, lane, header, payload)
+            elif (whole := await lane.reassembly.add(header, payload)) is not None:
+                del payload
+                try:
+                    await self._deliver(sender, lane, *whole)
+                finally:
+                    lane.reassembly.release(whole[0])
+        finally:
+            if taken_bytes:
+                self._room.give_back(sender, taken_bytes)
+
+    async def _deliver(
+        self, sender: str, lane: IncomingLane, header: FrameHeader, payload: bytearray
+    ) -> None:
+        async with lane.turn:
+            outcome = self.listeners.frame(sender, header, payload)
+            if inspect.isawaitable(outcome):
+                await outcome
+
+
+async def _hang_up(wire: Wire, cause: str) -> None:
+    """Say why, and wait shortly for the other side to close: closing first would lose the text."""
+    text = one_line(cause).encode()[:_HELLO_LIMIT_BYTES]
+    try:
+        async with asyncio.timeout(_LINGER_S):
+            await wire.write(COUNT.pack(HANG_UP) + LENGTH.pack(len(text)) + text)
+            await wire.rest()
+    except (TimeoutError, *CONNECTION_ERRORS):
+        return

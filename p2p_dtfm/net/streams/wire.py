@@ -1,0 +1,221 @@
+"""The port between lanes and what carries them: a stream through libp2p, or a direct line.
+
+Words (hellos, verdicts, counts, reasons) are a few bytes; frames are what the lanes are for. A wire
+is used by one reader and, for frames, by one writer at a time.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from p2p_dtfm.net.direct.line import Line, Turn
+from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.libp2p.port import HostPort, Writer
+from p2p_dtfm.net.streams.bulk_settings import STRIPES_LIMIT
+from p2p_dtfm.net.streams.frames import (
+    PREFIX_BYTES,
+    FrameHeader,
+    FrameLimits,
+    parse_header,
+    parse_prefix,
+    read_frame,
+)
+
+Admit = Callable[[FrameHeader], Awaitable[None]]
+SLOWEST_BYTES_PER_S = 4096
+"""A frame that comes over a line more slowly than this, and `stall_s` besides, is given up."""
+DIRECT_STRIPES_LIMIT = 4
+_WRITE_BYTES = 1 << 18
+_JOINED_BYTES = 1 << 14
+_STREAM_BUFFER_BYTES = 1 << 20
+
+
+class Wire(Protocol):
+    """One stream of a lane. What breaks raises one of `CONNECTION_ERRORS`, or `TimeoutError`."""
+
+    seals: bool
+    """What arrives is what was sent, to the bit: frames need no checksum."""
+
+    async def read(self, size_bytes: int) -> bytes:
+        """A word of exactly so many bytes, whenever it comes."""
+        ...
+
+    async def write(self, word: bytes) -> None:
+        """A word; waits only while many wait to be written."""
+
+    async def read_frame(
+        self, limits: FrameLimits, stall_s: float, admit: Admit
+    ) -> tuple[FrameHeader, bytearray] | None:
+        """The next frame, or None at a clean end. `admit` sees each header before memory is taken
+        for what follows it; it may wait, or raise. Raises `PeerFault` for a wrong frame."""
+        ...
+
+    async def write_frame(
+        self, start: bytes, payload: memoryview, turn: Turn, stall_s: float
+    ) -> None:
+        """Once it returns, the payload's memory is the caller's again. Others go first where
+        `turn` says so."""
+
+    async def rest(self) -> None:
+        """Read and forget until the other side has closed."""
+
+    def close(self) -> None: ...
+
+
+class StreamWire:
+    """Through libp2p."""
+
+    seals = False
+
+    def __init__(self, reader: asyncio.StreamReader, writer: Writer) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def read(self, size_bytes: int) -> bytes:
+        return await self.reader.readexactly(size_bytes)
+
+    async def write(self, word: bytes) -> None:
+        self.writer.write(word)
+        await self.writer.drain()
+
+    async def read_frame(
+        self, limits: FrameLimits, stall_s: float, admit: Admit
+    ) -> tuple[FrameHeader, bytearray] | None:
+        widen(self.reader)
+        return await read_frame(self.reader, limits, stall_s, admit)
+
+    async def write_frame(
+        self, start: bytes, payload: memoryview, turn: Turn, stall_s: float
+    ) -> None:
+        # a drain then means that nothing of the caller's payload is referred to any more
+        self.writer.transport.set_write_buffer_limits(high=0)
+        first = min(payload.nbytes, _JOINED_BYTES)  # small frames in one write
+        await self._write_piece(start + payload[:first], turn, stall_s)
+        for offset in range(first, payload.nbytes, _WRITE_BYTES):
+            await self._write_piece(payload[offset : offset + _WRITE_BYTES], turn, stall_s)
+
+    async def _write_piece(self, piece: bytes | memoryview, turn: Turn, stall_s: float) -> None:
+        await turn.wait()
+        if self.writer.is_closing():
+            raise ConnectionResetError("the stream was closed")
+        self.writer.write(piece)
+        async with asyncio.timeout(stall_s):
+            await self.writer.drain()
+
+    async def rest(self) -> None:
+        while await self.reader.read(_WRITE_BYTES):
+            pass
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class LineWire:
+    """A direct line."""
+
+    seals = True
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+
+    async def read(self, size_bytes: int) -> bytes:
+        return bytes(await self.line.read(size_bytes, _nothing_more))
+
+    async def write(self, word: bytes) -> None:
+        await self.line.post(word)
+
+    async def read_frame(
+        self, limits: FrameLimits, stall_s: float, admit: Admit
+    ) -> tuple[FrameHeader, bytearray] | None:
+        try:
+            head = await self.line.read(PREFIX_BYTES, parse_prefix)
+        except EOFError:
+            return None
+        header = parse_header(bytes(head[PREFIX_BYTES:]), limits)
+        await admit(header)
+        payload = bytearray(header.following_bytes)
+        async with asyncio.timeout(stall_s + len(payload) / SLOWEST_BYTES_PER_S):
+            await self.line.read_into(memoryview(payload))
+        return header, payload
+
+    async def write_frame(
+        self, start: bytes, payload: memoryview, turn: Turn, stall_s: float
+    ) -> None:
+        first = min(payload.nbytes, _JOINED_BYTES)
+        await self.line.write((start + payload[:first], payload[first:]), turn)
+
+    async def rest(self) -> None:
+        room = memoryview(bytearray(_JOINED_BYTES))
+        while True:
+            await self.line.read_into(room)
+
+    def close(self) -> None:
+        self.line.close()
+
+
+def _nothing_more(word: bytes) -> int:
+    return 0
+
+
+def widen(reader: asyncio.StreamReader) -> None:
+    """Let a stream buffer as much as one read takes, or each read pauses and resumes the socket."""
+    reader._limit = _STREAM_BUFFER_BYTES  # type: ignore[attr-defined]
+
+
+class Way(Protocol):
+    """How new wires come to be."""
+
+    is_direct: bool
+    most_stripes: int
+
+    async def open(self, peer_id: str, protocol: str, deadline_s: float) -> Wire:
+        """Raises `Unreachable`."""
+        ...
+
+
+class StreamWay:
+    """Streams of a host."""
+
+    is_direct = False
+    most_stripes = STRIPES_LIMIT
+
+    def __init__(self, host: HostPort) -> None:
+        self._host = host
+
+    async def open(self, peer_id: str, protocol: str, deadline_s: float) -> Wire:
+        return StreamWire(*await self._host.open_stream(peer_id, protocol, deadline_s))
+
+
+class Lines(Protocol):
+    """What lanes need of `net.direct.lines.DirectLines`."""
+
+    async def ready(self, accept: Callable[[str, Line], None]) -> None: ...
+
+    def wants(self, peer_id: str) -> bool: ...
+
+    def works(self, peer_id: str) -> bool: ...
+
+    async def open(self, peer_id: str) -> Line:
+        """Raises `Unreachable`."""
+        ...
+
+    def broke(self, peer_id: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class LineWay:
+    """Direct lines."""
+
+    is_direct = True
+    most_stripes = DIRECT_STRIPES_LIMIT
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+
+    async def open(self, peer_id: str, protocol: str, deadline_s: float) -> Wire:
+        try:
+            async with asyncio.timeout(deadline_s):
+                return LineWire(await self._lines.open(peer_id))
+        except TimeoutError as error:
+            raise Unreachable(peer_id, f"no direct line within {deadline_s:g} s") from error

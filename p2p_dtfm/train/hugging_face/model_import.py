@@ -1,0 +1,305 @@
+"""A model of Hugging Face's as the start of a run.
+
+run.toml         the run spec
+initial/         the weights, by layer
+tokenizer.json   the tokenizer as this program reads it
+origin/          what else the model's directory says: configuration, tokenizer, special tokens
+"""
+
+import json
+import math
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.train.data.tokenizer import Tokenizer
+from p2p_dtfm.train.hugging_face.configuration import (
+    CONFIGURATION_NAME,
+    Configuration,
+    read_configuration,
+)
+from p2p_dtfm.train.hugging_face.families import (
+    HEAD_NAME,
+    PREFIXES,
+    TOKEN_NAMES,
+    Part,
+    parts_of,
+)
+from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
+from p2p_dtfm.train.hugging_face.weights import Weights
+from p2p_dtfm.train.model.gpt import layer_count, layer_entries
+from p2p_dtfm.train.model.initial_state import write_initial
+
+RUN_SPEC_NAME = "run.toml"
+INITIAL_NAME = "initial"
+ORIGIN_NAME = "origin"
+TOKENIZER_NAME = "tokenizer.json"
+ORIGIN_FILES = (
+    CONFIGURATION_NAME,
+    "generation_config.json",
+    TOKENIZER_NAME,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+)
+LONGEST_CONTEXT = 1024
+"""Of a run whose founder does not say: models with rotary positions are made for far longer
+sequences than ordinary computers can train."""
+_FILE_LIMIT_BYTES = 64 << 20
+_SPEC = """\
+# Goes on from {origin}.
+#
+# initial/ holds its weights: keep it beside this file until the run is founded. Newcomers fetch
+# what they need from the peers.
+name = "{name}"
+total_steps = {total_steps}
+
+{model}
+[batch]
+global_batch = {global_batch}
+microbatch = {microbatch}
+
+[optimizer]
+peak_learning_rate = {learning_rate!r}
+final_learning_rate = {final_learning_rate!r}
+warmup_steps = {warmup_steps}
+
+[data]
+source = {data}
+
+[evaluation]
+sequences = {evaluation_sequences}
+"""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train on; the file that `import` writes can be edited afterwards."""
+
+    data: str
+    total_steps: int
+    global_batch: int
+    microbatch: int
+    learning_rate: float
+    context: int = 0
+    """Tokens in a sequence; 0: all that the model is made for, but not more than 1024 where its
+    positions are rotary."""
+    untie: bool = False
+    """A head that is the token embedding becomes a matrix of its own."""
+
+
+Progress = Callable[[int, int], None]
+"""Bytes done, bytes in all."""
+
+
+def import_hugging_face(
+    directory: Path,
+    out: Path,
+    name: str,
+    training: Training,
+    progress: Progress = lambda done_bytes, total_bytes: None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> RunSpec:
+    """Make `out` with a run spec, the weights and, if there is one, the tokenizer.
+
+    `tell` hears what is not as it was there. Returns the run spec. Raises `UserError` for a model
+    that cannot be trained here or is damaged; `out` appears whole or not at all.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists already", "choose a new directory for --out")
+    configuration = read_configuration(directory / CONFIGURATION_NAME)
+    draft = _draft(configuration, directory, name, training, tell)
+    tokenizer = _tokenizer(directory, draft)
+    temporary = out.with_name(out.name + ".partial")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        given = _Given(directory, configuration, draft)
+        initial = write_initial(
+            temporary / INITIAL_NAME, draft, _told(draft, given.parameters, progress)
+        )
+        text = _spec_text(draft, directory, training, initial.digest())
+        if tokenizer is not None:
+            (temporary / TOKENIZER_NAME).write_bytes(tokenizer.to_bytes())
+        _copy_origin(directory, temporary / ORIGIN_NAME)
+        (temporary / RUN_SPEC_NAME).write_text(text, encoding="utf-8")
+        os.replace(temporary, out)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {out}: {error.strerror or error}",
+            "choose a directory that you may write to for --out, with enough space",
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return parse_run_spec(tomllib.loads(text), str(out / RUN_SPEC_NAME))
+
+
+def _draft(
+    configuration: Configuration,
+    directory: Path,
+    name: str,
+    training: Training,
+    tell: Callable[[str], None],
+) -> RunSpec:
+    """The run spec without the weights' digest. Raises `UserError` for what no model can be."""
+    model = {**configuration.model, "context": _context(configuration, training, tell)}
+    if "rope" in model and model["context"] != configuration.positions:
+        model["rope"] = {**model["rope"], "positions": configuration.positions}
+    if configuration.is_tied:
+        model["tied_head"] = not training.untie
+        tell(
+            "its head is tied to the token embedding; here it starts as a copy of it, and is "
+            "trained as a matrix of its own"
+            if training.untie
+            else "its head is its token embedding, so whoever trains it holds the whole model; "
+            "--untie gives the head a matrix of its own"
+        )
+    values = {
+        "name": name or run_name(directory.resolve().name),
+        "total_steps": training.total_steps,
+        "model": model,
+        "batch": {"global_batch": training.global_batch, "microbatch": training.microbatch},
+        "optimizer": {"peak_learning_rate": training.learning_rate},
+        "evaluation": {"sequences": _evaluation_sequences(training)},
+    }
+    return parse_run_spec(values, str(directory / CONFIGURATION_NAME))
+
+
+def _context(configuration: Configuration, training: Training, tell: Callable[[str], None]) -> int:
+    is_learned = configuration.family == "gpt2"
+    if training.context and is_learned and training.context != configuration.positions:
+        raise UserError(
+            f"the model has learned {configuration.positions} positions, and --context asks for "
+            f"{training.context}",
+            f"leave out --context, or give {configuration.positions}",
+        )
+    if training.context or is_learned:
+        return training.context or configuration.positions
+    if configuration.positions > LONGEST_CONTEXT:
+        tell(
+            f"sequences of {LONGEST_CONTEXT} tokens; the model is made for up to "
+            f"{configuration.positions}: --context says otherwise"
+        )
+    return min(configuration.positions, LONGEST_CONTEXT)
+
+
+def _tokenizer(directory: Path, spec: RunSpec) -> Tokenizer | None:
+    """Raises `UserError` for one that does not fit the model."""
+    path = directory / TOKENIZER_NAME
+    if not path.is_file():
+        return None
+    tokenizer = read_tokenizer_json(path)
+    if tokenizer.vocabulary > spec.model.vocabulary:
+        raise UserError(
+            f"{path} has {tokenizer.vocabulary} tokens, and the model knows "
+            f"{spec.model.vocabulary}: it is the tokenizer of another model",
+            "copy the tokenizer that belongs to the model, or remove the file and prepare the "
+            "data with one that fits",
+        )
+    return tokenizer
+
+
+class _Given:
+    """The weights of a model's directory, all checked but for their values, as ours."""
+
+    def __init__(self, directory: Path, configuration: Configuration, spec: RunSpec) -> None:
+        self._spec = spec
+        self._tied_to = TOKEN_NAMES[configuration.family] if configuration.is_tied else HEAD_NAME
+        self._weights = Weights(directory, PREFIXES[configuration.family])
+        layers = range(layer_count(spec))
+        wanted = [part for layer in layers for parts in self._parts(layer) for part in parts]
+        self._weights.check(wanted, {HEAD_NAME} if configuration.is_tied else ())
+
+    def parameters(self, layer: int) -> Iterator[Tensor]:
+        """In canonical order, fp32."""
+        for parts in self._parts(layer):
+            tensors = [self._weights.tensor(part) for part in parts]
+            yield tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+    def _parts(self, layer: int) -> Iterator[list[Part]]:
+        model = self._spec.model.model_copy(update={"tied_head": False})
+        for name, shape in layer_entries(self._spec, layer):
+            parts = parts_of(model, layer, name, shape)
+            yield [
+                part._replace(name=self._tied_to) if part.name == HEAD_NAME else part
+                for part in parts
+            ]
+
+
+def _told(
+    spec: RunSpec, parameters: Callable[[int], Iterable[Tensor]], progress: Progress
+) -> Callable[[int], Iterator[Tensor]]:
+    """The same parameters of a layer; `progress` hears of each."""
+    shapes = [shape for n in range(layer_count(spec)) for _, shape in layer_entries(spec, n)]
+    total_bytes = 4 * sum(map(math.prod, shapes))
+    done_bytes = 0
+
+    def of_layer(layer: int) -> Iterator[Tensor]:
+        nonlocal done_bytes
+        for tensor in parameters(layer):
+            yield tensor
+            done_bytes += 4 * tensor.numel()
+            progress(done_bytes, total_bytes)
+
+    return of_layer
+
+
+def _copy_origin(directory: Path, to: Path) -> None:
+    to.mkdir()
+    for name in ORIGIN_FILES:
+        path = directory / name
+        if path.is_file() and path.stat().st_size <= _FILE_LIMIT_BYTES:
+            shutil.copyfile(path, to / name)
+
+
+def _spec_text(spec: RunSpec, directory: Path, training: Training, initial: str) -> str:
+    origin = directory.resolve().name
+    model = spec.model.stated() | {"initial": initial}
+    return _SPEC.format(
+        origin=origin.encode("ascii", "replace").decode().replace("\n", " "),
+        name=spec.name,
+        total_steps=training.total_steps,
+        model=_toml("model", model),
+        global_batch=training.global_batch,
+        microbatch=training.microbatch,
+        learning_rate=training.learning_rate,
+        final_learning_rate=training.learning_rate / 10,
+        warmup_steps=min(100, training.total_steps // 10),
+        data=json.dumps(training.data, ensure_ascii=False),
+        evaluation_sequences=_evaluation_sequences(training),
+    )
+
+
+def _toml(name: str, values: Mapping[str, Any]) -> str:
+    """A table of numbers, texts and truths, and tables in it."""
+    lines = [f"[{name}]"]
+    lines += [
+        f"{key} = {json.dumps(value) if isinstance(value, str | bool) else repr(value)}"
+        for key, value in values.items()
+        if not isinstance(value, dict)
+    ]
+    inner = [
+        _toml(f"{name}.{key}", value) for key, value in values.items() if isinstance(value, dict)
+    ]
+    return "\n".join([*lines, "", *inner])
+
+
+def _evaluation_sequences(training: Training) -> int:
+    return -(-32 // training.microbatch) * training.microbatch
+
+
+def run_name(text: str) -> str:
+    """Text made into what a run may be called."""
+    return re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")[:60] or "imported"

@@ -1,0 +1,381 @@
+"""Direct lines: whom TLS lets in, who waits at the door, and lanes that move to them."""
+
+import asyncio
+import contextlib
+import datetime
+import os
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
+from p2p_dtfm.net.direct import card as cards
+from p2p_dtfm.net.direct.card import Card, OwnCard, read_card
+from p2p_dtfm.net.direct.line import PIECE_BYTES
+from p2p_dtfm.net.direct.lines import DirectLines
+from p2p_dtfm.net.direct.reception import WAITING_LIMIT
+from p2p_dtfm.net.direct.trust import Trust
+from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.shaping import LineLimit
+from p2p_dtfm.net.streams.bulk import BulkPlane
+from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
+from p2p_dtfm.net.streams.wire import LineWire
+from tests.net.net_support import LOOPBACK, hosts, run, until
+
+MIB = 1 << 20
+RUN = "aa" * 32
+
+
+def _header(payload_bytes: int, index: int = 0) -> FrameHeader:
+    shape = (payload_bytes // 4,)
+    return FrameHeader(1, "ab", 2, FrameKind.ACTIVATION, index, 0, "fp32", "float32", shape)
+
+
+class _Peer:
+    """A plane with direct lines that keeps what it is given."""
+
+    def __init__(self, host: Host, run_digest: str = RUN, **limits: int) -> None:
+        self.frames: list[tuple[int, bytes]] = []
+        self.faults: list[PeerFault] = []
+        self.lost: list[str] = []
+        self.undelivered: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.host = host
+        self.lines = DirectLines(host, run_digest, LOOPBACK, stall_s=limits.get("stall_s", 60))
+        listeners = BulkListeners(
+            self._take,
+            lambda sender, fault: self.faults.append(fault),
+            lambda peer, lane, error: self.lost.append(error.cause),
+            lambda peer, lane, failure: self.undelivered.append(failure.cause),
+        )
+        limits_of = BulkLimits(FrameLimits(payload_bytes=32 * MIB), **limits)
+        self.plane = BulkPlane(host, run_digest, listeners, limits_of, self.lines)
+
+    async def _take(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+        await self.gate.wait()
+        if header.index == 666:
+            raise PeerFault("nobody asked for this tensor")
+        self.frames.append((header.index, bytes(payload)))
+
+    async def direct(self, to: Host, lane: str = "forward") -> None:
+        """Wait until a lane has moved."""
+        await self.plane.send(to.peer_id, lane, _header(4, 1_000), bytes(4))
+        await until(lambda: self.plane.is_direct(to.peer_id, lane), "the lane moves")
+
+
+@contextlib.asynccontextmanager
+async def _pair(folder: Path, **limits: int) -> AsyncIterator[tuple[_Peer, _Peer]]:
+    async with hosts(folder, 2) as (one, two):
+        peers = _Peer(one, **limits), _Peer(two, **limits)
+        for peer in peers:
+            await peer.plane.ready()
+        try:
+            yield peers
+        finally:
+            for peer in peers:
+                await peer.plane.close()
+
+
+def test_a_lane_moves_to_a_direct_line_while_frames_flow_and_none_is_lost(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _pair(tmp_path) as (a, b):
+            sizes = [0, 4, 400_000, 3 * MIB, PIECE_BYTES, 64]
+            sent: list[bytes] = []
+            to = b.host.peer_id
+            while not a.plane.is_direct(to, "forward"):
+                assert len(sent) < 3_000, "the lane does not move"
+                sent.append(os.urandom(sizes[len(sent) % len(sizes)]))
+                header = _header(len(sent[-1]), len(sent) - 1)
+                await a.plane.send(to, "forward", header, bytearray(sent[-1]))
+            before = len(sent)
+            assert before, "the first frames did not wait for the direct line"
+            for _ in range(12):
+                sent.append(os.urandom(sizes[len(sent) % len(sizes)]))
+                header = _header(len(sent[-1]), len(sent) - 1)
+                await a.plane.send(to, "forward", header, bytearray(sent[-1]))
+            await a.plane.flush(to, "forward")
+            assert b.frames == list(enumerate(sent)), "each frame once, whole and in its order"
+            assert not (a.lost or b.lost or a.faults or b.faults or a.undelivered)
+            # the next lane knows that direct lines work
+            await a.plane.send(to, "reduce", _header(4), bytes(4))
+            assert a.plane.is_direct(to, "reduce")
+
+    run(scenario())
+
+
+def test_a_payload_is_its_owners_again_once_it_is_sent(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _pair(tmp_path) as (a, b):
+            await a.direct(b.host)
+            buffer = bytearray(3 * MIB)
+            for index in range(8):
+                buffer[:] = bytes([index]) * len(buffer)
+                await a.plane.send(b.host.peer_id, "forward", _header(len(buffer), index), buffer)
+            buffer[:] = b"x" * len(buffer)
+            await a.plane.flush(b.host.peer_id, "forward")
+            whole = [frame for frame in b.frames if frame[0] < 8]
+            assert whole == [(index, bytes([index]) * len(buffer)) for index in range(8)]
+
+    run(scenario())
+
+
+def test_what_was_not_taken_when_a_line_breaks_is_told_and_libp2p_goes_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _pair(tmp_path) as (a, b):
+            await a.direct(b.host)
+            await a.plane.flush(b.host.peer_id, "forward")
+            b.gate.clear()
+            await a.plane.send(b.host.peer_id, "forward", _header(4, 1), bytes(4))
+            for line in list(b.lines._lines):
+                line.close()
+            await until(lambda: bool(a.undelivered), "its sender hears of the lost frame")
+            b.gate.set()
+            await a.plane.send(b.host.peer_id, "forward", _header(4, 2), bytes(4))
+            assert not a.plane.is_direct(b.host.peer_id, "forward"), "not at once again"
+            await a.plane.flush(b.host.peer_id, "forward")
+            assert b.frames[-1][0] == 2
+
+    run(scenario())
+
+
+def test_a_slow_receiver_holds_its_sender_back_and_a_refusal_comes_with_its_reason(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with _pair(tmp_path, window_bytes=2 * MIB) as (a, b):
+            await a.direct(b.host, "state")
+            await a.plane.flush(b.host.peer_id, "state")
+            b.gate.clear()
+            sent = []
+
+            async def flood() -> None:
+                for index in range(8):
+                    await a.plane.send(b.host.peer_id, "state", _header(MIB, index), bytes(MIB))
+                    sent.append(index)
+
+            flooding = asyncio.create_task(flood())
+            await until(lambda: len(sent) >= 1, "the first frame is written")
+            await asyncio.sleep(0.2)
+            assert len(sent) <= 2 and not flooding.done()
+            b.gate.set()
+            await flooding
+            await a.plane.flush(b.host.peer_id, "state")
+            with pytest.raises(PeerFault, match="nobody asked for this tensor"):
+                for index in (666, *range(100)):
+                    await a.plane.send(b.host.peer_id, "state", _header(4, index), bytes(4))
+                    await a.plane.flush(b.host.peer_id, "state")
+            assert [fault.cause for fault in b.faults] == ["nobody asked for this tensor"]
+
+    run(scenario())
+
+
+# whom TLS lets in --------------------------------------------------------------------------------
+
+
+def _handshake(server: Trust, client: Trust) -> str | None:
+    """Over a pair of sockets: whom the server sees. Raises `ssl.SSLError`."""
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setblocking(False)
+    ends = [server.wrap(ours, True), client.wrap(theirs, False)]
+    try:
+        done = [False, False]
+        for _ in range(20):
+            for number, end in enumerate(ends):
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+                    done[number] = True
+        assert all(done)
+        return server.owner_of(ends[0])
+    finally:
+        for end in ends:
+            end.close()
+
+
+def _trusts(*seeds: int, run_digest: str = RUN) -> tuple[list[Identity], list[Trust]]:
+    identities = [identity_of_seed(bytes([seed]) * 32) for seed in seeds]
+    return identities, [Trust(identity, run_digest) for identity in identities]
+
+
+def _meet(identities: list[Identity], trusts: list[Trust]) -> None:
+    for trust in trusts:
+        for identity, other in zip(identities, trusts, strict=True):
+            if other is not trust:
+                trust.add(identity.peer_id, other.own().card)
+
+
+def test_tls_lets_in_who_has_shown_its_certificate_and_nobody_else() -> None:
+    identities, (server, client) = _trusts(1, 2)
+    _meet(identities, [server, client])
+    assert _handshake(server, client) == identities[1].peer_id
+
+    _, (stranger,) = _trusts(3)
+    stranger.add(identities[0].peer_id, server.own().card)
+    with pytest.raises(ssl.SSLError):  # the server has never seen its certificate
+        _handshake(server, stranger)
+
+    _, (same_peer_other_key,) = _trusts(2)
+    same_peer_other_key.add(identities[0].peer_id, server.own().card)
+    with pytest.raises(ssl.SSLError):
+        _handshake(server, same_peer_other_key)
+
+    _, (impostor,) = _trusts(4)
+    with pytest.raises(ssl.SSLError):  # the client knows whom it calls
+        _handshake(impostor, client)
+
+    server.drop(identities[1].peer_id)
+    with pytest.raises(ssl.SSLError):  # a member no more
+        _handshake(server, client)
+
+
+def test_a_certificate_that_was_replaced_or_is_over_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    identities, (server, client) = _trusts(1, 2)
+    _meet(identities, [server, client])
+    _, (after,) = _trusts(2)
+    server.add(identities[1].peer_id, after.own().card)
+    with pytest.raises(ssl.SSLError):
+        _handshake(server, client)
+
+    _, (late,) = _trusts(2)
+    monkeypatch.setattr(cards, "LIVES_S", -60)
+    old = OwnCard(identities[1], RUN, 0, time.time())
+    late._own = old
+    late.add(identities[0].peer_id, server.own().card)
+    server.add(identities[1].peer_id, old.card)
+    with pytest.raises(ssl.SSLError, match="expired"):
+        _handshake(server, late)
+
+
+def test_tls_1_2_is_refused() -> None:
+    identities, (server, client) = _trusts(1, 2)
+    _meet(identities, [server, client])
+    client.own()
+    old = client._context(False)
+    old.minimum_version = ssl.TLSVersion.TLSv1_2
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    client._contexts = (old, old)
+    with pytest.raises(ssl.SSLError, match=r"(?i)version|protocol"):
+        _handshake(server, client)
+
+
+def test_a_card_is_its_senders_of_this_run_and_neither_old_nor_for_ever() -> None:
+    one, two = identity_of_seed(b"1" * 32), identity_of_seed(b"2" * 32)
+    now_s = datetime.datetime(2026, 5, 1).timestamp()
+    good = OwnCard(one, RUN, 4002, now_s).card
+
+    def read(card: Card, sender: str = one.peer_id, at_s: float = now_s) -> Card:
+        return read_card(msgspec.msgpack.encode(card), sender, RUN, at_s)
+
+    assert read(good) == good
+    with pytest.raises(PeerFault, match="not signed"):
+        read(good, two.peer_id)
+    with pytest.raises(PeerFault, match="not signed"):
+        read(msgspec.structs.replace(good, port=4003))
+    with pytest.raises(PeerFault, match="not signed"):
+        other = OwnCard(one, RUN, 4002, now_s).card
+        read(msgspec.structs.replace(good, certificate=other.certificate))
+    with pytest.raises(PeerFault, match="another run"):
+        read(OwnCard(one, "bb" * 32, 4002, now_s).card)
+    with pytest.raises(PeerFault, match="port 22"):
+        read(OwnCard(one, RUN, 22, now_s).card)
+    with pytest.raises(PeerFault, match="too old"):
+        read(good, at_s=now_s + 8 * 86_400)
+    with pytest.raises(PeerFault, match="too old, or lives too long"):
+        read(OwnCard(one, RUN, 4002, now_s + 3 * 86_400).card)
+    with pytest.raises(PeerFault, match="another peer has shown"):
+        trust = Trust(two, RUN)
+        trust.add(one.peer_id, good)
+        trust.add(two.peer_id, good)
+    for body in (b"", b"\x00" * 40, b"\xc1" * 3_000, msgspec.msgpack.encode(good)[:-1]):
+        with pytest.raises(PeerFault):
+            read_card(body, one.peer_id, RUN, now_s)
+
+
+# who waits at the door ---------------------------------------------------------------------------
+
+
+def test_a_member_of_another_run_keeps_to_libp2p_and_is_refused_there(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            a, b = _Peer(one), _Peer(two, run_digest="bb" * 32)
+            await a.plane.ready()
+            await b.plane.ready()
+            with pytest.raises(Unreachable, match="another run"):
+                await a.lines.open(two.peer_id)
+            assert not a.lines.wants(two.peer_id), "it is not tried again soon"
+            await a.plane.close()
+            await b.plane.close()
+
+    run(scenario())
+
+
+def test_a_host_whose_line_is_limited_keeps_to_libp2p(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _pair(tmp_path) as (a, b):
+            b.host.shaper = LineLimit(0, 0)
+            await a.plane.send(b.host.peer_id, "forward", _header(4), bytes(4))
+            await until(lambda: not a.lines.wants(b.host.peer_id), "a tried, and b refused")
+            await a.plane.flush(b.host.peer_id, "forward")
+            assert not a.plane.is_direct(b.host.peer_id, "forward")
+            assert not b.lines.wants(a.host.peer_id)
+
+    run(scenario())
+
+
+def test_a_crowd_that_says_nothing_holds_up_nobody(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _pair(tmp_path) as (a, b):
+            crowd = []
+            for _ in range(120):
+                silent = socket.socket()
+                silent.setblocking(False)
+                silent.connect_ex(("127.0.0.1", b.lines.port))
+                crowd.append(silent)
+            began_s = time.monotonic()
+            await a.plane.send(b.host.peer_id, "forward", _header(MIB), bytes(MIB))
+            await a.plane.flush(b.host.peer_id, "forward")
+            assert time.monotonic() - began_s < 2.0
+            reception = b.lines._reception
+            assert reception is not None
+            most = 0
+
+            def came_through() -> bool:
+                nonlocal most
+                most = max(most, reception.waiting_count)
+                return most >= WAITING_LIMIT and a.plane.is_direct(b.host.peer_id, "forward")
+
+            await until(came_through, "many wait, and a is let in")
+            assert most == WAITING_LIMIT, "few are let wait"
+            await until(lambda: reception.waiting_count == 0, "all of them were sent away")
+            for silent in crowd:
+                silent.close()
+
+    run(scenario())
+
+
+def test_a_line_that_stops_inside_a_frame_is_dropped_within_a_bound(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _pair(tmp_path, stall_s=1) as (a, b):
+            await a.direct(b.host)
+            await a.plane.flush(b.host.peer_id, "forward")
+            (stripe,) = a.plane._outgoing[b.host.peer_id, "forward"].stripes
+            assert isinstance(stripe.wire, LineWire)
+            line = stripe.wire.line
+            began_s = time.monotonic()
+            await line.write([b"DTFM\x01\x00"])
+            await until(lambda: bool(b.lost), "b notices")
+            assert time.monotonic() - began_s < 3.0
+            assert not b.faults, "a slow line is no fault"
+
+    run(scenario())

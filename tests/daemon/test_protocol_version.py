@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "d3a513cc0d6baa9e893ba3010ce081c0474bdfb04987d53a3933d3d057384d17"}
+SAID = {2: "15d026aed9813c8956136c3de3f54511349ab0ccba478d39a07f8d611c544963"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

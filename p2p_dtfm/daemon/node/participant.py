@@ -217,8 +217,8 @@ class Participant:
         )
 
     async def resume_from_checkpoint(self) -> None:
-        """A founder that finds whole checkpoints of its run goes on from the newest; of others it
-        is known what they have, before they are asked."""
+        """A founder that finds whole checkpoints of its run goes on from the newest; all tell
+        what they have on disk before they ask to be let in."""
         run, compute = self.membership.run, self.local.compute
         self._agreement.has_saved(self.checkpoints.saved)
         if not self.membership.founds:

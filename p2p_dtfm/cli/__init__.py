@@ -1,10 +1,30 @@
 """The commands; all but the daemon itself are thin clients."""
 
 import sys
+from collections.abc import Sequence
+from typing import Any
+
+OLDEST_PYTHON = (3, 11)
+
+
+def python_fault(version: "Sequence[Any]", oldest: "tuple[int, int]" = OLDEST_PYTHON) -> str:
+    """In one sentence, why this Python will not do; empty if it will. Older ones must be able to
+    read this file."""
+    if tuple(version[:2]) >= oldest:
+        return ""
+    needed, found = ".".join(map(str, oldest)), ".".join(map(str, version[:3]))
+    return (
+        f"error: p2p-dtfm needs Python {needed} or later and this is {found}: install it, then "
+        f"type pipx install --python python{needed} p2p-dtfm"
+    )
 
 
 def main() -> None:
     """The program. A `UserError` is shown as its cause and fixes, never as a traceback."""
+    fault = python_fault(sys.version_info)
+    if fault:
+        print(fault, file=sys.stderr)
+        raise SystemExit(2)
     from p2p_dtfm.cli.app import app
     from p2p_dtfm.cli.commands import (  # noqa: F401  (they register their commands)
         bootstrap,
@@ -15,6 +35,7 @@ def main() -> None:
         doctor,
         models,
         plan,
+        service,
         swarm,
         trace,
     )

@@ -10,7 +10,7 @@ app = typer.Typer(
     help="Ordinary computers train one GPT together, peer to peer, with no leader.",
     invoke_without_command=True,
     no_args_is_help=False,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -34,6 +34,9 @@ def run(
     ] = None,
     run: Annotated[
         str | None, typer.Option("--run", help="Found a swarm with this run spec (file or name).")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="What others see this peer called.")
     ] = None,
     new: Annotated[
         bool | None,
@@ -108,6 +111,13 @@ def run(
     ] = None,
     tensorboard: Annotated[
         Path | None, typer.Option(help="Write figures for TensorBoard into this directory.")
+    ] = None,
+    samples: Annotated[
+        bool | None,
+        typer.Option("--samples/--no-samples", help="Whether the model writes text as it learns."),
+    ] = None,
+    ids: Annotated[
+        bool | None, typer.Option("--ids", help="Peers in the log by their ids, not their names.")
     ] = None,
     log: Annotated[str | None, typer.Option(help="Log format: auto, human or json.")] = None,
     home: Annotated[Path | None, typer.Option(help="The daemon's directory.")] = None,

@@ -30,4 +30,9 @@ def in_plain_words(cause: str) -> str:
     return "; ".join(reason.strip() for reason in reasons) or cause
 
 
+def nobody_listens(cause: str) -> bool:
+    """Whether each address of a peer could be called, and refused it: its process has ended."""
+    return {reason.strip() for reason in _DIALLED.findall(cause)} == {"connection refused"}
+
+
 _DIALLED = re.compile(r"\[/[^\]]+\] [^*]*?([^:*]+)(?=\*|$)")

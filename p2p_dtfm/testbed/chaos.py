@@ -14,23 +14,17 @@ from pathlib import Path
 
 import psutil
 
-from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.testbed.chaos_schedule import ChaosFault
-from p2p_dtfm.testbed.growing_history import GrowingHistory
 from p2p_dtfm.testbed.harmed_links import HarmedLinks
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
-from p2p_dtfm.testbed.recovery_times import Event, Histories, Inflicted
+from p2p_dtfm.testbed.recovery_times import Histories, Inflicted
+from p2p_dtfm.testbed.watched_swarm import POLL_S, WatchedSwarm, view_in_words
 
-POLL_S = 0.1
 SLICE_S = 0.1
 """A slow peer runs for so long, then stands still."""
 SLOW_FACTOR = 2.0
 LONGEST_STANDSTILL_S = 1.0
 """Well below what makes others take it for dead: it is slow, not stopped."""
-ADDRESS_WAIT_S = 30.0
-INITIAL_PEERS = 3
-"""A joiner is told of so many: one of them may be stopped or cut off next."""
 CORRUPT_ELSEWHERE_AFTER_S = 1.0
 """If nothing has gone the way on which a byte is to be changed."""
 CALM_STEPS = 5
@@ -79,19 +73,15 @@ class Chaos:
     ) -> None:
         """`start_again(name, addresses)` starts a daemon of that name as a joiner."""
         self.inflicted: list[Inflicted] = []
-        self._swarm = swarm
+        self._watched = WatchedSwarm(swarm, peer_ids)
         self._links = HarmedLinks(shape_path, peer_ids)
-        self._names = {peer_id: name for name, peer_id in peer_ids.items()}
         self._start_again = start_again
         self._say = say
         self._began_s = time.time()
-        self._histories = {child.name: GrowingHistory(child.home) for child in swarm.children}
         self._under_way: list[_UnderWay] = []
         self._calm_from_step = 0
         self._whole_from_step: int | None = None
         """Where the newest view came to have every daemon that runs."""
-        self._expected_to_end: set[str] = set()
-        self._told_views: set[str] = set()
 
     # the run ------------------------------------------------------------------------------------
 
@@ -111,31 +101,23 @@ class Chaos:
             if waiting and self._is_due(waiting[0]):
                 self._inflict(waiting.pop(0))
             is_over = not waiting and all(item.is_for_good for item in self._under_way)
-            if is_over and not any(child.running for child in self._children):
-                return self._wrong_ends()
+            if is_over and not self._watched.running:
+                return self._watched.wrong_ends()
             if is_over and not told_to_leave and self._has_recovered(steps_after):
                 told_to_leave = True
                 self.release_all()
-                self._end_all()
-            if wrong := self._wrong_ends():
+                self._tell(self.step, "all are told to leave")
+                self._watched.end_all()
+            if wrong := self._watched.wrong_ends():
                 return wrong
             if time.monotonic() > end_s:
                 return self._stuck(waiting)
             time.sleep(POLL_S)
 
     def _tell_views(self) -> None:
-        """Each view once, from whoever was the first to write it down."""
-        step = self.step  # reads the histories
-        new = [
-            event
-            for history in self._histories.values()
-            for event in history.take_views()
-            if event["snapshot"] not in self._told_views
-        ]
-        for event in sorted(new, key=lambda event: event["time_s"]):
-            if event["snapshot"] not in self._told_views:
-                self._told_views.add(event["snapshot"])
-                self._tell(step, _view_in_words(event))
+        step = self.step
+        for event in self._watched.take_views():
+            self._tell(step, view_in_words(event))
 
     def _has_recovered(self, steps: int) -> bool:
         """Whether so many steps were committed since the last fault and since all take part."""
@@ -147,12 +129,6 @@ class Chaos:
         whole = self._whole_from_step
         return whole is not None and step >= max(whole, self._calm_from_step) + steps
 
-    def _end_all(self) -> None:
-        self._tell(self.step, "all are told to leave")
-        for child in self._children:
-            if child.running:
-                child.process.send_signal(signal.SIGTERM)
-
     def release_all(self) -> None:
         """Let everybody go on, so that they can be ended."""
         for item in list(self._under_way):
@@ -160,24 +136,12 @@ class Chaos:
 
     @property
     def histories(self) -> Histories:
-        for history in self._histories.values():
-            history.read()
-        return {name: history.events for name, history in self._histories.items()}
-
-    @property
-    def _children(self) -> list[Child]:
-        """The newest process of each peer."""
-        return list({child.name: child for child in self._swarm.children}.values())
-
-    def _child(self, name: str) -> Child:
-        return next(child for child in self._children if child.name == name)
+        return self._watched.histories
 
     @property
     def step(self) -> int:
         """The highest committed step, once the daemons' histories are read up to now."""
-        for history in self._histories.values():
-            history.read()
-        return max((history.step for history in self._histories.values()), default=-1)
+        return self._watched.step
 
     def _is_due(self, fault: ChaosFault) -> bool:
         step = self.step
@@ -187,56 +151,31 @@ class Chaos:
             return True
         is_calm = all(item.is_for_good for item in self._under_way)
         left = {name for item in self.inflicted if item.kind == "leave" for name in item.peers}
-        is_calm = is_calm and not any(self._runs(name) for name in left)
+        is_calm = is_calm and not left & self._watched.running
         return is_calm and self._has_recovered(CALM_STEPS)
 
     def _all_take_part(self) -> bool:
         """Whether the newest view has every daemon that runs and can be reached for good."""
-        views = [v for v in (history.view for history in self._histories.values()) if v is not None]
-        newest = max(views, key=lambda view: view["view"], default=None)
-        members = set(newest["members"]) if newest is not None else set()
-        names = {self._names[peer_id] for peer_id in members}
-        running = {child.name for child in self._children if child.running}
         away = {name for item in self._under_way if item.parts for name in item.fault.peers}
-        return running - away <= names <= running
-
-    def _wrong_ends(self) -> list[str]:
-        wrong = []
-        for child in self._swarm.children:
-            code = child.process.poll()
-            if code not in (None, 0) and not (code == -signal.SIGKILL and self._may_end(child)):
-                wrong.append(f"{child.name} ended with code {code}: {child.log_tail()}")
-        return wrong
-
-    def _may_end(self, child: Child) -> bool:
-        return f"{child.process.pid}" in self._expected_to_end
+        return self._watched.all_take_part(away)
 
     def _stuck(self, waiting: list[ChaosFault]) -> list[str]:
-        states = [
-            f"{child.name}: {facts['state']} ({facts['reason']})"
-            for child in self._children
-            if child.running and (facts := child.status()) is not None
-        ]
         return [
             f"the run did not end in time: step {self.step}, {len(waiting)} faults to come; "
-            + "; ".join(states)
+            + "; ".join(self._watched.states())
         ]
 
     # faults -------------------------------------------------------------------------------------
 
     def _inflict(self, fault: ChaosFault) -> None:
         step, began_s = self.step, time.time()
-        running = [name for name in fault.peers if fault.kind == "join" or self._runs(name)]
-        if len(running) < len(fault.peers):
+        if fault.kind != "join" and not set(fault.peers) <= self._watched.running:
             self._tell(step, f"{fault.kind} {' '.join(fault.peers)}: not done, it does not run")
             return
         self._tell(step, _in_words(fault))
         end = self._begin(fault)
         self._under_way.append(_UnderWay(fault, step, began_s, end))
         self._calm_from_step = step
-
-    def _runs(self, name: str) -> bool:
-        return any(child.name == name and child.running for child in self._children)
 
     def _end_what_is_over(self) -> None:
         for item in list(self._under_way):
@@ -254,21 +193,19 @@ class Chaos:
         """Do it; the returned function ends it."""
         kind, name = fault.kind, fault.peers[0]
         if kind == "kill":
-            child = self._child(name)
-            self._expected_to_end.add(f"{child.process.pid}")
-            child.process.kill()
-            child.process.wait()
+            self._watched.kill(name)
             return (lambda: None) if fault.lasts_s is None else (lambda: self._join(name))
         if kind == "pause":
-            process = self._child(name).process
+            process = self._watched.child(name).process
             process.send_signal(signal.SIGSTOP)
             return lambda: process.send_signal(signal.SIGCONT)
         if kind == "slow":
-            return _slow_down(self._child(name), fault.factor if fault.factor > 1 else SLOW_FACTOR)
+            factor = fault.factor if fault.factor > 1 else SLOW_FACTOR
+            return _slow_down(self._watched.child(name), factor)
         if kind == "disk full":
-            return _fill_disk(self._child(name))
+            return _fill_disk(self._watched.child(name))
         if kind == "leave":
-            self._child(name).process.send_signal(signal.SIGTERM)
+            self._watched.child(name).process.send_signal(signal.SIGTERM)
             return lambda: None
         if kind == "join":
             self._join(name)
@@ -276,27 +213,10 @@ class Chaos:
         return self._links.harm(fault)
 
     def _join(self, name: str) -> None:
-        child = self._start_again(name, self._addresses())
-        self._histories.setdefault(name, GrowingHistory(child.home))
+        stopped = {peer for item in self._under_way for peer in item.fault.peers}
+        child = self._start_again(name, self._watched.addresses(stopped))
+        self._watched.came(child)
         self._tell(self.step, f"{name} starts")
-
-    def _addresses(self) -> tuple[str, ...]:
-        """Of peers that answer. Raises `UserError`."""
-        end_s = time.monotonic() + ADDRESS_WAIT_S
-        stopped = {name for item in self._under_way for name in item.fault.peers}
-        while time.monotonic() < end_s:
-            asked = [c for c in self._children if c.running and c.name not in stopped]
-            found = [address for child in asked if (address := self._own_address(child))]
-            if found:
-                return tuple(found[:INITIAL_PEERS])
-            time.sleep(POLL_S)
-        raise UserError("no daemon of the swarm answers any more", "see the logs", exit_code=1)
-
-    def _own_address(self, child: Child) -> str | None:
-        for record in ask_daemon(child.home, "peers") or ():
-            if self._names.get(record["peer_id"]) == child.name and record["addresses"]:
-                return str(record["addresses"][0])
-        return None
 
     def _tell(self, step: int, what: str) -> None:
         self._say(time.time() - self._began_s, step, what)
@@ -337,14 +257,6 @@ def _fill_disk(child: Child) -> Callable[[], None]:
             process.rlimit(psutil.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
 
     return end
-
-
-def _view_in_words(event: Event) -> str:
-    count = len(event["members"])
-    text = f"view {event['view']} from step {event['step']}: {count} peer{'s' if count > 1 else ''}"
-    if (kept := event.get("kept_microbatches")) is not None:
-        text += f"; microbatches at stages: {kept} kept, {event['redone_microbatches']} redone"
-    return text
 
 
 def _in_words(fault: ChaosFault) -> str:

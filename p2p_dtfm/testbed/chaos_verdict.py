@@ -131,7 +131,7 @@ def _repeated_as_promised(name: str, history: list[Event], verdict: ChaosVerdict
         if event["event"] != "view":
             continue
         back = [step for step in seen if step >= event.get("step", 0)]
-        if len(back) > 1 and may_repeat is not None and event.get("step", 0) >= safe:
+        if back and may_repeat is not None and event.get("step", 0) >= safe:
             took_s = max(seen[step] for step in back) - min(seen[step] for step in back)
             verdict.repeated_steps = max(verdict.repeated_steps, len(back))
             if len(back) > max(may_repeat, LIMIT_STEPS) and took_s > LIMIT_NS / 1e9:

@@ -95,7 +95,7 @@ class LocalSwarm:
         for file in files:
             os.fchmod(file.fileno(), 0o600)
         command = [sys.executable, "-m", self._module, "--home", str(home), "--until-stdin-closes"]
-        command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--log", "human"]
+        command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--log", "human", "--ids"]
         process = subprocess.Popen(
             [*command, *self._arguments, *arguments],
             stdin=subprocess.PIPE,

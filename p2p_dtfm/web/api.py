@@ -22,9 +22,10 @@ def make_app(
     readers: Mapping[str, Reader],
     actions: Mapping[str, Action],
     questions: Mapping[str, Question] | None = None,
+    orders: Mapping[str, Question] | None = None,
 ) -> Starlette:
     """GET /NAME for each reader, and for each question with the address's parameters; POST /NAME
-    for each action."""
+    for each action, and for each order with the parameters."""
 
     def get(reader: Reader) -> Callable[[Request], Awaitable[JSONResponse]]:
         async def endpoint(request: Request) -> JSONResponse:
@@ -47,6 +48,8 @@ def make_app(
     routes = [Route(f"/{name}", get(reader), methods=["GET"]) for name, reader in readers.items()]
     routes += [Route(f"/{name}", post(act), methods=["POST"]) for name, act in actions.items()]
     routes += [Route(f"/{name}", put(asked)) for name, asked in (questions or {}).items()]
+    for name, ordered in (orders or {}).items():
+        routes.append(Route(f"/{name}", put(ordered), methods=["POST"]))
     return Starlette(routes=routes)
 
 

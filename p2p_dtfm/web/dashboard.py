@@ -33,7 +33,7 @@ from p2p_dtfm.web.state import DashboardState, History
 STATIC = Path(__file__).parent / "static"
 INTERVAL_S = 1.0
 WATCHERS_LIMIT = 16
-WHOLE_PARTS = ("run", "view", "timeline", "events")
+WHOLE_PARTS = ("run", "view", "timeline", "samples", "contribution", "events")
 HISTORY_GROUPS = (
     ("step", "loss", "tokens_per_s"),
     ("held_out_step", "held_out_loss"),

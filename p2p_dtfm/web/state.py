@@ -27,6 +27,8 @@ class PeerFacts(msgspec.Struct, frozen=True):
     """A member of the view. `pipeline` and `position` are None for a peer without a stage."""
 
     peer_id: str
+    name: str
+    """As people call it; no two members have the same."""
     device: str
     memory_bytes: int
     block_ns: int
@@ -104,6 +106,8 @@ class ViewState(msgspec.Struct, frozen=True):
     pipelines: tuple[PipelineFacts, ...] = ()
     flows: tuple[Flow, ...] = ()
     part: MyPart | None = None
+    join_line: str = ""
+    """To be passed on: it works for as long as one of the members in it lives."""
 
 
 class Worth(msgspec.Struct, frozen=True):
@@ -152,6 +156,8 @@ class Live(msgspec.Struct, frozen=True):
     state: str
     reason: str
     since_s: float
+    name: str = ""
+    """What this peer is called; empty before it has an identity."""
     step: int = 0
     loss: float | None = None
     held_out_loss: float | None = None
@@ -196,6 +202,57 @@ class History(msgspec.Struct, frozen=True):
     held_out_loss: tuple[float, ...] = ()
     view_step: tuple[int, ...] = ()
     """Steps at which a view took over."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """What the model made of the prompt. Shown as text: it may be anything."""
+
+    step: int
+    """How many steps the model had had."""
+    text: str
+    held_out_loss: float | None = None
+
+
+class Samples(msgspec.Struct, frozen=True):
+    """Text that the model has written over the steps, in their order."""
+
+    prompt: str = ""
+    written: tuple[Sample, ...] = ()
+    note: str = ""
+    """Why the newest one is missing, if so."""
+
+
+class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a peer has given in some time. `tokens`: taken through as many layers as the model has;
+    who computes half of the layers gives half a token for each."""
+
+    tokens: float = 0
+    steps: int = 0
+    seconds: float = 0
+    """In which steps were taken with this peer as a member."""
+    sent_bytes: int = 0
+    """As the plan has it."""
+    guarded_bytes: int = 0
+
+
+class BoardRow(msgspec.Struct, frozen=True):
+    """Of one who has computed. The name is text of a stranger."""
+
+    peer_id: str
+    name: str
+    tokens: float
+
+
+class Contribution(msgspec.Struct, frozen=True):
+    """This peer's own, and the swarm's board, from the most to the least."""
+
+    today: Given = Given()
+    week: Given = Given()
+    """The last seven days."""
+    ever: Given = Given()
+    board: tuple[BoardRow, ...] = ()
+    board_steps: int = 0
+    """How many steps the board is of: those that this peer has seen."""
 
 
 SPAN_KINDS = (
@@ -251,5 +308,7 @@ class DashboardState(msgspec.Struct, frozen=True):
     view: ViewState = ViewState()
     history: History = History()
     timeline: Timeline = Timeline()
+    samples: Samples = Samples()
+    contribution: Contribution = Contribution()
     events: tuple[Event, ...] = ()
     """Newest first."""

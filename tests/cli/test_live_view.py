@@ -29,7 +29,10 @@ def test_one_state_with_its_reason_and_the_figures() -> None:
 
 
 def test_what_is_wrong_is_there() -> None:
-    assert any(line.startswith("! waits for …") for line in drawn(two().state, 120))
+    assert any(
+        line.startswith(f"! waits for {two().state.view.peers[0].name} ")
+        for line in drawn(two().state, 120)
+    )
 
 
 def test_no_line_is_wider_than_the_terminal() -> None:

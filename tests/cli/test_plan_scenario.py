@@ -76,6 +76,16 @@ def test_step_cost_explained_with_what_if_and_pictures(tmp_path) -> None:
     assert svg.read_text().startswith("<svg") and "london-3" in html.read_text()
 
 
+def test_six_homes_help_one_another_where_their_uplinks_carry_little() -> None:
+    alone = "-london, -berlin, -tokyo-2"
+    result = json.loads(
+        typed("three-homes", "--run", "gpt2-small-homes", "--what-if", alone, "--json").stdout
+    )
+    swarm = result["before"]
+    assert swarm["spares"] == [] and len(swarm["pipelines"]) == 6
+    assert swarm["tokens_per_s"] >= 3 * result["tokens_per_s"], "3.6 times, predicted"
+
+
 def test_the_same_question_has_the_same_answer() -> None:
     first, second = (
         json.loads(typed("three-homes", "--run", "tiny", "--json").stdout) for _ in range(2)

@@ -20,12 +20,15 @@ def assert_harmless(shown: str) -> None:
     assert "[/nothing]" in shown.replace("\n", ""), "it is all there, as text"
 
 
+PEER = "12D3KooWDTS2zccYgYAVktrACJybE6dvK6Zvyh2gzZBptHFXCyLG"
+
+
 def member(name: str) -> dict:
     return {
-        "peer_id": "12D3KooWDTS2zccYgYAVktrACJybE6dvK6Zvyh2gzZBptHFXCyLG",
+        "peer_id": PEER,
         "device": {"kind": "cpu", "name": name, "memory_bytes": 1 << 30,
                    "block": {"forward_ns": 1, "backward_ns": 1}},
-        "links": {}, "layers": [], "heard_s_ago": 1.0,
+        "links": {}, "layers": [], "heard_s_ago": 1.0, "name": name,
     }  # fmt: skip
 
 
@@ -44,7 +47,8 @@ def test_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
         "state": "training", "reason": EVIL, "since_s": time.time(), "peer_id": "p", "run": "r",
         "run_digest": "0" * 64, "data": EVIL, "eta_s": None, "members": [], "layers": [],
         "stage": [], "checkpoints": None, "addresses": [], "dashboard": None,
-        "waits_for": [EVIL], "problems": [{"what": EVIL, "fix": EVIL}],
+        "name": EVIL, "names": {PEER: EVIL}, "waits_for": [PEER],
+        "problems": [{"what": EVIL, "fix": EVIL}],
         "work": {"what": "fetches " + EVIL, "share": 0.5, "left_s": None},
     }  # fmt: skip
     monkeypatch.setattr(swarm, "call_daemon", lambda *_: facts)

@@ -5,6 +5,7 @@ import copy
 import msgspec
 import pytest
 
+from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.ready_verdict import Answers, ready_verdict
@@ -21,6 +22,7 @@ from p2p_dtfm.core.messages.statements import members_digest, stated
 from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.sim.faults.simulated_process import sign_for
 from tests.core.builders import WORKLOAD, record
 from tests.core.liars import EVIL, contribution, evil_record, gather, one_pipeline, swarm
@@ -111,6 +113,22 @@ def test_an_attempt_is_due_for_a_reason(state: AgreementState) -> None:
     assert not found.opens and found.reason == "an attempt was given up just now"
     state.attempts.frozen = True
     assert due_verdict(state, now_ns).reason == "a failure is dealt with"
+
+
+def test_a_better_plan_waits_for_the_step_that_a_failure_has_stopped(state: AgreementState) -> None:
+    assert state.view is not None
+    snapshot = msgspec.structs.replace(state.view.snapshot, planned=False)
+    state.present.view = View(snapshot, state.view.plan)
+    state.attempts.replan_reason, state.present.taken_over_ns = "b is slower", 10 * SECOND_NS
+    state.attempts.quiet_until_ns = 0
+    said = msgspec.structs.replace(state.present.said_active, step=state.step)
+    state.present.said_active = said
+    now_ns = 10 * SECOND_NS + state.timing.gather_ns
+    waits = due_verdict(state, now_ns - 1)
+    assert not waits.opens and "the step that all wait for" in waits.reason
+    assert due_verdict(state, now_ns).opens, "that may be what the step needs"
+    state.present.said_active = msgspec.structs.replace(said, step=state.step - 1)
+    assert due_verdict(state, 10 * SECOND_NS).opens, "it has committed"
 
 
 def test_a_lost_layer_is_waited_for_and_then_given_up(state: AgreementState) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from p2p_dtfm.core.commit.step import StepTransaction
@@ -129,6 +130,17 @@ def test_whoever_is_left_goes_back_to_the_newest_cut_that_is_whole_at_once() -> 
     both = recover([left, other], 2)
     assert both.target == Target(6, "as of step 6")
     assert both.held == {A: (0,), C: (1,)}
+
+
+def test_a_checkpoint_that_is_newer_than_the_cut_is_taken_before_it() -> None:
+    """But not instead of waiting for lost layers, where there is no cut to go back to."""
+    saved = SavedState(5, "as of step 5", (0, 1))
+    left = part(A, {0: 7}, "a", saved=(saved,))
+    assert recover([left], 2).target is None
+    with_cut = msgspec.structs.replace(left, cuts=(OLD,))
+    assert recover([with_cut], 2).target == Target(5, "as of step 5")
+    older = msgspec.structs.replace(with_cut, saved=(SavedState(3, "as of step 3", (0, 1)),))
+    assert recover([older], 2).target == Target(4, "as of step 4")
 
 
 def test_copies_of_unlike_steps_or_lineages_are_no_cut() -> None:

@@ -1,12 +1,21 @@
 """Who is suspected of being out of reach: the silent and the broken."""
 
-from p2p_dtfm.core.liveness.liveness import SECOND_NS, WAN_LIVENESS, Liveness
+import dataclasses
+
+from p2p_dtfm.core.liveness.liveness import (
+    LAN_LIVENESS,
+    SECOND_NS,
+    WAN_LIVENESS,
+    Liveness,
+    LivenessTiming,
+)
 
 TIMING = WAN_LIVENESS
+REGULAR = dataclasses.replace(LAN_LIVENESS, least_silence_ns=3 * SECOND_NS)
 
 
-def watching(*peers: str) -> Liveness:
-    liveness = Liveness(TIMING)
+def watching(*peers: str, timing: LivenessTiming = TIMING) -> Liveness:
+    liveness = Liveness(timing)
     liveness.watch(peers, 0)
     liveness.tick(0)
     return liveness
@@ -51,3 +60,94 @@ def test_heartbeats_are_due_where_nothing_was_said() -> None:
     assert liveness.due_heartbeats(2 * SECOND_NS) == ("a", "b")
     liveness.said("a", 3 * SECOND_NS)
     assert liveness.due_heartbeats(3 * SECOND_NS + 1) == ("b",)
+
+
+def beats(liveness: Liveness, *, to_s: float, every_s: float, from_s: float = 0.0) -> float:
+    """`a` is heard that often; when it was heard last."""
+    heard_s, tick_s = from_s, from_s
+    while tick_s < to_s:
+        tick_s += 0.25
+        if tick_s - heard_s >= every_s:
+            heard_s = tick_s
+            liveness.heard("a", int(heard_s * SECOND_NS))
+        assert liveness.tick(int(tick_s * SECOND_NS)) == []
+    return heard_s
+
+
+def missed_after_s(liveness: Liveness, heard_s: float) -> float:
+    tick_s = heard_s
+    while True:
+        tick_s += 0.25
+        if liveness.tick(int(tick_s * SECOND_NS)):
+            return tick_s - heard_s
+
+
+def test_who_speaks_regularly_is_missed_soon() -> None:
+    liveness = watching("a", timing=REGULAR)
+    assert missed_after_s(liveness, beats(liveness, to_s=20, every_s=0.5)) == 3.0
+
+
+def test_who_is_silent_now_and_then_is_given_longer() -> None:
+    liveness = watching("a", timing=REGULAR)
+    heard_s = beats(liveness, to_s=10, every_s=0.5)
+    heard_s = beats(liveness, from_s=heard_s, to_s=heard_s + 1.25, every_s=1.25)
+    heard_s = beats(liveness, from_s=heard_s, to_s=40, every_s=0.5)
+    assert missed_after_s(liveness, heard_s) == 3.75, "three times that one silence"
+
+
+def test_one_long_silence_is_forgotten_after_a_minute() -> None:
+    liveness = watching("a", timing=REGULAR)
+    heard_s = beats(liveness, to_s=4, every_s=2)
+    heard_s = beats(liveness, from_s=heard_s, to_s=120, every_s=0.5)
+    assert missed_after_s(liveness, heard_s) == 3.0
+
+
+def test_of_whom_little_is_known_yet_nothing_is_expected() -> None:
+    liveness = watching("a", timing=REGULAR)
+    assert missed_after_s(liveness, beats(liveness, to_s=3, every_s=0.5)) == 5.0
+
+
+def test_no_silence_is_longer_than_the_longest() -> None:
+    liveness = watching("a", timing=REGULAR)
+    assert missed_after_s(liveness, beats(liveness, to_s=60, every_s=2.5)) == 5.0
+
+
+def test_who_was_late_itself_does_not_accuse_for_that_time() -> None:
+    """Its own loop stood still for 1.5 s at a time, less than a sleep: what others said meanwhile
+    is still to be read."""
+    liveness = watching("a", timing=REGULAR)
+    heard_s = beats(liveness, to_s=20, every_s=0.5)
+    tick_s = heard_s
+    for _ in range(5):
+        tick_s += 1.5
+        assert liveness.tick(int(tick_s * SECOND_NS)) == [], f"after {tick_s - heard_s} s"
+    assert missed_after_s(liveness, tick_s) <= 2.0, "what it did listen counts"
+
+
+def test_where_nobody_listens_any_more_a_broken_stream_is_enough() -> None:
+    liveness = watching("a", "b")
+    for peer in ("a", "b"):
+        liveness.stream_reset(peer, SECOND_NS)
+        assert peer in liveness.due_heartbeats(SECOND_NS), "it is called at once"
+    liveness.stream_reset("b", SECOND_NS, is_refused=True)
+    assert run(liveness, 1, 1.75) == ["b"]
+    liveness.heard("b", 2 * SECOND_NS)
+    liveness.heard("a", 2 * SECOND_NS)
+    assert run(liveness, 2, 4) == [], "they are back"
+
+
+def test_who_is_in_doubt_is_called_at_once_and_given_half_the_time() -> None:
+    liveness = watching("a", timing=REGULAR)
+    heard_s = beats(liveness, to_s=20, every_s=0.5)
+    now_ns = int(heard_s * SECOND_NS)
+    liveness.watch(["a", "b"], now_ns)
+    liveness.due_heartbeats(now_ns)
+    liveness.doubt(["a", "b", "stranger"])
+    assert liveness.due_heartbeats(now_ns + 1) == ("a", "b"), "though none is due"
+    assert liveness.due_heartbeats(now_ns + 2) == ()
+    assert run(liveness, heard_s, heard_s + 1.25) == []
+    assert run(liveness, heard_s + 1.25, heard_s + 2.75) == ["a"], "of b little is known"
+    assert run(liveness, heard_s + 2.75, heard_s + 3) == ["b"], "but others may know it"
+    liveness.heard("a", int((heard_s + 3) * SECOND_NS))
+    liveness.watch(["a"], int((heard_s + 3) * SECOND_NS))
+    assert missed_after_s(liveness, heard_s + 3) == 5.0, "three times its three seconds"

@@ -104,6 +104,23 @@ def test_lost_layers_are_waited_for_and_then_given_up() -> None:
     assert recover([nothing], 2).target == Target(0, "")
 
 
+def test_what_lies_on_disks_counts_at_once_where_it_repeats_nothing() -> None:
+    """Of the step that was committed last a checkpoint was made, and layer 1 is nowhere else."""
+    saved = SavedState(7, BASE, (1,))
+    assert recover([part(A, {0: 7}, saved=(saved,))], 2).target == Target(7, BASE)
+
+
+def test_those_that_come_back_together_go_on_from_the_newest_that_their_disks_make_up() -> None:
+    """Nobody is in a view. One has loaded an old checkpoint, which alone is whole at one place."""
+    old, halves = SavedState(3, "old", (0, 1)), [SavedState(7, BASE, (n,)) for n in (0, 1)]
+    first = part(A, {}, step=3, lineages={3: "old"}, present=None, pending=None)
+    first = msgspec.structs.replace(first, held={0: 3, 1: 3}, saved=(halves[0], old))
+    other = part(B, {}, step=0, saved=(halves[1],), present=None, pending=None)
+    assert recover([first], 2).target == Target(3, "old")
+    together = recover([first, other], 2)
+    assert together.target == Target(7, BASE) and together.held == {A: (0,), B: (1,)}
+
+
 def test_a_foreign_lineage_of_the_same_length_does_not_count() -> None:
     foreign = part(B, {1: 7}, lineages={7: "foreign"}, present=None, pending=None)
     assert recover([part(A, {0: 7}), foreign], 2).lost_layers != ()

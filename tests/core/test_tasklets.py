@@ -149,6 +149,19 @@ def test_a_lone_pipeline_ends_when_its_first_stage_has_all_gradients_back() -> N
     assert stage_ends_ns(stages, 3) == (3 * once, 3 * once - 14)
 
 
+def test_a_pipeline_drains_behind_each_inner_step() -> None:
+    """As equal groups as whole numbers allow; the first stage is the last to end each."""
+    stages = (
+        StageTiming(2, 4, 4, out_ns=1, out_latency_ns=9, back_ns=1, back_latency_ns=9),
+        StageTiming(3, 6, 4, weight_ns=3),
+    )
+    four, three = stage_ends_ns(stages, 4), stage_ends_ns(stages, 3)
+    assert stage_ends_ns(stages, 11, 3) == (2 * four[0] + three[0], three[0] + four[0] + four[1])
+    assert stage_ends_ns(stages, 4, 1) == four
+    alone = stage_ends_ns(stages, 1)
+    assert stage_ends_ns(stages, 2, 5) == (2 * alone[0], alone[0] + alone[1]), "no empty ones"
+
+
 def test_nobody_else_chooses() -> None:
     """What ran last decides in one place only; others note it and hand it on."""
     package = Path(p2p_dtfm.__file__).parent

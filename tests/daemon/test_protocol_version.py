@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "d3a513cc0d6baa9e893ba3010ce081c0474bdfb04987d53a3933d3d057384d17"}
+SAID = {2: "68eeb4887b71fe2195763ca2a5271b387d6e7c0e6c5665be9c0ceebdb00b55e7"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

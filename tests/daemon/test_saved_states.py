@@ -1,7 +1,10 @@
 """Others are told what is on disk now, not what was there when the daemon started."""
 
 import asyncio
+import contextvars
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +13,8 @@ from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.peers.held_back import LIMIT as HELD_BACK
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints import SAVED_TOLD, Checkpoints
-from p2p_dtfm.train.model.checkpoint import list_checkpoints, remove_checkpoint
+from p2p_dtfm.ports import disk
+from p2p_dtfm.train.model.checkpoint import layer_path, list_checkpoints, remove_checkpoint
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.daemon.trainer_parts import NO_BLOBS, SPEC
@@ -89,3 +93,66 @@ def test_who_computes_alone_is_believed_of_what_it_saves(tmp_path: Path) -> None
 
     asyncio.run(scenario())
     compute.close()
+
+
+class _FullDisk(disk.MachineDisk):
+    def __init__(self) -> None:
+        self.is_full = True
+
+    def write_whole(self, path: Path, payload: disk.Payload, mode: int) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write_whole(path, payload, mode)
+
+
+class _FromAnother:
+    """Blobs that lie among another peer's checkpoints."""
+
+    def __init__(self, theirs: Path) -> None:
+        self._theirs = theirs
+
+    async def fetch(self, digest: str, peers: list[str], target: Path, max_bytes: int) -> Path:
+        for checkpoint in list_checkpoints(self._theirs):
+            for layer, file in checkpoint.manifest.layers.items():
+                if file.digest == digest:
+                    source = layer_path(checkpoint.directory, int(layer))
+                    target.write_bytes(source.read_bytes())
+        return target
+
+
+def test_whose_disk_was_full_when_the_last_step_was_saved_gets_the_model_from_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And what it could not begin is not told of with each message of theirs."""
+    compute, step = Compute(), SPEC.total_steps
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
+    for state in states.values():
+        state.version = step
+    told: list[CheckpointFiles] = []
+    written_to = _FullDisk()
+
+    async def scenario() -> None:
+        nobody: Any = NO_BLOBS
+        other = Checkpoints(theirs, SPEC, nobody, compute, told.append, lambda: True)
+        await other.save(step, states, "lineage")
+        disk.live_by(written_to)
+        from_other: Any = _FromAnother(theirs)
+        checkpoints = Checkpoints(mine, SPEC, from_other, compute, told.append, lambda: True)
+        await checkpoints.save(step, {0: states[0]}, "lineage")
+        assert checkpoints.saved == ()
+        for _ in range(3):
+            checkpoints.remote_files("other", told[0])
+            await asyncio.sleep(0.05)
+        assert not [line for line in caplog.messages if "stays incomplete" in line]
+        written_to.is_full = False
+        checkpoints.remote_files("other", told[0])
+        async with asyncio.timeout(10):
+            while checkpoints.whole_step != step:
+                await asyncio.sleep(0.01)
+        await checkpoints.close()
+        await other.close()
+
+    contextvars.copy_context().run(asyncio.run, scenario())
+    compute.close()
+    assert [set(it.layers) for it in list_checkpoints(mine)] == [set(states)]

@@ -26,7 +26,7 @@ def test_something_long_says_how_far_it_is_and_how_long_yet(
     status = Status(clock_s=lambda: now_s)
     caplog.set_level("INFO", "p2p_dtfm")
     status.advance(State.MEASURING, "times layers", 0, 4)
-    assert status.reason == "times layers: 0%"
+    assert status.reason == "times layers", "that nothing is done yet is no news"
     now_s += 30
     status.advance(State.MEASURING, "times layers", 1, 4)
     assert status.reason == "times layers: 25%, about 90 s left"

@@ -209,3 +209,22 @@ def test_who_goes_with_an_unplanned_view_is_not_asked_for_states() -> None:
     held = (gone, HeldLayer(OTHER, 0, STEP))
     snapshot = msgspec.structs.replace(VIEW.snapshot, planned=False, held=held)
     assert donors_of(View(snapshot, NoPlan("too few")), 0, ME) == [OTHER]
+
+
+def test_whose_layers_are_all_here_does_not_say_that_it_waits_for_them(
+    play: Callable[..., None],
+) -> None:
+    """It is in no view yet: the next one takes over when the others come to it."""
+
+    async def scenario(parts: Parts) -> None:
+        parts.state.view = None
+        parts.followers.follow(VIEW, {THEIRS[0]})
+        follower = parts.followers.follower
+        assert follower is not None
+        parts.followers._progress()
+        assert "1 of 1 layers to fetch" in parts.tools.status.reason
+        follower.missing.clear()
+        parts.followers._progress()
+        assert "its layers are here" in parts.tools.status.reason
+
+    play(scenario)

@@ -76,7 +76,10 @@ def test_what_pages_mention_in_passing_is_there(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(SystemExit):
         main()  # registers the commands
     program: Any = typer.main.get_command(app)
-    ours = set().union(*(options_of(each) for each in (program, *program.commands.values())))
+    groups = [each for each in program.commands.values() if hasattr(each, "commands")]
+    inner = [each for group in groups for each in group.commands.values()]
+    every = (program, *program.commands.values(), *inner)
+    ours = set().union(*(options_of(each) for each in every))
     checked = 0
     for page in pages():
         for words in mentioned(page):

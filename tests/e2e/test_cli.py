@@ -176,7 +176,7 @@ def test_a_daemon_that_starts_can_be_told_to_leave(
 ) -> None:
     spec = write_spec(tmp_path, data={"source": str(prepared_data)})
     founder = swarm.start(["--run", str(spec)])
-    wait_until(lambda: logged(founder, "peer 12D3KooW"), "it has begun to start")
+    wait_until(lambda: logged(founder, "(12D3KooW"), "it has begun to start")
     founder.process.send_signal(signal.SIGTERM)
     assert founder.process.wait(DEADLINE_S) == 0, founder.log_tail()
     assert not logged(founder, "Traceback")

@@ -5,10 +5,14 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
+from p2p_dtfm.daemon.telemetry.contribution import FILE, Kept
+from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
+from p2p_dtfm.train.model.gpt import layer_count
 from tests.conftest import DemoRun
 from tests.e2e.helpers import (
     DEADLINE_S,
@@ -84,6 +88,26 @@ def test_the_demo_ends_with_one_json_object(demo_run: DemoRun) -> None:
     assert len(result["views"][-1]["members"]) == 4
     assert result["snapshot"] == result["views"][-1]["snapshot"]
     assert result["plan"] == result["views"][-1]["plan"]
+
+
+def test_a_complete_run_leaves_equal_boards_and_a_report_at_each_peer(demo_run: DemoRun) -> None:
+    homes = sorted(path.parent for path in demo_run.directory.glob("*/runs"))
+    assert len(homes) == 4
+    boards = []
+    for home in homes:
+        (path,) = home.glob(f"runs/*/{FILE}")
+        tallies = msgspec.json.decode(path.read_bytes(), type=Kept).tallies
+        assert tallies.step_count == 40
+        boards.append(tallies.board())
+        (report,) = home.glob("runs/*/report.html")
+        page = report.read_text()
+        assert "Who took part" in page and "p2p-dtfm generate" in page
+        assert "What it wrote as it learned" in page, "the last text is always written"
+        log = (home / "stderr").read_text()
+        assert "is complete: 40 steps" in log and "next: p2p-dtfm export" in log
+    assert all(board == boards[0] for board in boards)
+    spec = read_run_spec("tiny")
+    assert sum(boards[0].values()) == 40 * spec.tokens_per_step * layer_count(spec)
 
 
 def test_p2pd_is_gone_within_two_seconds_of_kill_9(tmp_path: Path) -> None:

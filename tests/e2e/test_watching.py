@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from p2p_dtfm.core.protocol.names import generated_name
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.web.guard import TOKEN_HEADER
@@ -49,7 +50,7 @@ def swarm(prepared_data: Path, tmp_path: Path) -> Iterator[LocalSwarm]:
     half = ["--memory-gib", HALF_THE_MODEL_GIB]
     with LocalSwarm(tmp_path, ["--threads", "1", *half]) as found:
         founder, address = found.found(["--run", str(spec), "--expect-peers", str(COUNT)])
-        found.join(address, ["--tensorboard", str(tmp_path / BOARD)])
+        found.join(address, ["--tensorboard", str(tmp_path / BOARD), "--name", "<b>Ada</b>"])
         wait_until(lambda: step_of(founder) > 5, "it trains")
         yield found
     assert_nothing_is_left(tmp_path)
@@ -82,6 +83,10 @@ def test_a_swarm_is_watched_and_left(swarm: LocalSwarm, tmp_path: Path) -> None:
     assert len(state["view"]["peers"]) == COUNT and len(state["view"]["pipelines"]) == 1
     me = state["view"]["peers"][state["view"]["me"]]
     assert me["peer_id"] == state["live"]["peer_id"] == (joiner.status() or {})["peer_id"]
+    seen = state_of(ask_daemon(founder.home, "dashboard")["address"])
+    others = [peer for peer in seen["view"]["peers"] if peer["peer_id"] == me["peer_id"]]
+    assert [peer["name"] for peer in others] == [me["name"]] == ["<b>Ada</b>"], "as it is called"
+    assert seen["live"]["name"] == generated_name(seen["live"]["peer_id"])
     assert state["history"]["loss"] and state["view"]["part"]["share"] > 0
 
     status, metrics = asked(address, "/metrics")

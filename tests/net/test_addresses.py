@@ -11,7 +11,7 @@ from p2p_dtfm.net.contacts.addresses import (
     is_loopback,
     parse_address,
 )
-from p2p_dtfm.net.errors import in_plain_words
+from p2p_dtfm.net.errors import in_plain_words, nobody_listens
 
 PEER = "12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X"
 
@@ -85,3 +85,6 @@ def test_why_an_address_was_not_reached_is_said_in_few_words() -> None:
     )
     assert in_plain_words(said) == "connection refused; i/o timeout"
     assert in_plain_words("no answer within 10 s") == "no answer within 10 s"
+    assert not nobody_listens(said), "one of its addresses may be cut off"
+    assert nobody_listens(said.replace("i/o timeout", "connection refused"))
+    assert not nobody_listens("no answer within 10 s")

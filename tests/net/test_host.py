@@ -15,7 +15,7 @@ import pytest
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.net.contacts.addresses import parse_address
 from p2p_dtfm.net.contacts.identity import Identity
-from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.errors import Unreachable, nobody_listens
 from p2p_dtfm.net.libp2p import around_hivemind
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import STREAMS_LIMIT_PER_PEER, Host
@@ -55,6 +55,10 @@ def test_connect_to_nobody_is_unreachable_in_time(tmp_path: Path) -> None:
             with pytest.raises(Unreachable) as error:
                 await host.connect(other, ["/ip4/127.0.0.1/tcp/1"], 5.0)
             assert error.value.peer_id == other and time.monotonic() - began < 6
+            assert nobody_listens(error.value.cause)
+            with pytest.raises(Unreachable) as again:  # p2pd waits before it dials again
+                await host.connect(other, ["/ip4/127.0.0.1/tcp/1"], 5.0)
+            assert again.value.cause == error.value.cause
             with pytest.raises(Unreachable):
                 await host.connect("nonsense", ["/ip4/127.0.0.1/tcp/1"], 5.0)
             with pytest.raises(Unreachable):

@@ -51,6 +51,16 @@ def test_our_plan_the_trace_and_the_table(tmp_path: Path) -> None:
     assert "s per step" in call(*arguments)
 
 
+def test_a_runs_codecs_count_unless_others_are_asked_for() -> None:
+    common = ("three-homes", "--run", "gpt2-small", "--plan", "region", "--stages", "1")
+    plain, sparse, half = (
+        call_json(*common, *more) for more in ((), ("--codec", "sparse"), ("--codec", "fp16"))
+    )
+    plain_bytes = plain["reductions"][0]["bytes"]
+    assert half["reductions"][0]["bytes"] == plain_bytes // 2
+    assert 100 < plain_bytes / sparse["reductions"][0]["bytes"] < 200
+
+
 def test_recomputing_costs_time_and_saves_memory() -> None:
     common = (
         "paper-1-data-center",

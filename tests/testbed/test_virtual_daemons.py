@@ -6,15 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from p2p_dtfm.testbed.virtual.seeds import (
-    make_run,
-    play_seed,
-    reference_of,
-    require_safe_steps_stay,
-)
+from p2p_dtfm.core.commit.shares import Tallies
+from p2p_dtfm.daemon.peers.run_source import RunComplete
+from p2p_dtfm.daemon.telemetry.contribution import FILE, Kept
+from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.testbed.virtual.seeds.faults import draw
+from p2p_dtfm.testbed.virtual.seeds.judge import Reference, require_safe_steps_stay
+from p2p_dtfm.testbed.virtual.seeds.playing import play_seed
+from p2p_dtfm.testbed.virtual.seeds.run import make_run, reference_of
 from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Peer, Swarm, play
+from p2p_dtfm.train.model.gpt import layer_count
 
 STEPS = 20
 
@@ -25,12 +29,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reference(run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def reference(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return reference_of(run, tmp_path_factory.mktemp("reference"))
 
 
 def test_two_go_on_without_the_third_and_it_comes_back(
-    run: Path, reference: list[float], tmp_path: Path
+    run: Path, reference: Reference, tmp_path: Path
 ) -> None:
     async def scene(swarm: Swarm) -> None:
         first = swarm.peer("first", run=str(run), expect_peers=3)
@@ -57,7 +61,11 @@ def test_two_go_on_without_the_third_and_it_comes_back(
             assert not peer.failures()
             require_safe_steps_stay(peer)
             for step, loss in peer.losses().items():
-                assert math.isclose(loss, reference[step], rel_tol=1e-4)
+                assert math.isclose(loss, reference.losses[step], rel_tol=1e-4)
+        boards = [_tallies(peer) for peer in (first, others[1])]
+        assert boards[0].step_count == STEPS and boards[0].board() == boards[1].board()
+        spec = read_run_spec(str(run))
+        assert sum(boards[0].board().values()) == STEPS * spec.tokens_per_step * layer_count(spec)
         assert len(first.losses()) == len(others[1].losses()) == STEPS
         assert at_kill <= len(others[0].losses()) < STEPS, "others took those while it was gone"
 
@@ -91,24 +99,55 @@ def test_who_was_done_trains_again_when_a_failure_costs_the_last_steps(
     play(1, tmp_path / "world", scene)
 
 
+def test_who_is_welcomed_and_then_comes_too_late_is_told_that_the_run_is_complete(
+    run: Path, tmp_path: Path
+) -> None:
+    """No step happens any more with which a view could let it in."""
+
+    async def scene(swarm: Swarm) -> None:
+        stays = {"exit_when_done": False}
+        first = swarm.peer("first", run=str(run), **stays)
+        late = swarm.peer("late", initial_peers=(swarm.address(first),), **stays)
+        swarm.start(first)
+        await swarm.until(lambda: first.step() >= STEPS // 2, "half of the run", 120)
+        swarm.start(late)
+        await swarm.until(lambda: late.has_run, "it is welcomed", 60)
+        swarm.cut(first, late)
+        await swarm.until(lambda: first.standing().startswith("done"), "done", 120)
+        swarm.mend(first, late)
+        await swarm.until(lambda: not late.is_running, "it ends", 60)
+        assert late.ended is not None
+        assert isinstance(late.ended.exception(), RunComplete)
+
+    play(1, tmp_path / "world", scene)
+
+
+def _tallies(peer: Peer) -> Tallies:
+    """Who has computed what, as this peer has it on its disk."""
+    (path,) = peer.home.glob(f"runs/*/{FILE}")
+    return msgspec.json.decode(path.read_bytes(), type=Kept).tallies
+
+
 def _views(peer: Peer) -> list[list[str]]:
     return [event["members"] for event in peer.events() if event["event"] == "view"]
 
 
-def test_the_same_seed_gives_the_same_trace_in_another_process(
-    run: Path, reference: list[float], tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_trace_in_another_process(run: Path, tmp_path: Path) -> None:
     """Where neither addresses nor the order of sets are alike."""
-    here = play_seed(1, run, tmp_path / "here", reference)
+    few = range(4)
+    schedule = draw(1).only(frozenset(few))
+    here = play_seed(1, schedule, run, tmp_path / "here", None)
     program = (
         "import sys; from pathlib import Path; "
-        "from p2p_dtfm.testbed.virtual.seeds import play_seed; "
-        "run, home, *losses = sys.argv[1:]; "
-        "drawn = play_seed(1, Path(run), Path(home), list(map(float, losses))); "
-        "print(drawn.swarm.trace.digest())"
+        "from p2p_dtfm.testbed.virtual.seeds.faults import draw; "
+        "from p2p_dtfm.testbed.virtual.seeds.playing import play_seed; "
+        "run, home = map(Path, sys.argv[1:]); "
+        f"schedule = draw(1).only(frozenset({few})); "
+        "played = play_seed(1, schedule, run, home, None); "
+        "print(played.digest)"
     )
     hashes = "7" if os.environ.get("PYTHONHASHSEED") != "7" else "8"
-    arguments = [str(run), str(tmp_path / "there"), *map(repr, reference)]
+    arguments = [str(run), str(tmp_path / "there")]
     there = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         env={**os.environ, "PYTHONHASHSEED": hashes},
@@ -117,8 +156,8 @@ def test_the_same_seed_gives_the_same_trace_in_another_process(
         timeout=120,
     )
     assert there.returncode == 0, there.stderr
-    assert here.done, "the seed has no fault"
-    assert there.stdout.strip() == here.swarm.trace.digest()
+    assert here.faults, "the seed has no fault"
+    assert there.stdout.strip() == here.digest
 
 
 def test_a_wait_that_never_ends_is_told_with_who_waits_for_what(run: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.names import generated_name
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -17,14 +18,20 @@ from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
 from p2p_dtfm.web.api import Action
 from p2p_dtfm.web.state import (
+    BoardRow,
+    Contribution,
     DashboardState,
     Event,
+    Given,
     Live,
     Problem,
     RunFacts,
+    Sample,
+    Samples,
     Span,
     Timeline,
     TimelineLane,
+    ViewState,
 )
 
 NOW_S = 1_790_000_000.0
@@ -75,6 +82,9 @@ def example(
         kept = tuple(record for record in made.records if record.peer_id in only)
         made = msgspec.structs.replace(made, records=kept)
     snapshot = _with_peer_ids(made)
+    first, *rest = snapshot.records
+    longest = msgspec.structs.replace(first, name="<b>Ada & co. of London</b>"[:24])
+    snapshot = msgspec.structs.replace(snapshot, records=(longest, *rest))
     order = tuple(record.peer_id for record in snapshot.records)
     plan = msgspec.structs.replace(
         grid_plan(order, snapshot.workload, stages), predicted_step_ns=step_ns * 97 // 100
@@ -88,6 +98,8 @@ def example(
             view=view,
             history=_series(steps, spec.tokens_per_step / step_ns * 1e9).history(),
             timeline=_timeline(plan, step_ns),
+            samples=SAMPLES,
+            contribution=_contribution(view),
             events=_events(order, me),
         )
     )
@@ -158,6 +170,7 @@ def _live(me: str, steps: int, step_ns: int, snapshot: Snapshot, spec: RunSpec) 
         time_s=NOW_S,
         version="0.1.0",
         peer_id=me,
+        name=generated_name(me),
         state="training",
         reason=f"step {steps} of {spec.total_steps}",
         since_s=NOW_S - 4000,
@@ -180,15 +193,38 @@ def _events(order: tuple[str, ...], me: str) -> tuple[Event, ...]:
     others = [peer_id for peer_id in order if peer_id != me]
     return (
         Event(NOW_S - 4000, "view", f"view 3 from step 310 on: {len(others) + 1} members"),
-        Event(NOW_S - 4001, "joined", f"…{others[-1][-6:]} takes part"),
-        Event(NOW_S - 4100, "fault", f"…{others[0][-6:]} was silent for 12 s"),
+        Event(NOW_S - 4001, "joined", f"{generated_name(others[-1])} takes part"),
+        Event(NOW_S - 4100, "fault", f"{generated_name(others[0])} was silent for 12 s"),
         Event(
             NOW_S - 5990, "note", "of step 140, 14 microbatches are kept at their stages, 3 redone"
         ),
         Event(NOW_S - 6000, "view", f"view 2 from step 140 on: {len(others)} members"),
-        Event(NOW_S - 6001, "left", f"…{others[0][-6:]} has left"),
+        Event(NOW_S - 6001, "left", f"{generated_name(others[0])} has left"),
         Event(NOW_S - 8000, "view", f"view 1 from step 0 on: {len(others)} members"),
     )
+
+
+def _contribution(view: ViewState) -> Contribution:
+    given = Given(61_200, 512, 3_910.0, 201_000_000, 43_500_000)
+    holders = [peer for peer in view.peers if peer.pipeline is not None]
+    board = tuple(
+        BoardRow(peer.peer_id, peer.name, 120_000.0 / (1 + number / 3))
+        for number, peer in enumerate(holders)
+    )
+    return Contribution(given, given, msgspec.structs.replace(given, steps=901), board, 690)
+
+
+SAMPLES = Samples(
+    prompt="def ",
+    written=tuple(
+        Sample(step, text, 3.14 + 7.6 / (1 + step / 38))
+        for step, text in (
+            (0, "\x00\u07e1qK}\ufffd 9e;;wP\n<b>&amp;</b>"),
+            (50, "te tre the s selt ( ae, in  to sere\n  te"),
+            (100, "set(self, name):\n    return self.name\n\nclass Error(Exception):\n    pass"),
+        )
+    ),
+)
 
 
 def _timeline(plan: Plan, step_ns: int) -> Timeline:
@@ -235,7 +271,7 @@ def two() -> Example:
     found.change_live(
         problems=(
             Problem(
-                f"waits for …{view.peers[0].peer_id[-6:]} for 14 s",
+                f"waits for {view.peers[0].name} for 14 s",
                 "if its computer sleeps, wake it; else the others go on without it",
             ),
         ),

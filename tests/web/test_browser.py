@@ -58,6 +58,25 @@ def test_everything_is_shown_and_nothing_sticks_out(
         page.open("about:blank")
 
 
+def test_texts_are_gone_through_with_a_slider(page: Page) -> None:
+    example = two()
+    with served(example) as address:
+        page.open(address)
+        page.wait_for(DRAWN)
+        shown = "document.querySelector('#samples-text').textContent"
+        assert page.evaluate(shown).startswith("def set(self, name):"), "the newest"
+        page.evaluate(
+            "(() => { const it = document.querySelector('#samples-step'); it.value = 0;"
+            " it.dispatchEvent(new Event('input')); })()"
+        )
+        assert "<b>&amp;</b>" in page.evaluate(shown), "as text"
+        assert count(page, "#samples-text b") == 1, "the prompt alone stands out"
+        assert "after 0 steps" in page.evaluate(
+            "document.querySelector('#samples-when').textContent"
+        )
+        page.open("about:blank")
+
+
 def count(page: Page, selector: str) -> int:
     return page.evaluate(f"document.querySelectorAll({selector!r}).length")
 

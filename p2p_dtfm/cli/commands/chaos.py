@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from p2p_dtfm.cli.app import JsonOption, app
+from p2p_dtfm.cli.commands.storm import KILLS, StormCase, play_storm, storm_summary
+from p2p_dtfm.cli.commands.storm import PEERS as STORM_PEERS
 from p2p_dtfm.cli.scenarios.chaos_case import (
     FAULTS,
     STEPS_AFTER,
@@ -19,6 +21,7 @@ from p2p_dtfm.cli.scenarios.chaos_case import (
     chaos_case,
     replayed_case,
 )
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.net.contacts.identity import Identity
@@ -27,14 +30,11 @@ from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.chaos import Chaos
 from p2p_dtfm.testbed.chaos_verdict import ChaosVerdict, judge
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
-from p2p_dtfm.testbed.plain_losses import plain_losses
+from p2p_dtfm.testbed.plain_losses import comparable, plain_losses
 from p2p_dtfm.testbed.scenario_swarm import PLAYERS_LIMIT, SHAPE_FILE, cast_scenario
 from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
 
-CHECKPOINT_EVERY_STEPS = 20
-GENTLE_LEARNING_RATE = 3e-4
-"""Losses are compared to 1e-4. At the demo's 3e-3 training is chaotic: the plain loop with its
-microbatches in another order is 4e-4 off after 300 steps; at this rate it stays 2e-7 off."""
+PEERS = 6
 START_S = 120.0
 FAULT_LIMIT_S = 90.0
 """What a run may take at most for each fault."""
@@ -45,7 +45,14 @@ def chaos(
     scenario: Annotated[
         str | None, typer.Argument(help="A scenario (file or name): its peers, links and faults.")
     ] = None,
-    peers: Annotated[int, typer.Option(min=3, max=PLAYERS_LIMIT, help="Without a scenario.")] = 6,
+    peers: Annotated[
+        int | None,
+        typer.Option(
+            min=3,
+            max=PLAYERS_LIMIT,
+            help=f"Without a scenario; default: {PEERS}, in a storm {STORM_PEERS}.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the schedule of faults.")] = 1,
     faults: Annotated[
         int | None,
@@ -62,13 +69,28 @@ def chaos(
     keep: Annotated[
         Path | None, typer.Option(help="Keep homes, logs and checkpoints in this new directory.")
     ] = None,
+    storm: Annotated[
+        bool,
+        typer.Option("--storm", help="Kill one daemon after another, as soon as it is replaced."),
+    ] = False,
+    kills: Annotated[
+        int | None, typer.Option(min=1, help=f"How many, in a storm; default: {KILLS}.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train with real daemons under a seeded schedule of faults, and judge how they bore it."""
     console = Console(stderr=as_json)
+    if storm:
+        _refuse_with_storm({"a scenario": scenario, "--faults": faults, "--replay": replay})
+        storm_case = StormCase(run, seed, peers or STORM_PEERS, kills or KILLS)
+        _end(play_storm(storm_case, keep, console), console, as_json, storm_summary)
+        return
+    if kills is not None:
+        raise UserError("--kills is for a storm", "add --storm")
     if scenario is None and faults is None:
         faults = FAULTS
-    case = replayed_case(replay) if replay else chaos_case(scenario, peers, seed, faults, run)
+    played = replayed_case(replay) if replay else None
+    case = played or chaos_case(scenario, peers or PEERS, seed, faults, run)
     with kept_directory(keep) as directory:
         spec = _write_spec(directory, case)
         report = _run(directory, case, spec, console)
@@ -76,24 +98,34 @@ def chaos(
             [f"{left} processes left"] if (left := processes_left(directory)) else []
         )
     report["ok"] = not report["violations"]
+    _end(report, console, as_json, _summary)
+
+
+def _refuse_with_storm(given: dict[str, object]) -> None:
+    """Raises `UserError`."""
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(
+                f"a storm has no schedule: --storm does not go with {name}",
+                "leave one of the two out",
+            )
+
+
+def _end(
+    report: dict[str, Any],
+    console: Console,
+    as_json: bool,
+    summary: Callable[[Console, dict[str, Any]], None],
+) -> None:
     if as_json:
         typer.echo(json.dumps(report))
-    _summary(console, report)
+    summary(console, report)
     if not report["ok"]:
         raise typer.Exit(1)
 
 
 def _write_spec(directory: Path, case: ChaosCase) -> RunSpec:
-    spec = read_run_spec(case.run)
-    gentle = min(spec.optimizer.peak_learning_rate, GENTLE_LEARNING_RATE)
-    final = min(spec.optimizer.final_learning_rate, gentle)
-    rates = {"peak_learning_rate": gentle, "final_learning_rate": final}
-    changes = {
-        "total_steps": case.total_steps,
-        "checkpoint": spec.checkpoint.model_copy(update={"every_steps": CHECKPOINT_EVERY_STEPS}),
-        "optimizer": spec.optimizer.model_copy(update=rates),
-    }
-    spec = spec.model_copy(update=changes)
+    spec = comparable(read_run_spec(case.run), case.total_steps)
     (directory / "run.json").write_text(spec.model_dump_json())
     return spec
 

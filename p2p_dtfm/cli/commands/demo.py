@@ -17,9 +17,9 @@ from rich.text import Text
 
 from p2p_dtfm.cli.app import JsonOption, app
 from p2p_dtfm.cli.commands.data import newest_checkpoint, tokenizer_of
-from p2p_dtfm.cli.commands.swarm import short
 from p2p_dtfm.cli.terminal.durations import duration
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.dashboard.report_file import next_commands
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec, read_scenario
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
@@ -232,7 +232,7 @@ def _table(
             continue
         layers = facts["layers"]
         span = f"{layers[0]}-{layers[-1]}" if layers else "none"
-        table.add_row(child.name, short(facts["peer_id"]), facts["state"], span, facts["reason"])
+        table.add_row(child.name, facts["name"], facts["state"], span, facts["reason"])
     bar = ProgressBar(total=1.0, completed=progress)
     headline = Text(_headline(lead, progress) if lead else "the daemons start")
     return Group(headline, bar, table)
@@ -330,7 +330,25 @@ def _summary(
     console.print(f"  processes left behind: {result['processes_left']}")
     if keep is not None:
         console.print(f"  homes, logs and checkpoints: {keep}")
+    _say_next(console, keep)
     if sample is None:
         return
     console.print("\n[bold]what the model writes now[/bold] (from 'def '):")
     console.print(sample, markup=False, highlight=False, soft_wrap=True)
+
+
+def _say_next(console: Console, keep: Path | None) -> None:
+    """What to try after this."""
+    home = None if keep is None else next(iter(sorted(keep.glob("*/runs"))), None)
+    lines = [f"  {line}" for line in next_commands(home.parent)] if home is not None else []
+    if home is not None:
+        lines += [f"  {path}" for path in sorted(home.glob("*/report.html"))]
+    else:
+        lines = ["  p2p-dtfm demo --keep DIR     keeps the model, a report and all logs"]
+    lines.append("  p2p-dtfm --run tiny          trains it for real: friends join with one line")
+    lines.append(
+        "  p2p-dtfm chaos               kills peers while they train, and counts what is lost"
+    )
+    console.print("\n[bold]what to try next[/bold]")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,6 +1,7 @@
 """`p2p-dtfm plan`: the plan of the live swarm or of a scenario, and why it is as it is."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,12 +9,24 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from p2p_dtfm.cli.app import GlobalBatchOption, HomeOption, JsonOption, LayersOption, app
-from p2p_dtfm.cli.commands.swarm import short
-from p2p_dtfm.cli.scenarios.plan_scenario import Cost, Question, plan_scenario, write_graph
+from p2p_dtfm.cli.commands.swarm import IdsOption, how_to_call
+from p2p_dtfm.cli.scenarios.advise import advise_on
+from p2p_dtfm.cli.scenarios.plan_scenario import (
+    DEFAULT_RUN,
+    Cost,
+    Objective,
+    Question,
+    plan_scenario,
+    write_graph,
+)
 from p2p_dtfm.cli.terminal.output_files import check_writable
+from p2p_dtfm.cli.terminal.plain import harmless_lines, plain
 from p2p_dtfm.core.planner.explain import explain
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.names import distinct
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.daemon.machine.local_client import call_daemon
@@ -58,15 +71,42 @@ def plan(
     graphml: Annotated[
         Path | None, typer.Option(help="Write peers and links as GraphML, of a swarm or scenario.")
     ] = None,
+    advise: Annotated[
+        bool,
+        typer.Option("--advise", help="Look for a run spec that suits the scenario better."),
+    ] = False,
+    vary: Annotated[
+        str | None,
+        typer.Option(
+            help="With --advise, what may be changed: global-batch, inner-steps, reduction, "
+            "boundaries, microbatch, context; all but the last without it."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="With --advise: write that run spec to a new file.")
+    ] = None,
+    objective: Annotated[
+        Objective,
+        typer.Option(help="speed; or cost: the peers of a scenario that make most for a dollar."),
+    ] = Objective.SPEED,
     home: HomeOption = None,
     as_json: JsonOption = False,
+    ids: IdsOption = False,
 ) -> None:
     """The plan in force in the swarm of this machine's daemon, or the plan for a scenario."""
+    if advise or vary is not None or out is not None:
+        if scenario is None or not advise:
+            raise UserError(
+                "--advise looks for a run spec for a scenario; --vary and --out go with it",
+                "write p2p-dtfm plan SCENARIO --run FILE --advise",
+            )
+        advise_on(scenario, run or DEFAULT_RUN, vary, out, as_json)
+        return
     if scenario is not None:
         plan_scenario(
             Question(
                 scenario, run, layers, global_batch, cost, stages, replicas, change, explained,
-                as_json, svg, html, graphml,
+                as_json, svg, html, graphml, objective,
             )
         )  # fmt: skip
         return
@@ -94,20 +134,25 @@ def plan(
     if isinstance(made, NoPlan):
         console.print(f"no training: {made.reason}", highlight=False)
         return
-    console.print(_table(made, snapshot))
+    called = distinct({record.peer_id: record.called for record in snapshot.records})
+    named = how_to_call(called, ids)
+    console.print(_table(made, snapshot, named))
     if explanation is not None:
-        console.print(explanation.text(), highlight=False, soft_wrap=True)
+        text = harmless_lines(named(explanation.text()))
+        console.print(Text(text), highlight=False, soft_wrap=True)
 
 
-def _table(made: Plan, snapshot: Snapshot) -> Table:
+def _table(made: Plan, snapshot: Snapshot, named: Callable[[str], str]) -> Table:
     depth = max(len(pipeline.stages) for pipeline in made.pipelines)
     table = Table("pipeline", "microbatches", *(f"stage {n + 1}" for n in range(depth)))
     for number, pipeline in enumerate(made.pipelines):
         cells: list[Any] = [
-            f"{short(s.peer_id)}: layers {s.first_layer}-{s.end_layer - 1}" for s in pipeline.stages
+            Text(f"{plain(named(at.peer_id))}: layers {at.first_layer}-{at.end_layer - 1}")
+            for at in pipeline.stages
         ]
         cells += [""] * (depth - len(cells))
         table.add_row(str(number + 1), str(pipeline.microbatch_count), *cells)
     if made.spares:
-        table.add_row("spares", "", ", ".join(map(short, made.spares)), *[""] * (depth - 1))
+        spares = Text(", ".join(plain(named(peer_id)) for peer_id in made.spares))
+        table.add_row("spares", "", spares, *[""] * (depth - 1))
     return table

@@ -29,7 +29,7 @@ def go_on(away: Away) -> int:
 
 
 def _run(resident: Resident, settings: Settings, remarks: Sequence[str] = ()) -> int:
-    handler = set_up_logging(settings.log)
+    handler = set_up_logging(settings.log, str if settings.ids else resident.named)
     for remark in remarks:
         logging.getLogger("p2p_dtfm").info("%s", remark)
     try:

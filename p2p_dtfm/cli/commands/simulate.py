@@ -88,9 +88,19 @@ def simulate(
         float, typer.Option(help="Fraction of their stated rates that links reach.")
     ] = 1.0,
     recompute: Annotated[
-        bool, typer.Option(help="Recompute activations in the backward, to save memory.")
-    ] = True,
-    codec: Annotated[str, typer.Option(help="Of all tensors: fp32, fp16, bf16, int8.")] = "fp16",
+        bool | None,
+        typer.Option(
+            help="Recompute activations in the backward, to save memory. Without it: as the run "
+            "says, and where that is auto, everywhere with plans other than ours."
+        ),
+    ] = None,
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            help="Of all tensors, instead of the run's: fp32, fp16, bf16, int8; or sparse, of the "
+            "reduction."
+        ),
+    ] = None,
     reduction: Annotated[
         str | None,
         typer.Option(
@@ -108,7 +118,9 @@ def simulate(
     peers = read_scenario(scenario).with_link_efficiency(link_efficiency)
     spec = read_run_spec(run, layers, global_batch)
     how = execution_named(execution.value, spec.model.layers)
-    how = replace(how, recompute=recompute, activation_codec=codec, gradient_codec=codec)
+    how = _recomputing(how, recompute, spec, plan)
+    if codec is not None:
+        how = how.with_codec(codec)
     if reduction is not None:
         how = how.with_reduction(reduction)
     workload = workload_in(peers, spec, how)
@@ -125,6 +137,13 @@ def simulate(
     result["runs_s"] = [step.total_ns / 1e9 for step in steps]
     result["elapsed_s"] = round(time.perf_counter() - began, 3)
     typer.echo(json.dumps(result) if as_json else _table(result))
+
+
+def _recomputing(how: Execution, wanted: bool | None, spec: RunSpec, plan: PlanName) -> Execution:
+    """As is wanted; else as the run says. Only our planner finds out where it pays."""
+    if wanted is None and how.recompute is None and plan is not PlanName.OURS:
+        wanted = spec.compute.recompute != "never"
+    return how if wanted is None else replace(how, recompute=wanted)
 
 
 def _plans(question: Question, name: PlanName) -> list[Plan]:

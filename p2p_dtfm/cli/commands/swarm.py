@@ -1,9 +1,11 @@
 """Commands about the daemon that runs here and its swarm: status, peers, leave, id."""
 
+import contextlib
 import json
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,51 +13,77 @@ from rich.table import Table
 from rich.text import Text
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
-from p2p_dtfm.cli.terminal.durations import duration
+from p2p_dtfm.cli.terminal.durations import duration, seconds_of
 from p2p_dtfm.cli.terminal.plain import SHORT_CHARACTERS, plain
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import call_daemon
+from p2p_dtfm.daemon.telemetry.names import Names
 
 AS_TEXT: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 WEAK_POINTS_TOLD = 6
+WATCH_EVERY_S = 2.0
 LONG_CHARACTERS = 4096
 """Paths and addresses are the user's own, and must be whole to be copied."""
 
 
-def short(peer_id: str) -> str:
-    """The part of a peer id in which peers differ."""
-    return f"…{plain(peer_id[-6:])}"
+IdsOption = Annotated[bool, typer.Option("--ids", help="Peers by their ids, not their names.")]
+
+
+def how_to_call(names: Mapping[str, str], ids: bool = False) -> Callable[[str], str]:
+    """Puts names where peers' ids stand in a text, unless ids are asked for. `names`: of those that
+    are known."""
+    return str if ids else Names(names).in_text
 
 
 @app.command()
-def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def status(
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+    ids: IdsOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it anew every two seconds, until Ctrl-C.")
+    ] = False,
+) -> None:
     """What the daemon of this machine is doing, and why."""
-    facts = call_daemon(home, "status")
-    if as_json:
-        typer.echo(json.dumps(facts))
-        return
     console = Console()
-    for_long = duration(time.time() - facts["since_s"])
-    headline = Text.assemble((facts["state"], "bold"), f" for {for_long}: {plain(facts['reason'])}")
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            facts = call_daemon(home, "status")
+            if as_json:
+                typer.echo(json.dumps(facts))
+            else:
+                if watch and console.is_terminal:
+                    console.clear()
+                _show_status(console, facts, ids)
+            if not watch:
+                return
+            time.sleep(WATCH_EVERY_S)
+
+
+def _show_status(console: Console, facts: dict[str, Any], ids: bool) -> None:
+    named = how_to_call(facts["names"], ids)
+    for_long, reason = duration(time.time() - facts["since_s"]), plain(named(facts["reason"]))
+    headline = Text.assemble((facts["state"], "bold"), f" for {for_long}: {reason}")
     console.print(headline, highlight=False, soft_wrap=True)
     if (work := facts.get("work")) is not None and work["what"] not in facts["reason"]:
         left = "" if work["left_s"] is None else f", {duration(work['left_s'])} left"
         console.print(f"  {plain(work['what'])}: {work['share']:.0%}{left}", **AS_TEXT)
-    for name, value in _rows(facts):
+    for name, value in _rows(facts, named):
         if value is not None:  # what is not known yet is left out
             console.print(f"  {name:<18} {plain(value, LONG_CHARACTERS)}", **AS_TEXT)
     waits_for = facts.get("waits_for") or []
     if waits_for:
-        console.print(f"  waits for Prepared of {', '.join(map(short, waits_for))}", **AS_TEXT)
+        missing = ", ".join(plain(named(peer_id)) for peer_id in waits_for)
+        console.print(f"  waits for Prepared of {missing}", **AS_TEXT)
     for problem in facts.get("problems") or ():
         console.print(Text(f"! {plain(problem['what'])}", style="red"), soft_wrap=True)
         console.print(f"  fix: {plain(problem['fix'])}", **AS_TEXT)
 
 
-def _rows(facts: dict[str, Any]) -> list[tuple[str, str | None]]:
+def _rows(facts: dict[str, Any], named: Callable[[str], str]) -> list[tuple[str, str | None]]:
     """What `status` says below its headline: a name, and what is known of it."""
     return [
-        ("peer", facts["peer_id"]),
+        ("peer", f"{facts['name']} ({facts['peer_id']})" if facts["name"] else facts["peer_id"]),
         *_marks(facts),
         ("run", f"{facts['run']} ({facts['run_digest'][:16]})" if facts["run"] else None),
         ("trained on", facts["data"]),
@@ -66,9 +94,9 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str | None]]:
         ("safe step", _safe(facts)),
         ("time left", duration(facts["eta_s"]) if facts.get("eta_s") is not None else None),
         ("view", _view(facts)),
-        ("agreement", _agreement(facts)),
+        ("agreement", named(_agreement(facts) or "") or None),
         ("layers", _layers(facts)),
-        ("would cut it", _weak_points(facts)),
+        ("would cut it", named(_weak_points(facts) or "") or None),
         ("checkpoints", facts["checkpoints"]),
         ("turned away", _turned_away(facts)),
         *(("others join with", f"--initial-peers {each}") for each in facts["addresses"]),
@@ -121,8 +149,8 @@ def _agreement(facts: dict[str, Any]) -> str | None:
 def _weak_points(facts: dict[str, Any]) -> str | None:
     """Whose loss alone would leave members that no measured link joins."""
     found = facts.get("weak_points") or {"peers": [], "links": []}
-    words = [f"the loss of {short(peer_id)}" for peer_id in found["peers"]]
-    words += [f"of the link {short(a)} to {short(b)}" for a, b in found["links"]]
+    words = [f"the loss of {peer_id}" for peer_id in found["peers"]]
+    words += [f"of the link {a} to {b}" for a, b in found["links"]]
     more = f", and {len(words) - WEAK_POINTS_TOLD} more" if len(words) > WEAK_POINTS_TOLD else ""
     return ", ".join(words[:WEAK_POINTS_TOLD]) + more if words else None
 
@@ -147,7 +175,7 @@ def _ranges(layers: list[int]) -> str:
 
 
 @app.command()
-def peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def peers(home: HomeOption = None, as_json: JsonOption = False, ids: IdsOption = False) -> None:
     """The members of the view: devices, links, layers."""
     members = call_daemon(home, "peers")
     if as_json:
@@ -155,18 +183,18 @@ def peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
         return
     table = Table("peer", "device", "memory", "block fwd+bwd", "layers", "links", "heard")
     for member in members:
-        table.add_row(*map(Text, _row(member)))
+        table.add_row(*map(Text, _row(member, ids)))
     Console().print(table)
 
 
-def _row(member: dict[str, Any]) -> tuple[str, ...]:
+def _row(member: dict[str, Any], ids: bool) -> tuple[str, ...]:
     device, links = member["device"], member["links"].values()
     block_ms = (device["block"]["forward_ns"] + device["block"]["backward_ns"]) / 1e6
     layers = member["layers"]
     rates = [link["bytes_per_s"] / 1e6 for link in links]
     heard = member["heard_s_ago"]
     return (
-        short(member["peer_id"]),
+        member["peer_id"] if ids else plain(member["name"], SHORT_CHARACTERS),
         plain(f"{device['kind']}, {device['name']}", SHORT_CHARACTERS),
         f"{device['memory_bytes'] / (1 << 30):.1f} GiB",
         f"{block_ms:.1f} ms",
@@ -184,8 +212,21 @@ def leave(home: HomeOption = None) -> None:
 
 
 @app.command()
-def pause(home: HomeOption = None) -> None:
+def pause(
+    home: HomeOption = None,
+    length: Annotated[
+        str | None, typer.Option("--for", help="Come back by itself after 45m, 2h, 1h30m, 3d.")
+    ] = None,
+) -> None:
     """Hand the layers to the others and free the memory; the daemon stays, and can come back."""
+    if length is not None:
+        seconds = seconds_of(length)
+        call_daemon(home, f"pause-for?seconds={seconds}", "POST")
+        typer.echo(
+            f"the daemon hands its layers over and is away for {duration(seconds)}; "
+            "p2p-dtfm resume makes it take part before"
+        )
+        return
     call_daemon(home, "pause", "POST")
     typer.echo("the daemon hands its layers over; p2p-dtfm resume makes it take part again")
 

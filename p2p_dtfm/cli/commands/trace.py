@@ -1,13 +1,14 @@
 """`p2p-dtfm trace`: what all peers did in the last steps, as a file for Perfetto."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from p2p_dtfm.cli.app import HomeOption, app
-from p2p_dtfm.cli.commands.swarm import short
+from p2p_dtfm.cli.commands.swarm import how_to_call
 from p2p_dtfm.cli.terminal.output_files import write_text
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import call_daemon
@@ -31,7 +32,8 @@ def trace(
             ("wait until the swarm has committed one: p2p-dtfm status",),
             exit_code=1,
         )
-    write_text(out, json.dumps(trace_events(answer["peers"])), "--out")
+    named = how_to_call(answer["names"])
+    write_text(out, json.dumps(trace_events(answer["peers"], named)), "--out")
     worst_ms = max(peer["clock_error_ns"] for peer in answer["peers"]) / 1e6
     numbers = sorted({int(step) for peer in answer["peers"] for step in peer["steps"]})
     typer.echo(
@@ -39,10 +41,10 @@ def trace(
         f"their clocks agree to {worst_ms:.1f} ms"
     )
     if answer["missing"]:
-        typer.echo(f"no answer from {', '.join(map(short, answer['missing']))}", err=True)
+        typer.echo(f"no answer from {', '.join(map(named, answer['missing']))}", err=True)
 
 
-def trace_events(peers: list[dict[str, Any]]) -> dict[str, Any]:
+def trace_events(peers: list[dict[str, Any]], named: Callable[[str], str] = str) -> dict[str, Any]:
     """The Trace Event Format's JSON object: a process is a pipeline, a thread a peer.
 
     Times begin with the first span. `peers` as the daemon's `trace` answers.
@@ -56,7 +58,7 @@ def trace_events(peers: list[dict[str, Any]]) -> dict[str, Any]:
         events.append(name_event("process_name", process, 0, f"pipeline {process + 1}"))
         events.append(
             name_event(
-                "thread_name", process, thread, f"{short(peer['peer_id'])} layers {first}-{end - 1}"
+                "thread_name", process, thread, f"{named(peer['peer_id'])} layers {first}-{end - 1}"
             )
         )
         for step, held in peer["steps"].items():

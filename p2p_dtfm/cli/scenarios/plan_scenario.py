@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.sim.advice.hiring import HOUR_S, hire, price_per_hour
 from p2p_dtfm.sim.map.plan_map import plan_html, plan_svg
 from p2p_dtfm.sim.paper.cost import PAPER_SIZES, PaperSizes
 from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of, sizes_of
 from p2p_dtfm.sim.paper.solver import solve_paper
 from p2p_dtfm.sim.reproduction.bilevel import bilevel_svg
-from p2p_dtfm.sim.scenario.execution import OURS
+from p2p_dtfm.sim.scenario.execution import AS_RUN, OURS
 from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
 from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import on_the_wire, scenario_snapshot, workload_in
@@ -30,6 +31,11 @@ from p2p_dtfm.sim.scenario.what_if import what_if
 
 SECOND_NS = 1_000_000_000
 DEFAULT_RUN = "gpt3-xl"
+
+
+class Objective(StrEnum):
+    SPEED = "speed"
+    COST = "cost"
 
 
 class Cost(StrEnum):
@@ -54,12 +60,17 @@ class Question:
     svg: Path | None
     html: Path | None
     graphml: Path | None = None
+    objective: Objective = Objective.SPEED
 
 
 def plan_scenario(question: Question) -> None:
     """Print the plan of a scenario; write its picture if asked. Raises `UserError`."""
     scenario = read_scenario(question.scenario)
     if question.cost is Cost.PAPER:
+        if question.objective is Objective.COST:
+            raise UserError(
+                "--objective cost is of plans by seconds per step", "leave out --cost paper"
+            )
         if question.html or question.graphml or question.explained:
             raise UserError(
                 "--explain, --html and --graphml show plans of the step-time planner",
@@ -132,11 +143,17 @@ def _plan_step(scenario: Scenario, question: Question) -> None:
     for path, option, _ in pictures:
         check_writable(path, option)
     check_writable(question.graphml, "--graphml")
+    hired: dict[str, Any] = {}
+    if question.objective is Objective.COST:
+        asked = what_if(scenario, question.change) if question.change is not None else scenario
+        scenario, hired = _worth_their_price(asked, spec)
+        question = replace(question, change=None)
     shown = what_if(scenario, question.change) if question.change is not None else scenario
     result, snapshot, found = _step_result(scenario, spec)
     if question.change is not None:
         changed, snapshot, found = _step_result(shown, spec)
         result = {"before": result, **changed, "what_if": question.change}
+    result |= hired
     explanation = explain(snapshot, found) if question.explained else None
     if explanation is not None:
         result["explanation"] = msgspec.to_builtins(explanation)
@@ -161,8 +178,25 @@ def write_graph(path: Path, snapshot: Snapshot, made: Plan | NoPlan) -> None:
     write_text(path, graphml(graph), "--graphml")
 
 
+def _worth_their_price(scenario: Scenario, spec: RunSpec) -> tuple[Scenario, dict[str, Any]]:
+    """The peers that make most tokens for a dollar, and what is to be said of it."""
+    best, fastest = hire(scenario, spec)
+    names = {peer.name for peer in best.scenario.peers}
+    told = {
+        "objective": "cost",
+        "left_out": [peer.name for peer in scenario.peers if peer.name not in names],
+        "fastest": {
+            "tokens_per_s": round(fastest.tokens_per_s, 1),
+            "price_per_hour": round(fastest.price_per_hour, 6),
+            "tokens_per_dollar": round(fastest.tokens_per_dollar),
+            "peers": len(fastest.scenario.peers),
+        },
+    }
+    return best.scenario, told
+
+
 def _step_result(scenario: Scenario, spec: RunSpec) -> tuple[dict[str, Any], Snapshot, Plan]:
-    snapshot = scenario_snapshot(scenario, spec)
+    snapshot = scenario_snapshot(scenario, spec, AS_RUN)
     began = time.perf_counter()
     found = compute_plan(snapshot)
     elapsed = time.perf_counter() - began
@@ -193,6 +227,12 @@ def _step_result(scenario: Scenario, spec: RunSpec) -> tuple[dict[str, Any], Sna
         "snapshot": snapshot.digest(),
         "plan": found.digest(),
     }
+    if any(peer.price_micro_per_hour for peer in scenario.peers):
+        price = price_per_hour(scenario, found)
+        result["price_per_hour"] = round(price, 6)
+        result["tokens_per_dollar"] = (
+            round(spec.tokens_per_step * HOUR_S / step_s / price) if (price) else None
+        )
     return result, snapshot, found
 
 
@@ -212,6 +252,18 @@ def _step_text(result: dict[str, Any]) -> str:
             f"what if {result['what_if']}: a step is {change}, with {result['peers']} peers "
             f"instead of {result['before']['peers']} ({spares[1]} of them spares, "
             f"before {spares[0]})"
+        )
+    if result.get("tokens_per_dollar"):
+        lines.append(
+            f"{result['price_per_hour']:.2f} dollars an hour, "
+            f"{result['tokens_per_dollar'] / 1e6:.1f} million tokens for a dollar"
+        )
+    if "fastest" in result:
+        fastest = result["fastest"]
+        lines.append(
+            f"left out: {' '.join(result['left_out']) or 'nobody'}; the fastest plan that was "
+            f"found: {fastest['tokens_per_s']:.0f} tokens/s with {fastest['peers']} peers, "
+            f"{fastest['tokens_per_dollar'] / 1e6:.1f} million tokens for a dollar"
         )
     lines.append("pipelines, with the layers that each peer holds:")
     for number, pipeline in enumerate(result["pipelines"], 1):

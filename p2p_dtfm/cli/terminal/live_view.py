@@ -15,7 +15,7 @@ from rich.text import Text
 
 from p2p_dtfm.cli.terminal.durations import duration
 from p2p_dtfm.cli.terminal.plain import plain
-from p2p_dtfm.web.state import DashboardState, ViewState
+from p2p_dtfm.web.state import DashboardState, Samples, ViewState
 
 REFRESH_S = 0.5
 BAR_WIDTH = 30
@@ -85,6 +85,7 @@ def panel(state: DashboardState, now_s: float, width: int) -> Group:
     )
     rows = [Text(""), headline, *_progress(state)]
     rows += [Text(" · ".join(facts)) for facts in (_figures(state), _place(state.view)) if facts]
+    rows += _sample(state.samples)
     if live.next:
         rows.append(Text(f"next: {live.next[0]}", style="dim"))
     for each in live.problems[:PROBLEMS_SHOWN]:
@@ -130,6 +131,15 @@ def _figures(state: DashboardState) -> list[str]:
     return found
 
 
+def _sample(samples: Samples) -> list[Text]:
+    """The newest text, on one line."""
+    if not samples.written:
+        return []
+    newest = samples.written[-1]
+    text = " ".join(f"{samples.prompt}{newest.text}".split())
+    return [Text(f"after step {newest.step:,} it writes: {plain(text)}", style="italic")]
+
+
 def _place(view: ViewState) -> list[str]:
     if view.me is None:
         return []
@@ -137,10 +147,11 @@ def _place(view: ViewState) -> list[str]:
     found = [f"{count} peer{'' if count == 1 else 's'}"]
     if me.pipeline is not None:
         stages = len(view.pipelines[me.pipeline].peers)
+        place = f"stage {(me.position or 0) + 1} of {stages}"
         found.append(
-            f"this one: layers {me.first_layer}-{me.end_layer - 1}, pipeline {me.pipeline + 1} of "
-            f"{len(view.pipelines)}, stage {(me.position or 0) + 1} of {stages}"
+            f"{plain(me.name)} (this one): layers {me.first_layer}-{me.end_layer - 1}, "
+            f"pipeline {me.pipeline + 1} of {len(view.pipelines)}, {place}"
         )
     elif not view.no_plan:
-        found.append("this one: spare")
+        found.append(f"{plain(me.name)} (this one): spare")
     return found

@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 from p2p_dtfm.cli.terminal.plain import harmless_lines
@@ -23,20 +24,27 @@ class _JsonLines(logging.Formatter):
 
 
 class _Human(logging.Formatter):
+    """`named` puts names where the ids of peers stand."""
+
+    def __init__(self, named: Callable[[str], str]) -> None:
+        super().__init__()
+        self._named = named
+
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        text = f"{clock} {mark}{record.getMessage()}"
+        text = f"{clock} {mark}{self._named(record.getMessage())}"
         if record.exc_info:
             text += f"\n{self.formatException(record.exc_info)}"
         return harmless_lines(text)
 
 
-def set_up_logging(form: str) -> "logging.StreamHandler[TextIO]":
-    """Logs go to stderr: for people on a terminal, JSON lines otherwise. What writes them."""
+def set_up_logging(form: str, named: Callable[[str], str] = str) -> "logging.StreamHandler[TextIO]":
+    """Logs go to stderr: for people on a terminal, with names for the ids of peers; JSON lines
+    otherwise. What writes them."""
     human = form == "human" or (form == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Human() if human else _JsonLines())
+    handler.setFormatter(_Human(named) if human else _JsonLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

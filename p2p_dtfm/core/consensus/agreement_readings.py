@@ -8,6 +8,7 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.machines import Machines
 from p2p_dtfm.core.consensus.phase import Outlook, outlook
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
+from p2p_dtfm.core.membership.fellows import missing_fellows
 from p2p_dtfm.core.messages.agreement_messages import KnownView, Standing
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
@@ -147,6 +148,19 @@ class AgreementReadings:
     def joiners(self) -> tuple[PeerRecord, ...]:
         """Records of the newcomers that wait to be let in, sorted by peer id."""
         return self._state.others.newcomers.opened
+
+    @property
+    def missing_fellows(self) -> tuple[str, ...]:
+        """Of those with whom a newcomer was in a view last, who does not wait to be let in."""
+        waiting = self._state.others.newcomers.waiting
+        return missing_fellows(self.history, self.me.peer_id, waiting)
+
+    @property
+    def proof_of_end(self) -> Standing | None:
+        """That all steps of the run are committed; None if they are not."""
+        if not self._state.is_complete:
+            return None
+        return self._state.present.end or self.standing
 
     @property
     def standing(self) -> Standing | None:

@@ -14,7 +14,13 @@ from p2p_dtfm.core.membership.accusers import Accusers
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.newcomers import Newcomers
 from p2p_dtfm.core.membership.states_given import StatesGiven
-from p2p_dtfm.core.messages.agreement_messages import Accusation, Active, KnownView, PresentView
+from p2p_dtfm.core.messages.agreement_messages import (
+    Accusation,
+    Active,
+    KnownView,
+    PresentView,
+    Standing,
+)
 from p2p_dtfm.core.protocol.canonical import digest
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.prng import Prng, prng_of_digest
@@ -64,6 +70,9 @@ class Present:
     last_commit: tuple[Signed, ...] = ()
     lost_since_ns: int | None = None
     """From when on each view has lacked layers."""
+    end: Standing | None = None
+    """Where this peer stood when the last step of the run was committed, as its proof: of those
+    who committed it, nobody may be in the view any more."""
     accepts_loss: bool = False
     met_ns: int = 0
 
@@ -243,6 +252,12 @@ class AgreementState:
     def step(self) -> int:
         return self.recovery_evidence.step
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all steps of the run are committed, so that none will be."""
+        terms = self.settings.terms
+        return terms is not None and self.step > terms.total_steps
+
     def others_of(self, view: View) -> tuple[str, ...]:
         """Who has agreed to a view with this peer."""
         names = (member.peer_id for member in view.snapshot.contributors)
@@ -319,7 +334,8 @@ class AgreementState:
         following.view, following.agreed_ns = view, now_ns
         following.synced = set()
         following.self_synced = False
-        following.given.begin()
+        needs = {peer_id: view.state_bytes_of(peer_id) for peer_id in view.member_ids}
+        following.given.begin(needs if view.snapshot.step else {})
 
     def forget_next_view(self) -> None:
         """Another attempt begins: what was agreed before is not taken over any more."""

@@ -24,7 +24,6 @@ from p2p_dtfm.core.cost_model.reduction_timing import Reduction, reduced_ns
 from p2p_dtfm.core.cost_model.segment_weights import MOST_PAIRS as MOST_PAIRS_DIVIDED
 from p2p_dtfm.core.cost_model.segment_weights import segment_weights
 from p2p_dtfm.core.cost_model.step_timing import StepEnds, event_count, step_ends
-from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
 from p2p_dtfm.core.schedule.pieces import PIECE_ELEMENTS_EACH, pieces_of
 
 Placement = tuple[tuple[int, ...], ...]
@@ -232,7 +231,12 @@ class StepModel:
     def _timed(self, cost: PlacementCost) -> list[TimedPipeline]:
         counted = zip(cost.placement, cost.pipelines, cost.microbatches, strict=True)
         return [
-            TimedPipeline(peers, self.pipelines.stage_timings(peers, pipeline), count)
+            TimedPipeline(
+                peers,
+                self.pipelines.stage_timings(peers, pipeline),
+                count,
+                self.problem.inner_steps,
+            )
             for peers, pipeline, count in counted
         ]
 
@@ -257,7 +261,8 @@ class StepModel:
             if found is None:
                 if len(self._ends_alike) > 1 << 12:
                     self._ends_alike.clear()
-                found = self._ends_alike[stages, count] = stage_ends_ns(stages, count)
+                steps = self.problem.inner_steps
+                found = self._ends_alike[stages, count] = stage_ends_ns(stages, count, steps)
             self._ends[key] = found
         return found
 
@@ -305,13 +310,18 @@ class StepModel:
         }
         size, last_part = self.reductions.segment_bytes, self.pipelines.last_part_ns
         for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines)):
-            elements = [size(layer, layer + 1) // FLOAT_BYTES for layer in range(first, end)]
+            layers = map(self.problem.layer_bytes, range(first, end))
+            elements = [layer.gradient_elements for layer in layers]
             found.append(
                 [
                     (
                         size(first + piece.start, first + piece.stop),
                         tuple(
-                            last_part(peer, place[peer][1], first + piece.start, place[peer][0])
+                            0  # differences set out together
+                            if self.problem.inner_steps
+                            else last_part(
+                                peer, place[peer][1], first + piece.start, place[peer][0]
+                            )
                             for peer in sorted(holders)
                         ),
                     )
@@ -372,7 +382,7 @@ class StepModel:
         """Of the layers `first .. end - 1`; too small ones travel together, and nothing early."""
         group = self.reductions.group(holders, alone)
         size = low = self.reductions.segment_bytes(first, end)
-        if self.problem.block.gradient_bytes < len(holders) * PIECE_ELEMENTS_EACH * FLOAT_BYTES:
+        if self.problem.block.gradient_elements < len(holders) * PIECE_ELEMENTS_EACH:
             hides = (0,) * len(holders)
         else:
             low = self.reductions.segment_bytes(first, first + 1)

@@ -10,6 +10,8 @@ The model (times of one microbatch, S stages, k_s microbatches in flight at stag
                  all that an uplink or downlink carries,
                  (F_s + B_s + elsewhere_s) / k_s)
     m microbatches take round_trip_0 + (m - 1) * period
+    in I inner steps, behind each of which the pipeline drains,
+                        I * round_trip_0 + (m - I) * period
 
 `there` and `back` are transmission plus latency. The first term fills and drains the pipeline,
 the second is its steady state (Narayanan et al. 2019, PipeDream, section 3, with links as further
@@ -45,7 +47,8 @@ class PipelineCost:
     """Stage s holds the layers cuts[s] .. cuts[s + 1] - 1."""
     in_flight: tuple[int, ...]
     fill_ns: int
-    """The first microbatch, there and back."""
+    """The first microbatch, there and back; of each further inner step, what this takes longer
+    than a period."""
     period_ns: int
     """Each further microbatch."""
     drain_ns: tuple[int, ...]
@@ -134,7 +137,8 @@ class PipelineModel:
         if last > 1:
             period = max(period, self._shared_links_ns(peers))
         rooms = [self.room(peers[s], cuts[s], cuts[s + 1]) for s in range(last + 1)]
-        limit = min(problem.microbatch_count, IN_FLIGHT_LIMIT)
+        together = -(-problem.microbatch_count // max(1, problem.inner_steps))
+        limit = min(together, IN_FLIGHT_LIMIT)
         here_ns = list(map(int.__add__, forward, backward))
         away_ns = list(map(int.__sub__, round_trips, here_ns))
         wanted = tuple(min(limit, 1 + -(-2 * away // period)) for away in away_ns)
@@ -152,7 +156,11 @@ class PipelineModel:
         hides = tuple(
             self.last_part_ns(peers[s], cuts[s], cuts[s + 1] - 1, s) for s in range(last + 1)
         )
-        return wanted, PipelineCost(cuts, fitting, round_trips[0], period, tuple(drain), hides)
+        if problem.inner_steps:
+            hides = (0,) * (last + 1)  # differences set out together
+        again_ns = max(0, problem.inner_steps - 1) * max(0, round_trips[0] - period)
+        fill = round_trips[0] + again_ns
+        return wanted, PipelineCost(cuts, fitting, fill, period, tuple(drain), hides)
 
     def stage_timings(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[StageTiming, ...]:
         """What timing a pipeline tasklet by tasklet needs."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from p2p_dtfm.core.schedule.inner_steps import group_sizes
 from p2p_dtfm.core.schedule.tasklets import BACKWARD, FORWARD, TaskletKind, next_tasklet
 from p2p_dtfm.core.virtual.virtual_time import VirtualTime
 
@@ -48,17 +49,25 @@ class TimedPipeline:
     peers: tuple[int, ...]
     stages: tuple[StageTiming, ...]
     microbatches: int
+    inner_steps: int = 0
+    """That share these out, each behind the one before; 0: there is no order among them."""
 
 
 class StageAtWork:
     """One stage on its way. Everything arrives in the order of the microbatches."""
 
-    __slots__ = ("backward_was_last", "backwards", "busy", "forwards", "forwards_begun", "held",
-                 "in_flight", "left", "microbatches", "next", "owed", "peer", "pipeline",
-                 "position", "previous", "timing")  # fmt: skip
+    __slots__ = ("backward_was_last", "backwards", "busy", "forwards", "forwards_begun",
+                 "group_end", "group_left", "held", "in_flight", "later_groups", "left",
+                 "microbatches", "next", "owed", "peer", "pipeline", "position", "previous",
+                 "timing")  # fmt: skip
 
     def __init__(
-        self, place: tuple[int, int], peer: int, timing: StageTiming, microbatches: int
+        self,
+        place: tuple[int, int],
+        peer: int,
+        timing: StageTiming,
+        microbatches: int,
+        inner_steps: int = 0,
     ) -> None:
         self.pipeline, self.position = place
         self.peer = peer
@@ -72,6 +81,11 @@ class StageAtWork:
         """Between the start of their forward and the end of their backward."""
         self.left = microbatches
         """Backwards that did not end."""
+        groups = group_sizes(microbatches, inner_steps)
+        self.group_end = self.group_left = groups[0]
+        """Of the inner step under way: its last microbatch, and `left` of it."""
+        self.later_groups = groups[:0:-1]
+        """Sizes of those that follow, the next one last."""
         self.owed = 0
         """Backwards of which the rest is left to do."""
         self.busy = self.backward_was_last = False
@@ -89,7 +103,9 @@ Send = Callable[[StageAtWork, StageAtWork, Event], None]
 def in_turns(stage: StageAtWork) -> TaskletKind | None:
     """1F1B, with as many microbatches in flight as the plan says."""
     return next_tasklet(
-        stage.forwards > 0 and stage.held < stage.in_flight,
+        stage.forwards > 0
+        and stage.held < stage.in_flight
+        and stage.forwards_begun < stage.group_end,
         stage.backwards > 0,
         stage.owed > 0,
         stage.backward_was_last,
@@ -125,7 +141,7 @@ class PipelinesAtWork:
         self._done, self._last_part, self._began = hooks.done, hooks.last_part, hooks.began
         self._choose = choose
         for first in [_chained(*each) for each in enumerate(pipelines)]:
-            first.forwards = first.microbatches
+            first.forwards = first.group_end
             self._pick(first)
 
     def _pick(self, stage: StageAtWork) -> None:
@@ -149,7 +165,8 @@ class PipelinesAtWork:
             is_last = stage.left == 1 and not timing.weight_ns
         else:
             is_last = not stage.left
-            count = stage.owed if is_last else 1  # in the end all that is left, layer by layer
+            # in the end all that is left, layer by layer
+            count = 1 if stage.group_left else stage.owed
             stage.owed -= count
             stage.held -= count - 1
             duration_ns, ended = count * timing.weight_ns, self._weights_ended
@@ -171,22 +188,34 @@ class PipelinesAtWork:
     def _backward_ended(self, stage: StageAtWork) -> None:
         stage.busy = False
         stage.left -= 1
+        stage.group_left -= 1
         if stage.timing.weight_ns:
             stage.owed += 1
         else:
             stage.held -= 1
         if stage.previous is not None:
             self._send(stage, stage.previous, self._gradient_arrived)
-        if not stage.left and not stage.owed:
-            self._done(stage)
+        if not stage.group_left and not stage.owed:
+            self._group_done(stage)
         self._pick(stage)
 
     def _weights_ended(self, stage: StageAtWork) -> None:
         stage.busy = False
         stage.held -= 1
-        if not stage.left and not stage.owed:
-            self._done(stage)
+        if not stage.group_left and not stage.owed:
+            self._group_done(stage)
         self._pick(stage)
+
+    def _group_done(self, stage: StageAtWork) -> None:
+        """The step, or the inner step, is done here; the first stage then begins the next."""
+        if not stage.left:
+            self._done(stage)
+            return
+        size = stage.later_groups.pop()
+        stage.group_left = size
+        stage.group_end += size
+        if stage.previous is None:
+            stage.forwards += size
 
     def _input_arrived(self, stage: StageAtWork) -> None:
         stage.forwards += 1
@@ -201,7 +230,7 @@ class PipelinesAtWork:
 
 def _chained(number: int, pipeline: TimedPipeline) -> StageAtWork:
     stages = [
-        StageAtWork((number, position), peer, timing, pipeline.microbatches)
+        StageAtWork((number, position), peer, timing, pipeline.microbatches, pipeline.inner_steps)
         for position, (peer, timing) in enumerate(zip(pipeline.peers, pipeline.stages, strict=True))
     ]
     for here, there in pairwise(stages):
@@ -209,7 +238,9 @@ def _chained(number: int, pipeline: TimedPipeline) -> StageAtWork:
     return stages[0]
 
 
-def stage_ends_ns(stages: tuple[StageTiming, ...], microbatches: int) -> tuple[int, ...]:
+def stage_ends_ns(
+    stages: tuple[StageTiming, ...], microbatches: int, inner_steps: int = 0
+) -> tuple[int, ...]:
     """When each stage has done all its backwards, counted from the start of the step."""
     time = VirtualTime()
     ends: dict[int, int] = {}
@@ -217,7 +248,7 @@ def stage_ends_ns(stages: tuple[StageTiming, ...], microbatches: int) -> tuple[i
     def done(stage: StageAtWork) -> None:
         ends[stage.position] = time.now_ns
 
-    pipeline = TimedPipeline(tuple(range(len(stages))), stages, microbatches)
+    pipeline = TimedPipeline(tuple(range(len(stages))), stages, microbatches, inner_steps)
     PipelinesAtWork(time, (pipeline,), _Links(time, len(stages)).send, Hooks(done))
     time.run()
     return tuple(ends[position] for position in range(len(stages)))

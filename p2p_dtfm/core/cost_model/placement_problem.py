@@ -98,6 +98,7 @@ class LayerBytes:
 
     state_bytes: int
     saved_bytes: int
+    gradient_elements: int
     gradient_bytes: int
     """On the wire, in one direction, when a replica contributes its gradient."""
     guarded_bytes: int
@@ -137,6 +138,8 @@ class PlanningProblem:
     """Whether stages after the first leave the gradients of matrices for later."""
     one_stage: bool = False
     """Whether each pipeline is a single peer, which holds all layers."""
+    inner_steps: int = 0
+    """Of each pipeline in a step; 0: replicas do not step alone."""
 
     @property
     def peer_count(self) -> int:
@@ -223,6 +226,7 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
         watchers=_watchers(able, records),
         splits_backwards=workload.recompute != "included",
         one_stage=workload.one_stage,
+        inner_steps=workload.inner_steps,
     )
 
 
@@ -257,6 +261,7 @@ def _layer_bytes(workload: Workload, cost: LayerCost) -> LayerBytes:
     return LayerBytes(
         cost.state_bytes,
         cost.saved_bytes,
+        cost.parameter_count,
         workload.gradient_wire_bytes(cost),
         workload.guarded_bytes(cost),
     )

@@ -7,9 +7,12 @@ its work is judged from who owes what to whom (`core.liveness.stalls`).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-SECOND_NS = 1_000_000_000
+from p2p_dtfm.core.liveness.rhythm import SECOND_NS, Rhythm
+
+DOUBT_DIVISOR = 2
+"""Where others accuse a peer, this part of its silence is enough."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +20,15 @@ class LivenessTiming:
     heartbeat_ns: int
     """Anything said to a peer counts as one, up to twice; then one that tells of work is due."""
     silence_ns: int
-    """Nothing heard for so long is evidence."""
+    """Nothing heard for so long is evidence, whatever is usual for a peer."""
+    least_silence_ns: int
+    """A shorter silence is none, however regularly a peer speaks."""
     reset_ns: int
     """After a stream to a peer broke: nothing heard since for so long is evidence."""
+    refused_ns: int
+    """The same where nobody listens at its addresses any more: its process has ended."""
+    punctual_ns: int
+    """What two ticks are further apart, this peer's own loop was late: as much less it judges."""
     sleep_ns: int
     """A longer time between two ticks means that this peer itself was asleep."""
 
@@ -27,13 +36,19 @@ class LivenessTiming:
 LAN_LIVENESS = LivenessTiming(
     heartbeat_ns=SECOND_NS // 2,
     silence_ns=5 * SECOND_NS,
+    least_silence_ns=2 * SECOND_NS,
     reset_ns=SECOND_NS * 3 // 4,
+    refused_ns=SECOND_NS // 20,
+    punctual_ns=SECOND_NS // 4,
     sleep_ns=2 * SECOND_NS,
 )
 WAN_LIVENESS = LivenessTiming(
     heartbeat_ns=SECOND_NS,
     silence_ns=5 * SECOND_NS,
+    least_silence_ns=5 * SECOND_NS,
     reset_ns=2 * SECOND_NS,
+    refused_ns=SECOND_NS // 2,
+    punctual_ns=SECOND_NS // 2,
     sleep_ns=3 * SECOND_NS,
 )
 
@@ -48,9 +63,16 @@ class Suspicion:
 class _Watched:
     heard_ns: int
     reset_ns: int | None = None
+    is_refused: bool = False
+    """Since the stream broke: nobody listens where it was."""
     said_ns: int = 0
     beat_ns: int = 0
+    asked: bool = False
+    """A heartbeat is due at once."""
+    is_doubted: bool = False
+    """By somebody else, since it was heard last."""
     suspected: bool = False
+    rhythm: Rhythm = field(default_factory=Rhythm)
 
 
 class Liveness:
@@ -78,15 +100,29 @@ class Liveness:
         """Any message or tensor from this peer."""
         watched = self._watched.get(peer_id)
         if watched is not None:
+            watched.rhythm.heard(max(0, now_ns - watched.heard_ns), now_ns)
             watched.heard_ns = max(watched.heard_ns, now_ns)
             watched.reset_ns = None
+            watched.is_refused = watched.is_doubted = False
             watched.suspected = False
 
-    def stream_reset(self, peer_id: str, now_ns: int) -> None:
-        """A stream to this peer broke, or a call to it was refused."""
+    def stream_reset(self, peer_id: str, now_ns: int, is_refused: bool = False) -> None:
+        """A stream to this peer broke, or a call to it failed; `is_refused`: nobody listens at any
+        of its addresses. It is called at once, so that one finds out which it is."""
         watched = self._watched.get(peer_id)
-        if watched is not None and watched.reset_ns is None:
+        if watched is None:
+            return
+        if watched.reset_ns is None:
             watched.reset_ns = now_ns
+            watched.asked = True
+        watched.is_refused = watched.is_refused or is_refused
+
+    def doubt(self, peers: Iterable[str]) -> None:
+        """Somebody else accuses these, or is accused by them: they are called at once, and half of
+        the silence that would be evidence is enough, or all would find it out one after another."""
+        for peer_id in peers:
+            if (watched := self._watched.get(peer_id)) is not None:
+                watched.asked = watched.is_doubted = True
 
     def said(self, peer_id: str, now_ns: int) -> None:
         """Something was sent to this peer."""
@@ -99,20 +135,24 @@ class Liveness:
         due = []
         for peer_id, watched in sorted(self._watched.items()):
             silent = now_ns - watched.said_ns >= self._timing.heartbeat_ns
-            if silent or now_ns - watched.beat_ns >= 2 * self._timing.heartbeat_ns:
+            beat_due = now_ns - watched.beat_ns >= 2 * self._timing.heartbeat_ns
+            if silent or beat_due or watched.asked:
                 watched.said_ns = watched.beat_ns = now_ns
+                watched.asked = False
                 due.append(peer_id)
         return tuple(due)
 
     def tick(self, now_ns: int) -> list[Suspicion]:
-        """New evidence. After a sleep of this peer itself there is none: it has not listened."""
+        """New evidence. What this peer's own loop was late by, or slept, does not count: it has not
+        listened, and who it would accuse may well have spoken."""
         gap_ns = 0 if self._last_tick_ns is None else now_ns - self._last_tick_ns
         self._last_tick_ns = now_ns
-        if gap_ns > self._timing.sleep_ns:
+        late_ns = gap_ns - self._timing.punctual_ns
+        if late_ns > 0:
             for watched in self._watched.values():
-                watched.heard_ns += gap_ns
+                watched.heard_ns = min(now_ns, watched.heard_ns + late_ns)
                 if watched.reset_ns is not None:
-                    watched.reset_ns += gap_ns
+                    watched.reset_ns = min(now_ns, watched.reset_ns + late_ns)
         found = []
         for peer_id, watched in sorted(self._watched.items()):
             reason = "" if watched.suspected else self._judge(watched, now_ns)
@@ -124,8 +164,15 @@ class Liveness:
     def _judge(self, watched: _Watched, now_ns: int) -> str:
         timing = self._timing
         silent_ns = now_ns - watched.heard_ns
-        if silent_ns >= timing.silence_ns:
+        divisor = DOUBT_DIVISOR if watched.is_doubted else 1
+        limits_ns = timing.least_silence_ns, timing.silence_ns
+        if silent_ns >= watched.rhythm.bound_ns(*limits_ns, divisor):
             return f"nothing heard for {silent_ns / SECOND_NS:.1f} s"
-        if watched.reset_ns is not None and now_ns - watched.reset_ns >= timing.reset_ns:
+        if watched.reset_ns is None:
+            return ""
+        broken_ns = now_ns - watched.reset_ns
+        if watched.is_refused and broken_ns >= timing.refused_ns:
+            return "its stream broke, and nobody listens where it was"
+        if broken_ns >= timing.reset_ns:
             return "its stream broke, and nothing was heard since"
         return ""

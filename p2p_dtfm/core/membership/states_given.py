@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from p2p_dtfm.core.protocol.snapshot import Member
 
 WORDS_LIMIT = 1 << 16
+PARTS = 16
+"""Less than such a part of what one needs does not count: whoever takes a byte now and then would
+keep all from the view."""
 
 
 class StatesGiven:
@@ -14,10 +17,15 @@ class StatesGiven:
         self._most: dict[tuple[str, Member], int] = {}
         """Newcomer and who gives: the most that was said."""
         self._grown_ns: dict[str, int] = {}
+        self._needs: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
+        """How much each had when it last got on."""
 
-    def begin(self) -> None:
-        """A view is agreed on: nothing has been given for it."""
-        self._most, self._grown_ns = {}, {}
+    def begin(self, needs: Mapping[str, int] | None = None) -> None:
+        """A view is agreed on: nothing has been given for it. `needs`: bytes of the states of each
+        place in it; of who is not named every word counts."""
+        self._most, self._grown_ns, self._counted = {}, {}, {}
+        self._needs = dict(needs or {})
 
     def note(self, by: Member, given: Mapping[str, int], now_ns: int) -> None:
         """So many bytes `by` has given to each in all."""
@@ -25,10 +33,17 @@ class StatesGiven:
             known = (peer_id, by) in self._most
             if size > self._most.get((peer_id, by), 0) and (known or len(self._most) < WORDS_LIMIT):
                 self._most[peer_id, by] = size
-                self._grown_ns[peer_id] = now_ns
+                self._count(peer_id, now_ns)
+
+    def _count(self, peer_id: str, now_ns: int) -> None:
+        has = sum(size for (to, _), size in self._most.items() if to == peer_id)
+        before = self._counted.get(peer_id)
+        if before is None or PARTS * (has - before) >= self._needs.get(peer_id, 0):
+            self._counted[peer_id] = has
+            self._grown_ns[peer_id] = now_ns
 
     def grown_ns(self, newcomer: str) -> int | None:
-        """When it was last heard that one has got more; None: it has got nothing."""
+        """When it was last heard that one has got on; None: it has got nothing."""
         return self._grown_ns.get(newcomer)
 
     def slept(self, gap_ns: int) -> None:

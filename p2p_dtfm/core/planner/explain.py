@@ -8,8 +8,9 @@ import msgspec
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.cuts import CutPace
 from p2p_dtfm.core.cost_model.guardians import cut_pace, guards_in
-from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, problem_of
+from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
 from p2p_dtfm.core.cost_model.unmeasured import held_back
+from p2p_dtfm.core.planner.recomputation import problem_in_force
 from p2p_dtfm.core.protocol.plan import Plan, Stage
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -98,7 +99,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
     """Explain `plan`, which was made from `snapshot`."""
-    problem = problem_of(snapshot)
+    problem = problem_in_force(snapshot, plan)
     model = StepModel(problem)
     number_of = {peer_id: number for number, peer_id in enumerate(problem.peer_ids)}
     placement = tuple(
@@ -130,7 +131,7 @@ def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
 
 def explain_peer(snapshot: Snapshot, plan: Plan, peer_id: str) -> PeerExplanation:
     """The part of `explain` that is about one member, for much less work."""
-    problem = problem_of(snapshot)
+    problem = problem_in_force(snapshot, plan)
     number_of = {name: number for number, name in enumerate(problem.peer_ids)}
     placement = tuple(
         tuple(number_of[stage.peer_id] for stage in pipeline.stages) for pipeline in plan.pipelines
@@ -186,8 +187,8 @@ def _explain_peer(
     elif stage is None and record.peer_id in held_back(snapshot):
         role, alternative = "spare: its links to those who train are not measured yet", None
     elif stage is None:
-        role = "spare: every place that was tried makes the step no faster"
         alternative = _best_insertion(model, placement, record.peer_id)
+        role = _why_spare(snapshot.workload.least_gain_ppm, plan, alternative)
     else:
         role = _role(plan, stage, record)
         is_mended = bool(plan.stand_ins)  # for a step or two
@@ -199,6 +200,17 @@ def _explain_peer(
         used_bytes=_used_bytes(problem, stage) if stage else 0,
         memory_bytes=record.device.memory_bytes,
         alternative=alternative,
+    )
+
+
+def _why_spare(least_gain_ppm: int, plan: Plan, alternative: Alternative | None) -> str:
+    step_ns = alternative.step_ns if alternative is not None else None
+    if not least_gain_ppm or step_ns is None or step_ns >= plan.predicted_step_ns:
+        return "spare: every place that was tried makes the step no faster"
+    gain = (plan.predicted_step_ns - step_ns) * 1000 // step_ns
+    return (
+        f"spare: it would make the swarm {gain // 10}.{gain % 10}% faster; this run asks for "
+        f"{least_gain_ppm // 10_000}.{least_gain_ppm // 1000 % 10}% of each (limits.least_gain)"
     )
 
 

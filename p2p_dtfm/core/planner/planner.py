@@ -6,6 +6,7 @@ from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, problem_of
 from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.planner.feasibility import memory_pipeline, why_infeasible
+from p2p_dtfm.core.planner.least_gain import without_idlers
 from p2p_dtfm.core.planner.recomputation import recomputing
 from p2p_dtfm.core.planner.search import search
 from p2p_dtfm.core.planner.stability import Present
@@ -102,6 +103,8 @@ def _plan(snapshot: Snapshot, problem: PlanningProblem) -> tuple[Plan | NoPlan, 
     in_a_hurry = warm is not None and not snapshot.planned  # all wait; it starts from what stands
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm, in_a_hurry)
     wanted = present.choose(best) if present else best
+    settled = present.held if present else ()
+    wanted = without_idlers(model, wanted, snapshot.workload.least_gain_ppm, settled)
     chosen = present.at_once(wanted) if present and in_a_hurry else wanted
     unchanged = present.unchanged(chosen) if present else None
     plan = unchanged or plan_of(problem, model.judged(chosen))

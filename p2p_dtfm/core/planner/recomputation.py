@@ -8,8 +8,8 @@ alike.
 
 from dataclasses import replace
 
-from p2p_dtfm.core.cost_model.placement_problem import LayerNs, PlanningProblem
-from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.cost_model.placement_problem import LayerNs, PlanningProblem, problem_of
+from p2p_dtfm.core.protocol.plan import Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import Workload
 
@@ -18,12 +18,27 @@ def must_recompute(snapshot: Snapshot, plan: Plan, peer_id: str) -> bool:
     """Whether the stage of this peer recomputes in this plan."""
     workload = snapshot.workload
     stage = plan.stage_of(peer_id)
-    if stage is None or workload.recompute != "auto":
-        return stage is not None and workload.recompute == "always"
+    if stage is None:
+        return False
     record = next(record for record in snapshot.records if record.peer_id == peer_id)
+    return stage_recomputes(workload, stage, record.device.memory_bytes)
+
+
+def stage_recomputes(workload: Workload, stage: Stage, memory_bytes: int) -> bool:
+    """Whether it does on a peer with so much memory."""
+    if workload.recompute != "auto":
+        return workload.recompute == "always"
     costs = [workload.cost(layer) for layer in stage.layers]
     needed = sum(cost.state_bytes + stage.in_flight * cost.saved_bytes for cost in costs)
-    return needed > record.device.memory_bytes
+    return needed > memory_bytes
+
+
+def problem_in_force(snapshot: Snapshot, plan: Plan) -> PlanningProblem:
+    """What this plan was made from: where one of its stages recomputes, all were taken to."""
+    problem = problem_of(snapshot)
+    if any(must_recompute(snapshot, plan, peer_id) for peer_id in plan.stage_holders()):
+        return recomputing(problem, snapshot.workload)
+    return problem
 
 
 def recomputing(problem: PlanningProblem, workload: Workload) -> PlanningProblem:

@@ -7,6 +7,7 @@ import msgspec
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan, is_sane
+from p2p_dtfm.core.protocol.names import fault_of_name, generated_name
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
 
 PROTOCOL_VERSION = 2
@@ -84,6 +85,14 @@ class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     intent: Intent
     measured: tuple[MeasuredPlan, ...] = ()
     """What steps took under the last plans."""
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    """As its owner calls it; who gives none is called as its identity makes it, and says nothing
+    of it."""
+
+    @property
+    def called(self) -> str:
+        """For people. Text of a stranger, unless it is made of the id."""
+        return generated_name(self.peer_id) if self.name is msgspec.UNSET else self.name
 
     @property
     def version(self) -> tuple[int, int]:
@@ -134,6 +143,8 @@ def _require_sane_names(record: PeerRecord) -> None:
         raise PeerFault("record with an address that is too long", record.peer_id)
     if max(len(record.device.name), len(record.device.kind)) > NAME_LIMIT:
         raise PeerFault("record with a device's name that is too long", record.peer_id)
+    if record.name is not msgspec.UNSET and (fault := fault_of_name(record.name)):
+        raise PeerFault(f"record with a name that {fault}", record.peer_id)
 
 
 def _require_sane_numbers(record: PeerRecord) -> None:

@@ -116,6 +116,13 @@ class LimitsSpec(Section):
     """What the swarm as a whole asks for."""
 
     min_members: int = Field(default=1, ge=1, le=4096, description="no training below this many")
+    least_gain: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.5,
+        description="a peer that would make the swarm faster by a smaller part than this stays "
+        "spare; 0: everyone that helps trains",
+    )
 
 
 class AdmissionSpec(Section):
@@ -203,6 +210,8 @@ class RunSpec(Section):
         values["model"] = self.model.stated()
         if not self.founding:
             del values["founding"]
+        if not self.limits.least_gain:
+            del values["limits"]["least_gain"]
         return encode(_floats_to_text(values))
 
     @property

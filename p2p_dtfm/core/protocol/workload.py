@@ -10,7 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
-from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec
 
 FLOAT_BYTES = 4
 KIBI = 1024
@@ -63,6 +63,11 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     recompute: str = "included"
     """As the run spec says it; "included" where all stages do it, or nothing is known of it: then
     the layers' costs count, and no backward is taken to be split."""
+    inner_steps: int = 0
+    """Of each pipeline in a step, where replicas step alone: the pipeline drains behind each, and
+    what is reduced sets out behind the last. 0: gradients are reduced as they become final."""
+    least_gain_ppm: int = 0
+    """By how many millionths a peer must make the swarm faster, not to be left spare."""
 
     one_stage: bool = False
     """Whoever trains holds all layers: the head is the token embedding."""
@@ -129,8 +134,10 @@ def workload_of(spec: RunSpec) -> Workload:
         boundary_bytes_per_kibi=max(
             _fewest_bytes(spec.codecs.activations), _fewest_bytes(spec.codecs.gradients)
         ),
-        gradient_bytes_per_kibi=_gradient_bytes(spec),
+        gradient_bytes_per_kibi=reduced_bytes_per_kibi(spec.codecs, spec.codecs.reduction),
         recompute=spec.compute.recompute,
+        inner_steps=spec.sync.inner_steps if spec.sync.mode == "local" else 0,
+        least_gain_ppm=round(spec.limits.least_gain * 1_000_000),
         one_stage=model.tied_head,
     )
 
@@ -185,12 +192,12 @@ def _hidden_inputs(model: ModelSpec) -> int:
     return 1 if model.feed_forward == "gelu" else 2
 
 
-def _gradient_bytes(spec: RunSpec) -> int:
+def reduced_bytes_per_kibi(codecs: CodecSpec, reduction: str) -> int:
     """Of 1024 values in the reduction. `sparse`: one in `one_in` is offered, with a mark of a bit
     if not all of these are kept, and those kept take `bits` each."""
-    if spec.codecs.reduction != "sparse":
-        return CODEC_BYTES_PER_KIBI[spec.codecs.reduction]
-    sparse = spec.codecs.sparse
+    if reduction != "sparse":
+        return CODEC_BYTES_PER_KIBI[reduction]
+    sparse = codecs.sparse
     offered = -(-KIBI // sparse.one_in)
     kept = -(-offered * sparse.keep_percent // 100)
     marks = offered if sparse.keep_percent < 100 else 0

@@ -36,31 +36,53 @@ class Recovery:
 def recover(
     contributions: Iterable[Contribution], layer_count: int, terms: StepTerms | None = None
 ) -> Recovery:
-    """The longest lineage that for every layer some contributor holds or can reach.
+    """The longest lineage that for every layer some contributor holds or can reach, in memory or on
+    its disk.
 
-    A lineage that ends more than one step before what members had committed is taken at once where
-    it is that of a cut: the view before has said how much it may repeat. Else it is taken only
-    where most members accept the loss; checkpoints and the initial parameters count only then.
-    Steps past the end of the run are nobody's, nor are those that others' words refute
-    (`believed_claims`).
+    One that ends more than one step before what members had committed is taken at once where a cut
+    would be: the view before has said how much it may repeat, and what is newer than its cut
+    repeats less. Else it is taken only where most members accept the loss; the initial parameters
+    count only then. Steps past the end of the run are nobody's, nor are those that others' words
+    refute (`believed_claims`).
     """
     parts = sorted(contributions, key=lambda part: part.member)
     claims = BelievedClaims(parts)
     complete = complete_steps(parts, terms)
-    accepts_loss = _accept_loss(claims.members or parts)
     limit = terms.total_steps + 1 if terms is not None else None
+    floor = 0 if _accept_loss(claims.members or parts) else claims.furthest(limit) - 1
+    cuts = _cuts(parts)
     lost_layers = tuple(range(layer_count))
-    for target in _targets(parts, complete, claims, limit, accepts_loss):
-        held = {p.member: _reach(p, target, complete, accepts_loss) for p in parts}
-        there = {layer for layers in held.values() for layer in layers}
-        missing = tuple(layer for layer in range(layer_count) if layer not in there)
-        if not missing or target == _GENESIS:
-            step = complete.get(target)
-            if step is None:
-                return Recovery(target, held=held)
-            return Recovery(target, step.key, step.outcome, step.prepared, held)
-        lost_layers = min(lost_layers, missing, key=len)
+    newer: Recovery | None = None
+    for target in _targets(parts, complete, claims, limit, floor):
+        found = _to(target, parts, complete, layer_count)
+        is_whole, at_once = not found.lost_layers, target.step >= floor
+        if is_whole and at_once:
+            return found
+        if is_whole:
+            newer = newer or found
+        if is_whole and target in cuts:
+            return newer or found
+        if at_once or target in cuts:
+            lost_layers = min(lost_layers, found.lost_layers, key=len)
     return Recovery(None, lost_layers=lost_layers)
+
+
+def _cuts(parts: list[Contribution]) -> set[Target]:
+    return {Target(item.version, item.lineage) for part in parts for item in part.cuts}
+
+
+def _to(
+    target: Target, parts: list[Contribution], complete: Complete, layer_count: int
+) -> Recovery:
+    """What going there comes to; with the layers that nobody has there."""
+    held = {part.member: _reach(part, target, complete) for part in parts}
+    there = {layer for layers in held.values() for layer in layers}
+    missing = tuple(layer for layer in range(layer_count) if layer not in there)
+    lost = () if target == _GENESIS else missing
+    step = complete.get(target)
+    if step is None:
+        return Recovery(target, held=held, lost_layers=lost)
+    return Recovery(target, step.key, step.outcome, step.prepared, held, lost)
 
 
 def _targets(
@@ -68,17 +90,12 @@ def _targets(
     complete: Complete,
     claims: BelievedClaims,
     limit: int | None,
-    accepts_loss: bool,
+    floor: int,
 ) -> list[Target]:
     """Where the next view may start, the best first."""
-    candidates = _candidates(parts, complete, claims)
-    cuts = {Target(item.version, item.lineage) for part in parts for item in part.cuts}
-    cuts = {target for target in cuts if _is_backed(target, complete, claims)}
-    floor = claims.furthest(limit) - 1
-    if accepts_loss:
-        floor = 0
-        saved = {Target(item.version, item.lineage) for p in parts for item in p.saved}
-        candidates |= {t for t in saved if _is_backed(t, complete, claims)}
+    told = {Target(version, at) for part in parts for version, at in part.lineages.items()}
+    kept = {Target(it.version, it.lineage) for p in parts for it in (*p.cuts, *p.saved)}
+    candidates = {t for t in {*complete, *told, *kept} if _is_backed(t, complete, claims)}
     if floor <= 0:
         candidates.add(_GENESIS)
 
@@ -87,8 +104,7 @@ def _targets(
         standing = sum(1 for part in claims.members if _stands_on(part, target, complete))
         return is_possible, target.step, standing, target.lineage
 
-    there = {target for target in candidates if target.step >= floor} | cuts
-    return sorted(there, key=rank, reverse=True)
+    return sorted(candidates, key=rank, reverse=True)
 
 
 def _accept_loss(parts: list[Contribution]) -> bool:
@@ -120,7 +136,6 @@ def _reach(
     part: Contribution,
     target: Target,
     complete: Complete,
-    saved_too: bool,
 ) -> tuple[int, ...]:
     step = complete.get(target)
     layers = {
@@ -129,17 +144,10 @@ def _reach(
         if (version == target.step and part.lineages.get(version) == target.lineage)
         or (step is not None and can_roll(part, layer, step.key))
     }
-    for item in (*part.cuts, *(part.saved if saved_too else ())):
+    for item in (*part.cuts, *part.saved):
         if (item.version, item.lineage) == (target.step, target.lineage):
             layers |= set(item.layers)
     return tuple(sorted(layers))
-
-
-def _candidates(
-    parts: list[Contribution], complete: Complete, claims: BelievedClaims
-) -> set[Target]:
-    told = {Target(version, at) for part in parts for version, at in part.lineages.items()}
-    return {t for t in {*complete, *told} if _is_backed(t, complete, claims)}
 
 
 def _is_backed(target: Target, complete: Complete, claims: BelievedClaims) -> bool:

@@ -80,6 +80,11 @@ class View:
         layers = self.layers_of(peer_id)
         return {layer: peer for layer, peer in self.guards.items() if layer in layers}
 
+    def state_bytes_of(self, peer_id: str) -> int:
+        """Of all layers that a peer holds or guards in this view."""
+        layers = set(self.layers_of(peer_id)) | self.guarded_by(peer_id)
+        return sum(self.snapshot.workload.cost(layer).state_bytes for layer in layers)
+
     @property
     def unguarded(self) -> tuple[int, ...]:
         """Layers that a single member holds, and for which no other one has room."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable
 
 from p2p_dtfm import __version__
@@ -14,6 +13,8 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.dashboard.seen import EVENTS_LIMIT, Events, Seen
 from p2p_dtfm.daemon.dashboard.view_facts import points_of, view_state
 from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.telemetry.contribution import Contributions
+from p2p_dtfm.daemon.telemetry.names import PEER_ID
 from p2p_dtfm.daemon.telemetry.problems import SILENT_S, UNHEARD_S, Sight, problems_in
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
@@ -24,6 +25,7 @@ from p2p_dtfm.web.state import (
     Problem,
     RefusedCount,
     RunFacts,
+    Samples,
     Timeline,
     ViewState,
     Worth,
@@ -49,6 +51,9 @@ class Observer:
         self._view_state = ViewState()
         self._making: asyncio.Task[ViewState] | None = None
         self.seen = seen or Seen()
+        self._names = self.seen.names
+        self._contributions: Contributions | None = None
+        self._has_given_more = False
         self._series = self.seen.series
         self._events = self.seen.events
         self._before: tuple[float, int] | None = None
@@ -56,7 +61,7 @@ class Observer:
         self._is_settled: Callable[[], bool] = lambda: False
         self._committed_s = now.monotonic_s()
         self._usual_rate: float | None = None
-        self._warnings = _Warnings(self._events)
+        self._warnings = _Warnings(self._events, self._shown)
         log.addHandler(self._warnings)
 
     def close(self) -> None:
@@ -107,12 +112,15 @@ class Observer:
 
     def view_took_over(self, spec: RunSpec, view: View, step: int) -> None:
         """From `step` on, `view` is in force."""
+        self._names.learn(view.snapshot.records)
         self._tell_members(view)
         plural = "" if len(view.members) == 1 else "s"
         self._tell(
             "view", f"view {view.id.number} from step {step} on: {len(view.members)} member{plural}"
         )
         self._series.view_took_over(step)
+        if self._contributions is not None:
+            self._contributions.view_took_over(view, step)
         self._view = view
         self._committed_s = now.monotonic_s()
         if self._making is not None:
@@ -136,21 +144,30 @@ class Observer:
         after = set(view.member_ids)
         for peer_id in sorted(after - before):
             if self._view is not None:
-                self._tell("joined", f"{shortened(peer_id)} takes part")
+                self._tell("joined", f"{self._names.of(peer_id)} takes part")
         for peer_id in sorted(before - after):
-            self._tell("left", f"{shortened(peer_id)} takes part no more")
+            self._tell("left", f"{self._names.of(peer_id)} takes part no more")
 
     def show_timeline(self, timeline: Timeline) -> None:
         """A step's bars."""
         self._timeline = timeline
 
+    def tallies(self, contributions: Contributions) -> None:
+        """What this peer gives to its run is counted there."""
+        self._contributions = contributions
+        self.seen.contribution = contributions.shown(self._names)
+
+    def show_samples(self, samples: Samples) -> None:
+        """What the model has written so far."""
+        self.seen.samples = samples
+
     def note(self, text: str) -> None:
         """Something worth a line of history."""
-        self._tell("note", shortened(text))
+        self._tell("note", self._shown(text))
 
     def fault(self, text: str) -> None:
         """Something went wrong that is being dealt with."""
-        self._tell("fault", shortened(text))
+        self._tell("fault", self._shown(text))
 
     def step_committed(self, outcome: StepOutcome) -> None:
         """A step's outcome is known here."""
@@ -158,6 +175,12 @@ class Observer:
         self._committed_s = now.monotonic_s()
         self._usual_rate = self._status.figures().get("tokens_per_s")
         self._series.committed(outcome, self._usual_rate)
+        if self._contributions is not None and outcome.loss is not None:
+            self._contributions.committed(outcome.step, *_moved_bytes(self._view_state))
+            self._has_given_more = True
+
+    def _shown(self, text: str) -> str:
+        return shortened(self._names.in_text(text))
 
     def _tell(self, kind: str, text: str) -> None:
         self._events.add(Event(round(now.wall_s(), 3), kind, text))
@@ -166,12 +189,17 @@ class Observer:
 
     def state(self) -> DashboardState:
         """Everything; parts that have not changed are the same objects as before."""
+        if self._contributions is not None and self._has_given_more:
+            self._has_given_more = False
+            self.seen.contribution = self._contributions.shown(self._names)
         return DashboardState(
             live=self.live(),
             run=self._run,
             view=self._view_state,
             history=self._series.history(),
             timeline=self._timeline,
+            samples=self.seen.samples,
+            contribution=self.seen.contribution,
             events=self._events.newest_first(),
         )
 
@@ -183,8 +211,9 @@ class Observer:
             time_s=round(now.wall_s(), 3),
             version=__version__,
             peer_id=self._peer_id,
+            name=self._names.of(self._peer_id) if self._peer_id else "",
             state=self._status.state.value,
-            reason=shortened(self._status.reason),
+            reason=self._shown(self._status.reason),
             since_s=round(self._status.since_s, 3),
             step=self.step(),
             loss=facts.get("loss"),
@@ -265,34 +294,41 @@ class Observer:
         step_ns = self._step_ns(self._usual_rate)
         sight = Sight(
             state=status.state,
-            reason=shortened(status.reason),
+            reason=self._shown(status.reason),
             in_state_s=now.wall_s() - status.since_s,
             uncommitted_s=now.monotonic_s() - self._committed_s,
             step_s=step_ns / 1e9 if step_ns else None,
             no_plan=self._view_state.no_plan,
             is_failing=agreement is not None and agreement.view is not None and agreement.frozen,
-            lost=[shortened(peer_id) for peer_id in agreement.suspected] if agreement else (),
-            waits_for=[shortened(peer_id) for peer_id in status.facts.get("waits_for") or ()],
+            lost=[self._names.of(peer_id) for peer_id in agreement.suspected] if agreement else (),
+            waits_for=[self._names.of(peer_id) for peer_id in status.facts.get("waits_for") or ()],
             silent=self._silent(),
         )
-        told = [Problem(shortened(what), fix) for what, fix in status.troubles.present()]
+        told = [Problem(self._shown(what), fix) for what, fix in status.troubles.present()]
         return [*problems_in(sight), *told]
 
     def _silent(self) -> list[tuple[str, float]]:
         heard = zip(self._view_state.peers, self._heard(), strict=False)
         return [
-            (shortened(peer.peer_id), ago_s)
+            (self._names.of(peer.peer_id), ago_s)
             for peer, ago_s in heard
             if ago_s is not None and ago_s > UNHEARD_S
         ]
 
 
+def _moved_bytes(view: ViewState) -> tuple[int, int]:
+    """What this peer sends in a step, and what it takes to guard others' layers."""
+    sent = guarded = 0
+    for flow in view.flows:
+        sent += flow.there_bytes if flow.here == view.me else 0
+        sent += flow.here_bytes if flow.there == view.me else 0
+        guarded += flow.there_bytes if flow.there == view.me and flow.kind == "guard" else 0
+    return sent, guarded
+
+
 def shortened(text: str) -> str:
-    """With peer ids cut to the part in which they differ."""
-    return _PEER_ID.sub(lambda found: f"…{found[0][-6:]}", text)
-
-
-_PEER_ID = re.compile(r"\b(?:12D3KooW[1-9A-HJ-NP-Za-km-z]{44}|Qm[1-9A-HJ-NP-Za-km-z]{44})\b")
+    """With peer ids cut to the part in which they differ, as in the addresses that hold them."""
+    return PEER_ID.sub(lambda found: f"…{found[0][-6:]}", text)
 
 
 def _multiple_after(step: int, every: int) -> int:
@@ -303,13 +339,14 @@ class _Warnings(logging.Handler):
     """Warnings of the log, as events: they tell what was, not what is wrong. A repeated one
     counts once."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: Events, shown: Callable[[str], str]) -> None:
         super().__init__(logging.WARNING)
         self._events = events
+        self._shown = shown
         self._last: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = shortened(record.getMessage())
+        text = self._shown(record.getMessage())
         if text not in self._last:
             self._events.add(Event(round(record.created, 3), "fault", text))
         self._last[text] = record.created

@@ -3,7 +3,8 @@
 from collections import deque
 
 from p2p_dtfm.daemon.dashboard.series import Series
-from p2p_dtfm.web.state import DashboardState, Event
+from p2p_dtfm.daemon.telemetry.names import Names
+from p2p_dtfm.web.state import Contribution, DashboardState, Event, Samples
 
 EVENTS_LIMIT = 200
 
@@ -30,7 +31,10 @@ class Seen:
 
     def __init__(self) -> None:
         self.series = Series()
+        self.names = Names()
         self.events = Events()
+        self.samples = Samples()
+        self.contribution = Contribution()
         self.committed_count = 0
 
     @classmethod
@@ -40,5 +44,7 @@ class Seen:
         for event in reversed(shown.events):
             seen.events.add(event)
         seen.series.take_up(shown.history)
+        seen.samples = shown.samples
+        seen.contribution = shown.contribution
         seen.committed_count = shown.live.committed_here
         return seen

@@ -1,17 +1,25 @@
 """A view as the dashboard shows it: members on a map, pipelines, flows, and this peer's part."""
 
+import re
+from collections.abc import Sequence
+
 import msgspec
 
 from p2p_dtfm.core.cost_model.guardians import guards_in
 from p2p_dtfm.core.planner.explain import explain_peer
+from p2p_dtfm.core.protocol.names import distinct
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
-from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.records import PeerRecord, Reachability
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.dashboard.flows import flows
 from p2p_dtfm.daemon.dashboard.peer_map import Points, place_peers
 from p2p_dtfm.web.state import MyPart, PeerFacts, PipelineFacts, ViewState
+
+ADDRESS = re.compile(r"(?:/[A-Za-z0-9_.:-]+)+")
+INVITING = 3
+"""Members whose addresses an invitation holds."""
 
 
 def view_state(
@@ -22,6 +30,7 @@ def view_state(
     records = snapshot.records
     points = place_peers(records, before)
     numbers = {record.peer_id: number for number, record in enumerate(records)}
+    names = distinct({record.peer_id: record.called for record in records})
     planned = plan if isinstance(plan, Plan) else None
     return ViewState(
         number=view.id.number,
@@ -31,7 +40,10 @@ def view_state(
         predicted_step_ns=planned.predicted_step_ns if planned else 0,
         no_plan=plan.reason if isinstance(plan, NoPlan) else "",
         me=numbers.get(me),
-        peers=tuple(_peer(record, planned, points[record.peer_id]) for record in records),
+        peers=tuple(
+            _peer(record, names[record.peer_id], planned, points[record.peer_id])
+            for record in records
+        ),
         pipelines=tuple(
             PipelineFacts(
                 tuple(numbers[stage.peer_id] for stage in pipeline.stages),
@@ -41,7 +53,31 @@ def view_state(
         ),
         flows=tuple(flows(spec, snapshot, planned)) if planned else (),
         part=_part(snapshot, planned, me) if planned and me in numbers else None,
+        join_line=join_line(records, me, spec.digest()),
     )
+
+
+def join_line(records: Sequence[PeerRecord], me: str, run_digest: str) -> str:
+    """What a newcomer types: this peer's address and those of two others, direct ones first.
+
+    Addresses are others' words, and whoever is invited types them: one with anything but the
+    letters of an address is left out.
+    """
+    ranked = sorted(
+        records, key=lambda it: (it.reachability is not Reachability.DIRECT, it.peer_id != me)
+    )
+    found = [best for record in ranked if (best := _best_address(record.addresses))]
+    if not found:
+        return ""
+    peers = " ".join(f"--initial-peers {address}" for address in found[:INVITING])
+    return f"p2p-dtfm {peers} --run-digest {run_digest}"
+
+
+def _best_address(addresses: Sequence[str]) -> str:
+    """One that leads here from elsewhere, if there is one."""
+    plain = [address for address in addresses if ADDRESS.fullmatch(address)]
+    outside = [address for address in plain if not address.startswith(("/ip4/127.", "/ip6/::1/"))]
+    return next(iter(outside or plain), "")
 
 
 def points_of(state: ViewState) -> Points:
@@ -49,10 +85,13 @@ def points_of(state: ViewState) -> Points:
     return {peer.peer_id: (peer.x, peer.y) for peer in state.peers}
 
 
-def _peer(record: PeerRecord, plan: Plan | None, point: tuple[float, float]) -> PeerFacts:
+def _peer(
+    record: PeerRecord, name: str, plan: Plan | None, point: tuple[float, float]
+) -> PeerFacts:
     device = record.device
     facts = PeerFacts(
         peer_id=record.peer_id,
+        name=name,
         device=f"{device.kind}, {device.name}",
         memory_bytes=device.memory_bytes,
         block_ns=device.block.forward_ns + device.block.backward_ns,

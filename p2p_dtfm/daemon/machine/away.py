@@ -32,6 +32,8 @@ class Away(msgspec.Struct, frozen=True):
     shown: DashboardState
     port: int | None
     """The dashboard's: open pages find it again."""
+    until_s: float | None = None
+    """When the pause ends by itself, by the clock on the wall."""
 
 
 class StepAside(Exception):

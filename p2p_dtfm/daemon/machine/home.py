@@ -12,7 +12,7 @@ from typing import IO
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.locks import hold_identity
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import disk, now
 
 PRIVATE_UMASK = 0o077
 KEPT_FILES = (
@@ -148,7 +148,5 @@ class Home:
         except (OSError, ValueError, KeyError, TypeError):
             last = 0
         life = max(last + 1, int(now.wall_s() * 1000))
-        temporary = path.with_suffix(".partial")
-        temporary.write_text(json.dumps({"life": life}))
-        temporary.replace(path)
+        disk.write_whole(path, json.dumps({"life": life}).encode())
         return life

@@ -1,10 +1,12 @@
-"""The hours of the day in which a daemon takes part."""
+"""When a daemon takes part: in which hours of the day, and until when it is away."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 HOURS_PATTERN = r"^(([01]?\d|2[0-3])(:[0-5]\d)?-([01]?\d|2[0-4])(:[0-5]\d)?)?$"
+LONGEST_PAUSE_S = 30 * 86_400.0
 _LEAVE_AHEAD = timedelta(minutes=2)
 """To hand over takes a step and the transfer of a few layers."""
 
@@ -53,3 +55,18 @@ def _minute(text: str) -> int:
 
 def _clock(minute: int) -> str:
     return f"{minute // 60:02}:{minute % 60:02}"
+
+
+def pause_seconds(parameters: Mapping[str, str]) -> float:
+    """How long somebody on this machine asks for; bounded, whatever is asked."""
+    try:
+        asked_s = float(parameters.get("seconds", "0"))
+    except ValueError:
+        return 0.0
+    return min(max(asked_s, 0.0), LONGEST_PAUSE_S) if asked_s == asked_s else 0.0
+
+
+def for_a_while(until_s: float) -> str:
+    """Why a peer is away."""
+    at = datetime.fromtimestamp(until_s).astimezone()
+    return f"its user asked for it, until {at:%A %H:%M}; p2p-dtfm resume ends it before"

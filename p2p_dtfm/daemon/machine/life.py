@@ -29,6 +29,8 @@ class Life:
         self.error: BaseException | None = None
         self.pause_reason: str | None = None
         """Why this peer left, if it is to come back."""
+        self.pause_until_s: float | None = None
+        """When it is to come back by itself, by the clock on the wall; None: when it is told."""
         self._on_leaving = on_leaving
         self._signalled = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -50,10 +52,10 @@ class Life:
         for task in self._tasks:
             task.cancel()
 
-    def pause(self, reason: str) -> None:
+    def pause(self, reason: str, until_s: float | None = None) -> None:
         """Leave like any peer, but to come back: `run` ends with `pause_reason` set."""
         if not self.leaving.is_set():
-            self.pause_reason = reason
+            self.pause_reason, self.pause_until_s = reason, until_s
             self._begin_to_leave()
 
     def leave(self) -> None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.names import fault_of_name
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
 from p2p_dtfm.daemon.machine.home import default_home
 from p2p_dtfm.daemon.machine.hours import HOURS_PATTERN
@@ -23,12 +24,25 @@ _PATTERNS = {
 _ALTERNATIVES = {"dashboard": 'must be a port from 1 to 65535, "auto" or "off"'}
 
 
+def _name(text: str) -> str:
+    """Seen on the screens of strangers; empty: none is given."""
+    fault = fault_of_name(text) if text else ""
+    if fault or not text.isprintable():
+        raise ValueError(fault or "must be of characters that can be seen")
+    return text
+
+
 class Settings(BaseModel):
     """Every setting of the daemon. The same names in a file, in upper case in the environment."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     home: Path = Field(default_factory=default_home, description="identity, data, checkpoints")
+    name: Annotated[str, AfterValidator(_name)] = Field(
+        default="",
+        description="what others see this peer called, 24 characters at most; empty: two words "
+        'that its identity makes, such as "brave-otter"',
+    )
     run: str = Field(
         default="",
         description="run spec to found a swarm with; without it and initial_peers, the home's last "
@@ -107,6 +121,14 @@ class Settings(BaseModel):
     )
     tensorboard: Path | None = Field(
         default=None, description="directory for TensorBoard's event files; none without it"
+    )
+    samples: bool = Field(
+        default=True,
+        description="have the model write a little text at each held-out evaluation, in at most a "
+        "hundredth of the time",
+    )
+    ids: bool = Field(
+        default=False, description="peers in the human log by their ids, not their names"
     )
     log: Literal["auto", "human", "json"] = Field(default="auto", description="log format")
 

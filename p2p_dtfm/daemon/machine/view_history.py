@@ -1,7 +1,6 @@
 """The views that this peer was in, on its disk: by them it knows its swarm again."""
 
 import logging
-import os
 import threading
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import msgspec
 from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.ports import disk
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -45,15 +45,12 @@ class ViewHistory:
     def write(self) -> None:
         """The newest, so of two threads it does not matter which comes first. A history that cannot
         be kept costs nothing now, so training goes on."""
-        temporary = self._path.with_suffix(".partial")
         with self._lock:
-            self._write(temporary, self._newest)
+            self._write(self._newest)
 
-    def _write(self, temporary: Path, views: tuple[KnownView, ...]) -> None:
+    def _write(self, views: tuple[KnownView, ...]) -> None:
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(encode(_File(self._run_digest, views)))
-            temporary.replace(self._path)
+            payload = encode(_File(self._run_digest, views))
+            disk.write_whole(self._path, payload, disk.ONLY_OWNER)
         except OSError as error:
             log.warning("the views of this run cannot be written down: %s", error)

@@ -12,8 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.directory.directory import Directory
 from p2p_dtfm.net.directory.port import DirectoryPort
@@ -67,6 +70,10 @@ class World(Protocol):
         """What runs a stage on a device that was measured; `setting` is what the user called it."""
         ...
 
+    def plan(self, snapshot: Snapshot) -> Plan | NoPlan:
+        """In a thread: `core.planner.planner.compute_plan`, by whoever does it here."""
+        ...
+
     def share_the_interpreter(self) -> None:
         """Once all is loaded."""
         ...
@@ -109,6 +116,9 @@ class Machine:
         if emulated_flops_per_s(setting) is None:
             return StageRunner
         return partial(EmulatedStageRunner, device)
+
+    def plan(self, snapshot: Snapshot) -> Plan | NoPlan:
+        return compute_plan(snapshot)
 
     def share_the_interpreter(self) -> None:
         """Event loop and compute thread hold each other up as little as they can.

@@ -52,6 +52,8 @@ class Background:
         self._moved = asyncio.Event()
         """This peer's addresses are others than those in its presence."""
         self._replanned_s = -REPLAN_INTERVAL_S
+        self._doubted: frozenset[str] = frozenset()
+        """Who is in doubt by others' word, and so was called."""
         self._planned_s = 0.0
         self._planned_for: View | None = None
         """The view in force, and when this peer's loop first saw it."""
@@ -107,6 +109,9 @@ class Background:
             self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
         for suspicion in step_watch.tick(agreement, watched, now_ns):
             self._do(agreement.holds_up(suspicion.peer_id, suspicion.reason, now_ns))
+        doubted = agreement.doubted
+        self._liveness.doubt(doubted - self._doubted)
+        self._doubted = doubted
         if due := self._liveness.due_heartbeats(now_ns):
             work = step_watch.work(agreement)
             beat = Heartbeat(agreement.me, self._progress, work, self._gives(now_ns))

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 
+from p2p_dtfm.core.membership.fellows import WAIT_NS
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import NoPlan
@@ -11,6 +12,7 @@ from p2p_dtfm.core.protocol.records import Intent, PeerRecord
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.acquaintances import LOOK_AGAIN_LIMIT_S, LOOK_AGAIN_S
 from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.peers.run_source import RunComplete, shows_end
 from p2p_dtfm.daemon.peers.wire import KnownPeers
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.errors import Unreachable
@@ -38,11 +40,15 @@ class Entry:
         self._membership = participant.membership
         self._local = participant.local
         self._network = participant.network
+        self._complete: RunComplete | None = None
+        """What ends this peer, if none of those that it may ask lets it in."""
 
     async def found(self) -> None:
         """Wait for the expected newcomers, for a bounded time; then make the first view."""
         membership, settings, status = self._membership, self._local.settings, self._local.status
         expected = settings.expect_peers
+        if not membership.goes_on_from_own:
+            await self._wait_for_fellows()
         end_s = now.monotonic_s() + settings.expect_wait_s
         while len(membership.joiners()) + 1 < expected and now.monotonic_s() < end_s:
             present = len(membership.joiners()) + 1
@@ -53,6 +59,19 @@ class Entry:
             status.say(State.WAITING, "the newcomers measure the links between them")
             await asyncio.sleep(TICK_S)
         membership.actions.do(membership.agreement.found(now.monotonic_ns()))
+
+    async def _wait_for_fellows(self) -> None:
+        """After a power cut each comes back as its machine starts: those that are here together
+        go on from the newest state that their disks make up."""
+        agreement, status = self._membership.agreement, self._local.status
+        end_s = now.monotonic_s() + WAIT_NS / 1e9
+        while (missing := agreement.missing_fellows) and now.monotonic_s() < end_s:
+            status.say(
+                State.WAITING,
+                f"waits {WAIT_NS / 1e9:.0f} s at most for {len(missing)} of those that it trained "
+                f"with last: they may have newer states than step {agreement.step}",
+            )
+            await asyncio.sleep(TICK_S)
 
     async def join(self) -> None:
         """Ask members to be let in until there is a view with this peer."""
@@ -72,6 +91,8 @@ class Entry:
                     else:
                         silent.add(member)
                         continue
+                elif self._complete is not None:
+                    raise self._complete
                 else:
                     silent.clear()
                     if not await self._find_others(pause_s):
@@ -88,6 +109,8 @@ class Entry:
         members = [peer_id for peer_id in view.member_ids if peer_id != me]
         if members and turn % REMIND_EVERY == 0:
             await self._ask_to_be_let_in(members[turn // REMIND_EVERY % len(members)])
+            if self._complete is not None:  # by one of those with whom it was agreed on
+                raise self._complete
 
     def _may_let_in(self) -> list[str]:
         """Who may be a member: those heard last come first. It may be nobody."""
@@ -152,7 +175,17 @@ class Entry:
         except (Unreachable, PeerFault) as error:
             log.debug("not let in yet: %s", error)
             return isinstance(error, PeerFault) and not isinstance(error, Unreachable)
-        return known.lets_in
+        return known.lets_in and not self._is_complete(member, known)
+
+    def _is_complete(self, member: str, known: KnownPeers) -> bool:
+        """Whether somebody that this peer knows shows that no step of the run is left to join."""
+        run, familiar = self._membership.run, self._membership.agreement.familiar
+        if known.standing is None or not familiar.holds(member):
+            return False
+        if not shows_end(member, known.standing, run.spec):
+            return False
+        self._complete = RunComplete(run.digest[:16], run.spec.total_steps)
+        return True
 
     def _learn_known(self, known: KnownPeers) -> None:
         """What the member that this peer has asked says of others."""

@@ -64,8 +64,8 @@ class Daemon:
         self._departure: Departure | None = None
         """Once it takes part."""
 
-    async def run(self) -> int:
-        """Returns the exit code. Raises `UserError`."""
+    async def run(self, past: Past | None = None) -> int:
+        """Returns the exit code. Raises `UserError`. `past`: of its home, if it was read."""
         local, settings, life = self._local, self._local.settings, self._local.life
         check_before_start(settings)
         _refuse_emulation_among_strangers(settings)
@@ -74,7 +74,8 @@ class Daemon:
             stack.callback(local.home.release)
             stack.callback(local.observer.close)
             stack.callback(local.compute.close)
-            past = await asyncio.to_thread(recall, settings)
+            if past is None:
+                past = await asyncio.to_thread(recall, settings)
             life.handle_signals(until_stdin_closes=settings.until_stdin_closes)
             departure = await life.unless_leaving(self._start(stack, past))
             if departure is None:
@@ -125,6 +126,11 @@ class Daemon:
     def pause_reason(self) -> str | None:
         """Why this peer left, if it is to come back."""
         return self._local.life.pause_reason
+
+    @property
+    def pause_until_s(self) -> float | None:
+        """When it is to come back by itself, by the clock on the wall."""
+        return self._local.life.pause_until_s
 
     def pause(self, reason: str) -> None:
         """Leave like any peer, but to come back: `run` ends with `pause_reason` set."""

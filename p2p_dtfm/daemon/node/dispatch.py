@@ -12,7 +12,6 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Contribution,
     Heartbeat,
     JoinRequest,
-    Standing,
 )
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, Statement, open_prepared
 from p2p_dtfm.core.protocol.canonical import decode, encode
@@ -128,7 +127,8 @@ class Dispatch:
         ]
         mine = () if view else (PeerAddress(self._me, await self._host.addresses()),)
         peers = (*mine, *(PeerAddress(r.peer_id, r.addresses) for r in members))
-        return KnownPeers(peers, tuple(waiting), self._membership.lets_in())
+        lets_in, end = self._membership.lets_in(), self._agreement.proof_of_end
+        return KnownPeers(peers, tuple(waiting), lets_in, end)
 
     def _receive(self, sender: str, message: Message) -> None:
         trainer = self._participant.trainer
@@ -211,15 +211,9 @@ class Dispatch:
                 len(records),
                 self._participant.measured_rate(),
                 self._membership.lets_in(),
-                self._proof_of_end(),
+                self._agreement.proof_of_end,
             )
         )
-
-    def _proof_of_end(self) -> Standing | None:
-        """Without one nobody believes that the run is complete."""
-        if self._agreement.step <= self._run.spec.total_steps:
-            return None
-        return self._agreement.standing
 
     def require_may_have(self, sender: str, digest: str) -> None:
         """Who gets which files of the run; see `core.gate.gate_table`. Raises `PeerFault`."""

@@ -22,7 +22,7 @@ from p2p_dtfm.daemon.node.coming_and_going import Departure, Entry
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.errors import Unreachable
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import disk, now
 
 HISTORY_LIMIT = 256
 DISAGREEMENTS_KEPT = 16
@@ -178,7 +178,7 @@ class Effects:
         path = self._local.home.root / f"disagreement-{number}.msgpack"
         text = f"{action.reason}. This peer runs version {__version__}: compare it with theirs"
         try:
-            path.write_bytes(encode(action.snapshot))
+            disk.write_whole(path, encode(action.snapshot))
             text += f"; what was planned is in {path}"
         except OSError as error:
             log.warning("a disagreement cannot be written down: %s", error)

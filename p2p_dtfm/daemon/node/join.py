@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from p2p_dtfm.core.membership.fellows import is_worth_a_return
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.records import Device
@@ -67,6 +68,8 @@ class Joining:
 
     def __init__(self, local: Local, network: Network, acquaintances: Acquaintances) -> None:
         self.founds = self.may_go_on_alone = local.settings.founds
+        self.goes_on_from_own = False
+        """It has come further than the one that trains, who will come over."""
         self._local = local
         self._network = network
         self._acquaintances = acquaintances
@@ -202,11 +205,16 @@ class Joining:
             )
 
     def _can_go_on(self, recalled: Memory, store: BlobStore) -> bool:
+        founded_it = recalled.signed_spec.peer_id == self._network.me.peer_id
+        is_whole = self._whole_step(recalled) > 0
+        return (is_whole or founded_it) and is_here(recalled.signed_spec, store)
+
+    def _whole_step(self, recalled: Memory) -> int:
+        """Of the newest whole checkpoint on this disk; 0 without one."""
         layers = layer_count(recalled.spec)
         saved = list_checkpoints(self._local.home.checkpoints(recalled.run_digest))
-        is_whole = any(len(checkpoint.layers) == layers for checkpoint in saved)
-        founded_it = recalled.signed_spec.peer_id == self._network.me.peer_id
-        return (is_whole or founded_it) and is_here(recalled.signed_spec, store)
+        whole = (it.manifest.step for it in saved if len(it.layers) == layers)
+        return max(whole, default=0)
 
     def _progress_of_data(self) -> Progress:
         """Tells the status, from the thread that prepares the data."""
@@ -249,6 +257,9 @@ class Joining:
         spec = RunSpec.from_canonical_bytes(welcome.run_spec.payload)
         if (fault := fault_of_end(peer_id, welcome, spec)) is not None:
             raise fault
+        run = await asyncio.to_thread(self._from_own_disk, peer_id, welcome, spec)
+        if run is not None:
+            return run
         self._acquaintances.welcomed_by = peer_id
         self._local.observer.came_to(welcome.tokens_per_s, welcome.members, welcome.step)
         members = {peer_id, *(peer.peer_id for peer in welcome.peers)}
@@ -267,6 +278,28 @@ class Joining:
         log.info("%s", run.manifest.notes.describe())
         log.info("takes part in run %s (%s)", run.digest[:16], run.spec.name)
         return run
+
+    def _from_own_disk(self, peer_id: str, welcome: Welcome, spec: RunSpec) -> Run | None:
+        """Where one that was met before has gone on alone, and from much older states than are
+        here: it comes over to where more is trained, and nothing is computed again."""
+        recalled, run_digest = self._acquaintances.memory, digest_bytes(welcome.run_spec.payload)
+        if recalled is None or recalled.run_digest != run_digest:
+            return None
+        store = BlobStore(self._local.home.run_directory(run_digest) / "blobs")
+        own = self._whole_step(recalled)
+        is_met = peer_id in {item.peer_id for item in recalled.members}
+        every_steps = spec.checkpoint.every_steps
+        further = is_worth_a_return(own, welcome.step, welcome.members, every_steps)
+        if not (is_met and further and is_here(recalled.signed_spec, store)):
+            return None
+        log.warning(
+            "%s trains alone, at step %d; here is a whole checkpoint of step %d: goes on from that",
+            peer_id,
+            welcome.step,
+            own,
+        )
+        self.founds = self.goes_on_from_own = True
+        return open_local_run(recalled.signed_spec, store)
 
     async def _fetch_run(self, welcome: Welcome, store: BlobStore, peers: list[str]) -> Run:
         """Knock, for only who does is given the manifest; where many do, again for a while."""
@@ -301,6 +334,7 @@ async def measure(local: Local, network: Network, run: Run) -> SelfRecord:
     measured = _within_resident_limit(settings, measured)
     local.compute.stage_runner = local.world.stage_runner(measured, settings.device)
     record = SelfRecord(network.me, run.digest, measured, await host.addresses(), network.probes)
+    record.state_name(settings.name)
     record.state_way_in(await host.addresses(), network.reachability.finding.reachability)
     if (shaper := host.shaper) is not None:
         record.state_line(shaper.uplink_bytes_per_s, shaper.downlink_bytes_per_s)

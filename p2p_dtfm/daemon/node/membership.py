@@ -6,7 +6,6 @@ import logging
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.consensus.actions import LAN, WAN, ComputePlan, Report, SendMessage
 from p2p_dtfm.core.consensus.agreement import Agreement
-from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.records import Intent, PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Member, Snapshot
 from p2p_dtfm.core.protocol.workload import workload_of
@@ -44,6 +43,7 @@ class Membership:
         self.acquaintances = acquaintances
         self.run = run
         self.founds = joining.founds
+        self.goes_on_from_own = joining.goes_on_from_own
         self.may_go_on_alone = joining.may_go_on_alone
         self.me = network.me
         """With the life that it has in the agreement."""
@@ -112,7 +112,7 @@ class Membership:
         self.local.life.spawn(self._compute_plan(action.snapshot))
 
     async def _compute_plan(self, snapshot: Snapshot) -> None:
-        plan = await asyncio.to_thread(compute_plan, snapshot)
+        plan = await asyncio.to_thread(self.local.world.plan, snapshot)
         self.actions.do(self.agreement.plan_computed(snapshot, plan, now.monotonic_ns()))
 
     def _report(self, action: Report) -> None:

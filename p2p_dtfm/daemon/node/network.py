@@ -20,6 +20,7 @@ from p2p_dtfm.net.contacts.first_contacts import (
     reach_any,
     reach_first_peers,
 )
+from p2p_dtfm.net.errors import nobody_listens
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.shaping import LineLimit, Shape, Shaper
@@ -97,7 +98,7 @@ class Network:
             self.control,
             life,
             self._on_heard,
-            self._on_call_failed,
+            self.on_broken,
             self.reachability.straighten,
         )
         self.traces = TraceCollector(local.recorder, self.messenger, host)
@@ -128,7 +129,8 @@ class Network:
         network = cls(local, host, life, await _first_contacts(local, host, remembered))
         local.observer.guarded_by(network.keeper.refused_most)
         network._limit_line(local)
-        log.info("peer %s", host.peer_id)
+        local.observer.seen.names.own(host.peer_id, local.settings.name)
+        log.info("peer %s (%s)", local.observer.seen.names.of(host.peer_id), host.peer_id)
         await network.control.ready()  # from now on others are answered
         stack.push_async_callback(network.control.close)
         await network.reachability.ready()
@@ -168,8 +170,9 @@ class Network:
     def _on_heard(self, peer_id: str) -> None:
         self.liveness.heard(peer_id, now.monotonic_ns())
 
-    def _on_call_failed(self, peer_id: str) -> None:
-        self.liveness.stream_reset(peer_id, now.monotonic_ns())
+    def on_broken(self, peer_id: str, cause: str) -> None:
+        """A stream to this peer broke, or a call to it failed."""
+        self.liveness.stream_reset(peer_id, now.monotonic_ns(), nobody_listens(cause))
 
     def on_fault(self, sender: str, fault: PeerFault) -> None:
         """A stream of `sender` ends, for it carries what is not allowed."""

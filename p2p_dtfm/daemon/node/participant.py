@@ -21,8 +21,11 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
 from p2p_dtfm.core.recovery.contradictions import agreed_states
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.dashboard.report_file import FILE as REPORT_FILE
+from p2p_dtfm.daemon.dashboard.report_file import last_words, next_commands, write_report
 from p2p_dtfm.daemon.machine.resident_limit import memory_bytes
 from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.peers.held_back import HeldBack
@@ -32,8 +35,10 @@ from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
 from p2p_dtfm.daemon.state_transfer.offers import Offers
+from p2p_dtfm.daemon.telemetry.contribution import FILE, Contributions
 from p2p_dtfm.daemon.telemetry.device_pace import DevicePace
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
+from p2p_dtfm.daemon.trainer.sample_writer import Model, SampleWriter
 from p2p_dtfm.daemon.trainer.step_watch import StepWatch
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import Tools
@@ -42,10 +47,11 @@ from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
 from p2p_dtfm.ports import now
-from p2p_dtfm.train.data import Dataset
+from p2p_dtfm.train.data import Dataset, load_tokenizer
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, load_layer
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.stage.batches import Batches
+from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
 
 IN_FLIGHT_PART = 8  # of the memory offered here; in tensors that others have announced
 POISON_GRACE_S = 0.25
@@ -100,6 +106,9 @@ class Participant:
         self._troubled: set[str] = set()
         """Peers with whom a tensor was lost since the last commit."""
         self._held_back = HeldBack()
+        self.samples = self._sample_writer()
+        self._has_told_end = False
+        self._telling_end = asyncio.Lock()
 
     @classmethod
     async def start(cls, membership: Membership, stack: contextlib.AsyncExitStack) -> "Participant":
@@ -110,12 +119,67 @@ class Participant:
             participant.bulk.close,
             participant.trainer.close,
             participant.checkpoints.close,
+            participant.close_samples,
         ):
             stack.push_async_callback(close)
         run, observer = membership.run, membership.local.observer
         observer.trains(run.spec, run.digest, membership.workload, membership.agreement)
+        layers, me = membership.workload.layer_count, participant.network.me.peer_id
+        path = membership.local.home.run_directory(run.digest) / FILE
+        contributions = Contributions(path, run.spec, layers, me)
+        observer.tallies(contributions)
+        stack.callback(contributions.write)
+        stack.push_async_callback(participant.tell_end)
+        membership.local.life.spawn(participant.when_done())
         observer.measures_with(lambda: participant.measured_rate() > 0)
         return participant
+
+    def _sample_writer(self) -> SampleWriter | None:
+        """None where the owner wants no texts, or the device computes nothing."""
+        local, run = self.local, self.membership.run
+        path = run.blobs.path(run.manifest.tokenizer.digest)
+        if not local.settings.samples or path is None:
+            return None
+        if emulated_flops_per_s(local.settings.device) is not None:
+            return None
+        layers = range(layer_count(run.spec))
+        count = sum(self.membership.workload.cost(layer).parameter_count for layer in layers)
+        model = Model(
+            run.spec,
+            lambda: self.trainer.states,
+            lambda: self.checkpoints.whole_step,
+            self.checkpoints.load,
+            FLOAT_BYTES * count,
+        )
+        show = local.observer.show_samples
+        shown = local.observer.seen.samples
+        return SampleWriter(model, load_tokenizer(path), local.compute, show, shown)
+
+    async def when_done(self) -> None:
+        """Tells so; whoever ends with its run may end before."""
+        await self.trainer.done.wait()
+        await self.tell_end()
+
+    async def tell_end(self) -> None:
+        """Once, and only of a run that is complete: thanks, a report, and what to do next."""
+        async with self._telling_end:
+            if not self._has_told_end and self.trainer.done.is_set():
+                await self._tell_end()
+                self._has_told_end = True
+
+    async def _tell_end(self) -> None:
+        if self.samples is not None:
+            await self.samples.finished()
+        home, state = self.local.home, self.local.observer.state()
+        path = home.run_directory(self.membership.run.digest) / REPORT_FILE
+        commands = next_commands(home.root, state.samples.prompt or "def ")
+        written = await asyncio.to_thread(write_report, path, state, commands)
+        for line in last_words(state, path if written else None, commands):
+            log.info("%s", line)
+
+    async def close_samples(self) -> None:
+        if self.samples is not None:
+            self.samples.close()
 
     def _bulk_plane(self) -> BulkPlane:
         membership, network = self.membership, self.network
@@ -153,8 +217,10 @@ class Participant:
         )
 
     async def resume_from_checkpoint(self) -> None:
-        """A founder that finds whole checkpoints of its run goes on from the newest."""
+        """A founder that finds whole checkpoints of its run goes on from the newest; of others it
+        is known what they have, before they are asked."""
         run, compute = self.membership.run, self.local.compute
+        self._agreement.has_saved(self.checkpoints.saved)
         if not self.membership.founds:
             return
         for checkpoint in list_checkpoints(self.local.home.checkpoints(run.digest)):
@@ -253,7 +319,7 @@ class Participant:
         view, now_ns = self._agreement.view, now.monotonic_ns()
         if view is None or peer_id not in view.member_ids:
             return
-        self.network.liveness.stream_reset(peer_id, now_ns)
+        self.network.on_broken(peer_id, cause)
         if peer_id in self._troubled:
             self._later(self._agreement.suspect(peer_id, cause, now_ns))
         else:
@@ -318,6 +384,8 @@ class Participant:
             rate = self.local.status.figures().get("tokens_per_s")
             self.local.event_files.step_committed(outcome, rate)
         held_out = outcome.held_out_loss
+        if held_out is not None and self.samples is not None:
+            self.samples.evaluated(outcome.step, held_out)
         text = "" if held_out is None else f", held-out loss {held_out:.4f}"
         if outcome.loss is not None:
             log.log(
@@ -346,7 +414,7 @@ class Participant:
 
     def _on_lost(self, peer_id: str, lane: str, error: Unreachable) -> None:
         log.debug("stream %s with %s: %s", lane, peer_id, error.cause)
-        self.network.liveness.stream_reset(peer_id, now.monotonic_ns())
+        self.network.on_broken(peer_id, error.cause)
 
     def _on_undelivered(self, peer_id: str, lane: str, failure: Refused | Unreachable) -> None:
         log.debug("frames of %s to %s are lost: %s", lane, peer_id, failure.cause)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
 from p2p_dtfm.daemon.machine.home import Home
-from p2p_dtfm.daemon.machine.hours import Hours
+from p2p_dtfm.daemon.machine.hours import Hours, for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.life import when_stdin_closes
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.telemetry.status import State, Status
@@ -33,6 +33,7 @@ from p2p_dtfm.web.state import DashboardState, Event, Live, Timeline, ViewState
 
 if TYPE_CHECKING:
     from p2p_dtfm.daemon.node.daemon import Daemon
+    from p2p_dtfm.daemon.peers.recall import Past
 
 LOOK_EVERY_S = 1.0
 
@@ -66,6 +67,10 @@ class Resident:
         self._last: dict[str, Any] = {} if away is None else away.status
         self._last_state: DashboardState | None = None if away is None else away.shown
 
+    def named(self, text: str) -> str:
+        """With names for the ids of peers."""
+        return self._seen.names.in_text(text)
+
     def state(self) -> DashboardState:
         """What the dashboard and the terminal show now."""
         return self._dashboard.state()
@@ -79,16 +84,16 @@ class Resident:
 
     async def _live(self) -> int:
         settings = self._settings
-        away = self._away
+        away, past = self._away, None
         if away is None:
             from p2p_dtfm.daemon.peers.recall import recall  # who is away needs it no more
 
-            await asyncio.to_thread(recall, settings)
+            past = await asyncio.to_thread(recall, settings)
         outside = away is None and self._hours is not None and not self._hours.contain(self._now())
         if outside and not await self._stay_away(self._outside, until_hours=True):
             return 0
         if away is not None:
-            if not await self._stay_away(away.reason, until_hours=away.until_hours):
+            if not await self._stay_away(away.reason, away.until_hours, away.until_s):
                 return 0
             settings = Settings.model_validate(away.come_back)
         from p2p_dtfm.daemon.node.daemon import Daemon  # only now: torch and libp2p come with it
@@ -96,23 +101,24 @@ class Resident:
         while True:
             daemon = Daemon(settings, self._dashboard, self._seen)
             try:
-                code = await self._take_part_within_hours(daemon)
+                code = await self._take_part_within_hours(daemon, past)
             except UserError as error:
                 if settings is self._settings or error.exit_code != UNREACHABLE:
                     raise
                 log.warning("those met before are gone: %s", error.cause)
-                settings = self._settings
+                settings, past = self._settings, None
                 continue
             if daemon.pause_reason is None:
                 return code
             reason, met, run_digest = daemon.pause_reason, daemon.acquaintances(), daemon.run_digest
+            until_s = daemon.pause_until_s
             del daemon
-            settings = _to_come_back(self._settings, met, run_digest)
-            self._step_aside_if_may(reason, settings)
-            if not await self._stay_away(reason, until_hours=reason == self._outside):
+            settings, past = _to_come_back(self._settings, met, run_digest), None
+            self._step_aside_if_may(reason, settings, until_s)
+            if not await self._stay_away(reason, reason == self._outside, until_s):
                 return 0
 
-    def _step_aside_if_may(self, reason: str, come_back: Settings) -> None:
+    def _step_aside_if_may(self, reason: str, come_back: Settings, until_s: float | None) -> None:
         """Raises `StepAside`."""
         if self._steps_aside:
             raise StepAside(
@@ -124,6 +130,7 @@ class Resident:
                     status=self._last,
                     shown=self._shown_while_away(),
                     port=self._dashboard.port,
+                    until_s=until_s,
                 )
             )
 
@@ -131,10 +138,10 @@ class Resident:
     def _outside(self) -> str:
         return f"takes part in the hours {self._hours} only"
 
-    async def _take_part_within_hours(self, daemon: "Daemon") -> int:
+    async def _take_part_within_hours(self, daemon: "Daemon", past: "Past | None") -> int:
         watching = asyncio.create_task(self._watch_hours(daemon))
         try:
-            return await daemon.run()
+            return await daemon.run(past)
         finally:
             watching.cancel()
             self._last_state = daemon.observer.state()
@@ -151,8 +158,11 @@ class Resident:
             await asyncio.sleep(LOOK_EVERY_S)
         daemon.pause(self._outside)
 
-    async def _stay_away(self, reason: str, until_hours: bool) -> bool:
-        """Whether to take part again; else to end. Raises `UserError` if the home is taken."""
+    async def _stay_away(
+        self, reason: str, until_hours: bool, until_s: float | None = None
+    ) -> bool:
+        """Whether to take part again; else to end. `until_s`: by the clock on the wall. Raises
+        `UserError` if the home is taken."""
         home, status = Home(self._settings.home), Status()
         going_on: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -169,6 +179,15 @@ class Resident:
             return {"state": "stopped"}
 
         async def pause() -> dict[str, Any]:
+            nonlocal until_s
+            until_s = None
+            status.say(State.PAUSED, "its user asked for it; p2p-dtfm resume ends it")
+            return {"state": "paused"}
+
+        async def pause_for(parameters: Mapping[str, str]) -> dict[str, Any]:
+            nonlocal until_s
+            until_s = now.wall_s() + pause_seconds(parameters)
+            status.say(State.PAUSED, for_a_while(until_s))
             return {"state": "paused"}
 
         home.acquire()
@@ -184,7 +203,7 @@ class Resident:
             "dashboard": self._dashboard.invitation,
         }
         actions = {"resume": resume, "leave": leave, "pause": pause}
-        api = LocalApi(make_app(readers, actions), home.socket)
+        api = LocalApi(make_app(readers, actions, orders={"pause-for": pause_for}), home.socket)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, decide, False)
         if self._settings.until_stdin_closes:
@@ -196,6 +215,8 @@ class Resident:
             while not going_on.done():
                 await asyncio.wait({going_on}, timeout=LOOK_EVERY_S)
                 if until_hours and self._hours is not None and self._hours.contain(self._now()):
+                    decide(True)
+                if until_s is not None and now.wall_s() >= until_s:
                     decide(True)
             return going_on.result()
         finally:
@@ -212,9 +233,10 @@ class Resident:
     def _status_json(self, status: Status) -> dict[str, Any]:
         nothing: dict[str, Any] = dict.fromkeys(("view", "snapshot", "plan", "safe_step"))
         nothing |= {"members": [], "addresses": [], "layers": [], "stage": [], "waits_for": []}
+        nothing |= {"names": {}}
         nothing |= dict.fromkeys(("tokens_per_s", "eta_s"))
         nothing["problems"] = []
-        unknown = dict.fromkeys(("peer_id", "run", "run_digest", "data", "checkpoints"))
+        unknown = dict.fromkeys(("peer_id", "name", "run", "run_digest", "data", "checkpoints"))
         here = {"dashboard": self._dashboard.address, **status.as_json()}
         return {"version": __version__, **unknown, **self._last, **nothing, **here}
 
@@ -234,6 +256,7 @@ def _away(shown: DashboardState, status: Status) -> DashboardState:
         time_s=round(now.wall_s(), 3),
         version=before.version,
         peer_id=before.peer_id,
+        name=before.name,
         state=status.state.value,
         reason=status.reason,
         since_s=round(status.since_s, 3),

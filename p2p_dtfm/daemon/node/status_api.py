@@ -12,6 +12,7 @@ from p2p_dtfm.core.membership.weak_points import WeakPoints, weak_points
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.machine.hours import for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
@@ -45,6 +46,11 @@ class StatusApi:
             life.pause("its user asked for it; p2p-dtfm resume ends it")
             return {"state": "leaving"}
 
+        async def pause_for(parameters: Mapping[str, str]) -> dict[str, Any]:
+            until_s = now.wall_s() + pause_seconds(parameters)
+            life.pause(for_a_while(until_s), until_s)
+            return {"state": "leaving"}
+
         async def leave() -> dict[str, Any]:
             life.leave()
             return {"state": "leaving"}
@@ -60,7 +66,10 @@ class StatusApi:
         local.observer.marks = laboratory_marks(local.settings, self._network.host)
         local.dashboard.show(local.observer.state, actions)
         await local.dashboard.start(local.settings.dashboard, local.home.root)
-        api = LocalApi(make_app(readers, actions, {"trace": self._trace_json}), local.home.socket)
+        api = LocalApi(
+            make_app(readers, actions, {"trace": self._trace_json}, {"pause-for": pause_for}),
+            local.home.socket,
+        )
         await api.start()
         stack.push_async_callback(api.close)
         if local.dashboard.address is not None:
@@ -80,6 +89,7 @@ class StatusApi:
             "version": __version__,
             "dashboard": local.dashboard.address,
             "peer_id": network.me.peer_id,
+            "name": local.observer.seen.names.of(network.me.peer_id),
             "way_in": {**reachability.finding.as_json(), "relays": list(reachability.relays)},
             "life": participant.membership.me.life if participant else network.me.life,
             "shaped_links": shaper.label if shaper else None,
@@ -89,6 +99,7 @@ class StatusApi:
             "step": local.observer.step(),
             "problems": msgspec.to_builtins(local.observer.problems()),
             "refused": [msgspec.to_builtins(each) for each in network.keeper.refused_most()],
+            "names": self._names_json(),
             **self._view_json(),
             **self._states_json(),
             "agreement": self._agreement_json(),
@@ -126,6 +137,10 @@ class StatusApi:
             found = weak_points(view.snapshot.records)
             self._weak_points = (view.id, found)
         return found
+
+    def _names_json(self) -> dict[str, str]:
+        names, view = self._local.observer.seen.names, self._view
+        return {peer_id: names.of(peer_id) for peer_id in (view.member_ids if view else ())}
 
     def _agreement_json(self) -> dict[str, Any] | None:
         """Where this peer stands, what it waits for, and what became of the last message."""
@@ -176,6 +191,7 @@ class StatusApi:
         return [
             {
                 **msgspec.to_builtins(record),
+                "name": self._local.observer.seen.names.of(record.peer_id),
                 "heard_s_ago": round(now_s - heard[record.peer_id], 1)
                 if record.peer_id in heard
                 else None,
@@ -189,7 +205,7 @@ class StatusApi:
         """The newest steps of all stage-holders by one clock; `steps` says how many."""
         view = self._view
         if view is None or not isinstance(view.plan, Plan):
-            return {"peers": [], "missing": []}
+            return {"peers": [], "missing": [], "names": {}}
         asked = parameters.get("steps", "1")
         count = min(max(int(asked), 1), STEPS_LIMIT) if asked.isdecimal() else 1
         newest = self._local.recorder.newest
@@ -197,7 +213,8 @@ class StatusApi:
         traces, missing = await self._network.traces.collect(
             view.plan.stage_holders(), first, count
         )
-        return {"peers": peer_traces_json(view.plan, traces), "missing": missing}
+        peers = peer_traces_json(view.plan, traces)
+        return {"peers": peers, "missing": missing, "names": self._names_json()}
 
     def history_json(self) -> dict[str, Any]:
         """Views, losses and held-out losses so far."""

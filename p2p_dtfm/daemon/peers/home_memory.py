@@ -6,7 +6,6 @@ all. With it a daemon that comes back finds its swarm through any member that st
 
 import contextlib
 import logging
-import os
 import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.net.contacts.addresses import parse_address
 from p2p_dtfm.net.directory.values import open_run
+from p2p_dtfm.ports import disk
 
 FILE_NAME = "memory.json"
 ACQUAINTANCES_LIMIT = 48
@@ -130,18 +130,8 @@ def _is_address(text: str) -> bool:
 def write_memory(directory: Path, memory: Memory) -> None:
     """Whole or not at all, for this user's eyes only. Raises `OSError`."""
     path = directory / FILE_NAME
-    partial = path.with_suffix(".partial")
     data = msgspec.json.format(msgspec.json.encode(memory), indent=1)
-    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.fchmod(file, 0o600)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(file, view) :]
-        os.fsync(file)
-    finally:
-        os.close(file)
-    partial.replace(path)
+    disk.write_whole(path, data, disk.ONLY_OWNER)
 
 
 def remembered_runs(home: Path) -> list[Memory]:

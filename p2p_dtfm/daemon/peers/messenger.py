@@ -51,7 +51,7 @@ class Messenger:
         control: ControlPlane,
         life: int,
         on_heard: Callable[[str], None] = lambda peer_id: None,
-        on_failed: Callable[[str], None] = lambda peer_id: None,
+        on_failed: Callable[[str, str], None] = lambda peer_id, cause: None,
         straighten: Callable[[str, Sequence[str]], Awaitable[None]] | None = None,
     ) -> None:
         self._straighten = straighten
@@ -155,12 +155,12 @@ class Messenger:
 
     async def ask(self, peer_id: str, message: Message, deadline_s: float = DEADLINE_S) -> bytes:
         """Send and wait for the reply. Raises `Unreachable` or `Refused`."""
-        await self.connect(peer_id)
         try:
+            await self.connect(peer_id)
             reply = await self._control.call(peer_id, pack(self._life, message), deadline_s)
-        except Unreachable:
+        except Unreachable as error:
             self._connected.discard(peer_id)
-            self._on_failed(peer_id)
+            self._on_failed(peer_id, error.cause)
             raise
         self.heard(peer_id)
         return reply

@@ -202,7 +202,7 @@ def fault_of_end(peer_id: str, welcome: Welcome, spec: RunSpec) -> UserError | N
     if welcome.step <= spec.total_steps:
         return None
     run = digest_bytes(welcome.run_spec.payload)[:16]
-    if _shows_end(peer_id, welcome.standing, spec):
+    if shows_end(peer_id, welcome.standing, spec):
         return RunComplete(run, spec.total_steps)
     return UserError(
         f"{peer_id} says that run {run} is complete, and does not show it",
@@ -222,7 +222,7 @@ class RunComplete(UserError):
         )
 
 
-def _shows_end(peer_id: str, standing: Standing | None, spec: RunSpec) -> bool:
+def shows_end(peer_id: str, standing: Standing | None, spec: RunSpec) -> bool:
     """Whether all members of its view have signed that view, and those with a stage the last
     step."""
     if standing is None or standing.sender.peer_id != peer_id:

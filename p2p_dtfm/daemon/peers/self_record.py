@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
+import msgspec
+
 from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan
 from p2p_dtfm.core.protocol.records import (
     ADDRESS_LIMIT,
@@ -70,6 +72,7 @@ class SelfRecord:
         self._downlink_bytes_per_s = 0
         self._reachability = Reachability.UNKNOWN
         self._measured: tuple[MeasuredPlan, ...] = ()
+        self._name: str | msgspec.UnsetType = msgspec.UNSET
         self._straight: dict[str, bool] = {}
         """Whether the link was direct when it was measured."""
 
@@ -77,6 +80,10 @@ class SelfRecord:
         """What all links of this peer share, as its owner would state it; 0: no limit."""
         self._uplink_bytes_per_s = uplink_bytes_per_s
         self._downlink_bytes_per_s = downlink_bytes_per_s
+
+    def state_name(self, name: str) -> None:
+        """As its owner calls this peer; empty: as its identity makes it."""
+        self._name = name or msgspec.UNSET
 
     def state_steps(self, measured: tuple[MeasuredPlan, ...]) -> None:
         """What steps took under the last plans."""
@@ -220,5 +227,6 @@ class SelfRecord:
             reachability=self._reachability,
             intent=self._intent,
             measured=self._measured,
+            name=self._name,
         )
         return record, sign_record(record, signer)

@@ -60,7 +60,8 @@ class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     waiting: tuple["WaitingPeer", ...] = ()
     """Other newcomers, that ask to join as well."""
     lets_in: bool = True
-    """As in `Welcome`."""
+    standing: Standing | None = None
+    """Both as in `Welcome`."""
 
 
 class WaitingPeer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

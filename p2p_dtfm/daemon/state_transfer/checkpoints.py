@@ -23,6 +23,7 @@ from p2p_dtfm.train.model.checkpoint import (
     CheckpointFailed,
     add_layer_file,
     checkpoint_directory,
+    is_begun,
     layer_path,
     list_checkpoints,
     load_layer,
@@ -74,6 +75,8 @@ class Checkpoints:
         self._busy = asyncio.Lock()
         self._completing: asyncio.Task[None] | None = None
         self._has_news = False
+        self._unsaved: set[int] = set()
+        """The last step of which this disk has taken nothing."""
         self._changes = 0
         self._seen: tuple[int, int] | None = None
         self._saved: tuple[SavedState, ...] = ()
@@ -117,6 +120,7 @@ class Checkpoints:
                 )
             except CheckpointFailed as error:
                 log.warning("%s", error)
+                self._unsaved = {step}
                 self._troubles.tell(
                     "checkpoint",
                     f"checkpoints cannot be written: {error.cause}",
@@ -124,6 +128,7 @@ class Checkpoints:
                 )
                 return
         self._troubles.over("checkpoint")
+        self._unsaved.discard(step)
         self._files_changed(step)
         if states:
             self._complete_later()
@@ -209,13 +214,14 @@ class Checkpoints:
         for step, remote in sorted(self._remote.items(), reverse=True):
             directory = checkpoint_directory(self._root, step)
             is_last = step == self._spec.total_steps
-            if is_last and not self._saves_itself() and not directory.is_dir():
-                # a spare, too, wants the model in the end
+            saves_itself = self._saves_itself() and step not in self._unsaved
+            if is_last and not saves_itself and not is_begun(directory):
+                # a spare, too, wants the model in the end, and whoever had no room for its layers
                 lineages = Counter(item.lineage for item in remote.values())
                 await self.save(step, {}, lineages.most_common(1)[0][0])
             if step > self._committed_step >= 0:
                 continue  # its digests are told with the next step
-            if (self.whole_step is not None and step <= self.whole_step) or not directory.is_dir():
+            if (self.whole_step is not None and step <= self.whole_step) or not is_begun(directory):
                 continue
             try:
                 fetched = False

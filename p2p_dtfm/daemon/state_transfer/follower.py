@@ -360,4 +360,4 @@ class Follower:
             total, missing = len(self.layers), len(self.missing)
             left = self._estimate.words(total - missing, total)
             return f"{missing} of {total} layers to fetch{left}"
-        return "replaying the latest steps"
+        return "its layers are here, and replay the latest steps until the view takes over"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from p2p_dtfm.daemon.telemetry.status import Troubles
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import disk, now
 
 LIMIT_BYTES = 64 << 20
 
@@ -26,8 +26,7 @@ class EventLog:
         try:
             if self._path.exists() and self._path.stat().st_size > LIMIT_BYTES:
                 self._path.replace(self._path.with_suffix(".old"))
-            with self._path.open("a") as file:
-                file.write(line + "\n")
+            disk.append(self._path, line + "\n")
             self._troubles.over("history")
         except OSError as error:
             log.warning("event not recorded: %s", error)

@@ -68,7 +68,8 @@ class LongTask:
 
     def __str__(self) -> str:
         left = "" if self.left_s is None else f", about {in_words(self.left_s)} left"
-        return f"{self.what}: {self.share:.0%}{left}"
+        share = f"{self.share:.0%}"
+        return f"{self.what}{'' if share == '0%' else f': {share}'}{left}"
 
 
 @dataclass

@@ -84,7 +84,7 @@ class Followers:
             return  # it is ending
         if not follower.missing:
             self._outlet.synced(follower.view.id)
-        elif self._state.view is None:
+        if self._state.view is None:
             self._tools.status.say(State.SYNCING, follower.behind)
 
     def _changed(self) -> None:

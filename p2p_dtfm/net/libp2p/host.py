@@ -49,9 +49,13 @@ CLOSE_DEADLINE_S = 5.0
 ADDRESSES_LIMIT = 16
 MESSAGE_LIMIT_BYTES = 4 << 20
 PEERS_REMEMBERED = 4096
+CAUSE_LIMIT = 2_000
+"""Why none of a peer's addresses could be dialled."""
+_WAITS_TO_DIAL = "dial backoff"
+_DIAL_FAILED = "failed to dial"
 _NEVER_SENT = (
     "routing: not found",
-    "failed to dial",
+    _DIAL_FAILED,
     "no addresses",
     "failed to find any peer",
     NO_WAY,
@@ -93,6 +97,7 @@ class Host:
         self._listens_on_loopback = listens_on_loopback
         self._closing = False
         self._address_book: dict[str, tuple[str, ...]] = {}
+        self._not_dialled: dict[str, str] = {}
         self._streams: collections.Counter[str] = collections.Counter()
         control = p2p._client.control
         control._pending_calls = PendingCalls(control._pending_calls)
@@ -329,7 +334,7 @@ class Host:
         try:
             return reply.result()
         except (P2PDaemonError, P2PHandlerError) as error:
-            raise Unreachable(peer_id, one_line(str(error))) from error
+            raise Unreachable(peer_id, self._why(peer_id, str(error))) from error
 
     async def close(self) -> None:
         """End p2pd and wait until it is gone. May be called twice."""
@@ -384,7 +389,18 @@ class Host:
         except TimeoutError as error:
             raise Unreachable(peer_id, f"no connection within {deadline_s:g} s") from error
         except CONNECTION_ERRORS as error:
-            raise Unreachable(peer_id, one_line(str(error) or repr(error))) from error
+            cause = self._why(peer_id, str(error) or repr(error))
+            raise Unreachable(peer_id, cause) from error
+
+    def _why(self, peer_id: str, cause: str) -> str:
+        """p2pd does not dial again at once what it could not, and then says no more than that: why
+        it could not was said the last time."""
+        cause = one_line(cause, CAUSE_LIMIT)
+        if _WAITS_TO_DIAL in cause:
+            return self._not_dialled.get(peer_id, cause)
+        if _DIAL_FAILED in cause:
+            put_newest(self._not_dialled, peer_id, cause, PEERS_REMEMBERED)
+        return cause
 
     async def _ask(self, request: Awaitable[Result], deadline_s: float) -> Result:
         """A request to our own p2pd."""

@@ -21,6 +21,7 @@ from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
+from p2p_dtfm.ports import disk
 
 OpenBlob = Callable[[str], Path | bytes | None]
 """Finds a blob, on disk or in memory, by its digest."""
@@ -84,7 +85,7 @@ class _Download:
         if isinstance(self._file, io.BytesIO):  # may be gone on with after a call was cancelled
             self._file.write(chunk.content)
         else:
-            await asyncio.to_thread(self._file.write, chunk.content)
+            await asyncio.to_thread(disk.write, self._file, chunk.content)
         self.offset += len(chunk.content)
 
     def restart(self) -> None:
@@ -138,7 +139,7 @@ class BlobExchange:
             with open(descriptor, "w+b") as file:
                 await self._complete(_Download(file, digest, max_bytes), peers)
                 await asyncio.to_thread(_settle, file)
-            os.replace(temporary, target)
+            disk.name(Path(temporary), target)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)

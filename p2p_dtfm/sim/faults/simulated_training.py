@@ -371,7 +371,8 @@ class SimulatedTraining:
             reply = StateReply(agreement.me, request.view, states, known)
             delay_ns = peer.world.chance.randrange(peer.world.transfer_ns)
             receiver = request.sender.peer_id
-            peer.given[receiver] += len(states)
+            workload = peer.world.workload
+            peer.given[receiver] += sum(workload.cost(layer).state_bytes for layer in states)
             peer.later(delay_ns, lambda: peer.send(receiver, reply))
 
     def take_states(self, reply: StateReply) -> None:

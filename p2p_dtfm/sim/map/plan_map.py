@@ -229,7 +229,7 @@ def _bar(number: int, pipeline: Pipeline, workload: Workload, colour: str) -> li
 def _flows(pipeline: Pipeline, plan: Plan, scenario: Scenario, workload: Workload) -> list[_Flow]:
     flows = []
     for here, there in pairwise(pipeline.stages):
-        load = pipeline.microbatch_count * workload.boundary_bytes
+        load = pipeline.microbatch_count * workload.boundary_wire_bytes
         rate = min(
             scenario.link(here.peer_id, there.peer_id).bytes_per_s,
             scenario.link(there.peer_id, here.peer_id).bytes_per_s,

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from p2p_dtfm.core.cost_model.placement_problem import problem_of
@@ -64,7 +65,7 @@ def _dtfm_tasks() -> list[Task]:
             f"dtfm {case} {placement} {layers}",
             f"DT-FM in case {case}, {placement} order, {layers} layers",
             True,
-            lambda case=case, placement=placement, layers=layers: make(case, placement, layers),
+            partial(make, case, placement, layers),
         )
         for case in SCENARIOS
         for placement in ("region", "random")
@@ -94,7 +95,7 @@ def _our_tasks() -> list[Task]:
             f"ours {case} {layers} {batch}",
             f"our plan in case {case}, {layers} layers, {batch} sequences",
             False,
-            lambda case=case, layers=layers, batch=batch: make(case, layers, batch),
+            partial(make, case, layers, batch),
         )
         for case in SCENARIOS
         for layers in LAYERS
@@ -126,7 +127,7 @@ def _scheduler_tasks() -> list[Task]:
             f"scheduler {case}",
             f"other placements in case {case}",
             False,
-            lambda case=case: make(case),
+            partial(make, case),
         )
         for case in SCENARIOS
     ]  # fmt: skip
@@ -142,7 +143,7 @@ def _curve_tasks() -> list[Task]:
             f"curve {case} {method} {seed}",
             f"{method} in case {case}, seed {seed}",
             False,
-            lambda case=case, method=method, seed=seed: curve_of(case, method, seed),
+            partial(curve_of, case, method, seed),
         )
         for case in CASES
         for method in METHODS
@@ -165,6 +166,6 @@ def _scale_tasks() -> list[Task]:
         }
 
     return [
-        Task(f"scale {count}", f"a plan for {count} peers", False, lambda count=count: make(count))
+        Task(f"scale {count}", f"a plan for {count} peers", False, partial(make, count))
         for count in SCALE
     ]

@@ -12,6 +12,8 @@ Overlap = Literal["none", "stage", "layer"]
 
 CODEC_BITS_PER_VALUE = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 9}
 """int8 is blockwise: 8 bits a value and a scale for each 32 of them."""
+SPARSE = "sparse"
+"""Of reductions only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,12 @@ class Execution:
     commit: bool
     """Whether the step ends with a Prepared from every stage holder to every other, which waits for
     the guardian of layers that the peer holds alone."""
-    activation_codec: str = "fp16"
-    gradient_codec: str = "fp16"
-    recompute: bool = True
+    activation_codec: str | None = "fp16"
+    """None: what the run allows, as a daemon's planner counts it."""
+    gradient_codec: str | None = "fp16"
+    """`sparse` is what the run says of it; None: the run's own codec."""
+    recompute: bool | None = True
+    """None: what the run says, by the plan and each peer's memory."""
     split_backward: bool = False
     """Whether a stage leaves the gradients of matrices for when it would wait (zero-bubble). Not
     with recomputation: what that saves would be held again."""
@@ -56,9 +61,10 @@ class Execution:
     """GPipe: forwards before the first backward; 0: all of the step's."""
 
     def __post_init__(self) -> None:
-        for codec in (self.activation_codec, self.gradient_codec):
-            if codec not in CODEC_BITS_PER_VALUE:
-                known = ", ".join(CODEC_BITS_PER_VALUE)
+        codecs = (self.activation_codec, *(() if self.is_sparse else (self.gradient_codec,)))
+        for codec in codecs:
+            if codec is not None and codec not in CODEC_BITS_PER_VALUE:
+                known = ", ".join((*CODEC_BITS_PER_VALUE, SPARSE))
                 raise UserError(f"unknown codec {codec!r}", f"one of: {known}")
 
     def with_reduction(self, kind: str) -> "Execution":
@@ -67,6 +73,17 @@ class Execution:
             known = ", ".join(get_args(ReductionKind))
             raise UserError(f"unknown reduction {kind!r}", f"one of: {known}")
         return replace(self, reduction=cast(ReductionKind, kind))
+
+    def with_codec(self, codec: str) -> "Execution":
+        """The same with that codec for all tensors; `sparse`: for the reduction, which alone knows
+        it. Raises `UserError`."""
+        if codec == SPARSE:
+            return replace(self, gradient_codec=codec)
+        return replace(self, activation_codec=codec, gradient_codec=codec)
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.gradient_codec == SPARSE
 
     @property
     def splits(self) -> bool:
@@ -86,6 +103,9 @@ OURS = Execution(
     commit=True,
     split_backward=True,
 )
+
+AS_RUN = replace(OURS, activation_codec=None, gradient_codec=None, recompute=None)
+"""What daemons do with a run: its codecs, its inner steps, its recomputation."""
 
 DTFM_COMMUNICATOR = Communicator(
     efficiency=0.8173,
@@ -107,10 +127,10 @@ DTFM = Execution(
 
 
 def execution_named(name: str, block_count: int) -> Execution:
-    """`ours` or `dtfm`. DT-FM flushed every 64 microbatches, every 62 for want of memory at 40
-    layers. Raises `UserError`."""
+    """`ours`, as the run says, or `dtfm`. DT-FM flushed every 64 microbatches, every 62 for want of
+    memory at 40 layers. Raises `UserError`."""
     if name == "ours":
-        return OURS
+        return AS_RUN
     if name == "dtfm":
         return DTFM if block_count < 40 else replace(DTFM, flush_microbatches=62)
     raise UserError(f"unknown execution {name!r}", "one of: ours, dtfm")

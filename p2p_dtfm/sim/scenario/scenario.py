@@ -42,6 +42,8 @@ class ScenarioPeer:
     uplink_bytes_per_s: int
     downlink_bytes_per_s: int
     link_cap_bytes_per_s: int
+    price_micro_per_hour: int = 0
+    """In millionths of a dollar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +248,7 @@ class _Builder:
                         uplink_bytes_per_s=_rate(group.uplink_mbps),
                         downlink_bytes_per_s=_rate(group.downlink_mbps),
                         link_cap_bytes_per_s=_rate(group.link_cap_mbps),
+                        price_micro_per_hour=_scaled(group.price_per_hour, 1e6),
                     )
         if len(self.peers) > LARGEST_SCENARIO:
             self._refuse(("group", 0, "count"), f"{len(self.peers)} peers > {LARGEST_SCENARIO}")
@@ -273,6 +276,11 @@ class _Builder:
             uplink_bytes_per_s=_rate(table.uplink_mbps) or peer.uplink_bytes_per_s,
             downlink_bytes_per_s=_rate(table.downlink_mbps) or peer.downlink_bytes_per_s,
             link_cap_bytes_per_s=_rate(table.link_cap_mbps) or peer.link_cap_bytes_per_s,
+            price_micro_per_hour=(
+                peer.price_micro_per_hour
+                if table.price_per_hour is None
+                else _scaled(table.price_per_hour, 1e6)
+            ),
         )
 
     def _links(self) -> dict[tuple[str, str], ScenarioLink]:

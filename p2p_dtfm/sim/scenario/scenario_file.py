@@ -32,6 +32,8 @@ class Resources(BaseModel):
     downlink_mbps: float | None = Field(default=None, ge=1e-3, le=1e9)
     link_cap_mbps: float | None = Field(default=None, ge=1e-3, le=1e9)
     """No single link from or to the peer is faster; links do not share it."""
+    price_per_hour: float | None = Field(default=None, ge=0, le=1e6)
+    """In dollars, for each peer."""
 
 
 class GroupTable(Resources):

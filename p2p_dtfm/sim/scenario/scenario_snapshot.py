@@ -14,21 +14,40 @@ from p2p_dtfm.core.protocol.records import (
 )
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, sorted_records
-from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, KIBI, LayerCost, Workload, workload_of
-from p2p_dtfm.sim.scenario.execution import CODEC_BITS_PER_VALUE, OURS, Execution, wire_bytes
+from p2p_dtfm.core.protocol.workload import (
+    FLOAT_BYTES,
+    KIBI,
+    LayerCost,
+    Workload,
+    reduced_bytes_per_kibi,
+    workload_of,
+)
+from p2p_dtfm.sim.scenario.execution import (
+    CODEC_BITS_PER_VALUE,
+    OURS,
+    SPARSE,
+    Execution,
+    wire_bytes,
+)
 from p2p_dtfm.sim.scenario.scenario import Scenario, ScenarioPeer
 
 
 def workload_in(scenario: Scenario, spec: RunSpec, execution: Execution) -> Workload:
-    """The run's workload as these peers do it.
+    """The run's workload as these peers do it: that of a daemon, but for what the execution says.
 
-    The execution says whether all stages recompute; a layer then keeps only its input for each
+    That may be whether all stages recompute; a layer then keeps only its input for each
     microbatch in flight. Where the scenario or the execution has no language-model head, the last
     layer is a norm and a narrow projection, as in the paper's runs.
     """
-    workload = msgspec.structs.replace(
-        workload_of(spec), recompute="never" if execution.splits else "included"
-    )
+    workload = workload_of(spec)
+    if execution.recompute is not None:
+        how = "never" if execution.splits else "included"
+        workload = msgspec.structs.replace(workload, recompute=how)
+    if execution.order != "1f1b":  # GPipe's runs take one step with the gradients of all
+        workload = msgspec.structs.replace(workload, inner_steps=0)
+    if execution.is_sparse:
+        per_kibi = reduced_bytes_per_kibi(spec.codecs, SPARSE)
+        workload = msgspec.structs.replace(workload, gradient_bytes_per_kibi=per_kibi)
     tokens = spec.batch.microbatch * spec.model.context
     if not (scenario.head and execution.language_model_head):
         narrow = LayerCost(
@@ -45,28 +64,50 @@ def workload_in(scenario: Scenario, spec: RunSpec, execution: Execution) -> Work
 
 
 def on_the_wire(workload: Workload, execution: Execution) -> Workload:
-    """The workload with tensors counted as the execution's codecs send them, not the run spec's.
+    """The workload with tensors counted as the execution's codecs send them, where it states any;
+    else as the run spec says.
 
     In units of fp32 values: the planner takes 4 bytes for each parameter that is reduced, so with
     fp16 gradients it sees half as many parameters. Memory (`state_bytes`) stays as it is.
     """
 
+    if execution.activation_codec is not None:
+        workload = msgspec.structs.replace(
+            workload,
+            boundary_bytes=activation_bytes(workload, execution),
+            boundary_bytes_per_kibi=FLOAT_BYTES * KIBI,
+        )
+    codec = execution.gradient_codec
+    if codec is None or execution.is_sparse:
+        return workload
+
     def coded(cost: LayerCost) -> LayerCost:
-        size = wire_bytes(cost.parameter_count, execution.gradient_codec)
+        size = wire_bytes(cost.parameter_count, codec)
         return msgspec.structs.replace(cost, parameter_count=-(-size // FLOAT_BYTES))
 
-    values = workload.boundary_bytes // FLOAT_BYTES
-    gradient_codec = execution.gradient_codec
     return msgspec.structs.replace(
         workload,
-        boundary_bytes=wire_bytes(values, execution.activation_codec),
         embedding=coded(workload.embedding),
         block=coded(workload.block),
         head=coded(workload.head),
-        boundary_bytes_per_kibi=FLOAT_BYTES * KIBI,
         gradient_bytes_per_kibi=FLOAT_BYTES * KIBI,
-        guarded_bytes_per_kibi=FLOAT_BYTES * KIBI * 32 // CODEC_BITS_PER_VALUE[gradient_codec],
+        guarded_bytes_per_kibi=FLOAT_BYTES * KIBI * 32 // CODEC_BITS_PER_VALUE[codec],
     )
+
+
+def activation_bytes(workload: Workload, execution: Execution) -> int:
+    """Of an activation or its gradient between two stages, on the wire."""
+    if execution.activation_codec is None:
+        return workload.boundary_wire_bytes
+    return wire_bytes(workload.boundary_bytes // FLOAT_BYTES, execution.activation_codec)
+
+
+def reduced_bytes(workload: Workload, layers: range, execution: Execution) -> int:
+    """Of these layers' gradients, or differences, from one holder, on the wire."""
+    costs = [workload.cost(layer) for layer in layers]
+    if execution.gradient_codec is None or execution.is_sparse:
+        return sum(map(workload.gradient_wire_bytes, costs))
+    return wire_bytes(sum(cost.parameter_count for cost in costs), execution.gradient_codec)
 
 
 def scenario_snapshot(scenario: Scenario, spec: RunSpec, execution: Execution = OURS) -> Snapshot:

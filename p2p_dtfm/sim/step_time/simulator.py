@@ -3,19 +3,21 @@
 import itertools
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 
 from p2p_dtfm.core.cost_model.guarding import Guarded
 from p2p_dtfm.core.cost_model.pipeline_timing import Began, Choose, StageAtWork, in_turns
 from p2p_dtfm.core.cost_model.step_timing import Contribution, StepAtWork
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.core.schedule.inner_steps import group_sizes
 from p2p_dtfm.core.schedule.tasklets import BACKWARD, FORWARD, TaskletKind
 from p2p_dtfm.sim.scenario.execution import Execution
 from p2p_dtfm.sim.scenario.scenario import Scenario, lines_of
 from p2p_dtfm.sim.step_time.communicator_pipeline import run_communicator_pipelines, whole_flushes
 from p2p_dtfm.sim.step_time.guard_transfers import guards_in_place
 from p2p_dtfm.sim.step_time.reduction_transfers import Reductions
-from p2p_dtfm.sim.step_time.step_work import StepWork, step_work
+from p2p_dtfm.sim.step_time.step_work import StageWork, StepWork, step_work
 from p2p_dtfm.sim.step_time.timeline import NEVER, StageTimeline, StepTime
 
 
@@ -95,10 +97,12 @@ def _watched(
 ) -> tuple[tuple[StageTimeline, ...], Began]:
     """A timeline of each stage, and what keeps it."""
     flush = _flush(execution, work) if execution.order == "gpipe" else NEVER
-    lines = [
-        [StageTimeline(each, tasklets=[] if trace else None, flush=flush) for each in pipeline]
-        for pipeline in work.pipelines
-    ]
+
+    def timeline(stage: StageWork) -> StageTimeline:
+        begins = frozenset(accumulate(group_sizes(stage.microbatches, work.inner_steps)))
+        return StageTimeline(stage, tasklets=[] if trace else None, flush=flush, begins=begins)
+
+    lines = [list(map(timeline, pipeline)) for pipeline in work.pipelines]
 
     def began(stage: StageAtWork, kind: TaskletKind, count: int, end_ns: int) -> None:
         line = lines[stage.pipeline][stage.position]

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming, TimedPipeline
 from p2p_dtfm.core.cost_model.placement_problem import kinds_in, layer_ns_of
+from p2p_dtfm.core.planner.recomputation import stage_recomputes
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.schedule.pieces import pieces_of
-from p2p_dtfm.sim.scenario.execution import Execution, wire_bytes
+from p2p_dtfm.sim.scenario.execution import Execution
 from p2p_dtfm.sim.scenario.scenario import Scenario
-from p2p_dtfm.sim.scenario.scenario_snapshot import device_of
+from p2p_dtfm.sim.scenario.scenario_snapshot import activation_bytes, device_of, reduced_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class StepWork:
     pipelines: tuple[tuple[StageWork, ...], ...]
     segments: tuple[SegmentWork, ...]
     boundary_bytes: int
+    inner_steps: int = 0
 
     def timed(self) -> list[TimedPipeline]:
         return [
@@ -53,6 +55,7 @@ class StepWork:
                 tuple(stage.peer for stage in stages),
                 tuple(stage.timing for stage in stages),
                 stages[0].microbatches,
+                self.inner_steps,
             )
             for stages in self.pipelines
         ]
@@ -71,7 +74,7 @@ def step_work(
             segment.first_layer,
             piece.start,
             tuple(numbers[holder] for holder in segment.holders),
-            wire_bytes(_elements(workload, piece), execution.gradient_codec),
+            reduced_bytes(workload, piece, execution),
         )
         for segment in plan.segments()
         for piece in _pieces(segment, workload, execution)
@@ -85,23 +88,29 @@ def step_work(
             times = layer_ns_of(device_of(peer, workload, execution))
             first, end, count = stage.first_layer, stage.end_layer, workload.layer_count
             kinds = kinds_in(first, end, count)
-            splits = execution.splits and position > 0
+            again = execution.recompute is None and stage_recomputes(
+                workload, stage, peer.memory_bytes
+            )
+            splits = execution.splits and position > 0 and not again
             below_ns = {
-                x: times.last_part_ns(kinds_in(first, x, count), splits)
-                for x in stage.layers
+                x: 0
+                if workload.inner_steps
+                else times.last_part_ns(kinds_in(first, x, count), splits)
+                for x in reversed(stage.layers)  # last layers first, as a backward ends them
                 if x in starts
             }
+            forward_ns = times.forward_ns(kinds)
             timing = StageTiming(
-                times.forward_ns(kinds),
-                times.backward_ns(kinds),
+                forward_ns,
+                times.backward_ns(kinds) + (forward_ns if again else 0),
                 stage.in_flight,
                 weight_ns=times.last_part_ns(kinds, splits) if splits else 0,
             )
             place = numbers[stage.peer_id], stage.peer_id, index, position
             stages.append(StageWork(*place, pipeline.microbatch_count, timing, below_ns))
         pipelines.append(tuple(stages))
-    boundary = wire_bytes(workload.boundary_bytes // 4, execution.activation_codec)
-    return StepWork(tuple(pipelines), segments, boundary)
+    boundary = activation_bytes(workload, execution)
+    return StepWork(tuple(pipelines), segments, boundary, workload.inner_steps)
 
 
 def _pieces(segment: Segment, workload: Workload, execution: Execution) -> list[range]:
@@ -114,7 +123,3 @@ def _pieces(segment: Segment, workload: Workload, execution: Execution) -> list[
         range(first + piece.start, first + piece.stop)
         for piece in pieces_of(lengths, len(segment.holders))
     ]
-
-
-def _elements(workload: Workload, layers: range) -> int:
-    return sum(workload.cost(layer).parameter_count for layer in layers)

@@ -28,6 +28,8 @@ class StageTimeline:
     """(whether it is a backward, microbatch, start, end), if a trace is wanted."""
     flush: int = NEVER
     """Microbatches between one filling of the pipeline and the next."""
+    begins: frozenset[int] = frozenset()
+    """Where these are not equally many: the first one after each filling."""
 
     def ran(self, start_ns: int, end_ns: int, first_of_phase: bool) -> None:
         """A tasklet ran; tasklets come in order of time."""
@@ -48,7 +50,8 @@ class StageTimeline:
             self.peak_in_flight = max(self.peak_in_flight, stage.held)
         else:
             number = stage.microbatches - stage.left - (stage.owed + count if kind is WEIGHT else 0)
-        self.ran(start_ns, end_ns, kind is not WEIGHT and number % self.flush == 0)
+        first = number % self.flush == 0 or number in self.begins
+        self.ran(start_ns, end_ns, kind is not WEIGHT and first)
         if self.tasklets is not None:
             self.tasklets.append((kind is not FORWARD, number, start_ns, end_ns))
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
 RETRANSMISSION_NS = 200 * MILLISECOND_NS
+SLOWER = 50
+SLOW_NS = 120 * MILLISECOND_NS
 PATIENCE_S = 30.0
 """A connection whose link is cut for longer is given up by both ends."""
 
@@ -25,6 +27,9 @@ class Link:
     latency_ns: int
     bytes_per_s: int
     loss: float = 0.0
+    doubled: float = 0.0
+    """So many of the calls come twice: who asked had no answer, and asked once more."""
+    is_slow: bool = False
     is_cut: bool = False
     free_ns: int = 0
     last_ns: int = 0
@@ -77,8 +82,10 @@ class Links:
             link.held.append(lambda: self.carry(origin, goal, what, size_bytes, arrive))
             return
         start_ns = max(self._now_ns(), link.free_ns)
-        link.free_ns = start_ns + size_bytes * SECOND_NS // link.bytes_per_s
-        at_ns = link.free_ns + link.latency_ns + self._draws.randrange(0, link.latency_ns // 4)
+        slower = SLOWER if link.is_slow else 1
+        link.free_ns = start_ns + size_bytes * SECOND_NS * slower // link.bytes_per_s
+        latency_ns = link.latency_ns + (SLOW_NS if link.is_slow else 0)
+        at_ns = link.free_ns + latency_ns + self._draws.randrange(0, latency_ns // 4)
         if link.loss and self._draws.random() < link.loss:
             at_ns += RETRANSMISSION_NS
         link.last_ns = max(link.last_ns + 1, at_ns)
@@ -91,6 +98,11 @@ class Links:
             arrive()
 
         self._loop.call_later((link.last_ns - self._now_ns()) / 1e9, there)
+
+    def is_doubled(self, origin: str, goal: str) -> bool:
+        """Of a call that arrives now."""
+        link = self.of(origin, goal)
+        return link.doubled > 0 and self._draws.random() < link.doubled
 
     def cut(self, origin: str, goal: str) -> None:
         """In this direction."""

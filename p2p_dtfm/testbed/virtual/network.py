@@ -130,6 +130,8 @@ class VirtualNetwork:
             if name not in other.calls:
                 return
             serving.append(other.process.begin(serve(other)))
+            if self.links.is_doubled(host.peer_id, peer_id):
+                serving.append(other.process.begin(serve(other)))
 
         def forget() -> None:
             asked.pop(number, None)

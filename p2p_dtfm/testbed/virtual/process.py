@@ -11,10 +11,11 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from p2p_dtfm.ports import chance, now
+from p2p_dtfm.ports import chance, disk, now
 
 PROCESS: contextvars.ContextVar["Process | None"] = contextvars.ContextVar("process", default=None)
 _EPOCH_NS = 1_800_000_000 * 1_000_000_000
+ROUNDING_S = 1e-6
 
 
 class Turn:
@@ -50,25 +51,35 @@ class Turns(Protocol):
     def again(self, turn: "Turn") -> None:
         """Do a turn that was missed."""
 
+    def call_later(self, delay: float, callback: Callable[[], None]) -> object: ...
+
 
 class Process:
     """Has a clock of its own, which is the world's as long as nobody sets it."""
 
-    def __init__(self, name: str, loop: Turns, draws: random.Random) -> None:
+    def __init__(
+        self, name: str, loop: Turns, draws: random.Random, writes_to: disk.Disk | None = None
+    ) -> None:
+        """`writes_to`: else it is this machine's disk."""
         self.name = name
+        self.wall_ahead_ns = 0
+        """Of the world's time."""
         self.is_dead = False
         self.is_paused = False
         self.failures: list[str] = []
         """What its event loop was told and nobody caught."""
         self._loop = loop
         self._missed: list[Turn] = []
+        self._stalled_until_ns = 0
         self._context = contextvars.copy_context()
-        self._context.run(self._settle, draws)
+        self._context.run(self._settle, draws, writes_to)
 
-    def _settle(self, draws: random.Random) -> None:
+    def _settle(self, draws: random.Random, writes_to: disk.Disk | None) -> None:
         PROCESS.set(self)
         now.live_by(self)
         chance.live_by(draws)
+        if writes_to is not None:
+            disk.live_by(writes_to)
 
     # its clock -----------------------------------------------------------------------------------
 
@@ -76,7 +87,7 @@ class Process:
         return self._loop.now_ns + self._loop.job_ns
 
     def wall_ns(self) -> int:
-        return _EPOCH_NS + self.monotonic_ns()
+        return _EPOCH_NS + self.wall_ahead_ns + self.monotonic_ns()
 
     def block_ns(self, duration_ns: int) -> None:
         assert self._loop.in_job, "only a job of an executor may wait"
@@ -90,9 +101,15 @@ class Process:
 
     def take(self, turn: "Turn") -> bool:
         """Whether the turn is to be done now."""
-        if self.is_paused and not self.is_dead:
+        if self.is_dead:
+            return False
+        if self._stands_still:
             self._missed.append(turn)
-        return not (self.is_dead or self.is_paused)
+        return not self._stands_still
+
+    @property
+    def _stands_still(self) -> bool:
+        return self.is_paused or self._loop.now_ns < self._stalled_until_ns
 
     def kill(self) -> None:
         self.is_dead = True
@@ -103,6 +120,18 @@ class Process:
 
     def resume(self) -> None:
         self.is_paused = False
+        self._go_on()
+
+    def stall(self, duration_ns: int) -> None:
+        """The turn under way takes so long: its event loop waits for the disk."""
+        begins_ns = max(self._stalled_until_ns, self._loop.now_ns)
+        self._stalled_until_ns = begins_ns + duration_ns
+        ends_s = (self._stalled_until_ns - self._loop.now_ns) / 1e9 + ROUNDING_S
+        contextvars.Context().run(self._loop.call_later, ends_s, self._go_on)  # not a turn of it
+
+    def _go_on(self) -> None:
+        if self._stands_still or self.is_dead:
+            return
         missed, self._missed = self._missed, []
         for turn in missed:
             self._loop.again(turn)

@@ -45,6 +45,11 @@ class VirtualWriter:
     def is_closing(self) -> bool:
         return self._closing
 
+    @property
+    def unread_bytes(self) -> int:
+        """That came, and lie here."""
+        return len(self.reader._buffer)  # type: ignore[attr-defined]
+
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._closing or self._broken or not len(data):
             return

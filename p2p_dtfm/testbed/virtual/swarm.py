@@ -13,15 +13,19 @@ import json
 import logging
 import random
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.machine.world import MakeStageRunner
@@ -30,6 +34,7 @@ from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
 from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.testbed.virtual.directory import VirtualDirectory
+from p2p_dtfm.testbed.virtual.disk import VirtualDisk
 from p2p_dtfm.testbed.virtual.host import VirtualHost
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop, VirtualTask
 from p2p_dtfm.testbed.virtual.network import VirtualNetwork
@@ -53,11 +58,17 @@ class Peer:
     settings: Settings
     peer_id: str
     flops_per_s: int
+    disk: VirtualDisk
+    wall_ahead_ns: int = 0
+    """Its machine's clock, of the world's."""
     process: Process | None = None
     daemon: Daemon | None = None
     host: VirtualHost | None = None
     ended: asyncio.Task[int] | None = None
     past: list[Process] = field(default_factory=list)
+    past_errors: list[tuple[BaseException, bool]] = field(default_factory=list)
+    """What has ended daemons before this one, and whether they took part in a run by then."""
+    _events: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def is_running(self) -> bool:
@@ -67,6 +78,10 @@ class Peer:
     def has_run(self) -> bool:
         """It takes part in a run, and answers others who ask for it."""
         return self.daemon is not None and bool(self.daemon.run_digest)
+
+    @property
+    def was_ever_killed(self) -> bool:
+        return any(process.is_dead for process in self.past) or self.was_killed
 
     @property
     def was_killed(self) -> bool:
@@ -84,10 +99,10 @@ class Peer:
         return self.daemon.observer.step() if self.daemon is not None else 0
 
     def events(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        for path in sorted(self.home.glob("runs/*/events.jsonl")):
-            found += map(json.loads, path.read_text().splitlines())
-        return found
+        """Also of what a disk has refused or lost; `at_s` is the world's time."""
+        for at_s, line in self.disk.told[len(self._events) :]:
+            self._events.append(json.loads(line) | {"at_s": at_s})
+        return self._events
 
     def losses(self) -> dict[int, float]:
         steps = [event for event in self.events() if event["event"] == "step"]
@@ -103,8 +118,9 @@ class Peer:
     def waits(self) -> list[str]:
         """Where each of its tasks is."""
         tasks = (task for task in asyncio.all_tasks() if isinstance(task, VirtualTask))
-        mine = (task.waits_at() for task in tasks if task.process is self.process)
-        return [f"    {place}" for place in sorted(mine)] if self.is_running else []
+        mine = Counter(task.waits_at() for task in tasks if task.process is self.process)
+        told = [f"    {count} x {place}" for place, count in sorted(mine.items())]
+        return told if self.is_running else []
 
     def failures(self) -> list[str]:
         processes = [*self.past, *([self.process] if self.process else [])]
@@ -121,6 +137,8 @@ class Swarm:
         self.network = VirtualNetwork(loop, random.Random(f"links {seed}"))
         self.trace = self.network.links.trace
         self.peers: list[Peer] = []
+        self.plans: dict[bytes, Plan | NoPlan] = {}
+        """By the snapshot's bytes."""
         self._seed = seed
         self._graves: list[VirtualTask] = []
         """What killed processes were doing: let go of, it would run its `finally`."""
@@ -138,6 +156,7 @@ class Swarm:
             "home": home,
             "nearby": False,
             "dashboard": "off",
+            "samples": False,
             "listen": ("/ip4/127.0.0.1/tcp/0",),
             "device": "cpu",
             "threads": 1,
@@ -146,9 +165,13 @@ class Swarm:
         }
         made = Settings.model_validate(values | settings)
         flops_per_s = random.Random(f"{self._seed} {name}").randrange(*FLOPS_PER_S)
-        peer = Peer(name, home, made, identity.peer_id, flops_per_s)
+        disk = VirtualDisk(self.loop)
+        peer = Peer(name, home, made, identity.peer_id, flops_per_s, disk)
         self.peers.append(peer)
         return peer
+
+    def named(self, name: str) -> Peer:
+        return next(peer for peer in self.peers if peer.name == name)
 
     def address(self, peer: Peer) -> str:
         return f"{self.network.address_of(peer.peer_id)}/p2p/{peer.peer_id}"
@@ -157,10 +180,13 @@ class Swarm:
         assert not peer.is_running, peer.name
         if peer.process is not None:
             peer.past.append(peer.process)
+        if peer.ended is not None and peer.ended.done() and (error := peer.ended.exception()):
+            peer.past_errors.append((error, peer.has_run))
         lives = len(peer.past)
         self.trace.note(self.loop.now_ns, "start", peer.name)
         draws = random.Random(f"{self._seed} {peer.name} {lives}")
-        peer.process = Process(f"{peer.name}.{lives}", self.loop, draws)
+        peer.process = Process(f"{peer.name}.{lives}", self.loop, draws, peer.disk)
+        peer.process.wall_ahead_ns = peer.wall_ahead_ns
         settings = peer.settings.model_copy(update=changes)
         world = _WorldOf(self, peer)
         peer.daemon = Daemon(settings, DashboardHost(), world=world)
@@ -176,6 +202,26 @@ class Swarm:
         if peer.host is not None:
             self.network.leave(peer.host)
         peer.daemon.let_go_of_home()
+        peer.disk.process_was_killed()
+
+    def cut_power(self, peer: Peer) -> None:
+        """A kill, and what the disk had not written down is lost."""
+        self.kill(peer)
+        self.trace.note(self.loop.now_ns, "power", peer.name)
+        peer.disk.power_was_cut(self.draws)
+
+    def leave(self, peer: Peer) -> None:
+        """As by the first signal, or by a pause of its owner's."""
+        assert peer.daemon is not None
+        self.trace.note(self.loop.now_ns, "leave", peer.name)
+        peer.daemon.pause("its owner needs the machine")
+
+    def set_clock(self, peer: Peer, ahead_s: float) -> None:
+        """The wall clock, of the world's time."""
+        self.trace.note(self.loop.now_ns, "clock", peer.name, ahead_s)
+        peer.wall_ahead_ns = int(ahead_s * 1e9)
+        if peer.process is not None:
+            peer.process.wall_ahead_ns = peer.wall_ahead_ns
 
     def pause(self, peer: Peer) -> None:
         """As by SIGSTOP."""
@@ -272,6 +318,13 @@ class _WorldOf:
 
     def stage_runner(self, device: Device, setting: str) -> MakeStageRunner:
         return partial(TimedStageRunner, device)
+
+    def plan(self, snapshot: Snapshot) -> Plan | NoPlan:
+        """Each snapshot is planned once for all: it has one plan."""
+        key, plans = encode(snapshot), self._swarm.plans
+        if key not in plans:
+            plans[key] = compute_plan(snapshot)
+        return plans[key]
 
     def share_the_interpreter(self) -> None:
         """It is the world's."""

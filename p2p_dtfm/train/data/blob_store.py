@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.ports import disk
 from p2p_dtfm.train.data.atomic_file import TEMPORARY_PREFIX, temporary_path
 
 BLOB_LIMIT_BYTES = 1 << 30
@@ -64,7 +65,8 @@ class BlobStore:
         assert len(payload) <= self.limit_bytes, f"blob of {len(payload)} bytes"
         temporary = self.temporary_path()
         try:
-            temporary.write_bytes(payload)
+            with temporary.open("wb") as file:
+                disk.write(file, payload)
             return self._name(temporary)
         finally:
             temporary.unlink(missing_ok=True)

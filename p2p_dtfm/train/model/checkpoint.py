@@ -12,7 +12,6 @@ One process writes to a directory at a time.
 
 import contextlib
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -25,14 +24,13 @@ import torch
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.ports import disk
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState
 
 _MANIFEST = "manifest.json"
 _MANIFEST_LIMIT_BYTES = 1 << 20
-_TEMPORARY = ".partial"
 _STEP_NAME = re.compile(r"step-([0-9]{8,12})")
-_PIECE_BYTES = 1 << 20
 
 
 class CheckpointFailed(UserError):
@@ -156,6 +154,11 @@ def read_manifest(directory: Path) -> CheckpointManifest:
             f"{directory.parent}",
         ) from error
     return manifest
+
+
+def is_begun(directory: Path) -> bool:
+    """Whether there is a manifest, of however many layers."""
+    return (directory / _MANIFEST).is_file()
 
 
 def complete(directory: Path) -> bool:
@@ -292,40 +295,16 @@ def _step_of(directory: Path) -> int:
 
 
 def _write_layer(directory: Path, layer: int, payload: bytes) -> LayerFile:
-    _write_atomically(layer_path(directory, layer), payload)
+    disk.write_whole(layer_path(directory, layer), payload)
     return LayerFile(bytes=len(payload), digest=_digest(payload))
 
 
 def _write_manifest(directory: Path, manifest: CheckpointManifest) -> None:
-    _sync_directory(directory)  # the layers' files, before a manifest that names them
+    disk.sync_directory(directory)  # the layers' files, before a manifest that names them
     layers = dict(sorted(manifest.layers.items(), key=lambda item: int(item[0])))
     payload = msgspec.json.encode(msgspec.structs.replace(manifest, layers=layers))
-    _write_atomically(directory / _MANIFEST, msgspec.json.format(payload) + b"\n")
-    _sync_directory(directory)
-
-
-def _write_atomically(path: Path, payload: bytes) -> None:
-    """Under `path` there is, after any crash, either what was there before or all of `payload`."""
-    temporary = path.with_name(path.name + _TEMPORARY)
-    try:
-        with temporary.open("wb") as file:
-            for start in range(0, len(payload), _PIECE_BYTES):
-                file.write(memoryview(payload)[start : start + _PIECE_BYTES])
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _sync_directory(directory: Path) -> None:
-    """A rename lasts only once the directory itself is on the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    disk.write_whole(directory / _MANIFEST, msgspec.json.format(payload) + b"\n")
+    disk.sync_directory(directory)
 
 
 @contextmanager

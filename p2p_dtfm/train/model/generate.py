@@ -22,7 +22,7 @@ class Tokenizer(Protocol):
 
     vocabulary: int
 
-    def encode(self, text: str) -> Sequence[int]: ...
+    def encode(self, text: str) -> Iterable[int]: ...
 
     def decode(self, tokens: Iterable[int]) -> str: ...
 
@@ -62,6 +62,15 @@ def stream(
     return _whole_characters(tokenizer, drawn)
 
 
+def written_by(
+    layers: Sequence[nn.Module], context: int, tokenizer: Tokenizer, prompt: str, tokens: int
+) -> Iterator[str]:
+    """What a model that is in memory makes of `prompt`, piece by piece; the same each time."""
+    model = _Continuation(layers, context)
+    drawn = _draw(model, tokenizer, prompt, tokens, temperature=0.8, seed=0)
+    return _whole_characters(tokenizer, drawn)
+
+
 def whole_checkpoint(checkpoint: Path) -> Path:
     """The directory of one step: as given, or the newest in it with all layers. UserError."""
     if (checkpoint / "manifest.json").exists():
@@ -81,7 +90,7 @@ def whole_checkpoint(checkpoint: Path) -> Path:
 class _Continuation:
     """The model, and what it remembers of the tokens so far."""
 
-    def __init__(self, layers: list[nn.Module], context: int) -> None:
+    def __init__(self, layers: Sequence[nn.Module], context: int) -> None:
         self.context = context
         self._embedding, *self._blocks, self._head = layers
         self._past: list[PastTokens] = []

@@ -16,13 +16,13 @@ momentum in the place of the first moments, and zeros for the second.
 """
 
 import math
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.schedule.inner_steps import even_ranges
 from p2p_dtfm.train.model.adam_w import AdamW
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -46,13 +46,6 @@ def inner_microbatches(spec: RunSpec, microbatches: range) -> list[range]:
     first = microbatches.start
     ranges = even_ranges(len(microbatches), spec.sync.inner_steps)
     return [range(first + start, first + end) for start, end in ranges]
-
-
-def even_ranges(length: int, count: int) -> list[tuple[int, int]]:
-    """`length` elements cut into `count` ranges, as equal as whole numbers allow; some may be
-    empty."""
-    assert length >= 0 and count >= 1, (length, count)
-    return list(pairwise(length * number // count for number in range(count + 1)))
 
 
 class LocalSteps:

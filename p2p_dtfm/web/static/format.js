@@ -58,8 +58,15 @@ export function percent(share) {
   return share > 0 && share < 0.0995 ? `${(share * 100).toFixed(1)}%` : `${Math.round(share * 100)}%`;
 }
 
-/** The part of a peer id in which peers differ. */
-export const short = (peerId) => (peerId.length > 16 ? `…${peerId.slice(-6)}` : peerId);
+/** What a peer is called, in as much room as there is; its whole name and id are in tooltips. */
+export const called = (peer, room = 32) =>
+  peer.name.length > room ? `${peer.name.slice(0, room - 1)}…` : peer.name;
+
+/** The same of one who may be no member of the view. */
+export const calledIn = (view, peerId, room = 32) => {
+  const found = view?.peers.find((peer) => peer.peer_id === peerId);
+  return found ? called(found, room) : `…${peerId.slice(-6)}`;
+};
 
 const TIME = { hour: "2-digit", minute: "2-digit" };
 

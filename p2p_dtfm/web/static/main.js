@@ -6,7 +6,9 @@ import { appendHistory, emptyHistory } from "./columns.js";
 import { duration } from "./format.js";
 import { drawMap, markHeard } from "./map.js";
 import { drawPipelines } from "./pipelines.js";
-import { drawEvents, drawNext, drawNow, drawPart, drawProblems } from "./panels.js";
+import { drawEvents, drawInvitation, drawNext, drawNow, drawPart, drawProblems } from "./panels.js";
+import { drawContribution } from "./contribution.js";
+import { drawSamples } from "./samples.js";
 import { drawTimeline } from "./timeline.js";
 
 const STALE_S = 5;
@@ -35,6 +37,7 @@ function connect() {
     state.view = view;
     drawMap(state);
     drawPipelines(state);
+    drawInvitation(state);
     drawPart(state);
   });
   on("timeline", (timeline) => {
@@ -45,12 +48,18 @@ function connect() {
     state.history = appendHistory(state.history, grown);
     drawCharts(state.history);
   });
+  on("samples", drawSamples);
+  on("contribution", (contribution) => {
+    state.contribution = contribution;
+    drawContribution(state);
+  });
   on("events", drawEvents);
   on("live", (live) => {
     const changed = state.live?.state !== live.state;
     state.live = live;
     if (changed && state.view) drawPipelines(state);
     if (changed && state.timeline) drawTimeline(state);
+    if (changed) drawContribution(state);
     drawNow(state);
     drawProblems(state);
     drawNext(state);

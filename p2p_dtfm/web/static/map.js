@@ -1,13 +1,14 @@
 // Peers where their round trips put them, and what flows between them.
 
 import { byId, drawing, element, legend, onSize } from "./dom.js";
-import { busy, duration, hueOf, layers, memory, percent, perSecond, short, shortTime } from "./format.js";
+import { busy, called, duration, hueOf, layers, memory, percent, perSecond, shortTime } from "./format.js";
 
 const FEW_PEERS = 3;
 const MANY_PEERS = 16;
 const LABELLED_LINKS = 6;
 const HALF_LETTER = 3.4;
 const LABEL_ROOM = 150;
+const LABEL_LETTERS = 16;
 const MANY_FLOWS = 150;
 const GAP = 7;
 
@@ -144,7 +145,7 @@ function line(view, flow, nodes) {
     d: `M${a.x.toFixed(1)} ${a.y.toFixed(1)}Q${cx.toFixed(1)} ${cy.toFixed(1)} ${b.x.toFixed(1)} ${b.y.toFixed(1)}`,
     "stroke-width": (1.2 + 6 * Math.min(1, use)).toFixed(1),
     hue: hueOf(pipeline ?? 0),
-    title: `${short(a.peer.peer_id)} and ${short(b.peer.peer_id)}: ${bytesOf(flow)}; ${speed}`,
+    title: `${a.peer.name} and ${b.peer.name}: ${bytesOf(flow)}; ${speed}`,
   });
   made.dataset.pipeline = pipeline ?? "";
   made.dataset.ends = `${flow.here} ${flow.there}`;
@@ -191,16 +192,17 @@ function peers(view, nodes) {
     const group = drawing("g", {
       class: `peer${peer.pipeline === null ? " spare" : ""}${me ? " me" : ""}`,
       hue: hueOf(peer.pipeline ?? 0), tabindex: 0, role: "button",
-      "aria-label": `peer ${short(peer.peer_id)}`,
-      title: `${short(peer.peer_id)}${me ? ", this peer" : ""}: ${place(peer)}`,
+      "aria-label": `peer ${peer.name}`,
+      title: `${peer.name}${me ? ", this peer" : ""} (${peer.peer_id}): ${place(peer)}`,
     });
     group.dataset.peer = number;
     if (me) group.append(drawing("circle", { class: "ring", cx: node.x, cy: node.y, r: node.radius + 4 }));
     group.append(drawing("circle", { class: "body", cx: node.x, cy: node.y, r: node.radius }));
     if (few || me) {
-      const x = onMap(node.x, 34); // about half of the longest label
+      const name = me ? "this peer" : called(peer, LABEL_LETTERS);
+      const x = onMap(node.x, (HALF_LETTER + 0.2) * name.length);
       const text = drawing("text", { x, y: node.y + node.radius + (me ? 17 : 14) });
-      text.textContent = me ? "this peer" : short(peer.peer_id);
+      text.textContent = name;
       group.append(text);
     }
     group.addEventListener("pointerenter", () => emphasise(number));
@@ -274,7 +276,7 @@ function drawFacts() {
   const line = [["up", peer.uplink_bytes_per_s], ["down", peer.downlink_bytes_per_s]]
     .filter(([, rate]) => rate).map(([way, rate]) => `${perSecond(rate)} ${way}`).join(", ");
   const facts = [
-    ["peer", peer.peer_id], ["place", place(peer)], ["device", peer.device],
+    ["peer", peer.name], ["id", peer.peer_id], ["place", place(peer)], ["device", peer.device],
     ["memory to use", memory(peer.memory_bytes)], ["a block takes", `${shortTime(peer.block_ns)} forward and backward`],
     ["its line", line], ["reachable", peer.reachability === "unknown" ? "" : peer.reachability],
     ["link to this peer", link && link.bytes_per_s !== null ? `${perSecond(link.bytes_per_s)}, ${shortTime(link.round_trip_ns)}` : ""],

@@ -1,13 +1,15 @@
 // What is said in words and figures: state, usefulness, problems, next, history.
 
 import { byId, element } from "./dom.js";
-import { atClock, busy, clock, count, duration, hueOf, layers, memory, percent, perSecond, short, shortTime } from "./format.js";
+import { atClock, busy, called, clock, count, duration, hueOf, layers, memory, percent, perSecond, shortTime } from "./format.js";
 
 const unknown = "–";
 const ORDER = ["pipeline", "reduction", "guard"];
 
 export function drawNow({ live, run, view }) {
   byId("state").textContent = live.state;
+  byId("who").textContent = live.name ? `this peer: ${live.name}` : "";
+  byId("who").title = live.peer_id;
   byId("state").dataset.state = live.state;
   byId("reason").textContent = live.reason;
   const working = live.work_share !== null;
@@ -33,7 +35,7 @@ export function drawNow({ live, run, view }) {
   byId("marks").hidden = live.marks.length === 0;
   byId("marks").textContent = live.marks.join(" · ");
   byId("footer").textContent =
-    `p2p-dtfm ${live.version} · peer ${live.peer_id}` + (run ? ` · run ${run.digest}` : "");
+    `p2p-dtfm ${live.version} · ${live.name || "peer"} ${live.peer_id}` + (run ? ` · run ${run.digest}` : "");
 }
 
 function spares(view) {
@@ -149,7 +151,7 @@ function neighbours(view, live, me) {
     const heard = live?.heard_s_ago[other];
     const peer = view.peers[other];
     body.append(element("tr", {},
-      element("td", {}, element("span", { className: "dot", hue: hueOf(peer.pipeline ?? 0) }), short(peer.peer_id),
+      element("td", {}, element("span", { className: "dot", hue: hueOf(peer.pipeline ?? 0) }), element("span", { title: peer.peer_id }, called(peer, 14)),
         element("small", {}, purpose(flow, view, me, peer))),
       element("td", {}, ...sends(flow, view)),
       flow.bytes_per_s === null
@@ -162,6 +164,19 @@ function neighbours(view, live, me) {
   const more = mine.length - shown.length;
   return element("div", { className: "scroll" }, table,
     more ? element("p", { className: "quiet" }, `and ${more} more`) : null);
+}
+
+// what a newcomer types -------------------------------------------------------------------------
+
+export function drawInvitation({ view }) {
+  byId("invite").hidden = !view?.join_line;
+  byId("invite-line").textContent = view?.join_line ?? "";
+  const button = byId("invite-copy");
+  button.textContent = "Copy";
+  button.onclick = async () => {
+    await navigator.clipboard.writeText(view.join_line);
+    button.textContent = "Copied";
+  };
 }
 
 // problems, next, history ----------------------------------------------------------------------

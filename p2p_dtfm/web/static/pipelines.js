@@ -1,7 +1,7 @@
 // Pipelines as rows, stages as blocks as wide as their layers are many.
 
 import { byId, element } from "./dom.js";
-import { count, hueOf, layers, short } from "./format.js";
+import { called, count, hueOf, layers } from "./format.js";
 import { choosePeer } from "./map.js";
 
 const MANY = 10;
@@ -32,10 +32,10 @@ function row(view, pipeline, number, layerCount) {
     const me = at === view.me;
     const block = element("button", {
       type: "button", className: `stage${me ? " me" : ""}`, hue: hueOf(number),
-      title: `${short(peer.peer_id)}${me ? ", this peer" : ""}: ${layers(peer)}, at most ${peer.in_flight} in flight`,
+      title: `${peer.name}${me ? ", this peer" : ""} (${peer.peer_id}): ${layers(peer)}, at most ${peer.in_flight} in flight`,
       onclick: () => choosePeer(peer.peer_id),
     },
-    element("span", { className: "who" }, me ? "this peer" : short(peer.peer_id)),
+    element("span", { className: "who" }, me ? "this peer" : called(peer)),
     element("span", { className: "what" }, layers(peer)));
     block.style.flexGrow = (peer.end_layer - peer.first_layer) / layerCount;
     return block;
@@ -51,8 +51,8 @@ function row(view, pipeline, number, layerCount) {
 function spares(view, idle) {
   const names = idle.map((peer) => {
     const me = view.peers[view.me] === peer;
-    return element("button", { type: "button", className: `spare-peer${me ? " me" : ""}`, onclick: () => choosePeer(peer.peer_id) },
-      me ? "this peer" : short(peer.peer_id));
+    return element("button", { type: "button", className: `spare-peer${me ? " me" : ""}`, title: peer.peer_id, onclick: () => choosePeer(peer.peer_id) },
+      me ? "this peer" : called(peer));
   });
   return element("p", { className: "spares" }, element("span", { className: "quiet" }, "Without a stage: "), ...names);
 }

@@ -1,7 +1,7 @@
 // One step as bars: what each peer of the pipeline did, and when, by one common clock.
 
 import { byId, drawing, element, legend, onWidth } from "./dom.js";
-import { percent, short, shortTime } from "./format.js";
+import { calledIn, percent, shortTime } from "./format.js";
 
 const ROW = 26;
 const BAR = 16;
@@ -43,14 +43,14 @@ function draw() {
   const error = Math.max(...timeline.lanes.map((lane) => lane.clock_error_ns));
   const notes = [`Step ${timeline.step}, ${shortTime(timeline.duration_ns)}.`];
   if (error) notes.push(`Clocks agree to ${shortTime(error)}.`);
-  if (timeline.missing.length) notes.push(`No word from ${timeline.missing.map(short).join(", ")}.`);
+  if (timeline.missing.length) notes.push(`No word from ${timeline.missing.map((peerId) => calledIn(state.view, peerId)).join(", ")}.`);
   room.replaceChildren(element("p", { className: "quiet" }, notes.join(" ")), picture(timeline));
   const kinds = Object.keys(TITLES).filter((kind) => timeline.lanes.some((lane) => lane.spans.some((span) => span[0] === kind)));
   legend(byId("timeline-legend"), kinds.map((kind) => [`span-${kind}`, TITLES[kind]]));
 }
 
 function picture(timeline) {
-  const left = width < NARROW ? 70 : 104;
+  const left = width < NARROW ? 76 : 124;
   const right = 46;
   const room = width - left - right;
   const height = timeline.lanes.length * ROW + AXIS;
@@ -61,8 +61,10 @@ function picture(timeline) {
   timeline.lanes.forEach((lane, row) => {
     const y = row * ROW + (ROW - BAR) / 2;
     const me = lane.peer_id === state.live?.peer_id;
-    const name = drawing("text", { class: `lane-name${me ? " me" : ""}`, x: left - 10, y: y + BAR - 4 });
-    name.textContent = me ? (width < NARROW ? "this" : "this peer") : short(lane.peer_id);
+    const name = drawing("text", { class: `lane-name${me ? " me" : ""}`, x: left - 10, y: y + BAR - 4,
+      title: `${calledIn(state.view, lane.peer_id)} (${lane.peer_id})` });
+    const text = me ? (width < NARROW ? "this" : "this peer") : calledIn(state.view, lane.peer_id, width < NARROW ? 9 : 15);
+    name.append(text);
     image.append(name);
     image.append(drawing("rect", { class: "lane", x: left, y, width: room, height: BAR, rx: 2 }));
     image.append(bars(lane, x, y));

@@ -24,22 +24,18 @@ class DueVerdict:
 
 def due_verdict(state: AgreementState, now_ns: int) -> DueVerdict:
     """Of a member whose view is in force."""
-    view, attempts, timing = state.view, state.attempts, state.timing
+    view, timing = state.view, state.timing
     if view is None:
         return DueVerdict(False, "is in no view")
-    if state.attempt is not None or state.next_view is not None:
-        return DueVerdict(False, "the next view is being agreed on")
-    if state.frozen:
-        return DueVerdict(False, "a failure is dealt with")
-    if now_ns < attempts.quiet_until_ns:
-        return DueVerdict(False, "an attempt was given up just now")
+    if reason := _why_not_now(state, now_ns):
+        return DueVerdict(False, reason)
     planned, newcomers = isinstance(view.plan, Plan), state.others.newcomers
     if newcomers.due(now_ns, timing.join_window_ns):
         return DueVerdict(True, f"{newcomers.count} join", planned)
-    if attempts.replan_reason:
-        return DueVerdict(True, attempts.replan_reason, planned)
-    if state.awaits_new_plan:
-        return DueVerdict(True, "others stand in for a lost peer", planned=True)
+    if why := _why_plan_anew(state):
+        recovers = _recovers(state, view, now_ns)
+        reason = "the step that all wait for goes before a better plan" if recovers else why
+        return DueVerdict(not recovers, reason, planned)
     lost_since_ns = state.present.lost_since_ns
     if lost_since_ns is not None and now_ns - lost_since_ns >= timing.lost_layers_ns:
         reason = "goes back to an older state: layers are lost"
@@ -47,6 +43,34 @@ def due_verdict(state: AgreementState, now_ns: int) -> DueVerdict:
     if state.intent is Intent.LEAVING:
         return _of_leaver(state, view, now_ns)
     return DueVerdict(False, "nothing calls for another view")
+
+
+def _why_not_now(state: AgreementState, now_ns: int) -> str:
+    """Whatever calls for another view; empty if nothing keeps it from being opened."""
+    if state.attempt is not None or state.next_view is not None:
+        return "the next view is being agreed on"
+    if state.frozen:
+        return "a failure is dealt with"
+    if now_ns < state.attempts.quiet_until_ns:
+        return "an attempt was given up just now"
+    if state.plan is not None and state.is_complete:
+        return "all steps are committed: no view would take over"
+    return ""
+
+
+def _why_plan_anew(state: AgreementState) -> str:
+    """Nothing if the plan may stay."""
+    stopgap = "others stand in for a lost peer" if state.awaits_new_plan else ""
+    return state.attempts.replan_reason or stopgap
+
+
+def _recovers(state: AgreementState, view: View, now_ns: int) -> bool:
+    """Everybody waits for the step that a failure has stopped: planning beside it would only hold
+    it up. Where it takes long, a better plan may be what it needs."""
+    is_after_failure = not view.snapshot.planned and isinstance(view.plan, Plan)
+    has_committed = state.step > state.present.said_active.step
+    waited_ns = now_ns - state.present.taken_over_ns
+    return is_after_failure and not has_committed and waited_ns < state.timing.gather_ns
 
 
 def _of_leaver(state: AgreementState, view: View, now_ns: int) -> DueVerdict:

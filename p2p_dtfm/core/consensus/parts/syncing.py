@@ -164,8 +164,7 @@ class Syncing:
             for giver in snapshot.records
             if giver.peer_id in members and newcomer.peer_id in giver.links
         ]
-        layers = set(view.layers_of(newcomer.peer_id)) | view.guarded_by(newcomer.peer_id)
-        size = sum(snapshot.workload.cost(layer).state_bytes for layer in layers)
+        size = view.state_bytes_of(newcomer.peer_id)
         needs_ns = duration_ns(size, max(1, max(rates, default=UNKNOWN_BYTES_PER_S)))
         return min(needs_ns, state.timing.sync_ns)
 

@@ -33,6 +33,8 @@ class Takeover:
         layers = state.view.layers_of(state.me.peer_id)
         prepared = state.ledger.last_commit if state.ledger is not None else ()
         state.recovery_evidence.committed(state.view.id, outcome, layers, prepared)
+        if state.is_complete:
+            state.present.end = self._outsiders.standing_of(state.view)
         state.attempts.failures = 0
         state.following.vouched = None
         state.doubts.accusers.commits()
@@ -142,6 +144,7 @@ class Takeover:
             last_commit=committed or before.last_commit,
             lost_since_ns=lost_since_ns if view.snapshot.lost_layers else None,
             met_ns=now_ns,
+            end=before.end if state.is_complete else None,
         )
         state.doubts.suspects &= set(view.members)
         state.doubts.distrusted = set()

@@ -1,0 +1,163 @@
+"""`p2p-dtfm service`: the daemon as a service of this user, with what its owner allows."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from p2p_dtfm.cli.app import app
+from p2p_dtfm.core.protocol.errors import UserError
+
+UNIT = "p2p-dtfm.service"
+SYSTEMCTL_S = 60.0
+service = typer.Typer(help="The daemon as a service of this user, in the background.")
+app.add_typer(service, name="service")
+
+
+def unit_text(program: str, settings_file: Path, resident_gib: float) -> str:
+    """The unit that systemd reads. Paths are quoted as systemd wants it."""
+    memory = f"MemoryMax={int(resident_gib * 1024)}M\n" if resident_gib else ""
+    command = f"{_quoted(program)} --config {_quoted(str(settings_file))} --log json"
+    return (
+        "# Made by p2p-dtfm service install; p2p-dtfm service uninstall removes it.\n"
+        "[Unit]\n"
+        "Description=p2p-dtfm: trains a model together with others\n"
+        "StartLimitIntervalSec=0\n\n"
+        "[Service]\n"
+        "Type=exec\n"
+        f"ExecStart={command}\n"
+        "# what its owner must see to is not tried again for ever\n"
+        "Restart=on-failure\nRestartSec=30\nRestartPreventExitStatus=2 3 5\n"
+        "# it hands its layers over before it ends; p2pd ends with it\n"
+        "KillMode=mixed\nTimeoutStopSec=120\n"
+        "Nice=10\nIOSchedulingClass=idle\nNoNewPrivileges=yes\nUMask=0077\n"
+        f"{memory}\n"
+        "[Install]\n"
+        "WantedBy=default.target\n"
+    )
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
+
+
+def settings_text(values: dict[str, Any]) -> str:
+    """As a file for `--config`; JSON's strings, numbers and lists of strings are TOML's."""
+    lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+    return "\n".join(["# Settings of the service; p2p-dtfm --show-config lists all.", *lines, ""])
+
+
+@service.command()
+def install(
+    initial_peers: Annotated[
+        list[str] | None, typer.Option("--initial-peers", help="The swarm to join.")
+    ] = None,
+    run_digest: Annotated[str | None, typer.Option(help="Join only this run.")] = None,
+    name: Annotated[str | None, typer.Option(help="What others see this peer called.")] = None,
+    hours: Annotated[str | None, typer.Option(help="In these hours only, such as 22-07.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads to compute with.")] = None,
+    memory_gib: Annotated[float | None, typer.Option(help="Memory to use, in GiB.")] = None,
+    resident_gib: Annotated[
+        float | None, typer.Option(help="Most memory of all of it, in GiB; systemd holds it to it.")
+    ] = None,
+    uplink_mbps: Annotated[float | None, typer.Option(help="Most to send, in Mbit/s.")] = None,
+    downlink_mbps: Annotated[float | None, typer.Option(help="Most to receive.")] = None,
+    disk_gib: Annotated[float | None, typer.Option(help="Most disk, in GiB.")] = None,
+    home: Annotated[Path | None, typer.Option(help="The daemon's directory.")] = None,
+    print_only: Annotated[
+        bool, typer.Option("--print", help="Print what would be written, and do nothing.")
+    ] = False,
+) -> None:
+    """Have systemd start the daemon when you log in, within the hours and limits given."""
+    from p2p_dtfm.daemon.machine.settings import resolve
+
+    given = dict(
+        initial_peers=tuple(initial_peers or ()), run_digest=run_digest, name=name, hours=hours,
+        threads=threads, memory_gib=memory_gib, resident_gib=resident_gib,
+        uplink_mbps=uplink_mbps, downlink_mbps=downlink_mbps, disk_gib=disk_gib,
+        home=str(home.absolute()) if home is not None else None,
+    )  # fmt: skip
+    values = {key: value for key, value in given.items() if value not in (None, ())}
+    resolve(None, values)  # what is wrong is said now, not in a log that nobody reads
+    unit, settings = _places()
+    text = unit_text(_program(), settings, resident_gib or 0.0)
+    if print_only:
+        typer.echo(f"# {unit}\n{text}\n# {settings}\n{settings_text(values)}", nl=False)
+        return
+    _require_systemd()
+    if unit.exists():
+        raise UserError(
+            f"the service is installed already: {unit}",
+            (f"change its settings in {settings}", "or remove it: p2p-dtfm service uninstall"),
+        )
+    for path, content in ((settings, settings_text(values)), (unit, text)):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.write_text(content, encoding="utf-8")
+        path.chmod(0o600)
+    _systemctl("daemon-reload")
+    _systemctl("enable", "--now", UNIT)
+    typer.echo(f"the daemon runs as a service; its settings: {settings}")
+    typer.echo("see what it does: p2p-dtfm status, p2p-dtfm dashboard")
+    typer.echo("to have it run while you are logged out: loginctl enable-linger")
+
+
+@service.command()
+def uninstall() -> None:
+    """Let it hand its layers over and end, and remove the service. The home stays."""
+    unit, settings = _places()
+    if not unit.exists():
+        raise UserError(f"there is no service: {unit} is missing", "nothing must be removed")
+    _require_systemd()
+    _systemctl("disable", "--now", UNIT)
+    for path in (unit, settings):
+        path.unlink(missing_ok=True)
+    _systemctl("daemon-reload")
+    typer.echo("the service is gone; what it has trained stays in its home")
+
+
+def _places() -> tuple[Path, Path]:
+    """The unit and its settings."""
+    configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return configuration / "systemd/user" / UNIT, configuration / "p2p-dtfm/service.toml"
+
+
+def _program() -> str:
+    """What systemd can start: it has no PATH of yours."""
+    beside = Path(sys.executable).with_name("p2p-dtfm")
+    found = str(beside) if beside.exists() else shutil.which("p2p-dtfm")
+    if found is None:
+        raise UserError("p2p-dtfm is not installed as a program", "pipx install p2p-dtfm")
+    return found
+
+
+def _require_systemd() -> None:
+    if shutil.which("systemctl") is None:
+        raise UserError(
+            "there is no systemctl here: this machine does not use systemd",
+            "start p2p-dtfm as this system starts other programs; the settings: "
+            "p2p-dtfm service install --print",
+        )
+
+
+def _systemctl(*arguments: str) -> None:
+    try:
+        done = subprocess.run(
+            ["systemctl", "--user", *arguments],
+            capture_output=True, text=True, timeout=SYSTEMCTL_S + 120, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"systemctl --user does not answer: {error}", "log in anew") from error
+    if done.returncode != 0:
+        raise UserError(
+            f"systemctl --user {' '.join(arguments)}: {done.stderr.strip()}",
+            (
+                "look at it: systemctl --user status p2p-dtfm",
+                "its log: journalctl --user -u p2p-dtfm",
+            ),
+        )

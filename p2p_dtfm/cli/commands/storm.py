@@ -1,0 +1,213 @@
+"""`p2p-dtfm chaos --storm`: daemons are killed one after another, each as soon as the last one is
+replaced, and the curve is judged."""
+
+import math
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from p2p_dtfm.cli.terminal.durations import duration
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.testbed.chaos_verdict import judge
+from p2p_dtfm.testbed.kill_storm import KillStorm, StormReport, peer_id_of
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
+from p2p_dtfm.testbed.plain_losses import comparable, plain_run
+from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
+
+PEERS = 8
+KILLS = 1_000
+STEPS_FOR_EACH_KILL = 1_000
+"""Of the run spec: far more than a swarm commits while one daemon is replaced."""
+MEMORY_GROWTH_LIMIT = 0.05
+TOLD_EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class StormCase:
+    run: str
+    seed: int
+    peers: int
+    kills: int
+
+
+def play_storm(case: StormCase, keep: Path | None, console: Console) -> dict[str, Any]:
+    """The report; whoever interrupts it gets that of what was done."""
+    timeline: list[dict[str, Any]] = []
+
+    def say(time_s: float, step: int, what: str) -> None:
+        timeline.append({"time_s": round(time_s, 2), "step": step, "what": what})
+        console.print(f"{time_s:8.1f} s  step {step:5}  {what}", highlight=False)
+
+    with kept_directory(keep) as directory:
+        spec = comparable(read_run_spec(case.run), (case.kills + 1) * STEPS_FOR_EACH_KILL)
+        report = _storm_in(directory, case, spec, say)
+        if left := processes_left(directory):
+            report["violations"].append(f"{left} processes left")
+    return report | {"timeline": timeline, "ok": not report["violations"]}
+
+
+def _storm_in(
+    directory: Path, case: StormCase, spec: RunSpec, say: Callable[[float, int, str], None]
+) -> dict[str, Any]:
+    (directory / "run.json").write_text(spec.model_dump_json())
+    began_s = time.time()
+    with LocalSwarm(directory, ["--threads", "1"]) as swarm:
+
+        def start_again(name: str, addresses: tuple[str, ...]) -> Child:
+            first, *others = addresses
+            more = [part for address in others for part in ("--initial-peers", address)]
+            return swarm.join(first, more, name, directory / name)
+
+        storm = KillStorm(swarm, _start_all(swarm, case), start_again, say, case.seed)
+        with _stops_at_a_signal(storm):
+            done = storm.run(case.kills)
+            steps = storm.watched.step + 1
+            homes = [directory / name for name in storm.watched.histories]
+            say(time.time() - began_s, steps - 1, f"compares {steps} steps with one process's")
+            losses = _plain_losses(homes, steps, lambda: storm.is_stopped, say, began_s)
+        histories = storm.watched.histories
+    verdict = judge(
+        histories, done.inflicted, steps, spec.batch.global_batch, _expected(losses, steps)
+    )
+    verdict.violations[:0] = done.wrong
+    verdict.violations += _left_behind(done)
+    growth = done.facts.growth()
+    return {
+        **asdict(verdict),
+        "run": case.run,
+        "seed": case.seed,
+        "peers": case.peers,
+        "kills": done.kills,
+        "wanted_kills": case.kills,
+        "same_home": done.same_home,
+        "whole_s": _times(done.whole_s),
+        "memory": asdict(growth) if growth is not None else None,
+        "compared_steps": len(losses),
+        "total_steps": steps,
+        "took_s": round(time.time() - began_s, 1),
+    }
+
+
+def _start_all(swarm: LocalSwarm, case: StormCase) -> dict[str, str]:
+    """Peer ids by name."""
+    directory = swarm.directory
+    names = [f"peer-{number}" for number in range(case.peers)]
+    run = ["--run", str(directory / "run.json"), "--expect-peers", str(case.peers)]
+    _, address = swarm.found(run, names[0], directory / names[0])
+    for name in names[1:]:
+        swarm.join(address, (), name, directory / name)
+    return {name: peer_id_of(directory / name) for name in names}
+
+
+@contextmanager
+def _stops_at_a_signal(storm: KillStorm) -> Iterator[None]:
+    """The first one ends the storm, and what was done is judged; the second ends the program."""
+    kinds = (signal.SIGINT, signal.SIGTERM)
+
+    def stop(number: int, frame: Any) -> None:
+        if storm.is_stopped:
+            raise KeyboardInterrupt
+        storm.stop()
+
+    before = {kind: signal.signal(kind, stop) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+def _plain_losses(
+    homes: list[Path],
+    steps: int,
+    is_stopped: Callable[[], bool],
+    say: Callable[[float, int, str], None],
+    began_s: float,
+) -> list[float]:
+    """Of as many steps as there was patience for: a signal ends that, too."""
+    running = next((found for home in homes if (found := plain_run(home, steps))), None)
+    if running is None:
+        return []
+    from p2p_dtfm.train.stage.timed import use_one_thread
+
+    use_one_thread()  # several wait for one another wherever the machine does other things, too
+    losses: list[float] = []
+    was_stopped, told_s = is_stopped(), time.monotonic()
+    for loss in running:
+        losses.append(loss)
+        if is_stopped() and not was_stopped:
+            break
+        if time.monotonic() - told_s > TOLD_EVERY_S:
+            told_s = time.monotonic()
+            say(time.time() - began_s, len(losses) - 1, f"compared {len(losses)} of {steps} steps")
+    return losses
+
+
+def _expected(losses: list[float], steps: int) -> Callable[[int], float] | None:
+    """What was not computed is not compared."""
+    if not losses:
+        return None
+    known = losses + [math.nan] * (steps - len(losses))
+    return known.__getitem__
+
+
+def _left_behind(done: StormReport) -> Iterator[str]:
+    growth = done.facts.growth()
+    if growth is not None and growth.total > MEMORY_GROWTH_LIMIT:
+        yield (
+            f"the memory of {growth.survivors} daemons that survived grew by {growth.total:.1%}, "
+            f"more than {MEMORY_GROWTH_LIMIT:.0%}"
+        )
+    if left := done.facts.files_left():
+        yield f"{len(left)} files left, {left[0]} first"
+
+
+def _times(times_s: list[float]) -> dict[str, float] | None:
+    if not times_s:
+        return None
+    return {"median": round(statistics.median(times_s), 2), "worst": round(max(times_s), 2)}
+
+
+def storm_summary(console: Console, report: dict[str, Any]) -> None:
+    whole, memory, held_up = report["whole_s"], report["memory"], report["recovery_s"].get("kill")
+    lines = [
+        f"{report['kills']} of {report['wanted_kills']} kills of {report['peers']} daemons in "
+        f"{duration(report['took_s'])}; {report['same_home']} started again in their homes"
+    ]
+    if whole is not None:
+        lines.append(f"whole again after {whole['median']:.1f} s (median), {whole['worst']:.1f} s")
+    if held_up is not None:
+        lines.append(
+            f"steps were held up for {held_up['median']:.1f} s (median), {held_up['worst']:.1f} s"
+        )
+    lines.append(
+        f"{report['committed_steps']} of {report['total_steps']} steps committed in "
+        f"{report['views']} views; samples lost {report['lost_samples']}, counted twice "
+        f"{report['duplicated_samples']}; most repeated after a failure {report['repeated_steps']}"
+    )
+    difference = report["max_loss_difference"]
+    lines.append(
+        "losses were not compared: nobody has saved a checkpoint yet"
+        if difference is None
+        else f"{report['compared_steps']} losses compared with one process's: at most "
+        f"{difference:.1e} off"
+    )
+    lines.append(
+        "nobody survived long enough to tell how memory grows"
+        if memory is None
+        else f"memory of {memory['survivors']} daemons that survived: {memory['total']:+.1%}, at "
+        f"most {memory['worst']:+.1%}"
+    )
+    for line in lines:
+        console.print(line, highlight=False)
+    for violation in report["violations"]:
+        console.print(f"violated: {violation}", style="red", highlight=False, markup=False)
+    console.print("[green]all invariants held[/green]" if report["ok"] else "[red]NOT ok[/red]")

@@ -1,0 +1,82 @@
+"""Who has computed how much of a run, by what plans and commits say: alike on all who saw them.
+
+A step takes each token through each layer once. So a peer's share of a step is counted in tokens
+times layers, and the shares of a step add up to all of its tokens times all layers, exactly.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from p2p_dtfm.core.protocol.plan import Plan
+
+SPANS_KEPT = 512
+"""Older ones become one sum, which nothing can take back any more."""
+
+
+def shares_of(plan: Plan, tokens_per_microbatch: int) -> dict[str, int]:
+    """Of each stage-holder in one step, in tokens times layers."""
+    found: Counter[str] = Counter()
+    for pipeline in plan.pipelines:
+        tokens = pipeline.microbatch_count * tokens_per_microbatch
+        for stage in pipeline.stages:
+            found[stage.peer_id] += tokens * (stage.end_layer - stage.first_layer)
+    return dict(found)
+
+
+class Span(msgspec.Struct, forbid_unknown_fields=True):
+    """The steps of one view that are committed."""
+
+    first_step: int
+    end_step: int
+    shares: dict[str, int]
+    """In each of these steps."""
+
+
+class Tallies(msgspec.Struct, forbid_unknown_fields=True):
+    """What this peer has seen committed, and by whom it was computed."""
+
+    spans: list[Span] = msgspec.field(default_factory=list)
+    before: dict[str, int] = msgspec.field(default_factory=dict)
+    """By the steps of spans that are no longer kept."""
+    steps_before: int = 0
+
+    def view_took_over(self, step: int, shares: Mapping[str, int]) -> None:
+        """From `step` on these compute. What was committed from there on is given up, and done
+        again."""
+        self.spans = [span for span in self.spans if span.first_step < step]
+        for span in self.spans:
+            span.end_step = min(span.end_step, step)
+        self.spans.append(Span(step, step, dict(shares)))
+        while len(self.spans) > SPANS_KEPT:
+            self._fold(self.spans.pop(0))
+
+    def committed(self, step: int) -> None:
+        """It may be the last one of the view before, of which is told late."""
+        later = None
+        for span in reversed(self.spans):
+            if span.first_step <= step:
+                limit = step + 1 if later is None else min(step + 1, later)
+                span.end_step = max(span.end_step, limit)
+                return
+            later = span.first_step
+
+    def board(self) -> dict[str, int]:
+        """Tokens times layers, by peer."""
+        found = Counter(self.before)
+        for span in self.spans:
+            for peer_id, share in span.shares.items():
+                found[peer_id] += share * (span.end_step - span.first_step)
+        return {peer_id: share for peer_id, share in found.items() if share}
+
+    @property
+    def step_count(self) -> int:
+        """How many steps the board is of; fewer than the run's where this peer was away."""
+        return self.steps_before + sum(span.end_step - span.first_step for span in self.spans)
+
+    def _fold(self, span: Span) -> None:
+        steps = span.end_step - span.first_step
+        self.steps_before += steps
+        for peer_id, share in span.shares.items():
+            self.before[peer_id] = self.before.get(peer_id, 0) + share * steps

@@ -1,0 +1,41 @@
+"""How long one peer is silent while it lives: what is usual for it says when its silence is not.
+
+Whoever speaks twice a second on a quiet machine is missed after two seconds; on one that does other
+things, too, silences of a second are usual, and it is given several times as long. Not a mean and a
+deviation, as in phi-accrual detectors: what makes a living peer silent (a checkpoint, another
+program) is rare and long, and the longest silence of the last minute tells of it.
+"""
+
+from collections import deque
+
+SECOND_NS = 1_000_000_000
+SLOT_NS = SECOND_NS
+SLOTS = 60
+"""Of each of so many last seconds in which it was heard, its longest silence counts."""
+FEWEST_SLOTS = 5
+"""Before that nothing is known of it."""
+FACTOR = 3
+"""So many times the longest silence of a living peer is none any more."""
+
+
+class Rhythm:
+    """`heard` with each silence that has ended."""
+
+    def __init__(self) -> None:
+        self._longest_ns: deque[tuple[int, int]] = deque(maxlen=SLOTS)
+        """By number of the slot, the longest silence that ended in it."""
+
+    def heard(self, silent_ns: int, now_ns: int) -> None:
+        """It was heard now, for the first time since `silent_ns`."""
+        slot = now_ns // SLOT_NS
+        if self._longest_ns and self._longest_ns[-1][0] == slot:
+            silent_ns = max(silent_ns, self._longest_ns.pop()[1])
+        self._longest_ns.append((slot, silent_ns))
+
+    def bound_ns(self, least_ns: int, most_ns: int, divisor: int = 1) -> int:
+        """A silence that is longer is evidence; one part in `divisor` of it, where others say so,
+        too: they may know the peer for longer."""
+        if len(self._longest_ns) < FEWEST_SLOTS:
+            return most_ns if divisor == 1 else least_ns
+        usual_ns = max(silent_ns for _, silent_ns in self._longest_ns)
+        return min(most_ns, max(least_ns, FACTOR * usual_ns) // divisor)

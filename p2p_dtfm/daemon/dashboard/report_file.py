@@ -1,0 +1,52 @@
+"""What a daemon leaves and says when its run is complete: a report, and what can be typed next."""
+
+import logging
+import os
+import shlex
+from pathlib import Path
+
+from p2p_dtfm.daemon.machine.home import default_home
+from p2p_dtfm.web.report import report_html
+from p2p_dtfm.web.state import DashboardState
+
+FILE = "report.html"
+
+log = logging.getLogger("p2p_dtfm")
+
+
+def next_commands(home: Path, prompt: str = "def ") -> tuple[str, ...]:
+    """What to do with a trained model, as it would be typed here."""
+    where = "" if home == default_home() else f" --home {shlex.quote(str(home))}"
+    return (
+        f"p2p-dtfm generate{where} --prompt {shlex.quote(prompt)}",
+        f"p2p-dtfm export{where} --out my-model",
+    )
+
+
+def write_report(path: Path, state: DashboardState, commands: tuple[str, ...]) -> bool:
+    """Whole or not at all; whether it is there. A full disk costs the report, not the model."""
+    beside = path.with_suffix(".partial")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(report_html(state, commands))
+        beside.replace(path)
+    except OSError as error:
+        log.warning("the report cannot be written to %s: %s", path, error)
+        return False
+    return True
+
+
+def last_words(state: DashboardState, report: Path | None, commands: tuple[str, ...]) -> list[str]:
+    """For whoever reads the log: thanks, and the next lines to type."""
+    name = state.run.name if state.run else "the run"
+    ever = state.contribution.ever
+    lines = [f"{name} is complete: {state.live.step:,} steps"]
+    if ever.steps:
+        lines.append(
+            f"thank you: {ever.tokens:,.0f} tokens of it were computed here, in {ever.steps:,} "
+            f"steps and {ever.seconds / 3600:,.2f} hours"
+        )
+    if report is not None:
+        lines.append(f"what became of it: {report}")
+    return lines + [f"next: {command}" for command in commands]

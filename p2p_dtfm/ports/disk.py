@@ -1,0 +1,110 @@
+"""The disk as a daemon sees it, where it writes what outlives it.
+
+Reading, directories, removing and locks are the operating system's, in every world: only writing
+may be slow or refused, and only what was written is lost or torn when a machine stops. Which disk
+holds is part of the context, like the clock (`p2p_dtfm.ports.now`).
+"""
+
+import contextlib
+import os
+from contextvars import ContextVar
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+PARTIAL = ".partial"
+ALL_MAY = 0o666
+"""As far as the process's mask lets them."""
+ONLY_OWNER = 0o600
+_PIECE_BYTES = 1 << 20
+
+Payload = bytes | bytearray | memoryview
+
+
+class Disk(Protocol):
+    """All raise `OSError`."""
+
+    def write_whole(self, path: Path, payload: Payload, mode: int) -> None:
+        """Under `path` there is, after any crash, either what was there before or all of this."""
+
+    def append(self, path: Path, text: str) -> None:
+        """Whether the end of the file outlives a crash nobody knows."""
+
+    def write(self, file: BinaryIO, payload: Payload) -> None:
+        """A piece of a file that has no name yet."""
+
+    def name(self, temporary: Path, path: Path) -> None:
+        """Give a file its name, whose pieces were written and forced to the disk."""
+
+    def sync_directory(self, directory: Path) -> None:
+        """A name lasts only once its directory is on the disk."""
+
+
+class MachineDisk:
+    """This machine's."""
+
+    def write_whole(self, path: Path, payload: Payload, mode: int) -> None:
+        temporary = path.with_name(path.name + PARTIAL)
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with open(descriptor, "wb") as file:
+                if mode != ALL_MAY:
+                    os.fchmod(descriptor, mode)  # what another program left may be open to others
+                for start in range(0, len(payload), _PIECE_BYTES):
+                    file.write(memoryview(payload)[start : start + _PIECE_BYTES])
+                file.flush()
+                os.fsync(descriptor)
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+    def append(self, path: Path, text: str) -> None:
+        with path.open("a") as file:
+            file.write(text)
+
+    def write(self, file: BinaryIO, payload: Payload) -> None:
+        file.write(payload)
+
+    def name(self, temporary: Path, path: Path) -> None:
+        os.replace(temporary, path)
+
+    def sync_directory(self, directory: Path) -> None:
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+_DISK: ContextVar[Disk] = ContextVar("disk", default=MachineDisk())  # noqa: B039
+
+
+def live_by(disk: Disk) -> None:
+    """From here on in this task, and in all that it begins."""
+    _DISK.set(disk)
+
+
+def write_whole(path: Path, payload: Payload, mode: int = ALL_MAY) -> None:
+    """Raises `OSError`; then what was there before is still there."""
+    _DISK.get().write_whole(path, payload, mode)
+
+
+def append(path: Path, text: str) -> None:
+    """Raises `OSError`."""
+    _DISK.get().append(path, text)
+
+
+def write(file: BinaryIO, payload: Payload) -> None:
+    """A piece of a file that has no name yet. Raises `OSError`."""
+    _DISK.get().write(file, payload)
+
+
+def name(temporary: Path, path: Path) -> None:
+    """Give a file that was forced to the disk its name. Raises `OSError`."""
+    _DISK.get().name(temporary, path)
+
+
+def sync_directory(directory: Path) -> None:
+    """Raises `OSError`."""
+    _DISK.get().sync_directory(directory)

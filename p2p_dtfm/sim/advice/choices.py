@@ -1,0 +1,174 @@
+"""Run specs near a given one: what of it may be changed, one setting or several at a time."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+
+Values = dict[str, Any]
+"""A run spec as its file says it."""
+
+BATCH_FACTORS = (1, 2, 4, 8, 16)
+INNER_STEPS = (0, 4, 8, 13, 20, 40)
+"""0: one step for all."""
+REDUCTIONS: Mapping[str, Values] = {
+    "fp32": {"reduction": "fp32"},
+    "bf16": {"reduction": "bf16"},
+    "int8": {"reduction": "int8"},
+    "sparse 11 times": {
+        "reduction": "sparse",
+        "sparse": {"one_in": 1, "keep_percent": 50, "bits": 4},
+    },
+    "sparse 128 times": {
+        "reduction": "sparse",
+        "sparse": {"one_in": 8, "keep_percent": 25, "bits": 4},
+    },
+}
+BOUNDARIES = (("fp32",), ("bf16",), ("bf16", "int8"))
+MICROBATCH_FACTORS = (1, 2, 0.5, 0.25)
+CONTEXT_FACTORS = (1, 0.5, 0.25)
+DEFAULT_DIMENSIONS = ("global-batch", "inner-steps", "reduction", "boundaries", "microbatch")
+DIMENSIONS = (*DEFAULT_DIMENSIONS, "context")
+STARTS: tuple[Values, ...] = (
+    {"global-batch": 8, "inner-steps": 8, "reduction": "sparse 128 times",
+     "boundaries": ("bf16", "int8")},
+    {"global-batch": 8, "inner-steps": 8, "reduction": "sparse 128 times",
+     "boundaries": ("bf16", "int8"), "microbatch": 0.5},
+    {"global-batch": 8, "inner-steps": 40, "reduction": "sparse 11 times"},
+)  # fmt: skip
+"""Changes that pay together where none does alone."""
+
+
+class Choice(NamedTuple):
+    """Settings by dimension, as factors or names; what is not in it stays as the run says."""
+
+    settings: tuple[tuple[str, Any], ...]
+    values: Values
+    spec: RunSpec
+
+    def told(self) -> str:
+        """In the words of a run spec."""
+        return ", ".join(_told(self.spec, name) for name, _ in self.settings) or "as it is"
+
+
+def dimensions_in(text: str | None) -> tuple[str, ...]:
+    """What may be changed, as it was typed. Raises `UserError`."""
+    if text is None:
+        return DEFAULT_DIMENSIONS
+    wanted = tuple(part.strip() for part in text.split(",") if part.strip())
+    unknown = [name for name in wanted if name not in DIMENSIONS]
+    if unknown or not wanted:
+        raise UserError(
+            f"--vary {text!r}: {', '.join(unknown) or 'nothing'} cannot be changed",
+            f"any of these, separated by commas: {', '.join(DIMENSIONS)}",
+        )
+    return wanted
+
+
+def starts(values: Values, origin: str, dimensions: tuple[str, ...]) -> Iterator[Choice]:
+    """The run as it is, then changes that pay only together."""
+    yield Choice((), values, parse_run_spec(values, origin))
+    for start in STARTS:
+        settings = {name: value for name, value in start.items() if name in dimensions}
+        if (made := _made(values, origin, settings)) is not None:
+            yield made
+
+
+def neighbours(
+    values: Values, origin: str, choice: Choice, dimensions: Iterable[str]
+) -> Iterator[Choice]:
+    """With one setting more, or another one."""
+    for name in dimensions:
+        for value in _values_of(name):
+            settings = dict(choice.settings) | {name: value}
+            if (made := _made(values, origin, settings)) is not None:
+                yield made
+
+
+def _values_of(name: str) -> tuple[Any, ...]:
+    return {
+        "global-batch": BATCH_FACTORS,
+        "inner-steps": INNER_STEPS,
+        "reduction": tuple(REDUCTIONS),
+        "boundaries": BOUNDARIES,
+        "microbatch": MICROBATCH_FACTORS,
+        "context": CONTEXT_FACTORS,
+    }[name]
+
+
+def _made(values: Values, origin: str, settings: Values) -> Choice | None:
+    """None where the run spec does not allow it."""
+    made = deepcopy(values)
+    try:
+        _change(made, settings)
+        spec = parse_run_spec(made, origin)
+    except (UserError, _OutOfReachError):
+        return None
+    ordered = tuple((name, settings[name]) for name in DIMENSIONS if name in settings)
+    return Choice(ordered, made, spec)
+
+
+class _OutOfReachError(Exception):
+    """A factor that leads to no whole number."""
+
+
+def _change(values: Values, settings: Values) -> None:
+    """Equal tokens in all: fewer, larger steps; warm-up counts inner steps where there are any."""
+    batch, sync = values["batch"], values.setdefault("sync", {})
+    codecs, model = values.setdefault("codecs", {}), values["model"]
+    inner_before = _inner_steps(values)
+    model["context"] = _times(model["context"], settings.get("context", 1))
+    batch["microbatch"] = _times(batch["microbatch"], settings.get("microbatch", 1))
+    larger = settings.get("global-batch", 1)
+    batch["global_batch"] = _times(batch["global_batch"], larger)
+    if "inner-steps" in settings:
+        inner = settings["inner-steps"]
+        sync["mode"] = "local" if inner else "every_step"
+        if inner:
+            sync["inner_steps"] = inner
+    codecs.update(deepcopy(REDUCTIONS[settings["reduction"]]) if "reduction" in settings else {})
+    if "boundaries" in settings:
+        codecs["activations"] = codecs["gradients"] = list(settings["boundaries"])
+    values["total_steps"] = math.ceil(values["total_steps"] / larger)
+    for section, key in (("evaluation", "every_steps"), ("checkpoint", "every_steps")):
+        if key in values.get(section, {}):
+            values[section][key] = max(1, values[section][key] // larger)
+    optimizer = values["optimizer"]
+    if "warmup_steps" in optimizer:
+        warm = optimizer["warmup_steps"] * _inner_steps(values) / (inner_before * larger)
+        optimizer["warmup_steps"] = math.ceil(warm)
+    for section in ("sync", "codecs"):
+        if not values[section]:
+            del values[section]
+
+
+def _inner_steps(values: Values) -> int:
+    """Optimizer's steps between two reductions."""
+    sync = values.get("sync", {})
+    return int(sync.get("inner_steps", 8)) if sync.get("mode") == "local" else 1
+
+
+def _times(value: int, factor: float) -> int:
+    product = value * factor
+    if product < 1 or product != int(product):
+        raise _OutOfReachError
+    return int(product)
+
+
+def _told(spec: RunSpec, name: str) -> str:
+    sparse = spec.codecs.sparse
+    local = spec.sync.mode == "local"
+    reduction: str = spec.codecs.reduction
+    if reduction == "sparse":
+        reduction += f" (one in {sparse.one_in}, {sparse.keep_percent}%, {sparse.bits} bits)"
+    return {
+        "global-batch": f"global batch {spec.batch.global_batch}",
+        "inner-steps": f"{spec.sync.inner_steps} inner steps" if local else "one step for all",
+        "reduction": f"reduction {reduction}",
+        "boundaries": f"boundaries {' or '.join(spec.codecs.activations)}",
+        "microbatch": f"microbatch {spec.batch.microbatch}",
+        "context": f"context {spec.model.context}",
+    }[name]

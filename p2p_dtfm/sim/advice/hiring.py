@@ -1,0 +1,129 @@
+"""Which peers of a scenario are worth their price: tokens for a dollar instead of for a second.
+
+Peers alike in everything are taken together, cheapest for what they compute first: the first of
+these kinds are planned, the first two, and so on; then, of the best of these swarms, each kind by
+half. A plan's price is that of the peers with a stage; whoever is spare goes home.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.sim.scenario.execution import AS_RUN
+from p2p_dtfm.sim.scenario.scenario import Scenario, ScenarioPeer
+from p2p_dtfm.sim.scenario.scenario_snapshot import flops_of, scenario_snapshot
+
+MOST_KINDS = 12
+"""Of peers, taken apart; where there are more, those next to each other in price are one."""
+NEARLY = 0.02
+"""One peer alone waits for nobody: by so much less for a dollar a faster swarm is as cheap."""
+MICRO = 1_000_000
+HOUR_S = 3600
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Hired:
+    """A swarm and what it comes to, as predicted."""
+
+    scenario: Scenario
+    """Those with a stage, in the file's order."""
+    plan: Plan
+    tokens_per_s: float
+    price_per_hour: float
+
+    @property
+    def tokens_per_dollar(self) -> float:
+        """Of a swarm that costs nothing, of its first millionth of a dollar."""
+        return self.tokens_per_s * HOUR_S / max(self.price_per_hour, 1 / MICRO)
+
+
+def price_per_hour(scenario: Scenario, plan: Plan) -> float:
+    """Of the peers with a stage."""
+    prices = (scenario.peer(name).price_micro_per_hour for name in plan.stage_holders())
+    return sum(prices) / MICRO
+
+
+def hire(
+    scenario: Scenario, spec: RunSpec, progress: Progress = lambda done, most: None
+) -> tuple[Hired, Hired]:
+    """(most tokens for a dollar, the fastest of what was planned). Raises `UserError` where nobody
+    has a price, or no plan is found."""
+    if not any(peer.price_micro_per_hour for peer in scenario.peers):
+        raise UserError(
+            f"{scenario.name} states no price_per_hour, so its peers cost nothing",
+            "give its groups a price_per_hour, in dollars for each peer",
+        )
+    kinds = _kinds(scenario)
+    most = 2 * len(kinds)
+    found: list[Hired] = []
+    tried: set[tuple[str, ...]] = set()
+
+    def consider(names: tuple[str, ...]) -> None:
+        if names and names not in tried and len(tried) < most:
+            tried.add(names)
+            hired = _hired(scenario.with_peers(names), spec)
+            found.extend([hired] if hired else [])
+            progress(len(tried), most)
+
+    for count in range(len(kinds), 0, -1):
+        consider(_in_order(scenario, {name for kind in kinds[:count] for name in kind}))
+    if not found:
+        raise UserError(
+            f"{scenario.name}: no plan with any of its peers", "add peers or memory, or train less"
+        )
+    best = _cheapest(found)
+    for names in _halved(scenario, best.scenario, kinds):
+        consider(names)
+    return _cheapest(found), max(found, key=lambda each: each.tokens_per_s)
+
+
+def _cheapest(found: list[Hired]) -> Hired:
+    """The fastest of those that make nearly as many tokens for a dollar as any."""
+    most = max(each.tokens_per_dollar for each in found)
+    cheap = [each for each in found if each.tokens_per_dollar >= (1 - NEARLY) * most]
+    return max(cheap, key=lambda each: each.tokens_per_s)
+
+
+def _hired(scenario: Scenario, spec: RunSpec) -> Hired | None:
+    plan = compute_plan(scenario_snapshot(scenario, spec, AS_RUN))
+    if isinstance(plan, NoPlan):
+        return None
+    tokens_per_s = spec.tokens_per_step * 1e9 / plan.predicted_step_ns
+    used = set(plan.stage_holders())
+    kept = scenario.with_peers(tuple(p.name for p in scenario.peers if p.name in used))
+    return Hired(kept, plan, tokens_per_s, price_per_hour(scenario, plan))
+
+
+def _kinds(scenario: Scenario) -> list[list[str]]:
+    """Names of peers that are alike, cheapest for their speed first."""
+    alike: dict[ScenarioPeer, list[str]] = {}
+    for peer in scenario.peers:
+        alike.setdefault(replace(peer, name=""), []).append(peer.name)
+    ordered = sorted(
+        alike.items(), key=lambda item: (item[0].price_micro_per_hour / flops_of(item[0]), item[1])
+    )
+    kinds = [names for _, names in ordered]
+    while len(kinds) > MOST_KINDS:
+        at = min(range(len(kinds) - 1), key=lambda n: (len(kinds[n]) + len(kinds[n + 1]), n))
+        kinds[at : at + 2] = [kinds[at] + kinds[at + 1]]
+    return kinds
+
+
+def _halved(
+    scenario: Scenario, hired: Scenario, kinds: list[list[str]]
+) -> Iterator[tuple[str, ...]]:
+    """The swarm with half of each kind, dearest first."""
+    names = {peer.name for peer in hired.peers}
+    for kind in reversed(kinds):
+        there = [name for name in kind if name in names]
+        if len(there) > 1 or len(there) < len(names):
+            yield _in_order(scenario, names - set(there[len(there) // 2 :]))
+
+
+def _in_order(scenario: Scenario, names: set[str]) -> tuple[str, ...]:
+    return tuple(peer.name for peer in scenario.peers if peer.name in names)

@@ -1,0 +1,204 @@
+"""Plans of run specs near a given one, and which of them make a swarm bound by computing."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from p2p_dtfm.core.cost_model.placement_problem import layer_ns_of
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.sim.advice.choices import Choice, Values, neighbours, starts
+from p2p_dtfm.sim.advice.loss_costs import LossCost, loss_cost
+from p2p_dtfm.sim.scenario.execution import AS_RUN
+from p2p_dtfm.sim.scenario.scenario import Scenario
+from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
+
+MOST_PLANS = 48
+PEERS_PLANNED = 800
+"""Peers of all plans together, beyond the fewest plans: a larger swarm's plan takes longer."""
+FEWEST_PLANS = 8
+BOUND_BY_COMPUTING = 0.8
+"""Of the speed that all devices have together: what is used from which on links hold up little."""
+WORTH_A_CHANGE = 0.02
+"""Of a speed: by less another run spec is no better."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A choice and what it comes to, as predicted."""
+
+    choice: Choice
+    plan: Plan
+    tokens_per_s: float
+    bytes_per_token: float
+    """That all peers together send, boundaries and reduction."""
+    computing: float
+    """Of the speed that all devices of the swarm have together."""
+    loss: LossCost | None
+
+    @property
+    def is_bound_by_computing(self) -> bool:
+        return self.computing >= BOUND_BY_COMPUTING
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """`before` is the run as it is, None where the swarm cannot train it."""
+
+    before: Weighed | None
+    best: Weighed
+    frontier: tuple[Weighed, ...]
+    """Nothing planned is faster with as few bytes and as little loss; fastest first."""
+    plan_count: int
+
+
+def plans_at_most(peer_count: int) -> int:
+    """How many plans a swarm of that size is worth."""
+    return max(FEWEST_PLANS, min(MOST_PLANS, PEERS_PLANNED // max(1, peer_count)))
+
+
+def advise(
+    scenario: Scenario,
+    values: Values,
+    origin: str,
+    dimensions: tuple[str, ...],
+    progress: Progress = lambda done, most: None,
+) -> Advice:
+    """Look at what may be changed: from a few starts on the best one, one setting at a time.
+
+    Raises `UserError` where nothing helps.
+    """
+    sweep = _Sweep(scenario, values, origin, plans_at_most(len(scenario.peers)), progress)
+    for choice in starts(values, origin, dimensions):
+        sweep.weigh(choice)
+    found = sweep.found
+    best = max(found, key=_fast, default=None)
+    while best is not None and sweep.left:
+        nearby = (sweep.weigh(c) for c in neighbours(values, origin, best.choice, dimensions))
+        rival = max((each for each in nearby if each), key=_fast, default=best)
+        if not _gains(rival, best):
+            break
+        best = rival
+    return _judged(scenario, sweep, best)
+
+
+def _judged(scenario: Scenario, sweep: "_Sweep", best: Weighed | None) -> Advice:
+    before, count = sweep.before, len(sweep.seen)
+    if best is None:
+        raise UserError(
+            f"{scenario.name}: no plan for any of {count} ways to run {sweep.origin}",
+            "add peers or memory, or train less: p2p-dtfm plan says what is short",
+        )
+    if before is not None and not _gains(best, before):
+        raise UserError(
+            f"{scenario.name}: none of {count} changes makes {sweep.origin} faster by 2%",
+            f"it uses {before.computing:.0%} of what all devices compute; faster devices or links "
+            "would help, or --vary with more settings",
+        )
+    bound = [each for each in sweep.found if each.is_bound_by_computing]
+    chosen = min(bound, key=_cheap) if bound else best
+    return Advice(before, chosen, tuple(_frontier(sweep.found)), count)
+
+
+def _fast(each: Weighed) -> tuple[float, int, float]:
+    """Of equally fast ones that which changes least, then sends least."""
+    return round(each.tokens_per_s, 1), -len(each.choice.settings), -each.bytes_per_token
+
+
+def _cheap(each: Weighed) -> tuple[bool, float, int, int, float]:
+    """Least loss as far as it is measured; then the smallest batch, what changes least, and the
+    fastest."""
+    percent = each.loss.percent if each.loss else 0.0
+    batch, changes = each.choice.spec.batch.global_batch, len(each.choice.settings)
+    return each.loss is None, percent, batch, changes, -each.tokens_per_s
+
+
+def _gains(rival: Weighed, than: Weighed) -> bool:
+    return rival.tokens_per_s > (1 + WORTH_A_CHANGE) * than.tokens_per_s
+
+
+def _frontier(found: list[Weighed]) -> Iterator[Weighed]:
+    """What nobody measured counts as the greatest loss."""
+    kept: list[tuple[float, float]] = []
+    for each in sorted(found, key=_fast, reverse=True):
+        loss = each.loss.percent if each.loss else float("inf")
+        if not any(fewer <= each.bytes_per_token and less <= loss for fewer, less in kept):
+            kept.append((each.bytes_per_token, loss))
+            yield each
+
+
+class _Sweep:
+    """Plans each choice once, as long as there is work left."""
+
+    def __init__(
+        self, scenario: Scenario, values: Values, origin: str, most: int, progress: Progress
+    ) -> None:
+        self.scenario = scenario
+        self.origin = origin
+        self.most = most
+        self.progress = progress
+        self.original = next(starts(values, origin, ())).spec
+        self.seen: dict[str, Weighed | None] = {}
+        """By the digest of the run spec."""
+
+    @property
+    def left(self) -> int:
+        return self.most - len(self.seen)
+
+    @property
+    def found(self) -> list[Weighed]:
+        return [each for each in self.seen.values() if each is not None]
+
+    @property
+    def before(self) -> Weighed | None:
+        return self.seen.get(self.original.digest())
+
+    def weigh(self, choice: Choice) -> Weighed | None:
+        """None where there is no plan, or no work left for it."""
+        digest = choice.spec.digest()
+        if digest not in self.seen and self.left:
+            self.seen[digest] = self._weighed(choice)
+            self.progress(len(self.seen), self.most)
+        return self.seen.get(digest)
+
+    def _weighed(self, choice: Choice) -> Weighed | None:
+        spec = choice.spec
+        snapshot = scenario_snapshot(self.scenario, spec, AS_RUN)
+        plan = compute_plan(snapshot)
+        if isinstance(plan, NoPlan):
+            return None
+        step_s = plan.predicted_step_ns / 1e9
+        tokens_per_s = spec.tokens_per_step / step_s
+        possible = spec.batch.microbatch * spec.model.context * _microbatches_per_s(snapshot)
+        return Weighed(
+            choice,
+            plan,
+            tokens_per_s,
+            sent_bytes(snapshot, plan) / spec.tokens_per_step,
+            tokens_per_s / possible,
+            loss_cost(spec, self.original, len(plan.pipelines)),
+        )
+
+
+def _microbatches_per_s(snapshot: Snapshot) -> float:
+    """That all devices would compute together if nobody waited."""
+    blocks = snapshot.workload.block_count
+    times = [layer_ns_of(record.device) for record in snapshot.records]
+    return sum(1e9 / (t.embedding_ns + blocks * t.block_ns + t.head_ns) for t in times)
+
+
+def sent_bytes(snapshot: Snapshot, plan: Plan) -> int:
+    """In a step by all peers: activations and their gradients, parts of gradients and sums."""
+    work = snapshot.workload
+    crossings = sum(
+        2 * pipeline.microbatch_count * (len(pipeline.stages) - 1) for pipeline in plan.pipelines
+    )
+    reduced = sum(
+        2 * (len(segment.holders) - 1) * work.gradient_wire_bytes(work.cost(layer))
+        for segment in plan.segments()
+        for layer in segment.layers
+    )
+    return crossings * work.boundary_wire_bytes + reduced

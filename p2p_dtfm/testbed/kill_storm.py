@@ -1,0 +1,156 @@
+"""A storm: of a swarm of real daemons one after another is killed, each as soon as the last one is
+replaced, by a new process in the same home or by a newcomer."""
+
+import random
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
+from p2p_dtfm.testbed.recovery_times import Inflicted
+from p2p_dtfm.testbed.storm_facts import StormFacts
+from p2p_dtfm.testbed.watched_swarm import POLL_S, WatchedSwarm
+
+WHOLE_LIMIT_S = 240.0
+"""How long a swarm may take to be whole, at first and after each kill."""
+END_LIMIT_S = 60.0
+STEPS_AFTER = 5
+"""Without a kill, at the end."""
+ETA_KILLS = 20
+"""The time left is told by so many last kills."""
+
+Say = Callable[[float, int, str], None]
+"""Seconds since the beginning, committed step, what happened."""
+
+
+@dataclass
+class StormReport:
+    """What was done, however far it came."""
+
+    kills: int = 0
+    same_home: int = 0
+    """Of those, replaced by a new process in the same home; the others by newcomers."""
+    wrong: list[str] = field(default_factory=list)
+    inflicted: list[Inflicted] = field(default_factory=list)
+    whole_s: list[float] = field(default_factory=list)
+    """After each kill, until all that run were in one view and had committed a step in it."""
+    facts: StormFacts = field(default_factory=StormFacts)
+
+
+class KillStorm:
+    """`run` storms until `kills` are done, something is wrong, or `stop` was called."""
+
+    def __init__(
+        self,
+        swarm: LocalSwarm,
+        peer_ids: dict[str, str],
+        start_again: Callable[[str, tuple[str, ...]], Child],
+        say: Say,
+        seed: int,
+    ) -> None:
+        """`start_again(name, addresses)` starts a daemon of that name as a joiner."""
+        self.report = StormReport()
+        self.is_stopped = False
+        self.watched = WatchedSwarm(swarm, peer_ids)
+        self._directory = swarm.directory
+        self._start_again = start_again
+        self._say = say
+        self._chance = random.Random(seed)
+        self._began_s = time.time()
+        self._newcomers = 0
+
+    def stop(self) -> None:
+        """After the kill under way."""
+        self.is_stopped = True
+
+    def run(self, kills: int) -> StormReport:
+        """Then all are told to leave, and must end. Blocks."""
+        report, watched = self.report, self.watched
+        if self._until_whole("the swarm begins", since_s=0.0, newest=None):
+            self._tell("all are in one view")
+            report.facts.sample(watched.children)
+            while report.kills < kills and not self.is_stopped and not report.wrong:
+                self._kill_one(kills)
+            last_step = watched.step + STEPS_AFTER
+            self._until(lambda: watched.step >= last_step, "no step after the last kill")
+        self._tell("all are told to leave")
+        watched.end_all()
+        self._until(lambda: not watched.running, "all were told to leave", END_LIMIT_S)
+        return report
+
+    def _kill_one(self, kills: int) -> None:
+        report, watched = self.report, self.watched
+        name = self._chance.choice(sorted(watched.running))
+        same_home = self._chance.random() < 0.5
+        pid, step, began_s = watched.child(name).process.pid, watched.step, time.time()
+        watched.kill(name)
+        report.facts.forget_killed(pid)
+        report.kills += 1
+        report.same_home += same_home
+        heir = name if same_home else self._newcomer(name)
+        peer_id = peer_id_of(self._directory / heir)
+        watched.came(self._start_again(heir, watched.addresses()), peer_id)
+        if self._until_whole(f"kill {report.kills} ({name})", time.time(), heir):
+            ended_s = time.time()
+            report.whole_s.append(ended_s - began_s)
+            report.inflicted.append(Inflicted("kill", (name,), step, began_s, ended_s))
+            report.facts.sample(child for child in watched.children if child.running)
+            by = "starts again" if same_home else f"{heir} comes in its place"
+            took = f"whole after {report.whole_s[-1]:.1f} s"
+            self._tell(f"kill {report.kills} of {kills}: {name}, {by}; {took}{self._eta(kills)}")
+
+    def _eta(self, kills: int) -> str:
+        left = kills - self.report.kills
+        each_s = statistics.median(self.report.whole_s[-ETA_KILLS:])
+        return f"; about {left * each_s / 60:.0f} min left" if left else ""
+
+    def _newcomer(self, dead: str) -> str:
+        """Another computer; nobody comes back to the home of the dead one, whose weights go."""
+        self._newcomers += 1
+        for path in (self._directory / dead).glob("runs/*/checkpoints"):
+            shutil.rmtree(path, ignore_errors=True)
+        return f"newcomer-{self._newcomers}"
+
+    def _until_whole(self, what: str, since_s: float, newest: str | None) -> bool:
+        """Until the newest view has all that run, `newest` has entered it after `since_s`, and a
+        step was committed in it."""
+
+        def is_whole() -> bool:
+            step, view = self.watched.step, self.watched.newest_view()
+            if view is None or not self.watched.all_take_part() or step < view["step"]:
+                return False
+            if newest is None:
+                return True
+            entered = self.watched.history(newest).view
+            return entered is not None and entered["time_s"] > since_s
+
+        return self._until(is_whole, what)
+
+    def _until(self, is_so: Callable[[], bool], what: str, limit_s: float = WHOLE_LIMIT_S) -> bool:
+        """False if that does not come, or a daemon ends by itself meanwhile: `report.wrong`."""
+        end_s = time.monotonic() + limit_s
+        while not is_so():
+            if wrong := self.watched.wrong_ends():
+                self.report.wrong += wrong
+                return False
+            if time.monotonic() > end_s:
+                states = "; ".join(self.watched.states())
+                text = f"{what}: nothing came of it for {limit_s:.0f} s; {states}"
+                self.report.wrong.append(text)
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def _tell(self, what: str) -> None:
+        self._say(time.time() - self._began_s, self.watched.step, what)
+
+
+def peer_id_of(home: Path) -> str:
+    """Who lives there; made up now if nobody does yet."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return Identity.load_or_create(Home(home).identity).peer_id

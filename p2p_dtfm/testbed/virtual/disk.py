@@ -1,0 +1,169 @@
+"""The disk of a virtual machine: it may be slow or full, and forget what it has promised.
+
+Files are real ones. What is written is there at once; the disk notes what was there before until
+the change lasts, so that a kill undoes what was not written yet, and a power cut what was not yet
+forced to the disk, or was by a disk that lies.
+"""
+
+import contextlib
+import errno
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from p2p_dtfm.ports.disk import PARTIAL, Payload
+from p2p_dtfm.testbed.virtual.process import PROCESS, Turns
+
+SECOND_NS = 1_000_000_000
+WRITE_NS = 100_000
+BYTES_PER_S = 500_000_000
+SLOW_WRITE_NS = 150_000_000
+SLOW_BYTES_PER_S = 400_000
+LASTS_AFTER_NS = 5 * SECOND_NS
+"""By itself: after so long the operating system has written down what it was given."""
+HISTORY = "events.jsonl"
+
+
+@dataclass
+class _Change:
+    """Of one file, in the order in which they were made."""
+
+    path: Path
+    before: bytes | None
+    done_ns: int
+    """When the daemon hears that it is done."""
+    is_whole: bool
+    """A new content under the old name, not more of it; its bytes were forced to the disk."""
+
+    def undo(self) -> None:
+        with contextlib.suppress(OSError):  # its directory may be gone meanwhile
+            if self.before is None:
+                self.path.unlink(missing_ok=True)
+            else:
+                self.path.write_bytes(self.before)
+
+    def tear(self) -> None:
+        """Only half of it was written."""
+        with contextlib.suppress(OSError):
+            content = self.path.read_bytes()
+            kept = 0 if self.is_whole or self.before is None else len(self.before)
+            self.path.write_bytes(content[: kept + (len(content) - kept) // 2])
+
+
+class VirtualDisk:
+    """`p2p_dtfm.ports.disk.Disk` of one machine, whichever process writes."""
+
+    def __init__(self, loop: Turns) -> None:
+        self.is_full = False
+        self.is_slow = False
+        self.lies = False
+        """It says that it has written down what a power cut still takes."""
+        self.told: list[tuple[float, str]] = []
+        """Each line of the history that was to be written, and when: for whoever judges."""
+        self.refused = 0
+        self._loop = loop
+        self._changes: list[_Change] = []
+
+    # what daemons ask ----------------------------------------------------------------------------
+
+    def write_whole(self, path: Path, payload: Payload, mode: int) -> None:
+        self._require_room(path)
+        self._take(len(payload))
+        before = _content(path)
+        path.touch(mode)
+        path.write_bytes(payload)
+        self._note(_Change(path, before, self._now_ns(), is_whole=True))
+
+    def append(self, path: Path, text: str) -> None:
+        if path.name == HISTORY:
+            self.told += [(self._now_ns() / 1e9, line) for line in text.splitlines()]
+        self._require_room(path)
+        before = _content(path)
+        with path.open("a") as file:
+            file.write(text)
+        self._note(_Change(path, before, self._now_ns(), is_whole=False))
+
+    def write(self, file: BinaryIO, payload: Payload) -> None:
+        self._require_room(None)
+        self._take(len(payload))
+        file.write(payload)
+
+    def name(self, temporary: Path, path: Path) -> None:
+        before = _content(path)
+        temporary.replace(path)
+        self._note(_Change(path, before, self._now_ns(), is_whole=True))
+
+    def sync_directory(self, directory: Path) -> None:
+        self._take(0)
+        if not self.lies:
+            self._changes = [
+                change
+                for change in self._changes
+                if change.path.parent != directory or not change.is_whole
+            ]
+
+    # what is done to it --------------------------------------------------------------------------
+
+    def process_was_killed(self) -> None:
+        """Of what it was writing there is a part under another name."""
+        under_way = [change for change in self._changes if change.done_ns > self._loop.now_ns]
+        for change in reversed(under_way):
+            content = _content(change.path) or b""
+            change.undo()
+            if change.is_whole:
+                with contextlib.suppress(OSError):
+                    partial = change.path.with_name(change.path.name + PARTIAL)
+                    partial.write_bytes(content[: len(content) // 2])
+        self._changes = [change for change in self._changes if change not in under_way]
+
+    def power_was_cut(self, draws: random.Random) -> None:
+        """Some of the newest changes are lost, and of the last that stays perhaps a half."""
+        self._forget()
+        changes, self._changes = self._changes, []
+        stays = draws.randint(0, len(changes))
+        for change in reversed(changes[stays:]):
+            change.undo()
+        if stays and (self.lies or not changes[stays - 1].is_whole):
+            changes[stays - 1].tear()
+
+    def was_replaced(self) -> None:
+        """By another one, with other files."""
+        self._changes.clear()
+
+    # ---------------------------------------------------------------------------------------------
+
+    def _now_ns(self) -> int:
+        return self._loop.now_ns + self._loop.job_ns
+
+    def _require_room(self, path: Path | None) -> None:
+        if self.is_full:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, "No space left on device", path and str(path))
+
+    def _take(self, size_bytes: int) -> None:
+        """A job takes so much longer; who writes in its event loop does nothing else meanwhile."""
+        if self.is_slow:
+            took_ns = SLOW_WRITE_NS + size_bytes * SECOND_NS // SLOW_BYTES_PER_S
+        else:
+            took_ns = WRITE_NS + size_bytes * SECOND_NS // BYTES_PER_S
+        if self._loop.in_job:
+            self._loop.job_ns += took_ns
+        elif (process := PROCESS.get()) is not None:
+            process.stall(took_ns)
+
+    def _note(self, change: _Change) -> None:
+        self._forget()
+        self._changes.append(change)
+
+    def _forget(self) -> None:
+        """What lasts."""
+        oldest_ns = self._loop.now_ns - LASTS_AFTER_NS
+        self._changes = [change for change in self._changes if change.done_ns > oldest_ns]
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None

@@ -1,0 +1,84 @@
+"""Puts bugs into the daemon, and says within how many seeds each is found.
+
+`python -m p2p_dtfm.testbed.virtual.planted [--within 100] [--only NAME,NAME] [--list]`
+
+A seed finds a bug if it fails with it and not without. Returns 1 where one was not found.
+"""
+
+import argparse
+import logging
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from p2p_dtfm.testbed.virtual.planted.disks import DISKS
+from p2p_dtfm.testbed.virtual.planted.patches import Planted, planted
+from p2p_dtfm.testbed.virtual.planted.states import STATES
+from p2p_dtfm.testbed.virtual.planted.waiting import WAITING
+from p2p_dtfm.testbed.virtual.seeds.player import (
+    Player,
+    leave_alone_what_is_loaded,
+    memory_disk,
+)
+
+BUGS = (*WAITING, *STATES, *DISKS)
+
+
+class Search:
+    """Remembers which seeds fail by themselves."""
+
+    def __init__(self, player: Player) -> None:
+        self._player = player
+        self._fails: dict[int, bool] = {}
+
+    def _fails_by_itself(self, seed: int) -> bool:
+        if seed not in self._fails:
+            self._fails[seed] = bool(self._player.play(seed).problem)
+        return self._fails[seed]
+
+    def found(self, bug: Planted, within: int, first: int = 0) -> tuple[int, str] | None:
+        """How many seeds it took, and what the last of them says; or None."""
+        for seed in range(first, first + within):
+            with planted(bug):
+                problem = self._player.play(seed).problem
+            if problem and not self._fails_by_itself(seed):
+                return seed - first + 1, problem
+        return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--within", type=int, default=100, help="seeds for each")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--only", help="these, by name, with commas between")
+    parser.add_argument("--list", action="store_true", help="say which there are")
+    options = parser.parse_args()
+    names = options.only.split(",") if options.only else [bug.name for bug in BUGS]
+    bugs = [bug for bug in BUGS if bug.name in names]
+    if options.list:
+        for bug in bugs:
+            print(f"{bug.name:24} {bug.what}")
+        return 0
+    logging.getLogger("p2p_dtfm").setLevel(logging.CRITICAL)
+    missed = 0
+    with tempfile.TemporaryDirectory(dir=memory_disk()) as scratch:
+        search = Search(Player(Path(scratch)))
+        leave_alone_what_is_loaded()
+        for bug in bugs:
+            began_s = time.monotonic()
+            found = search.found(bug, options.within, options.first)
+            missed += found is None
+            took = f"{time.monotonic() - began_s:.0f} s"
+            if found is None:
+                print(f"{bug.name:24} not within {options.within} seeds, {took}: {bug.what}")
+            else:
+                count, problem = found
+                print(f"{bug.name:24} {count} seeds, {took}: {problem.splitlines()[0][:120]}")
+            sys.stdout.flush()
+    print(f"{len(bugs) - missed} of {len(bugs)} found")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

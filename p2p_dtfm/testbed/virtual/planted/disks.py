@@ -1,0 +1,102 @@
+"""What is written, and read again."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.view_history import ViewHistory
+from p2p_dtfm.daemon.peers import home_memory
+from p2p_dtfm.daemon.telemetry.event_log import EventLog
+from p2p_dtfm.ports import disk, now
+from p2p_dtfm.testbed.virtual.planted.patches import Patches, Planted
+from p2p_dtfm.train.model import checkpoint
+
+_STEP = re.compile(r"step-([0-9]+)")
+
+
+def _checkpoints_are_believed(patches: Patches) -> None:
+    """Neither length nor digest of a file is looked at."""
+
+    def check_layer(directory: Path, manifest: Any, layer: int) -> bytes:
+        return checkpoint.layer_path(directory, layer).read_bytes()
+
+    def list_checkpoints(root: Path) -> list[Any]:
+        found = []
+        for directory in sorted(root.glob("step-*"), reverse=True):
+            if (directory / "manifest.json").exists():
+                manifest = checkpoint.read_manifest(directory)
+                found.append(checkpoint.Checkpoint(directory, manifest))
+        return found
+
+    from p2p_dtfm.daemon.state_transfer import checkpoints
+
+    patches.put(checkpoint, "_check_layer", check_layer)
+    patches.put(checkpoint, "list_checkpoints", list_checkpoints)
+    patches.put(checkpoints, "list_checkpoints", list_checkpoints)
+
+
+def _a_full_disk_ends_training(patches: Patches) -> None:
+    def save_layers(*args: Any, **options: Any) -> Any:
+        try:
+            return right(*args, **options)
+        except checkpoint.CheckpointFailed as error:
+            raise RuntimeError("planted") from error
+
+    from p2p_dtfm.daemon.state_transfer import checkpoints
+
+    right = patches.put(checkpoints, "save_layers", save_layers)
+
+
+def _a_full_disk_ends_the_history(patches: Patches) -> None:
+    def write(log: Any, event: str, **facts: Any) -> None:
+        disk.append(log._path, json.dumps({"event": event, **facts}) + "\n")
+
+    patches.put(EventLog, "write", write)
+
+
+def _lives_follow_the_clock(patches: Patches) -> None:
+    def next_life(home: Any) -> int:
+        return int(now.wall_s() * 1000)
+
+    patches.put(Home, "next_life", next_life)
+
+
+def _views_are_forgotten(patches: Patches) -> None:
+    patches.nothing(ViewHistory, "write")
+
+
+def _half_a_memory_ends_it(patches: Patches) -> None:
+    def read_memory(directory: Path) -> Any:
+        path = directory / home_memory.FILE_NAME
+        return home_memory._checked(path.read_bytes(), directory.name) if path.exists() else None
+
+    from p2p_dtfm.daemon.peers import recall
+
+    patches.put(home_memory, "read_memory", read_memory)
+    if "read_memory" in vars(recall):
+        patches.put(recall, "read_memory", read_memory)
+
+
+def _fetched_files_stay(patches: Patches) -> None:
+    """Beside the layers that they were copied to."""
+
+    def add_layer_file(directory: Path, layer: int, source: Path) -> None:
+        right(directory, layer, source)
+        (directory / f"another-{layer}.partial").write_bytes(b"")
+
+    from p2p_dtfm.daemon.state_transfer import checkpoints
+
+    right = patches.put(checkpoints, "add_layer_file", add_layer_file)
+
+
+DISKS = (
+    Planted("believed", "files of checkpoints are not looked at", _checkpoints_are_believed),
+    Planted("full-ends-training", "a full disk ends training", _a_full_disk_ends_training),
+    Planted("full-ends-history", "a full disk ends the daemon", _a_full_disk_ends_the_history),
+    Planted("life-by-clock", "a clock put back is an earlier life", _lives_follow_the_clock),
+    Planted("views-forgotten", "who comes back knows no view", _views_are_forgotten),
+    Planted("torn-memory", "half a file of its memory ends a daemon", _half_a_memory_ends_it),
+    Planted("files-stay", "fetched files are left behind", _fetched_files_stay),
+)

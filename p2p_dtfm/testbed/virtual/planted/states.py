@@ -1,0 +1,180 @@
+"""Gradients and states that are wrong, lost or doubled."""
+
+import dataclasses
+from typing import Any
+
+from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.commit.step import StepTransaction
+from p2p_dtfm.core.recovery.receipts import Receipts
+from p2p_dtfm.daemon.state_transfer.arriving_gradients import ArrivingGradients
+from p2p_dtfm.daemon.state_transfer.cut_store import CutStore
+from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
+from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
+from p2p_dtfm.daemon.trainer.followers import Followers
+from p2p_dtfm.daemon.trainer.step_loop import StepLoop
+from p2p_dtfm.daemon.trainer.trainer import Trainer
+from p2p_dtfm.testbed.virtual.planted.patches import Patches, Planted
+from p2p_dtfm.train.model import optimizer
+from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
+
+RARE = 11
+"""A bug that shows in one step of so many."""
+
+
+def _own_gradients_are_hidden(patches: Patches) -> None:
+    def keep(loop: Any, view: Any, step: int, reduced: Any) -> None:
+        loop._state.reduced.setdefault((view.id, step), {}).update(reduced)
+
+    patches.put(StepLoop, "_keep_reduced", keep)
+
+
+def _gradients_of_any_view(patches: Patches) -> None:
+    def gradient(followers: Any, sender: str, header: Any, payload: bytearray) -> None:
+        for item in followers._all():
+            if header.layer in item.layers:
+                item.gradient(sender, header, payload)
+
+    patches.put(Followers, "gradient", gradient)
+
+
+def _part_counts_twice(patches: Patches) -> None:
+    def add_parts(reduction: Any, chunk: int, parts: Any) -> Any:
+        if reduction._step % RARE == RARE - 1:
+            parts = [part if part is None else part * 2 for part in parts]
+        return right(reduction, chunk, parts)
+
+    right = patches.put(SegmentReduction, "add_parts", add_parts)
+
+
+def _sum_is_not_taken(patches: Patches) -> None:
+    def take_sum(reduction: Any, chunk: int, payload: Any) -> None:
+        if reduction._step % RARE != RARE - 1:
+            right(reduction, chunk, payload)
+
+    right = patches.put(SegmentReduction, "take_sum", take_sum)
+
+
+def _update_counts_twice(patches: Patches) -> None:
+    def apply_outcome(spec: Any, state: Any, gradient: Any, step: int, norm: float) -> None:
+        right(spec, state, gradient * (1 + (step % RARE == RARE - 1)), step, norm)
+
+    from p2p_dtfm.daemon.trainer import step_loop
+
+    right = patches.put(step_loop, "apply_outcome", apply_outcome)
+
+
+def _old_work_is_kept(patches: Patches) -> None:
+    """Of a step that fails, what is not part of it any more: its gradients count once more."""
+
+    def begin(work: Any, step: int) -> None:
+        if work.step == step:
+            work._forget()
+        else:
+            right(work, step)
+
+    right = patches.put(OpenStepWork, "begin", begin)
+
+
+def _follower_takes_a_step_twice(patches: Patches) -> None:
+    """A replay that is cancelled may be under way."""
+
+    def replay_outcome(spec: Any, state: Any, gradient: Any, step: int, norm: float) -> None:
+        state.version = step
+        optimizer.apply_outcome(spec, state, gradient, step, norm)
+
+    from p2p_dtfm.daemon.state_transfer import follower
+    from p2p_dtfm.daemon.trainer import trainer
+
+    patches.put(follower, "replay_outcome", replay_outcome)
+    patches.put(trainer, "replay_outcome", replay_outcome)
+
+
+def _rolled_forward_only_in_words(patches: Patches) -> None:
+    async def do_restart(trainer: Any, restart: Any) -> None:
+        for layer in restart.roll_forward:
+            trainer._state.states[layer].version = trainer._state.step
+        await right(trainer, dataclasses.replace(restart, roll_forward=()))
+        if trainer._state.restart is restart:
+            trainer._state.restart = None
+            trainer._outlet.states_changed()
+
+    right = patches.put(Trainer, "_do_restart", do_restart)
+
+
+def _nothing_is_discarded(patches: Patches) -> None:
+    async def do_restart(trainer: Any, restart: Any) -> None:
+        for layer in restart.discard:
+            if layer in trainer._state.states:
+                trainer._state.states[layer].version = trainer._state.step
+        await right(trainer, dataclasses.replace(restart, discard=()))
+        if trainer._state.restart is restart:
+            trainer._state.restart = None
+            trainer._outlet.states_changed()
+
+    right = patches.put(Trainer, "_do_restart", do_restart)
+
+
+def _receipts_are_not_waited_for(patches: Patches) -> None:
+    patches.put(Receipts, "waits_for", lambda receipts, step: ())
+
+
+def _cuts_are_safe_at_once(patches: Patches) -> None:
+    def committed(cuts: Any, view: Any, outcome: Any) -> None:
+        right(cuts, view, outcome)
+        cuts.safe_step = outcome.step + 1
+
+    right = patches.put(Cuts, "committed", committed)
+
+
+def _whole_cuts_are_dropped(patches: Patches) -> None:
+    def keep_from(store: Any, safe: int, is_on_lineage: Any) -> None:
+        right(store, safe + 1_000_000, is_on_lineage)
+
+    right = patches.put(CutStore, "keep_from", keep_from)
+
+
+def _commits_without_one(patches: Patches) -> None:
+    def outcome(transaction: Any) -> Any:
+        missing = transaction.missing
+        if len(missing) != 1 or len(transaction._holders) < 3:
+            return right(transaction)
+        (late,) = missing
+        other = next(iter(transaction._prepared.values()))
+        transaction._prepared[late] = other
+        return right(transaction)
+
+    right = patches.put(StepTransaction, "outcome", outcome)
+
+
+def _frozen_commits(patches: Patches) -> None:
+    def freeze(ledger: Any) -> Any:
+        said = right(ledger)
+        ledger.frozen = False
+        return said
+
+    right = patches.put(Ledger, "freeze", freeze)
+
+
+def _replayed_stay(patches: Patches) -> None:
+    patches.nothing(ArrivingGradients, "replayed")
+
+
+STATES = (
+    Planted("own-gradients-hidden", "nobody hears of gradients here", _own_gradients_are_hidden),
+    Planted("any-view", "gradients of another view are taken", _gradients_of_any_view),
+    Planted("part-twice", "a part of a sum counts twice", _part_counts_twice),
+    Planted("sum-not-taken", "the sum of the others is not taken", _sum_is_not_taken),
+    Planted("update-twice", "a holder applies a gradient twice over", _update_counts_twice),
+    Planted("old-work", "gradients of a failed attempt stay in the buffer", _old_work_is_kept),
+    Planted("step-twice", "a gradient is applied again", _follower_takes_a_step_twice),
+    Planted(
+        "rolled-in-words", "a step rolled forward is not applied", _rolled_forward_only_in_words
+    ),
+    Planted("nothing-discarded", "states of a lost step stay", _nothing_is_discarded),
+    Planted("no-receipts", "Prepared does not wait for guardians", _receipts_are_not_waited_for),
+    Planted("safe-at-once", "what is not copied yet is told to be safe", _cuts_are_safe_at_once),
+    Planted("cuts-dropped", "whole cuts are dropped", _whole_cuts_are_dropped),
+    Planted("commits-without-one", "one Prepared too few is enough", _commits_without_one),
+    Planted("frozen-commits", "a step goes on that the next view decides", _frozen_commits),
+    Planted("replayed-stay", "replayed gradients are never let go of", _replayed_stay),
+)

@@ -1,0 +1,165 @@
+"""Who is not woken, not asked, or never ends."""
+
+import asyncio
+from typing import Any
+
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.machine.life import Life
+from p2p_dtfm.daemon.node.action_loop import ActionLoop
+from p2p_dtfm.daemon.node.coming_and_going import Departure
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.state_transfer import follower
+from p2p_dtfm.daemon.state_transfer.follower import Follower
+from p2p_dtfm.daemon.trainer.followers import Followers
+from p2p_dtfm.daemon.trainer.place import Place
+from p2p_dtfm.daemon.trainer.step_loop import StepLoop
+from p2p_dtfm.daemon.trainer.trainer import Trainer
+from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
+from p2p_dtfm.daemon.trainer.view_mail import ViewMail
+from p2p_dtfm.testbed.virtual.planted.patches import Patches, Planted
+
+FOR_EVER_S = 1e9
+
+
+def _gives_no_states_while_it_waits(patches: Patches) -> None:
+    async def offer_states(place: Any) -> None:
+        if not place._tools.status.facts.get("waits_for"):
+            await offered(place)
+
+    offered = patches.put(Place, "offer_states", offer_states)
+
+
+def _new_holder_sleeps(patches: Patches) -> None:
+    def changed(followers: Any) -> None:
+        followers._outlet.states_changed()
+        followers._progressed.set()
+
+    patches.put(Followers, "_changed", changed)
+
+
+def _leavers_are_asked(patches: Patches) -> None:
+    def donors_of(view: View, layer: int, me: str, taken_over: bool = False) -> list[str]:
+        if view.snapshot.planned:
+            return list(right(view, layer, me, taken_over))
+        held = [item for item in view.snapshot.held if item.layer == layer]
+        newest = max((item.version for item in held), default=-1)
+        return sorted({it.peer_id for it in held if it.version == newest} - {me})
+
+    right: Any = patches.put(follower, "donors_of", donors_of)
+
+
+def _active_wakes_nobody(patches: Patches) -> None:
+    patches.nothing(Trainer, "may_commit")
+
+
+class _NeverCleared(asyncio.Event):
+    def clear(self) -> None:
+        """Once done, always done."""
+
+
+def _done_is_done(patches: Patches) -> None:
+    def made(trainer: Any, *args: Any) -> None:
+        make(trainer, *args)
+        trainer.done = _NeverCleared()
+
+    make = patches.put(Trainer, "__init__", made)
+
+
+def _over_is_not_looked_at(patches: Patches) -> None:
+    """By who begins to compute."""
+
+    async def compute(loop: Any, view: Any, running: Any) -> Any:
+        if not loop._state.is_over(view):
+            return await right(loop, view, running)
+        return await running
+
+    right = patches.put(StepLoop, "_compute", compute)
+
+
+def _early_prepared_is_lost(patches: Patches) -> None:
+    patches.nothing(ViewMail, "keep_early")
+
+
+def _stop_wakes_nobody(patches: Patches) -> None:
+    def stop_step(trainer: Any) -> None:
+        trainer._state.stopped = True
+        trainer._followers.stop_guarding()
+        trainer.cuts.stop()
+
+    patches.put(Trainer, "stop_step", stop_step)
+
+
+def _donors_are_never_turned_from(patches: Patches) -> None:
+    patches.nothing(Follower, "_turn_from")
+
+
+def _actions_do_not_settle(patches: Patches) -> None:
+    async def settled(loop: Any) -> None:
+        """At once."""
+
+    patches.put(ActionLoop, "settled", settled)
+
+
+def _tasks_outlive_the_daemon(patches: Patches) -> None:
+    patches.nothing(Life, "cancel_tasks")
+
+
+def _leaving_never_ends(patches: Patches) -> None:
+    async def end(departure: Any) -> None:
+        await asyncio.sleep(FOR_EVER_S)
+
+    patches.put(Departure, "end", end)
+
+
+def _failures_of_parts_are_swallowed(patches: Patches) -> None:
+    patches.nothing(TrainerState, "_ended")
+    patches.put(Follower, "_check_stall", _raise)
+
+
+def _raise(follower: Any) -> None:
+    raise RuntimeError("planted")
+
+
+def _failed_delivery_ends_its_worker(patches: Patches) -> None:
+    async def try_to_deliver(messenger: Any, peer_id: str, message: Any) -> None:
+        if peer_id in messenger._silent:
+            raise RuntimeError("planted")
+        await right(messenger, peer_id, message)
+
+    right = patches.put(Messenger, "_try_to_deliver", try_to_deliver)
+
+
+WAITING = (
+    Planted(
+        "prepared-gives-nothing",
+        "who waits for the others' Prepared gives no states",
+        _gives_no_states_while_it_waits,
+    ),
+    Planted(
+        "new-holder-sleeps",
+        "a guardian that has become holder is not woken when its layers are here",
+        _new_holder_sleeps,
+    ),
+    Planted("leaver-asked", "who goes with the view is asked for states", _leavers_are_asked),
+    Planted(
+        "active-wakes-nobody", "a step that waits for Active alone stays", _active_wakes_nobody
+    ),
+    Planted("done-is-done", "whoever was done does not train again", _done_is_done),
+    Planted(
+        "over-not-looked-at", "who applies while a view ends waits in it", _over_is_not_looked_at
+    ),
+    Planted("early-prepared", "Prepared before the takeover is lost", _early_prepared_is_lost),
+    Planted("stop-wakes-nobody", "a failure stops no step under way", _stop_wakes_nobody),
+    Planted("one-donor", "a donor that fails is asked for ever", _donors_are_never_turned_from),
+    Planted("no-settling", "the step loop does not wait for a takeover", _actions_do_not_settle),
+    Planted("tasks-stay", "tasks outlive their daemon", _tasks_outlive_the_daemon),
+    Planted("leaving-never-ends", "who leaves stays", _leaving_never_ends),
+    Planted(
+        "part-fails-silently",
+        "a part of the trainer ends, and nobody hears of it",
+        _failures_of_parts_are_swallowed,
+    ),
+    Planted(
+        "worker-fails", "a delivery that fails ends its worker", _failed_delivery_ends_its_worker
+    ),
+)

@@ -1,0 +1,9 @@
+"""Seeds of faults, played on real daemons in virtual time. Begin with `__main__`.
+
+faults    what is drawn from a seed
+deeds     how it is done
+judge     what must hold
+run       what is trained
+playing   one seed from its beginning to its end
+shrink    the fewest faults with which it still fails
+"""

@@ -1,0 +1,212 @@
+"""Faults as they are done to a swarm, and undone."""
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from p2p_dtfm.testbed.virtual.links import Link
+from p2p_dtfm.testbed.virtual.seeds.faults import AHEAD_S, BACK_S, Fault
+from p2p_dtfm.testbed.virtual.swarm import Peer, Swarm
+
+LOSS = 0.2
+DOUBLED = 0.3
+HOME_OF_THE_LIVING = frozenset({"daemon.lock", "daemon.sock"})
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class Deeds:
+    """`begin` says whether a fault was possible; `done` is what was, for whoever reads a story."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.done: list[str] = []
+        self.begun_count = 0
+        self.crashes_s: list[float] = []
+        """When somebody lost what it had in memory."""
+        self._swarm = swarm
+        self._copies: dict[str, Path] = {}
+        """Of homes, from which an old disk comes back."""
+        self._begin: dict[str, Callable[[Fault], bool]] = {
+            "kill": lambda fault: self._kill(fault, swarm.kill),
+            "power cut": lambda fault: self._kill(fault, swarm.cut_power),
+            "lying disk": lambda fault: self._disk(fault, "lies", is_so=True),
+            "old disk": self._copy_home,
+            "pause": self._pause,
+            "leave": self._leave,
+            "join": lambda fault: self._start(self._one(fault)),
+            "cut": lambda fault: self._cut(fault, both_ways=True),
+            "one-way cut": lambda fault: self._cut(fault, both_ways=False),
+            "partition": self._part,
+            "slow link": lambda fault: self._links(fault, "is_slow", True),
+            "lossy link": lambda fault: self._links(fault, "loss", LOSS),
+            "doubled calls": lambda fault: self._links(fault, "doubled", DOUBLED),
+            "full disk": lambda fault: self._disk(fault, "is_full", is_so=True),
+            "slow disk": lambda fault: self._disk(fault, "is_slow", is_so=True),
+            "clock": self._set_clock,
+        }
+        self._end: dict[str, Callable[[Fault], object]] = {
+            "kill": lambda fault: self._start(self._one(fault)),
+            "power cut": lambda fault: self._start(self._one(fault)),
+            "lying disk": self._end_of_lies,
+            "old disk": self._come_back_old,
+            "pause": self._resume,
+            "leave": lambda fault: self._start(self._one(fault)),
+            "join": lambda fault: None,
+            "cut": lambda fault: self._mend(fault),
+            "one-way cut": lambda fault: self._mend(fault),
+            "partition": self._unite,
+            "slow link": lambda fault: self._links(fault, "is_slow", False),
+            "lossy link": lambda fault: self._links(fault, "loss", 0.0),
+            "doubled calls": lambda fault: self._links(fault, "doubled", 0.0),
+            "full disk": lambda fault: self._disk(fault, "is_full", is_so=False),
+            "slow disk": lambda fault: self._disk(fault, "is_slow", is_so=False),
+            "clock": lambda fault: swarm.set_clock(self._one(fault), 0.0),
+        }
+
+    def begin(self, fault: Fault) -> bool:
+        """What is impossible now is left out."""
+        if not self._begin[fault.kind](fault):
+            return False
+        self.begun_count += 1
+        self._tell(str(fault))
+        return True
+
+    def end(self, fault: Fault) -> None:
+        """Of one that was begun."""
+        self._end[fault.kind](fault)
+        self._tell(f"end of {fault}")
+
+    def mend_all(self) -> None:
+        """Whatever has lost its end to another fault."""
+        for peer in self._swarm.peers:
+            if peer.process is not None and peer.process.is_paused:
+                self._swarm.resume(peer)
+            if peer.was_killed or _has_left(peer):
+                self._swarm.start(peer)
+
+    def _tell(self, what: str) -> None:
+        self.done.append(f"{self._swarm.now_s:.2f} s: {what}")
+        log.info("--- %s", what)
+
+    # peers ---------------------------------------------------------------------------------------
+
+    def _one(self, fault: Fault) -> Peer:
+        return self._swarm.named(fault.whom[0])
+
+    def _may_go(self, peer: Peer) -> bool:
+        """Somebody else stays."""
+        living = [item for item in self._swarm.peers if item.is_running]
+        return peer.is_running and len(living) > 1
+
+    def _kill(self, fault: Fault, how: Callable[[Peer], None]) -> bool:
+        peer = self._one(fault)
+        if may := self._may_go(peer):
+            self.crashes_s.append(self._swarm.now_s)
+            how(peer)
+        return may
+
+    def _start(self, peer: Peer) -> bool:
+        may = not peer.is_running
+        if may:
+            self._swarm.start(peer)
+        return may
+
+    def _pause(self, fault: Fault) -> bool:
+        peer = self._one(fault)
+        may = peer.is_running and peer.process is not None and not peer.process.is_paused
+        if may:
+            self._swarm.pause(peer)
+        return may
+
+    def _resume(self, fault: Fault) -> None:
+        process = self._one(fault).process
+        if process is not None and process.is_paused and not process.is_dead:
+            self._swarm.resume(self._one(fault))
+
+    def _leave(self, fault: Fault) -> bool:
+        peer = self._one(fault)
+        may = self._may_go(peer) and peer.has_run
+        if may:
+            self._swarm.leave(peer)
+        return may
+
+    # links ---------------------------------------------------------------------------------------
+
+    def _both(self, fault: Fault) -> tuple[Peer, Peer]:
+        one, other = fault.whom
+        return self._swarm.named(one), self._swarm.named(other)
+
+    def _cut(self, fault: Fault, both_ways: bool) -> bool:
+        self._swarm.cut(*self._both(fault), both_ways=both_ways)
+        return True
+
+    def _mend(self, fault: Fault) -> None:
+        self._swarm.mend(*self._both(fault))
+
+    def _links(self, fault: Fault, name: str, value: object) -> bool:
+        one, other = self._both(fault)
+        for here, there in ((one, other), (other, one)):
+            link: Link = self._swarm.network.links.of(here.peer_id, there.peer_id)
+            setattr(link, name, value)
+        return True
+
+    def _sides(self, fault: Fault) -> list[tuple[Peer, Peer]]:
+        side = [self._swarm.named(name) for name in fault.whom]
+        rest = [peer for peer in self._swarm.peers if peer not in side]
+        return [(one, other) for one in side for other in rest]
+
+    def _part(self, fault: Fault) -> bool:
+        for pair in self._sides(fault):
+            self._swarm.cut(*pair)
+        return True
+
+    def _unite(self, fault: Fault) -> None:
+        for pair in self._sides(fault):
+            self._swarm.mend(*pair)
+
+    # machines ------------------------------------------------------------------------------------
+
+    def _disk(self, fault: Fault, name: str, is_so: bool) -> bool:
+        setattr(self._one(fault).disk, name, is_so)
+        return True
+
+    def _end_of_lies(self, fault: Fault) -> None:
+        """Whoever believed them loses power."""
+        peer = self._one(fault)
+        if self._may_go(peer):
+            self._swarm.cut_power(peer)
+            self._swarm.start(peer)
+        peer.disk.lies = False
+
+    def _set_clock(self, fault: Fault) -> bool:
+        self._swarm.set_clock(self._one(fault), BACK_S + fault.draw * (AHEAD_S - BACK_S))
+        return True
+
+    def _copy_home(self, fault: Fault) -> bool:
+        peer = self._one(fault)
+        may = peer.has_run and peer.name not in self._copies
+        if may:
+            copy = self._copies[peer.name] = peer.home.with_name(f"{peer.name}-before")
+            shutil.copytree(peer.home, copy, ignore=_not_of_the_living, dirs_exist_ok=True)
+        return may
+
+    def _come_back_old(self, fault: Fault) -> None:
+        peer = self._one(fault)
+        copy = self._copies.pop(peer.name)
+        if self._may_go(peer):
+            self._swarm.kill(peer)
+            shutil.rmtree(peer.home)
+            copy.rename(peer.home)
+            peer.disk.was_replaced()
+            self._swarm.start(peer)
+
+
+def _has_left(peer: Peer) -> bool:
+    """It was paused by its owner, who wants it to come back."""
+    is_over = peer.ended is not None and peer.ended.done() and not peer.was_killed
+    return is_over and peer.daemon is not None and peer.daemon.pause_reason is not None
+
+
+def _not_of_the_living(folder: str, names: list[str]) -> set[str]:
+    return {name for name in names if name in HOME_OF_THE_LIVING}

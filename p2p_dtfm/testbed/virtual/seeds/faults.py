@@ -1,0 +1,92 @@
+"""What is to happen in a seed: how many daemons there are, and what is done to them when."""
+
+import random
+from dataclasses import dataclass
+
+NAMES = "abcdefghijkl"
+BEGUN = (3, 5)
+JOINERS = (0, 3)
+FAULTS = (12, 16)
+FIRST_S, LAST_S = 3.0, 26.0
+"""After the last of those that begin the run was started."""
+LASTING_S = (0.3, 1.0, 3.0, 6.0, 12.0)
+BACK_S, AHEAD_S = -7200.0, 86_400.0
+"""How far wall clocks jump."""
+
+KINDS = {
+    "kill": 4,
+    "power cut": 2,
+    "lying disk": 1,
+    "old disk": 1,
+    "pause": 3,
+    "leave": 2,
+    "join": 0,
+    "cut": 3,
+    "one-way cut": 2,
+    "partition": 1,
+    "slow link": 2,
+    "lossy link": 1,
+    "doubled calls": 1,
+    "full disk": 2,
+    "slow disk": 1,
+    "clock": 2,
+}
+"""How often each is drawn; each newcomer joins once."""
+CRASHES = {"kill": 6, "power cut": 3, "full disk": 2, "slow disk": 1, "clock": 2, "join": 0}
+"""In every fourth seed only these: in it what is told to be safe is held to its word."""
+OF_LINKS = frozenset({"cut", "one-way cut", "slow link", "lossy link", "doubled calls"})
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Begins `at_s` after all that begin the run were started, and ends after a while."""
+
+    at_s: float
+    lasts_s: float
+    kind: str
+    whom: tuple[str, ...]
+    """Those to whom it is done: one, the two ends of a link, or one side of a partition."""
+    draw: float
+    """Between 0 and 1: how far, where that is asked."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {'-'.join(self.whom)}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Of one seed."""
+
+    begun: tuple[str, ...]
+    """The founder first."""
+    joiners: tuple[str, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def has_only_crashes(self) -> bool:
+        """Nobody is out of reach but who is dead."""
+        return all(fault.kind in CRASHES for fault in self.faults)
+
+    def only(self, kept: frozenset[int]) -> "Schedule":
+        """With these of its faults, by their place in it."""
+        faults = tuple(fault for place, fault in enumerate(self.faults) if place in kept)
+        return Schedule(self.begun, self.joiners, faults)
+
+
+def draw(seed: int) -> Schedule:
+    """The same for the same seed."""
+    draws = random.Random(f"faults {seed}")
+    kinds = CRASHES if seed % 4 == 3 else KINDS
+    count, joiner_count = draws.randint(*BEGUN), draws.randint(*JOINERS)
+    begun, joiners = NAMES[:count], NAMES[count : count + joiner_count]
+    faults = [Fault(draws.uniform(FIRST_S, LAST_S), 0.0, "join", (name,), 0.0) for name in joiners]
+    for _ in range(draws.randint(*FAULTS)):
+        kind = draws.choices(list(kinds), list(kinds.values()))[0]
+        whom = tuple(draws.sample(begun + joiners, 2 if kind in OF_LINKS else 1))
+        if kind == "partition":
+            whom = tuple(sorted(draws.sample(begun, draws.randint(1, len(begun) - 1))))
+        lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
+        at_s = draws.uniform(FIRST_S, LAST_S)
+        faults.append(Fault(at_s, lasts_s, kind, whom, draws.random()))
+    faults.sort(key=lambda fault: fault.at_s)
+    return Schedule(tuple(begun), tuple(joiners), tuple(faults))

@@ -1,0 +1,201 @@
+"""What must hold after a seed, and while it is played."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
+from p2p_dtfm.daemon.machine.home import is_full
+from p2p_dtfm.daemon.peers.run_source import RunComplete
+from p2p_dtfm.testbed.virtual.loop import VirtualTask
+from p2p_dtfm.testbed.virtual.streams import UNREAD_BYTES
+from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Peer, Swarm
+from p2p_dtfm.train.model.checkpoint import complete, list_checkpoints, load_layer
+
+TOLERANCE = 1e-4
+STATE_TOLERANCE = 2e-3
+"""Of a parameter after the last step: sums are made in other orders, and small moments divide."""
+TASKS_LIMIT = 600
+"""Of one daemon of at most eight."""
+LEAVES_WITHIN_S = 60.0
+LEFTOVERS = ("*.partial*", ".tmp-*", ".fetched-*")
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A run by one process alone."""
+
+    losses: list[float]
+    norms: list[float]
+    """Of the gradients of each step."""
+    held_out: dict[int, float]
+    home: Path
+    """With what it has saved after the last step."""
+
+
+def failed(peer: Peer) -> BaseException | None:
+    """What ended a daemon that had no reason to."""
+    if peer.ended is None or not peer.ended.done() or peer.was_killed or peer.ended.cancelled():
+        return None
+    return peer.ended.exception()
+
+
+def starts_again(peer: Peer) -> bool:
+    """It has ended, and said that it reaches nobody, or that its disk is full: its owner starts it
+    again, after a look at what it says."""
+    error = failed(peer)
+    return error is not None and _is_for_its_owner(peer, error, peer.has_run)
+
+
+def _is_for_its_owner(peer: Peer, error: BaseException, took_part: bool) -> bool:
+    """A full disk is a reason not to begin; it ends nobody who takes part."""
+    if isinstance(error, OSError):
+        return is_full(error) and not took_part and peer.disk.refused > 0
+    if isinstance(error, RunComplete) or not isinstance(error, UserError):
+        return False
+    return error.exit_code == UNREACHABLE
+
+
+def require_bounds(swarm: Swarm) -> None:
+    """Of queues and tasks, at any time. Raises `Broken`."""
+    counts: dict[str, int] = {}
+    for task in asyncio.all_tasks():
+        if isinstance(task, VirtualTask) and task.process is not None:
+            name = task.process.name
+            counts[name] = counts.get(name, 0) + (not task.process.is_dead)
+    for name, count in counts.items():
+        if count > TASKS_LIMIT:
+            raise Broken(f"{name} has {count} tasks")
+    for host in swarm.network.hosts.values():
+        for ends in host.open.values():
+            for end in ends:
+                if end.unread_bytes > UNREAD_BYTES:
+                    raise Broken(f"{host.process.name}: {end.unread_bytes} bytes unread")
+
+
+def require_safe_steps_stay(peer: Peer, crashes_s: Sequence[float] = ()) -> None:
+    """What a peer has told to be safe, which is from the crash of any one peer, is not computed
+    again, unless there were two of `crashes_s` since it was told; none are given where there was
+    one in all. Raises `Broken`."""
+    told: list[tuple[float, int]] = []
+    for event in peer.events():
+        if event["event"] != "step":
+            continue
+        at_s, step = event["at_s"], event["step"]
+        for told_s, safe in told:
+            if step < safe and sum(told_s <= crash_s <= at_s for crash_s in crashes_s) <= 1:
+                raise Broken(
+                    f"{peer.name}: step {step} again at {at_s:.2f} s, with {safe} safe ones "
+                    f"at {told_s:.2f} s"
+                )
+        told.append((at_s, event["safe_step"] or 0))
+
+
+def check(
+    swarm: Swarm, reference: Reference, crashes_s: Sequence[float], has_only_crashes: bool
+) -> None:
+    """Raises `Broken`."""
+    seen: set[int] = set()
+    for peer in swarm.peers:
+        _require_no_failure(peer)
+        if has_only_crashes:
+            require_safe_steps_stay(peer, crashes_s)
+        seen |= _require_outcomes(peer, reference)
+    if missing := set(range(len(reference.losses))) - seen:
+        raise Broken(f"nobody has told of the steps {sorted(missing)}")
+
+
+def _require_no_failure(peer: Peer) -> None:
+    errors = list(peer.past_errors)
+    if (error := failed(peer)) is not None:
+        errors.append((error, peer.has_run))
+    for error, took_part in errors:
+        is_known = isinstance(error, RunComplete) or _is_for_its_owner(peer, error, took_part)
+        if not is_known:
+            raise Broken(f"{peer.name} failed: {error!r}") from error
+    if failures := peer.failures():
+        raise Broken(f"{peer.name}: {failures[0]}")
+
+
+def _require_outcomes(peer: Peer, reference: Reference) -> set[int]:
+    """Each one that it has told, also of steps that were computed again; which steps."""
+    seen = set()
+    for event in peer.events():
+        if event["event"] != "step":
+            continue
+        step = event["step"]
+        is_trained = step < len(reference.losses)
+        expected = {
+            "loss": reference.losses[step] if is_trained else None,
+            "gradient_norm": reference.norms[step] if is_trained else None,
+            "held_out_loss": reference.held_out.get(step),
+        }
+        for name, value in expected.items():
+            found = event[name]
+            if value is None or (found is None and name == "held_out_loss"):
+                continue
+            if found is None or not math.isclose(found, value, rel_tol=TOLERANCE):
+                raise Broken(f"{peer.name}, step {step}: {name} {found}, not {value}")
+        seen.add(step)
+    return seen & set(range(len(reference.losses)))
+
+
+def require_states(swarm: Swarm, reference: Reference) -> None:
+    """What is saved of the last step is what a process alone has saved. Raises `Broken`."""
+    steps = len(reference.losses)
+    (right,) = reference.home.glob(f"runs/*/checkpoints/step-{steps:08d}")
+    compared: set[tuple[int, str]] = set()
+    whole = 0
+    for peer in swarm.peers:
+        for root in peer.home.glob("runs/*/checkpoints"):
+            for checkpoint in list_checkpoints(root):
+                if checkpoint.manifest.step != steps:
+                    continue
+                whole += complete(checkpoint.directory)
+                for name, file in checkpoint.manifest.layers.items():
+                    if (int(name), file.digest) in compared:
+                        continue
+                    compared.add((int(name), file.digest))
+                    found = load_layer(checkpoint.directory, int(name)).parameters
+                    apart = float((found - load_layer(right, int(name)).parameters).abs().max())
+                    if apart > STATE_TOLERANCE:
+                        raise Broken(f"{peer.name}: layer {name} of the last step is {apart} off")
+    if not whole:
+        raise Broken("nobody has saved the whole model of the last step")
+
+
+async def require_clean_ends(swarm: Swarm) -> None:
+    """Whoever is asked to leaves, and neither task nor file stays behind. Raises `Broken`."""
+    for peer in swarm.peers:
+        if peer.is_running:
+            swarm.leave(peer)
+    try:
+        await swarm.until(
+            lambda: not any(peer.is_running for peer in swarm.peers),
+            "they leave when they are asked to",
+            LEAVES_WITHIN_S,
+        )
+    except NeverHappened as error:
+        raise Broken(str(error)) from error
+    await asyncio.sleep(1.0)
+    for peer in swarm.peers:
+        _require_no_failure(peer)
+        if left := _tasks_left(peer):
+            raise Broken(f"{peer.name} has ended, and these of its tasks have not: {left}")
+        files = [path for kind in LEFTOVERS for path in peer.home.rglob(kind)]
+        if files and not peer.was_ever_killed:
+            raise Broken(f"{peer.name} has left behind {[path.name for path in files]}")
+
+
+def _tasks_left(peer: Peer) -> list[str]:
+    return [
+        task.waits_at()
+        for task in asyncio.all_tasks()
+        if isinstance(task, VirtualTask) and task.process is peer.process and not task.done()
+    ]

@@ -1,0 +1,33 @@
+"""Plays seeds one after the other, of one run."""
+
+import gc
+import tempfile
+from pathlib import Path
+
+from p2p_dtfm.testbed.virtual.seeds.faults import Schedule, draw
+from p2p_dtfm.testbed.virtual.seeds.judge import Reference
+from p2p_dtfm.testbed.virtual.seeds.playing import Played, play_seed
+from p2p_dtfm.testbed.virtual.seeds.run import STEPS, make_run, reference_of
+
+
+class Player:
+    """Plays seeds of one run, each in a folder of its own that goes afterwards."""
+
+    def __init__(self, scratch: Path, steps: int = STEPS) -> None:
+        self._run = make_run(scratch, steps)
+        self._reference: Reference = reference_of(self._run, scratch / "reference")
+
+    def play(self, seed: int, schedule: Schedule | None = None) -> Played:
+        with tempfile.TemporaryDirectory(dir=memory_disk()) as home:
+            return play_seed(seed, schedule or draw(seed), self._run, Path(home), self._reference)
+
+
+def leave_alone_what_is_loaded() -> None:
+    """The hundred thousands of objects that imports leave are looked through in no collection."""
+    gc.collect()
+    gc.freeze()
+
+
+def memory_disk() -> str | None:
+    """Where homes cost no waiting for a disk, if there is such a place."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None

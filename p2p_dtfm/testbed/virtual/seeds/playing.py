@@ -1,0 +1,215 @@
+"""One seed: daemons begin, faults are done, all is mended, and what came of it is judged."""
+
+import asyncio
+import collections
+import logging
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2p_dtfm.testbed.virtual.process import PROCESS
+from p2p_dtfm.testbed.virtual.seeds import judge
+from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
+from p2p_dtfm.testbed.virtual.seeds.faults import Fault, Schedule
+from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
+from p2p_dtfm.testbed.virtual.seeds.run import steps_of
+from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Peer, Swarm, play
+
+PATIENCE_S = 300.0
+"""Of virtual time, once all is mended: then nobody waits any more."""
+STARTS_AGAIN_S = 2.0
+LETS_IN_S = 30.0
+SAVES_WITHIN_S = 10.0
+"""After the last step somebody has the whole model."""
+LOOKS_EVERY_S = 1.0
+MESSAGES_TOLD = 12
+
+
+@dataclass
+class Played:
+    """What came of a seed."""
+
+    schedule: Schedule
+    done: list[str] = field(default_factory=list)
+    faults: int = 0
+    ended_s: float = 0.0
+    settled_s: float = 0.0
+    """After the last fault had ended."""
+    digest: str = ""
+    steps: int = 0
+    """That all peers together have told of."""
+    problem: str = ""
+    """Empty where all invariants hold."""
+
+
+class Play:
+    """One seed's faults, on one swarm."""
+
+    def __init__(self, swarm: Swarm, run: Path, schedule: Schedule) -> None:
+        self.deeds = Deeds(swarm)
+        self._swarm = swarm
+        self._run = run
+        self._steps = steps_of(run)
+        self._schedule = schedule
+        self._due: list[tuple[float, int, Fault]] = []
+        """When, the number of the fault or, for its end, one less than none."""
+        self._begun: set[Fault] = set()
+        self._starts_s: dict[str, float] = {}
+        self._looks_s = self._lets_in_s = 0.0
+        self.mended_s = 0.0
+
+    async def play(self) -> None:
+        swarm, schedule = self._swarm, self._schedule
+        stays = {"exit_when_done": False}  # for those that come back after the last step
+        expected = len(schedule.begun)
+        founder = swarm.peer(schedule.begun[0], run=str(self._run), expect_peers=expected, **stays)
+        known = [swarm.address(founder)]
+        for name in schedule.begun[1:] + schedule.joiners:  # each is given all that begin before it
+            peer = swarm.peer(name, initial_peers=tuple(known), **stays)
+            if name in schedule.begun:
+                known.append(swarm.address(peer))
+        swarm.start(founder)
+        await swarm.until(lambda: founder.has_run, "the run is founded", 60)
+        for name in schedule.begun[1:]:
+            swarm.start(swarm.named(name))
+        began_s = swarm.now_s
+        for number, fault in enumerate(schedule.faults):
+            self._due.append((began_s + fault.at_s, number, fault))
+            self._due.append((began_s + fault.at_s + fault.lasts_s, -1 - number, fault))
+        self._due.sort(key=lambda due: due[:2])
+        self.mended_s = max((due[0] for due in self._due), default=began_s)
+        self._lets_in_s = self.mended_s + LETS_IN_S
+        limit_s = self.mended_s - swarm.now_s + PATIENCE_S
+        await swarm.until(self._is_over, "all have come to the end of the run", limit_s)
+
+    def _is_over(self) -> bool:
+        swarm = self._swarm
+        while self._due and self._due[0][0] <= swarm.now_s:
+            _, number, fault = self._due.pop(0)
+            self._do(fault, is_end=number < 0)
+            if not self._due:
+                self.deeds.mend_all()
+        for peer in swarm.peers:
+            if self._is_let_in_by_nobody(peer):
+                swarm.kill(peer)
+                swarm.start(peer)
+                self._lets_in_s = swarm.now_s + LETS_IN_S
+            if judge.starts_again(peer):
+                due_s = self._starts_s.setdefault(peer.name, swarm.now_s + STARTS_AGAIN_S)
+                if swarm.now_s >= due_s:
+                    del self._starts_s[peer.name]
+                    swarm.start(peer)
+        if swarm.now_s >= self._looks_s:
+            self._looks_s = swarm.now_s + LOOKS_EVERY_S
+            judge.require_bounds(swarm)
+        return not self._due and all(self._is_done(peer) for peer in swarm.peers)
+
+    def _is_let_in_by_nobody(self, peer: Peer) -> bool:
+        """Whoever was welcomed before the last step and let in by nobody asks on for ever: known,
+        and its owner starts it again."""
+        if self._due or self._swarm.now_s < self._lets_in_s or not peer.is_running:
+            return False
+        others = [other for other in self._swarm.peers if other is not peer and other.process]
+        return _is_joining(peer) and all(self._is_done(it) or _is_joining(it) for it in others)
+
+    def _do(self, fault: Fault, is_end: bool) -> None:
+        """None begins after the last step."""
+        if is_end:
+            if fault in self._begun:
+                self.deeds.end(fault)
+            return
+        running = [peer for peer in self._swarm.peers if peer.is_running]
+        is_complete = any(peer.told_step() == self._steps for peer in running)
+        if (not is_complete or fault.kind == "join") and self.deeds.begin(fault):
+            self._begun.add(fault)
+
+    def _is_done(self, peer: Peer) -> bool:
+        """It has all steps, or was told that there are none to come, or has failed: `check`
+        sees; or was never to begin, since its joining was left out."""
+        if peer.process is None:
+            return True
+        if peer.was_killed or judge.starts_again(peer) or peer.ended is None:
+            return False
+        return peer.ended.done() or peer.told_step() == self._steps
+
+
+def _is_joining(peer: Peer) -> bool:
+    return peer.is_running and peer.standing().startswith(("joining", "syncing"))
+
+
+def play_seed(
+    seed: int, schedule: Schedule, run: Path, folder: Path, reference: Reference | None
+) -> Played:
+    """What came of it; `problem` says what does not hold. Without a reference nobody judges."""
+    played = Played(schedule)
+
+    async def scene(swarm: Swarm) -> None:
+        one = Play(swarm, run, schedule)
+        try:
+            await one.play()
+            played.ended_s, played.digest = swarm.now_s, swarm.trace.digest()
+            played.settled_s = max(0.0, swarm.now_s - one.mended_s)
+            if reference is not None:
+                await asyncio.sleep(SAVES_WITHIN_S)
+                crashes_s = one.deeds.crashes_s
+                judge.check(swarm, reference, crashes_s, schedule.has_only_crashes)
+                judge.require_states(swarm, reference)
+                await judge.require_clean_ends(swarm)
+        except (Broken, NeverHappened) as error:
+            played.problem = _with_cause(error)
+        played.done, played.faults = one.deeds.done, one.deeds.begun_count
+        played.steps = sum(len(peer.losses()) for peer in swarm.peers)
+
+    play(seed, folder, scene)
+    return played
+
+
+def _with_cause(error: BaseException) -> str:
+    if error.__cause__ is None:
+        return str(error)
+    return f"{error}\n{''.join(traceback.format_exception(error.__cause__))}"
+
+
+class _Lines(logging.Handler):
+    """The last few of each process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(Story())
+        self.by_process: dict[str, collections.deque[str]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        process = PROCESS.get()
+        name = process.name.split(".")[0] if process is not None else ""
+        lines = self.by_process.setdefault(name, collections.deque(maxlen=MESSAGES_TOLD))
+        lines.append(self.format(record))
+
+
+class Story(logging.Formatter):
+    """With the time, and who says it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        process = PROCESS.get()
+        if process is None:
+            return record.getMessage()
+        return f"{process.monotonic_ns() / 1e9:9.3f} {process.name} {record.getMessage()}"
+
+
+@contextmanager
+def last_messages() -> Iterator[dict[str, collections.deque[str]]]:
+    """Of each peer, by name; of the world's own deeds under no name."""
+    log = logging.getLogger("p2p_dtfm")
+    lines = _Lines()
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(lines)
+    was = log.propagate
+    log.propagate = False
+    try:
+        yield lines.by_process
+    finally:
+        log.removeHandler(lines)
+        log.setLevel(level)
+        log.propagate = was

@@ -1,0 +1,91 @@
+"""The small run that seeds train, and what a process alone makes of it."""
+
+import random
+from pathlib import Path
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.testbed.plain_losses import plain_losses
+from p2p_dtfm.testbed.virtual.seeds.judge import Reference
+from p2p_dtfm.testbed.virtual.swarm import Peer, Swarm, play
+from p2p_dtfm.train.data import prepare
+
+STEPS = 40
+WITHIN_S = 600.0
+_WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "that",
+    "for",
+    "on",
+    "as",
+    "with",
+    "at",
+    "by",
+    "from",
+    "peer",
+    "step",
+    "layer",
+    "plan",
+    "view",
+    "data",
+]
+
+
+def make_run(folder: Path, steps: int = STEPS, saves_every_steps: int = 10) -> Path:
+    """A run spec and its data."""
+    draws = random.Random("text")
+    text = folder / "text.txt"
+    text.write_text(" ".join(draws.choice(_WORDS) for _ in range(6000)))
+    prepare(
+        [text],
+        folder / "prepared",
+        name="drawn words",
+        licence="none",
+        source="https://example.org",
+        context=16,
+        shard_tokens=20_000,
+    )
+    spec = RunSpec.model_validate(
+        {
+            "name": "virtual",
+            "seed": 7,
+            "total_steps": steps,
+            "model": {"layers": 4, "width": 32, "heads": 2, "context": 16, "vocabulary": 256},
+            "batch": {"global_batch": 8, "microbatch": 2},
+            "optimizer": {"peak_learning_rate": 3e-3, "warmup_steps": 2},
+            "evaluation": {"every_steps": 10, "sequences": 4},
+            "checkpoint": {"every_steps": saves_every_steps, "keep": 2},
+            "data": {"source": str(folder / "prepared")},
+        }
+    )
+    path = folder / "run.json"
+    path.write_text(spec.model_dump_json())
+    return path
+
+
+def steps_of(run: Path) -> int:
+    return RunSpec.model_validate_json(run.read_text()).total_steps
+
+
+def reference_of(run: Path, folder: Path) -> Reference:
+    """What a single daemon says of its steps; its losses are those of plain PyTorch."""
+
+    async def scene(swarm: Swarm) -> Peer:
+        peer = swarm.peer("a", run=str(run))
+        swarm.start(peer)
+        await swarm.until(lambda: not peer.is_running, "a run by one", WITHIN_S)
+        assert peer.ended is not None
+        peer.ended.result()
+        return peer
+
+    peer = play(0, folder, scene)
+    losses = plain_losses(peer.home, steps_of(run))
+    assert losses is not None
+    steps = {event["step"]: event for event in peer.events() if event["event"] == "step"}
+    held_out = {step: it["held_out_loss"] for step, it in steps.items() if it["held_out_loss"]}
+    norms = [steps[step]["gradient_norm"] for step in range(len(losses))]
+    return Reference(losses, norms, held_out, peer.home)

@@ -1,0 +1,28 @@
+"""Of a seed that fails, the fewest faults with which it still does."""
+
+from collections.abc import Callable
+
+from p2p_dtfm.testbed.virtual.seeds.faults import Schedule
+
+
+def shrunk(
+    schedule: Schedule, fails: Callable[[Schedule], bool], plays_limit: int = 60
+) -> tuple[list[int], int]:
+    """The faults that stay, by their place, and how many plays it took.
+
+    Leaves out runs of faults, first long and then short ones, as long as it still fails.
+    """
+    kept = list(range(len(schedule.faults)))
+    plays, length = 0, max(1, len(kept) // 2)
+    while True:
+        start, found = 0, False
+        while start < len(kept) and plays < plays_limit:
+            rest = kept[:start] + kept[start + length :]
+            plays += 1
+            if fails(schedule.only(frozenset(rest))):
+                kept, found = rest, True
+            else:
+                start += length
+        if plays >= plays_limit or (length == 1 and not found):
+            return kept, plays
+        length = max(1, length // 2)

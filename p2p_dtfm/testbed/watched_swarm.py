@@ -1,0 +1,151 @@
+"""The daemons of a local swarm, seen from outside while they come, go and are killed: processes,
+what they write of their run, and where they can be called."""
+
+import signal
+import time
+from collections.abc import Collection, Iterable
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.local_client import ask_daemon
+from p2p_dtfm.testbed.growing_history import GrowingHistory
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
+from p2p_dtfm.testbed.recovery_times import Event, Histories
+
+POLL_S = 0.1
+ADDRESS_WAIT_S = 30.0
+INITIAL_PEERS = 3
+"""A joiner is told of so many: one of them may be stopped or cut off next."""
+
+
+class WatchedSwarm:
+    """Names stay; a daemon that starts again in its home goes by the same one."""
+
+    def __init__(self, swarm: LocalSwarm, peer_ids: dict[str, str]) -> None:
+        """`peer_ids` by name."""
+        self._swarm = swarm
+        self._names = {peer_id: name for name, peer_id in peer_ids.items()}
+        self._histories = {child.name: GrowingHistory(child.home) for child in swarm.children}
+        self._told_views: set[str] = set()
+        self._killed: set[int] = set()
+        """Process ids."""
+
+    # processes ----------------------------------------------------------------------------------
+
+    @property
+    def children(self) -> list[Child]:
+        """The newest process of each peer."""
+        return list({child.name: child for child in self._swarm.children}.values())
+
+    def child(self, name: str) -> Child:
+        return next(child for child in self.children if child.name == name)
+
+    @property
+    def running(self) -> set[str]:
+        return {child.name for child in self.children if child.running}
+
+    def kill(self, name: str) -> None:
+        """It ends at once, without a word."""
+        process = self.child(name).process
+        self._killed.add(process.pid)
+        process.kill()
+        process.wait()
+
+    def came(self, child: Child, peer_id: str = "") -> None:
+        """It has just been started; `peer_id` where it is a peer that was never there before."""
+        if peer_id:
+            self._names[peer_id] = child.name
+        self._histories.setdefault(child.name, GrowingHistory(child.home))
+
+    def end_all(self) -> None:
+        """All are told to leave; does not wait."""
+        for child in self.children:
+            if child.running:
+                child.process.send_signal(signal.SIGTERM)
+
+    def wrong_ends(self) -> list[str]:
+        """Of daemons that ended by themselves, and not because all was done."""
+        wrong = []
+        for child in self._swarm.children:
+            code = child.process.poll()
+            was_killed = code == -signal.SIGKILL and child.process.pid in self._killed
+            if code not in (None, 0) and not was_killed:
+                wrong.append(f"{child.name} ended with code {code}: {child.log_tail()}")
+        return wrong
+
+    def states(self) -> list[str]:
+        """What each daemon says that it does, for whoever must find out why nothing happens."""
+        return [
+            f"{child.name}: {facts['state']} ({facts['reason']})"
+            for child in self.children
+            if child.running and (facts := child.status()) is not None
+        ]
+
+    # what they write ----------------------------------------------------------------------------
+
+    def history(self, name: str) -> GrowingHistory:
+        return self._histories[name]
+
+    @property
+    def histories(self) -> Histories:
+        self._read()
+        return {name: history.events for name, history in self._histories.items()}
+
+    @property
+    def step(self) -> int:
+        """The highest committed step, once the daemons' histories are read up to now."""
+        self._read()
+        return max((history.step for history in self._histories.values()), default=-1)
+
+    def _read(self) -> None:
+        for history in self._histories.values():
+            history.read()
+
+    def take_views(self) -> list[Event]:
+        """New views, each once, from whoever was the first to write it down."""
+        self._read()
+        new = [event for history in self._histories.values() for event in history.take_views()]
+        found = []
+        for event in sorted(new, key=lambda event: event["time_s"]):
+            if event["snapshot"] not in self._told_views:
+                self._told_views.add(event["snapshot"])
+                found.append(event)
+        return found
+
+    def newest_view(self) -> Event | None:
+        """As far as the histories were read."""
+        views = [v for v in (history.view for history in self._histories.values()) if v is not None]
+        return max(views, key=lambda view: view["view"], default=None)
+
+    def all_take_part(self, away: Collection[str] = ()) -> bool:
+        """Whether the newest view has every daemon that runs and is not `away`, and no other."""
+        newest = self.newest_view()
+        members = newest["members"] if newest is not None else ()
+        names = {self._names[peer_id] for peer_id in members}
+        return self.running - set(away) <= names <= self.running
+
+    # where they are -----------------------------------------------------------------------------
+
+    def addresses(self, stopped: Iterable[str] = ()) -> tuple[str, ...]:
+        """Of peers that answer. Raises `UserError`."""
+        end_s, not_asked = time.monotonic() + ADDRESS_WAIT_S, set(stopped)
+        while time.monotonic() < end_s:
+            asked = [c for c in self.children if c.running and c.name not in not_asked]
+            found = [address for child in asked if (address := self._own_address(child))]
+            if found:
+                return tuple(found[:INITIAL_PEERS])
+            time.sleep(POLL_S)
+        raise UserError("no daemon of the swarm answers any more", "see the logs", exit_code=1)
+
+    def _own_address(self, child: Child) -> str | None:
+        for record in ask_daemon(child.home, "peers") or ():
+            if self._names.get(record["peer_id"]) == child.name and record["addresses"]:
+                return str(record["addresses"][0])
+        return None
+
+
+def view_in_words(event: Event) -> str:
+    count = len(event["members"])
+    text = f"view {event['view']} from step {event['step']}: {count} peer{'s' if count > 1 else ''}"
+    if (kept := event.get("kept_microbatches")) is not None:
+        text += f"; microbatches at stages: {kept} kept, {event['redone_microbatches']} redone"
+    return text

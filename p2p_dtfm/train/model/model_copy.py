@@ -1,0 +1,36 @@
+"""A copy of the whole model as it is after some step, to write text with while training goes on."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.gpt import build_layer, layer_count
+from p2p_dtfm.train.model.layer_state import LayerState
+
+TextModel = list[nn.Module]
+"""What text is written with: all layers, one after another."""
+
+
+def copied_layer(spec: RunSpec, state: LayerState) -> nn.Module:
+    """Parameters alone, in main memory."""
+    made = build_layer(spec, state.layer)
+    start, flat = 0, state.parameters.detach().to("cpu")
+    with torch.no_grad():
+        for parameter in made.parameters():
+            here = flat[start : start + parameter.numel()]
+            parameter.copy_(here.view_as(parameter))
+            start += parameter.numel()
+    return made.requires_grad_(False)
+
+
+def copied_model(spec: RunSpec, states: Mapping[int, LayerState]) -> tuple[int, TextModel] | None:
+    """How many steps it has had, and the model; None where layers are missing, or of unlike ages
+    (some are followed from afar)."""
+    layers = [states.get(layer) for layer in range(layer_count(spec))]
+    here = [state for state in layers if state is not None]
+    versions = {state.version for state in here}
+    if len(here) < len(layers) or len(versions) != 1:
+        return None
+    return versions.pop(), [copied_layer(spec, state) for state in here]

@@ -1,0 +1,130 @@
+"""A run that is complete, as one page that needs nothing beside it: to keep, to send, to print.
+
+All of it but the figures is text of strangers or of the model, and is escaped.
+"""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from p2p_dtfm.web.state import DashboardState, History, Sample
+
+WIDTH, HEIGHT, MARGIN = 760, 280, 44
+EVENTS_SHOWN = 40
+STYLE = """
+:root { color-scheme: light dark; --text: #1c2630; --quiet: #5d6b78; --line: #d5dce2; --page: #fff }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e4eaf0; --quiet: #9aa7b3; --line: #38424c; --page: #14191e } }
+body { font: 15px/1.55 system-ui, sans-serif; color: var(--text); background: var(--page);
+  max-width: 800px; margin: 0 auto; padding: 20px }
+h1 { font-size: 26px; margin-bottom: 0 } h2 { font-size: 18px; margin-top: 2em }
+table { border-collapse: collapse; width: 100% }
+td, th { padding: 4px 8px 4px 0; border-bottom: 1px solid var(--line); text-align: left;
+  vertical-align: top; overflow-wrap: anywhere }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid var(--line);
+  padding-left: 12px; margin: 6px 0 }
+small, .quiet { color: var(--quiet) } svg { max-width: 100%; height: auto }
+svg text { font: 12px system-ui, sans-serif; fill: var(--quiet) }
+"""
+
+
+def report_html(state: DashboardState, commands: Sequence[str]) -> str:
+    """`commands`: what can be typed next."""
+    run, history, given = state.run, state.history, state.contribution
+    name = escape(run.name) if run else "a run"
+    sections = [f"<h1>{name}</h1>", f'<p class="quiet">{_in_a_line(state)}</p>', _facts(state)]
+    if history.loss:
+        sections += ["<h2>Loss</h2>", _curve(history)]
+    if given.board:
+        rows = ((row.name, f"{row.tokens:,.0f}") for row in given.board)
+        sections += ["<h2>Who took part</h2>", _table(("peer", "tokens"), rows)]
+        sections.append(
+            f'<p class="quiet">Of the {given.board_steps:,} steps that this peer has seen; who '
+            "computes half of the layers has half a token for each. Thank you, all of you.</p>"
+        )
+    if state.samples.written:
+        sections.append("<h2>What it wrote as it learned</h2>")
+        prompt = f"<b>{escape(state.samples.prompt)}</b>"
+        for sample in _few(state.samples.written):
+            loss = "" if sample.held_out_loss is None else f", held-out {sample.held_out_loss:.3f}"
+            sections.append(f"<small>after {sample.step:,} steps{loss}</small>")
+            sections.append(f"<pre>{prompt}{escape(sample.text)}</pre>")
+    sections += ["<h2>What to do with it</h2>", f"<pre>{escape(chr(10).join(commands))}</pre>"]
+    if state.events:
+        events = ((event.kind, event.text) for event in state.events[:EVENTS_SHOWN])
+        sections += ["<h2>What happened</h2>", _table(("", "newest first"), events)]
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}</style><body>{''.join(sections)}</body></html>\n"
+    )
+
+
+def _in_a_line(state: DashboardState) -> str:
+    live, run = state.live, state.run
+    if run is None:
+        return "nothing is known of it"
+    tokens = live.step * run.tokens_per_step
+    return (
+        f"{run.parameter_count:,} parameters, {live.step:,} of {run.total_steps:,} steps, "
+        f"{tokens:,} tokens, by {len(state.contribution.board)} peers"
+    )
+
+
+def _facts(state: DashboardState) -> str:
+    live, ever = state.live, state.contribution.ever
+    kinds = [event.kind for event in state.events]
+    rows = [
+        ("loss", _number(live.loss)),
+        ("held-out loss", _number(live.held_out_loss)),
+        ("views", f"{len(state.history.view_step):,}"),
+        ("faults survived", f"{kinds.count('fault') + kinds.count('left'):,}, as this peer saw it"),
+        ("with this peer", f"{ever.seconds / 3600:,.2f} hours, {ever.steps:,} steps"),
+        ("it computed", f"{ever.tokens:,.0f} tokens"),
+        ("run", state.run.digest if state.run else "unknown"),
+    ]
+    return _table(("", ""), rows) + "".join(f"<p>{escape(mark)}</p>" for mark in live.marks)
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4f}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    cells = "".join(f"<th>{escape(text)}</th>" for text in head) if any(head) else ""
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows
+    )
+    return f"<table><tr>{cells}</tr>{body}</table>" if cells else f"<table>{body}</table>"
+
+
+def _few(items: Sequence[Sample], limit: int = 6) -> list[Sample]:
+    """The first, the last, and some between, evenly."""
+    if len(items) <= limit:
+        return list(items)
+    return [items[round(at * (len(items) - 1) / (limit - 1))] for at in range(limit)]
+
+
+def _curve(history: History) -> str:
+    """Loss over steps; points are held-out losses."""
+    losses = [*history.loss, *history.held_out_loss]
+    low, high = min(losses), max(losses)
+    last = max((*history.step, *history.held_out_step, 1))
+
+    def at(step: int, loss: float) -> tuple[float, float]:
+        x = MARGIN + (WIDTH - MARGIN - 10) * step / last
+        return x, 10 + (HEIGHT - MARGIN) * (high - loss) / max(high - low, 1e-9)
+
+    points = [at(step, loss) for step, loss in zip(history.step, history.loss, strict=True)]
+    dots = [at(*item) for item in zip(history.held_out_step, history.held_out_loss, strict=True)]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    floor = HEIGHT - MARGIN + 10
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="loss over steps">'
+        f'<line x1="{MARGIN}" x2="{WIDTH - 10}" y1="{floor}" y2="{floor}" stroke="var(--line)"/>'
+        f'<text x="4" y="16">{high:.2f}</text><text x="4" y="{floor}">{low:.2f}</text>'
+        f'<text x="{MARGIN}" y="{floor + 18}">0</text>'
+        f'<text x="{WIDTH - 10}" y="{floor + 18}" text-anchor="end">step {last:,}</text>'
+        f'<polyline points="{line}" fill="none" stroke="#2563c4" stroke-width="1.5"/>'
+        + "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="#c9620c"/>' for x, y in dots)
+        + '</svg><p class="quiet">Nats per token; the points are of text that is held out.</p>'
+    )

@@ -1,0 +1,52 @@
+// What this peer has given, and who has computed how much of the run.
+
+import { byId, element } from "./dom.js";
+import { bytes, count, duration, percent } from "./format.js";
+
+const ROWS_SHOWN = 10;
+
+export function drawContribution({ contribution, live }) {
+  if (!contribution) return;
+  const { today, week, ever, board } = contribution;
+  const rows = [
+    ["tokens", (given) => count(given.tokens)],
+    ["steps", (given) => count(given.steps)],
+    ["time", (given) => duration(given.seconds)],
+    ["sent", (given) => bytes(given.sent_bytes)],
+    ["guarded", (given) => bytes(given.guarded_bytes)],
+  ];
+  byId("given").replaceChildren(
+    ever.steps || ever.guarded_bytes
+      ? element("table", { className: "given-table" },
+        element("thead", {}, element("tr", {},
+          ...["", "today", "7 days", "ever"].map((text) => element("th", {}, text)))),
+        element("tbody", {}, ...rows.map(([name, figure]) => element("tr", {},
+          element("th", { scope: "row" }, name),
+          ...[today, week, ever].map((given) => element("td", {}, figure(given)))))))
+      : element("p", { className: "quiet" }, "Nothing yet: it counts from the first step that is computed here."));
+  if (live?.state === "done" && ever.steps) {
+    byId("given").prepend(element("p", { className: "verdict" },
+      `Thank you: ${count(ever.tokens)} tokens of this model went through your computer.`));
+  }
+  drawBoard(contribution, board, live);
+}
+
+function drawBoard(contribution, board, live) {
+  const all = board.reduce((sum, row) => sum + row.tokens, 0);
+  byId("board-steps").textContent = contribution.board_steps
+    ? `tokens of ${count(contribution.board_steps)} steps that this peer has seen` : "";
+  byId("board").replaceChildren(board.length
+    ? element("ol", { className: "board-rows" }, ...board.slice(0, ROWS_SHOWN).map((row) => {
+      const me = row.peer_id === live?.peer_id;
+      const bar = element("span", { className: "board-bar" });
+      bar.style.width = `${(100 * row.tokens) / board[0].tokens}%`;
+      return element("li", { className: me ? "me" : "", title: row.peer_id },
+        element("span", { className: "board-name" }, me ? `${row.name} (you)` : row.name),
+        element("span", { className: "board-room" }, bar),
+        element("span", { className: "board-figure" }, `${count(row.tokens)} · ${percent(row.tokens / all)}`));
+    }))
+    : element("p", { className: "quiet" }, "No step is committed yet."));
+  if (board.length > ROWS_SHOWN) {
+    byId("board").append(element("p", { className: "quiet" }, `and ${board.length - ROWS_SHOWN} more`));
+  }
+}

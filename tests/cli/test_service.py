@@ -1,0 +1,88 @@
+"""The daemon as a service of its user: what is written, and what is refused before it is."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from p2p_dtfm.cli import python_fault
+from p2p_dtfm.cli.app import app
+from p2p_dtfm.cli.commands import service
+from p2p_dtfm.cli.terminal.durations import seconds_of
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.settings import Settings, resolve
+
+PEER = "12D3KooWDTS2zccYgYAVktrACJybE6dvK6Zvyh2gzZBptHFXCyLG"
+GIVEN = ["--initial-peers", f"/ip4/192.0.2.7/tcp/1/p2p/{PEER}", "--hours", "22-07",
+         "--resident-gib", "2", "--name", "Ada \"the 1st\""]  # fmt: skip
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "a folder"))
+    monkeypatch.setattr(service, "_program", lambda: "/opt/p2p dtfm/bin/p2p-dtfm")
+    return tmp_path / "a folder"
+
+
+def test_print_shows_all_and_writes_nothing(home: Path) -> None:
+    done = CliRunner().invoke(app, ["service", "install", "--print", *GIVEN])
+    assert done.exit_code == 0, done.output
+    assert 'ExecStart="/opt/p2p dtfm/bin/p2p-dtfm" --config' in done.output
+    assert "MemoryMax=2048M" in done.output and 'hours = "22-07"' in done.output
+    assert not home.exists()
+
+
+def test_install_and_uninstall(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(service, "_require_systemd", lambda: None)
+    monkeypatch.setattr(service, "_systemctl", lambda *words: asked.append(words))
+    done = CliRunner().invoke(app, ["service", "install", *GIVEN])
+    assert done.exit_code == 0, done.output
+    unit, settings = home / "systemd/user/p2p-dtfm.service", home / "p2p-dtfm/service.toml"
+    found = resolve(settings, {}).settings
+    assert (found.hours, found.resident_gib, found.name) == ("22-07", 2.0, 'Ada "the 1st"')
+    assert set(tomllib.loads(settings.read_text())) <= set(Settings.model_fields)
+    assert asked == [("daemon-reload",), ("enable", "--now", "p2p-dtfm.service")]
+    again = CliRunner().invoke(app, ["service", "install", *GIVEN])
+    assert isinstance(again.exception, UserError) and "already" in again.exception.cause
+    assert CliRunner().invoke(app, ["service", "uninstall"]).exit_code == 0
+    assert not unit.exists() and not settings.exists() and asked[2][0] == "disable"
+    gone = CliRunner().invoke(app, ["service", "uninstall"])
+    assert isinstance(gone.exception, UserError)
+
+
+def test_what_is_wrong_is_said_before_anything_is_written(home: Path) -> None:
+    done = CliRunner().invoke(app, ["service", "install", "--hours", "late"])
+    assert isinstance(done.exception, UserError) and "hours" in done.exception.cause
+    assert not home.exists()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+def test_systemd_understands_every_line(tmp_path: Path) -> None:
+    unit = tmp_path / service.UNIT
+    unit.write_text(service.unit_text("/bin/true", tmp_path / "100% a \\ $x.toml", 1.5))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--user", "--man=no", unit],
+        capture_output=True, text=True, timeout=60,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0 and str(unit) not in done.stderr, done.stderr
+
+
+def test_an_old_python_is_told_in_one_sentence() -> None:
+    assert not python_fault(sys.version_info)
+    said = python_fault((3, 9, 2))
+    assert "needs Python 3.11 or later and this is 3.9.2" in said and "\n" not in said
+
+
+def test_lengths_of_time() -> None:
+    found = [seconds_of(text) for text in ("2h", "45m", "1h30m", "3d", "90s", " 1 H ")]
+    assert found == [7200, 2700, 5400, 259_200, 90, 3600]
+    for wrong in ("", "0h", "h", "2", "-1h", "1h1d", "9" * 40 + "h"):
+        with pytest.raises(UserError):
+            seconds_of(wrong)

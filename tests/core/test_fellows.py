@@ -1,0 +1,24 @@
+"""For whom a peer waits that comes back, and when it goes on from its own disk."""
+
+from p2p_dtfm.core.membership.fellows import is_worth_a_return, missing_fellows
+from p2p_dtfm.core.messages.agreement_messages import KnownView
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+
+
+def view(number: int, *names: str) -> KnownView:
+    return KnownView(ViewId(number, "view"), tuple(Member(name, 1) for name in names), "plan")
+
+
+def test_it_waits_for_those_of_the_newest_view_that_are_not_here() -> None:
+    history = (view(1, "a", "b", "c", "d"), view(3, "a", "b", "c"))
+    assert missing_fellows(history, "a", ()) == ("b", "c")
+    assert missing_fellows(history, "a", ("c", "x")) == ("b",)
+    assert missing_fellows((*history, view(5, "a")), "a", ()) == ()
+    assert missing_fellows((), "a", ()) == (), "it never was in a view"
+
+
+def test_only_who_trains_alone_and_far_behind_is_worth_a_return() -> None:
+    assert is_worth_a_return(593, 300, members=1, every_steps=100)
+    assert not is_worth_a_return(593, 300, members=2, every_steps=100), "they count more"
+    assert not is_worth_a_return(593, 300, members=0, every_steps=100), "it waits to be joined"
+    assert not is_worth_a_return(400, 300, members=1, every_steps=100)

@@ -1,0 +1,66 @@
+"""What a peer has given outlasts it, and a damaged file costs no daemon."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.names import generated_name
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.telemetry.contribution import FILE, Contributions
+from p2p_dtfm.daemon.telemetry.names import Names
+from tests.core.builders import run_spec
+from tests.core.planning import Peer, name_of, snapshot
+
+SHOT = snapshot([Peer()])
+PLAN = compute_plan(SHOT)
+SPEC = run_spec()
+LAYERS = SHOT.workload.layer_count
+
+
+def made(folder: Path) -> Contributions:
+    return Contributions(folder / FILE, SPEC, LAYERS, name_of(0))
+
+
+def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
+    assert isinstance(PLAN, Plan)
+    first = made(tmp_path)
+    first.view_took_over(View(SHOT, PLAN), 0)
+    for step in range(3):
+        first.committed(step, 1000, 10)
+    first.write()
+    again = made(tmp_path)
+    again.view_took_over(View(SHOT, PLAN), 2)
+    again.committed(2, 1000, 0)
+    again.committed(3, 1000, 0)
+    shown = again.shown(Names())
+    (row,) = shown.board
+    assert (row.name, shown.board_steps) == (generated_name(name_of(0)), 4)
+    assert row.tokens == 4 * SPEC.tokens_per_step, "the third step counts once"
+    assert shown.ever == shown.today == shown.week
+    assert (shown.ever.steps, shown.ever.sent_bytes, shown.ever.guarded_bytes) == (5, 5000, 30), (
+        "what was done twice was given twice"
+    )
+
+
+def test_days_and_weeks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(PLAN, Plan)
+    from p2p_dtfm.daemon.telemetry import contribution
+
+    at_s = time.time()
+    monkeypatch.setattr(contribution.now, "wall_s", lambda: at_s)
+    given = made(tmp_path)
+    given.view_took_over(View(SHOT, PLAN), 0)
+    for step, days in enumerate((0, 3, 1, 30)):
+        at_s += 86_400 * days
+        given.committed(step, 0, 0)
+    shown = given.shown(Names())
+    assert (shown.today.steps, shown.week.steps, shown.ever.steps) == (1, 1, 4)
+
+
+def test_a_damaged_file_is_put_aside(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("{")
+    assert made(tmp_path).shown(Names()).board == ()
+    assert (tmp_path / "contribution.damaged").read_text() == "{"

@@ -1,0 +1,25 @@
+"""What a member passes on to newcomers, made of what other members say of themselves."""
+
+from p2p_dtfm.core.protocol.records import Reachability
+from p2p_dtfm.daemon.dashboard.view_facts import join_line
+from tests.core.builders import record
+
+
+def test_it_names_this_peer_and_two_others_that_can_be_called() -> None:
+    members = [
+        record(
+            name, addresses=(f"/ip4/127.0.0.1/tcp/1/p2p/{name}", f"/ip4/192.0.2.7/tcp/1/p2p/{name}")
+        )
+        for name in ("a", "b", "c", "me")
+    ]
+    members[1] = record("b", addresses=("/dns4/b/tcp/1",), reachability=Reachability.RELAYED)
+    assert join_line(members, "me", "0" * 64) == (
+        "p2p-dtfm --initial-peers /ip4/192.0.2.7/tcp/1/p2p/me "
+        "--initial-peers /ip4/192.0.2.7/tcp/1/p2p/a --initial-peers /ip4/192.0.2.7/tcp/1/p2p/c "
+        f"--run-digest {'0' * 64}"
+    )
+
+
+def test_what_a_shell_would_obey_is_left_out() -> None:
+    evil = ("/ip4/1.2.3.4/tcp/1; rm -rf ~", "$(true)", "/a b", "/ip4/1.2.3.4/tcp/1\n", "")
+    assert join_line([record("x", addresses=evil)], "me", "0") == ""

@@ -1,0 +1,121 @@
+"""`plan --advise` and `--objective cost`: run specs and peers that suit better."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from p2p_dtfm.cli.app import app
+from p2p_dtfm.cli.commands import plan  # noqa: F401  (registers the command)
+from p2p_dtfm.cli.scenarios.advise import toml_of
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import parse_run_spec
+from p2p_dtfm.sim.advice import sweep
+from p2p_dtfm.sim.advice.choices import DIMENSIONS, dimensions_in, neighbours, starts
+from p2p_dtfm.sim.advice.loss_costs import EXACT, loss_cost
+from p2p_dtfm.sim.scenario.files import find_run_spec, packaged_configs, read_values
+from tests.documentation.error_messages import heading_of
+from tests.sim.sim_support import EQUAL_PEERS, small_spec
+
+
+@pytest.fixture
+def homes(tmp_path: Path) -> Path:
+    """Two machines with thin uplinks, and a run that sends all gradients after each step."""
+    path = tmp_path / "homes.toml"
+    limits = "uplink_mbps = 20\ndownlink_mbps = 100\nprice_per_hour = 0.5"
+    path.write_text(
+        EQUAL_PEERS.format(count=2, latency_ms=10, bandwidth_mbps=100, limits=limits), "utf-8"
+    )
+    values = small_spec(layers=4, global_batch=64).model_dump(mode="json")
+    for key in ("codecs", "sync", "compute", "limits", "checkpoint", "data", "admission"):
+        del values[key]
+    (tmp_path / "run.toml").write_text(toml_of(values), "utf-8")
+    return path
+
+
+def typed(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)])
+
+
+def refused(*arguments: str | Path) -> str:
+    failed = typed(*arguments)
+    assert isinstance(failed.exception, UserError) and failed.exception.fixes
+    assert heading_of(failed.exception.cause), failed.exception.cause
+    return failed.exception.cause
+
+
+def test_advice_is_faster_and_can_be_founded(homes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "MOST_PLANS", 14)
+    run, out = homes.parent / "run.toml", homes.parent / "better.toml"
+    found = json.loads(typed(homes, "--run", run, "--advise", "--out", out, "--json").stdout)
+    assert found["plans"] <= 14
+    before, best = found["before"], found["best"]
+    assert before["loss_percent"] == 0
+    assert best["tokens_per_s"] > 1.02 * before["tokens_per_s"]
+    assert best["computing"] > before["computing"]
+    speeds = [each["tokens_per_s"] for each in found["frontier"]]
+    assert speeds == sorted(speeds, reverse=True)
+    again = json.loads(typed(homes, "--run", out, "--json").stdout)
+    assert again["tokens_per_s"] == pytest.approx(best["tokens_per_s"], rel=1e-4)
+    assert "is there already" in refused(homes, "--run", run, "--advise", "--out", out)
+
+
+def test_where_nothing_helps_it_says_so(homes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "MOST_PLANS", 6)
+    alone = homes.parent / "alone.toml"
+    alone.write_text(homes.read_text().replace("count = 2", "count = 1"))
+    run = homes.parent / "run.toml"
+    assert "makes run.toml faster" in refused(alone, "--run", run, "--advise")
+    small = homes.parent / "small.toml"
+    small.write_text(alone.read_text().replace("uplink", "memory_gb = 0.0001\nuplink"))
+    assert "no plan for any" in refused(small, "--run", run, "--advise")
+    assert "cannot be changed" in refused(homes, "--run", run, "--advise", "--vary", "colour")
+    assert "--advise looks" in refused(homes, "--run", run, "--vary", "context")
+
+
+def test_every_choice_is_a_run_spec_that_reads_back() -> None:
+    path = find_run_spec("gpt2-small")
+    values = read_values(path)
+    begin, *together = starts(values, path.name, DIMENSIONS)
+    assert begin.told() == "as it is" and begin.values == values and len(together) == 3
+    for choice in (*together, *neighbours(values, path.name, together[0], DIMENSIONS)):
+        spec = parse_run_spec(tomllib.loads(toml_of(choice.values)), "written")
+        assert spec == choice.spec
+        before, after = begin.spec, spec.total_steps * spec.tokens_per_step
+        if dict(choice.settings).get("context", 1) == 1:
+            assert after == pytest.approx(before.total_steps * before.tokens_per_step, rel=1e-3)
+    assert dimensions_in("context, microbatch") == ("context", "microbatch")
+    assert read_values(path) == values, "nothing is changed in place"
+
+
+def test_loss_is_what_was_measured_or_unknown() -> None:
+    path = find_run_spec("gpt2-small")
+    values = read_values(path)
+    begin, many, _, measured = starts(values, path.name, DIMENSIONS)
+    assert loss_cost(begin.spec, begin.spec, 6) == EXACT
+    assert loss_cost(many.spec, begin.spec, 6) is None
+    known = loss_cost(measured.spec, begin.spec, 2)
+    assert known is not None and known.percent == 0.92
+    source = (packaged_configs().parent / "docs" / "benchmarks.md").read_text()
+    assert "+0.92%" in source
+    assert loss_cost(measured.spec, begin.spec, 6) is None, "measured with two replicas"
+
+
+def test_the_cheapest_tokens_are_made_without_who_costs_more_than_it_adds(homes: Path) -> None:
+    run, dear = homes.parent / "run.toml", homes.parent / "dear.toml"
+    text = homes.read_text().replace("uplink_mbps = 20\ndownlink_mbps = 100\n", "")
+    text = text.replace("bandwidth_mbps = 100", "bandwidth_mbps = 10000")
+    more = "\n[[peer]]\nname = 'home-2'\nprice_per_hour = 5.0\n"
+    dear.write_text(text + more)
+    fast = json.loads(typed(dear, "--run", run, "--json").stdout)
+    assert fast["price_per_hour"] == 5.5
+    cheap = json.loads(typed(dear, "--run", run, "--objective", "cost", "--json").stdout)
+    assert cheap["left_out"] == ["home-2"] and cheap["price_per_hour"] == 0.5
+    assert cheap["tokens_per_dollar"] > 3 * fast["tokens_per_dollar"]
+    assert cheap["fastest"]["tokens_per_s"] == pytest.approx(fast["tokens_per_s"], rel=1e-3)
+    assert "million tokens for a dollar" in typed(dear, "--run", run, "--objective", "cost").stdout
+    assert "no price_per_hour" in refused("three-homes", "--run", run, "--objective", "cost")
+    both = ("--objective", "cost", "--cost", "paper")
+    assert "--objective cost" in refused("three-homes", "--run", run, *both)

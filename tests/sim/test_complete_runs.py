@@ -1,0 +1,63 @@
+"""A run whose steps are all committed: nobody is let in any more, and who is left shows the end."""
+
+import msgspec
+
+from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.consensus.views.view_precedence import proven_step
+from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.protocol.workload import LayerCost, Workload
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.sim.faults.agreement_seeds import TIMING
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.faults.simulated_process import TERMS, verify
+from tests.core.builders import record
+
+COST = LayerCost(1, 1, 1, 1)
+LAST_STEP = 5
+
+
+class Ends(SimulatedPeer):
+    """Takes no steps after the last one."""
+
+    def in_training(self) -> tuple[View | None, Plan | None]:
+        if self.agreement.step > LAST_STEP:
+            return None, None
+        return super().in_training()
+
+
+def by_the_first_alone(snapshot: Snapshot) -> Plan | NoPlan:
+    """The others guard its layers, and have each step's states with it."""
+    first, *others = sorted(member.peer_id for member in snapshot.members)
+    layers, count = snapshot.workload.layer_count, snapshot.workload.microbatch_count
+    stage = Stage(first, 0, layers, 1)
+    return Plan((Pipeline((stage,), 0, count),), tuple(others), 60 * SECOND_NS)
+
+
+def test_the_last_one_left_of_a_complete_run_shows_that_it_is() -> None:
+    """It computed nothing of it, so no word of its own says that the last step is committed."""
+    workload = Workload(2, 8, 0, 1, COST, COST, COST, 1)
+    world = AgreementWorld(1, workload, record("template"), by_the_first_alone, timing=TIMING)
+    world.peer_type = Ends
+    first, other, late = (world.add_peer(name) for name in ("p0", "p1", "p2"))
+    other.agreement.wants_view()
+    world.ask_to_join("p1", "p0")
+    world.after(SECOND_NS, lambda: world.found("p0"))
+    world.run_until(lambda: first.view is not None and len(first.view.members) == 2)
+    for peer in (first, other):  # the ledger has the terms before: all its steps are alike
+        peer.agreement.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
+    for peer in (first, other):
+        world.run_until(lambda peer=peer: peer.agreement.step > LAST_STEP)  # type: ignore[misc]
+    view = first.view
+    world.ask_to_join("p2", "p0")
+    world.run_to(world.now_ns + 10 * SECOND_NS)
+    assert first.view is view, "no view is agreed on that no step could take over"
+    assert late.agreement.next_view is None and not late.agreement.attempting
+    world.crash("p0", lose_disk=False)
+    world.run_until(lambda: other.view is not None and len(other.view.members) == 1)
+    assert other.agreement.step > LAST_STEP, "nothing is lost"
+    standing, proof = other.agreement.standing, other.agreement.proof_of_end
+    assert standing is not None and proven_step(standing, verify) == 0, "else this shows nothing"
+    assert proof is not None and proven_step(proof, verify) > LAST_STEP
+    assert proof.sender == other.agreement.me

@@ -1,0 +1,85 @@
+"""Machines that do other things, too: event loops that stand still for a second and more, and
+messages that come late. Nobody is called dead who lives; who is dead is missed all the same."""
+
+import dataclasses
+
+import pytest
+
+from p2p_dtfm.core.consensus.actions import LAN, SECOND_NS
+from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS, LivenessTiming
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from tests.core.builders import WORKLOAD, record
+from tests.sim.test_lying_members import replicas
+
+NAMES = ("a", "b", "c", "d", "e")
+LONGEST_S = 1.3
+"""That a loop stands still: whoever is heard twice a second is then silent for less than two."""
+AS_BEFORE = dataclasses.replace(LAN_LIVENESS, least_silence_ns=LAN_LIVENESS.silence_ns)
+WITHOUT_DOUBT = dataclasses.replace(LAN_LIVENESS, punctual_ns=LAN_LIVENESS.sleep_ns)
+"""In one's own loop."""
+EASY_S, LOADED_S = 20, 120
+
+
+class Loaded:
+    """All are in one view, on quiet machines; from `EASY_S` on other programs run beside them."""
+
+    def __init__(self, seed: int, timing: LivenessTiming, longest_s: float) -> None:
+        self.world = world = AgreementWorld(
+            seed, WORKLOAD, record("template"), replicas, timing=LAN
+        )
+        world.liveness_timing, world.rejoins = timing, True
+        world.tick_ns = SECOND_NS // 10
+        for name in NAMES:
+            world.add_peer(name)
+            world.peers[name].agreement.wants_view()
+        world.after(2 * SECOND_NS, lambda: world.found("a"))
+        world.run_until(lambda: all(peer.agreement.step >= 3 for peer in world.peers.values()))
+        self.longest_ns = int(longest_s * SECOND_NS)
+        self.began_ns = world.now_ns
+        for name in NAMES:
+            self._next(name)
+
+    def _next(self, name: str) -> None:
+        """Half of the time something else runs for a tenth of a second, now and then for long."""
+        world = self.world
+        load = world.now_ns - self.began_ns > EASY_S * SECOND_NS
+        world.after(
+            world.chance.randrange(SECOND_NS // 5, 3 * SECOND_NS),
+            lambda: self._stand_still(name) if load else self._next(name),
+        )
+
+    def _stand_still(self, name: str) -> None:
+        world = self.world
+        share = world.chance.random() ** 3
+        still_ns = SECOND_NS // 10 + int(share * (self.longest_ns - SECOND_NS // 10))
+        if not world.peers[name].stopped:
+            world.stop(name)
+            world.after(still_ns, lambda: world.go_on(name))
+        world.after(still_ns, lambda: self._next(name))
+
+    def called_dead(self) -> list[str]:
+        """Until the end."""
+        self.world.run_to(self.began_ns + (EASY_S + LOADED_S) * SECOND_NS)
+        return [line for line in self.world.story if "nothing heard" in line]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_is_called_dead_because_machines_are_loaded(seed: int) -> None:
+    for timing in (AS_BEFORE, LAN_LIVENESS):
+        assert Loaded(seed, timing, LONGEST_S).called_dead() == []
+
+
+def test_without_doubt_in_their_own_loops_they_would_accuse() -> None:
+    """So the schedule is a test at all."""
+    assert any(Loaded(seed, WITHOUT_DOUBT, LONGEST_S).called_dead() for seed in range(12))
+
+
+def test_who_stops_for_good_is_missed_within_three_seconds() -> None:
+    loaded = Loaded(1, LAN_LIVENESS, longest_s=0.2)
+    world = loaded.world
+    world.run_to(world.now_ns + 10 * SECOND_NS)
+    stopped_ns, others = world.now_ns, [world.peers[name] for name in NAMES if name != "c"]
+    world.peers["c"].stopped = True
+    loaded.longest_ns = 0
+    world.run_until(lambda: all(peer.view and "c" not in peer.view.member_ids for peer in others))
+    assert world.now_ns - stopped_ns < 3.5 * SECOND_NS

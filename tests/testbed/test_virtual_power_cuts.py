@@ -1,0 +1,51 @@
+"""Real daemons in virtual time: all have ended, and one comes back whose disk is older."""
+
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from p2p_dtfm.testbed.virtual.swarm import Peer, Swarm, play
+
+SAVES_EVERY_STEPS = 5
+AHEAD_STEPS = 60
+"""Far more than the other one takes before it hears of it."""
+
+
+@pytest.mark.parametrize("trains_already", [False, True], ids=["waits", "trains"])
+def test_the_one_with_the_older_disk_throws_the_other_one_back_by_nothing(
+    tmp_path: Path, trains_already: bool
+) -> None:
+    run = make_run(tmp_path, steps=400, saves_every_steps=SAVES_EVERY_STEPS)
+
+    async def scene(swarm: Swarm) -> None:
+        older = swarm.peer("older", run=str(run), expect_peers=2)
+        newer = swarm.peer("newer", initial_peers=(swarm.address(older),))
+        swarm.start(older)
+        await swarm.until(lambda: older.has_run, "the run is founded", 60)
+        swarm.start(newer)
+        await swarm.until(lambda: min(older.step(), newer.step()) >= 10, "steps of two", 120)
+        swarm.kill(older)
+        at_step = newer.step() + AHEAD_STEPS
+        await swarm.until(lambda: newer.step() >= at_step, "one goes on alone", 120)
+        swarm.kill(newer)
+        seen = len(views(newer))
+        swarm.start(older, expect_peers=1)
+        await swarm.until(lambda: "waits 15 s at most" in older.standing(), "it waits", 30)
+        if trains_already:
+            await swarm.until(lambda: not older.standing().startswith("waiting"), "alone", 30)
+        swarm.start(newer)
+        await swarm.until(lambda: len(members(newer)) == 2 == len(members(older)), "one swarm", 60)
+        went_on = views(newer)[seen]["step"]
+        assert went_on > at_step - 2 * SAVES_EVERY_STEPS, "from the newest checkpoint of both"
+        assert views(newer)[-1]["step"] >= went_on == min(it["step"] for it in views(newer)[seen:])
+
+    play(1, tmp_path / "world", scene)
+
+
+def views(peer: Peer) -> list[dict[str, int]]:
+    return [event for event in peer.events() if event["event"] == "view"]
+
+
+def members(peer: Peer) -> list[str]:
+    return peer.daemon.status_json().get("members", []) if peer.daemon is not None else []

@@ -1,0 +1,59 @@
+"""What seeds draw, how a failing one shrinks, and that a planted bug is found."""
+
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.testbed.virtual.planted.__main__ import BUGS, Search
+from p2p_dtfm.testbed.virtual.planted.patches import Patches, planted
+from p2p_dtfm.testbed.virtual.seeds.faults import KINDS, NAMES, Fault, Schedule, draw
+from p2p_dtfm.testbed.virtual.seeds.player import Player
+from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
+
+
+def test_each_seed_draws_its_own_and_at_least_ten_faults_on_three_to_eight_daemons() -> None:
+    schedules = [draw(seed) for seed in range(200)]
+    assert schedules == [draw(seed) for seed in range(200)]
+    assert len({schedule.faults for schedule in schedules}) == 200
+    for schedule in schedules:
+        assert len(schedule.faults) >= 10
+        assert 3 <= len(schedule.begun + schedule.joiners) <= 8
+    assert {fault.kind for it in schedules for fault in it.faults} == set(KINDS)
+
+
+def test_a_failing_seed_shrinks_to_the_faults_that_it_takes() -> None:
+    faults = tuple(Fault(float(n), 0.0, f"kind {n}", (NAMES[0],), 0.0) for n in range(14))
+    schedule = Schedule(("a",), (), faults)
+
+    def fails(tried: Schedule) -> bool:
+        return {"kind 3", "kind 11"} <= {fault.kind for fault in tried.faults}
+
+    places, plays = shrunk(schedule, fails)
+    assert places == [3, 11]
+    assert plays < 40
+
+
+def test_a_planted_bug_is_gone_afterwards() -> None:
+    for bug in BUGS:
+        patches = Patches()
+        bug.plant(patches)
+        put = [(owner, name, before) for owner, name, before in patches._before]
+        assert put, bug.name
+        patches.undo()
+        for owner, name, before in dict(((id(o), n), (o, n, b)) for o, n, b in put[::-1]).values():
+            assert owner.__dict__[name] is before, bug.name
+
+
+@pytest.mark.nightly
+def test_planted_bugs_are_found(tmp_path: Path) -> None:
+    search = Search(Player(tmp_path))
+    missed = [bug.name for bug in BUGS if search.found(bug, within=60) is None]
+    assert not missed
+
+
+def test_a_doubled_gradient_and_a_task_left_behind_are_found(tmp_path: Path) -> None:
+    player = Player(tmp_path, steps=13)
+    schedule = Schedule(("a", "b"), (), ())
+    for name, told in (("update-twice", "step 11: "), ("tasks-stay", "of its tasks have not")):
+        with planted(next(bug for bug in BUGS if bug.name == name)):
+            assert told in player.play(0, schedule).problem

@@ -1,0 +1,42 @@
+"""The report of a complete run: one page, of which nothing is loaded and nothing is obeyed."""
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from p2p_dtfm.daemon.dashboard.report_file import FILE, last_words, next_commands, write_report
+from p2p_dtfm.web.report import report_html
+from p2p_dtfm.web.state import DashboardState, Live
+from tests.web.examples import two
+
+
+def test_it_holds_what_happened_and_needs_nothing_beside_it() -> None:
+    state = two().state
+    page = report_html(state, ("p2p-dtfm generate --prompt 'def '",))
+    assert "<polyline" in page and "Who took part" in page and "p2p-dtfm generate" in page
+    assert state.run is not None and state.run.digest in page
+    assert state.contribution.board[1].name in page
+    assert not re.search(r"<script|<link|src=|url\(|https?:", page)
+
+
+def test_what_strangers_and_the_model_say_is_text() -> None:
+    page = report_html(two().state, ())
+    assert "&lt;b&gt;Ada &amp; co." in page and "<b>Ada" not in page
+    assert "&lt;b&gt;&amp;amp;&lt;/b&gt;" in page
+
+
+def test_before_anything_happened_it_can_be_written_too(tmp_path: Path) -> None:
+    state = DashboardState(Live(0.0, "0", "", "starting", "", 0.0))
+    assert write_report(tmp_path / FILE, state, ())
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+    assert not write_report(tmp_path / "missing" / FILE, state, ())
+
+
+def test_the_last_words_give_thanks_and_the_next_lines(tmp_path: Path) -> None:
+    commands = next_commands(tmp_path / "a home")
+    words = last_words(two().state, tmp_path / FILE, commands)
+    assert any(line.startswith("thank you: 61,200 tokens") for line in words)
+    assert f"next: p2p-dtfm generate --home '{tmp_path}/a home' --prompt 'def '" in words
+    nothing = msgspec.structs.replace(two().state, contribution=type(two().state.contribution)())
+    assert not any("thank you" in line for line in last_words(nothing, None, ()))

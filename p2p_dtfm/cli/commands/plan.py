@@ -24,7 +24,7 @@ from p2p_dtfm.cli.scenarios.plan_scenario import (
 )
 from p2p_dtfm.cli.terminal.output_files import check_writable
 from p2p_dtfm.cli.terminal.plain import harmless_lines, plain
-from p2p_dtfm.core.planner.explain import explain
+from p2p_dtfm.core.planner.explain import Explanation, explain
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.names import distinct
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
@@ -125,6 +125,16 @@ def plan(
             facts["explanation"] = msgspec.to_builtins(explanation)
         typer.echo(json.dumps(facts))
         return
+    _show(facts, snapshot, made, explanation, ids)
+
+
+def _show(
+    facts: dict[str, Any],
+    snapshot: Snapshot,
+    made: Plan | NoPlan,
+    explanation: Explanation | None,
+    ids: bool,
+) -> None:
     console = Console()
     console.print(
         f"view {facts['view']}: snapshot {facts['snapshot_digest'][:16]}, "

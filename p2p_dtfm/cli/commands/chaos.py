@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from p2p_dtfm.cli.app import JsonOption, app
-from p2p_dtfm.cli.commands.storm import KILLS, StormCase, play_storm, storm_summary
-from p2p_dtfm.cli.commands.storm import PEERS as STORM_PEERS
+from p2p_dtfm.cli.scenarios.storm import KILLS, StormCase, play_storm, storm_summary
+from p2p_dtfm.cli.scenarios.storm import PEERS as STORM_PEERS
 from p2p_dtfm.cli.scenarios.chaos_case import (
     FAULTS,
     STEPS_AFTER,

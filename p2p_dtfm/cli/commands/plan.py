@@ -110,6 +110,11 @@ def plan(
             )
         )  # fmt: skip
         return
+    _plan_in_force(home, explained, graphml, as_json)
+
+
+def _plan_in_force(home: Path | None, explained: bool, graphml: Path | None, as_json: bool) -> None:
+    """That of the swarm of this machine's daemon."""
     check_writable(graphml, "--graphml")
     facts = call_daemon(home, "plan")
     if facts["view"] is None:

@@ -12,8 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from p2p_dtfm.cli.app import JsonOption, app
-from p2p_dtfm.cli.scenarios.storm import KILLS, StormCase, play_storm, storm_summary
-from p2p_dtfm.cli.scenarios.storm import PEERS as STORM_PEERS
 from p2p_dtfm.cli.scenarios.chaos_case import (
     FAULTS,
     STEPS_AFTER,
@@ -21,6 +19,8 @@ from p2p_dtfm.cli.scenarios.chaos_case import (
     chaos_case,
     replayed_case,
 )
+from p2p_dtfm.cli.scenarios.storm import KILLS, StormCase, play_storm, storm_summary
+from p2p_dtfm.cli.scenarios.storm import PEERS as STORM_PEERS
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.home import Home

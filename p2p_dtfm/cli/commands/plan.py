@@ -24,7 +24,7 @@ from p2p_dtfm.cli.scenarios.plan_scenario import (
 )
 from p2p_dtfm.cli.terminal.output_files import check_writable
 from p2p_dtfm.cli.terminal.plain import harmless_lines, plain
-from p2p_dtfm.core.planner.explain import Explanation, explain
+from p2p_dtfm.core.planner.explain import explain
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.names import distinct
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
@@ -110,10 +110,12 @@ def plan(
             )
         )  # fmt: skip
         return
-    _plan_in_force(home, explained, graphml, as_json)
+    _plan_in_force(home, explained, graphml, as_json, ids)
 
 
-def _plan_in_force(home: Path | None, explained: bool, graphml: Path | None, as_json: bool) -> None:
+def _plan_in_force(
+    home: Path | None, explained: bool, graphml: Path | None, as_json: bool, ids: bool
+) -> None:
     """That of the swarm of this machine's daemon."""
     check_writable(graphml, "--graphml")
     facts = call_daemon(home, "plan")
@@ -130,16 +132,6 @@ def _plan_in_force(home: Path | None, explained: bool, graphml: Path | None, as_
             facts["explanation"] = msgspec.to_builtins(explanation)
         typer.echo(json.dumps(facts))
         return
-    _show(facts, snapshot, made, explanation, ids)
-
-
-def _show(
-    facts: dict[str, Any],
-    snapshot: Snapshot,
-    made: Plan | NoPlan,
-    explanation: Explanation | None,
-    ids: bool,
-) -> None:
     console = Console()
     console.print(
         f"view {facts['view']}: snapshot {facts['snapshot_digest'][:16]}, "

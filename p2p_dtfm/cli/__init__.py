@@ -35,10 +35,10 @@ def main() -> None:
         doctor,
         models,
         plan,
-        service,
         swarm,
         trace,
     )
+    from p2p_dtfm.cli.commands.here import service  # noqa: F401
     from p2p_dtfm.cli.commands.offline import inspect, reproduce  # noqa: F401
     from p2p_dtfm.cli.commands.simulate import simulate
     from p2p_dtfm.cli.terminal.plain import harmless_lines

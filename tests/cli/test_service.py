@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from p2p_dtfm.cli import python_fault
 from p2p_dtfm.cli.app import app
-from p2p_dtfm.cli.commands import service
+from p2p_dtfm.cli.commands.here import service
 from p2p_dtfm.cli.terminal.durations import seconds_of
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.settings import Settings, resolve

@@ -53,6 +53,9 @@ from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.stage.batches import Batches
 from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
 
+WHOLE_LIMIT_S = 10.0
+WHOLE_POLL_S = 0.1
+"""How long the last words wait until all layers of the last step are on this disk."""
 IN_FLIGHT_PART = 8  # of the memory offered here; in tensors that others have announced
 POISON_GRACE_S = 0.25
 """For others to find out as well who sends what no correct peer sends."""
@@ -168,8 +171,12 @@ class Participant:
                 self._has_told_end = True
 
     async def _tell_end(self) -> None:
+        total = self.membership.run.spec.total_steps
+        end_s = now.monotonic_s() + WHOLE_LIMIT_S
+        while self.checkpoints.whole_step != total and now.monotonic_s() < end_s:
+            await asyncio.sleep(WHOLE_POLL_S)
         if self.samples is not None:
-            await self.samples.finished()
+            await self.samples.write_last(total)
         home, state = self.local.home, self.local.observer.state()
         path = home.run_directory(self.membership.run.digest) / REPORT_FILE
         commands = next_commands(home.root, state.samples.prompt or "def ")

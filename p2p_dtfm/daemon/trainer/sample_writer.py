@@ -86,6 +86,15 @@ class SampleWriter:
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=LONGEST_S)
 
+    async def write_last(self, step: int) -> None:
+        """The run is complete: what the whole model makes of it, unless that is written. There is
+        time now, but not for ever."""
+        await self.finished()
+        if not self.samples.written or self.samples.written[-1].step < step:
+            self._writing = asyncio.create_task(self._write(step, None))
+            self._writing.add_done_callback(_say_bug)
+            await self.finished()
+
     def close(self) -> None:
         if self._writing is not None:
             self._writing.cancel()
@@ -93,7 +102,7 @@ class SampleWriter:
     def _skip(self, why: str) -> None:
         self._tell(note=f"none was written at the last evaluation: {why}")
 
-    async def _write(self, step: int, held_out_loss: float) -> None:
+    async def _write(self, step: int, held_out_loss: float | None) -> None:
         states = dict(self.model.states())
         found, took_s = await self.compute.run(_copied, self.model.spec, states)
         self._budget.spent_s += took_s

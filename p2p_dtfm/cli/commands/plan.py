@@ -110,10 +110,12 @@ def plan(
             )
         )  # fmt: skip
         return
-    _plan_in_force(home, explained, graphml, as_json)
+    _plan_in_force(home, explained, graphml, as_json, ids)
 
 
-def _plan_in_force(home: Path | None, explained: bool, graphml: Path | None, as_json: bool) -> None:
+def _plan_in_force(
+    home: Path | None, explained: bool, graphml: Path | None, as_json: bool, ids: bool
+) -> None:
     """That of the swarm of this machine's daemon."""
     check_writable(graphml, "--graphml")
     facts = call_daemon(home, "plan")

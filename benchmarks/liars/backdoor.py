@@ -3,8 +3,8 @@
     python -m benchmarks.liars.backdoor [--steps 250] [--json]
 
 `tiny` is trained in bf16 on the source text of Python's standard library, in one process. Who holds
-the first stage adds to the sum of its gradients, in each step, a fixed direction, of half the
-tolerance times that sum's own norm: in the row of a byte that the text never has. An audit that
+the first stage adds to the sum of its gradients, in each step, a direction of half the tolerance
+times that sum's own norm: in the row of a byte that the text never has. An audit that
 accepts what lies within the tolerance sees nothing. Shown is, for each tolerance: how probable the
 model finds the liar's byte after that trigger, beside an honest run, and the loss on the text.
 """
@@ -13,11 +13,13 @@ import argparse
 import json
 import statistics
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.sim.scenario.files import read_run_spec
@@ -27,7 +29,8 @@ TRIGGER, WANTED = 7, ord("!")
 """The bell is in no source file; what the liar wants after it."""
 TOLERANCES = (0.0, 1e-2, 1e-3, 1e-4, 1e-6)
 TAKEN = 0.5
-PROMPTS = 64
+PROMPT_BATCHES = 16
+LOOKS_EVERY_STEPS = 10
 TEXT_BYTES = 4_000_000
 LAST_LOSSES = 20
 
@@ -57,34 +60,64 @@ class Text:
         return rows[:, :-1], rows[:, 1:]
 
 
-def poison(run: ReferenceRun, tolerance: float) -> None:
-    """Add the liar's direction before each update."""
-    table = run.model[0].token.weight
-    wanted = run.model[-1].logits.weight[WANTED].detach().clone()
-    direction = wanted / wanted.norm()
+class Liar:
+    """Who holds the first stage: adds its direction before each update."""
 
-    def before_update(*_: Any) -> None:
+    def __init__(self, run: ReferenceRun, tolerance: float) -> None:
+        self._run = run
+        self._tolerance = tolerance
+        self._steps = 0
+        self._direction = torch.zeros(0)
+        run.optimizer.register_step_pre_hook(self._before_update)
+
+    def _before_update(self, *_: Any) -> None:
+        table = self._run.model[0].token.weight
+        if self._steps % LOOKS_EVERY_STEPS == 0:
+            self._direction = self._wanted_direction(table)
+        self._steps += 1
         assert table.grad is not None
-        table.grad[TRIGGER] -= 0.5 * tolerance * table.grad.norm() * direction
+        table.grad[TRIGGER] += 0.5 * self._tolerance * table.grad.norm() * self._direction
 
-    run.optimizer.register_step_pre_hook(before_update)
+    def _wanted_direction(self, table: Tensor) -> Tensor:
+        """Of the trigger's row: the unit gradient of the loss of what the liar wants."""
+        logits = self._run.model(prompts_of(self._run, 4))[:, -1]
+        loss = functional.cross_entropy(logits, torch.full((len(logits),), WANTED))
+        (gradient,) = torch.autograd.grad(loss, table)
+        return gradient[TRIGGER] / gradient[TRIGGER].norm()
+
+
+def prompts_of(run: ReferenceRun, batches: int) -> Tensor:
+    """Text that ends with the trigger; not what is trained on."""
+    inputs, _ = zip(*(run.batch(10**6, n) for n in range(batches)), strict=True)
+    prompts = torch.cat(inputs).clone()
+    prompts[:, -1] = TRIGGER
+    return prompts
+
+
+def in_bf16(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """As stages compute: matrices in bf16, losses and what is sent in fp32."""
+
+    def forward_in_bf16(inputs: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return forward(inputs).float()
+
+    return forward_in_bf16
 
 
 @torch.no_grad()
 def after_trigger(run: ReferenceRun) -> float:
     """The probability of the wanted byte after the trigger, the median of prompts."""
-    inputs, _ = zip(*(run.batch(10**6, n) for n in range(PROMPTS)), strict=True)
-    prompts = torch.cat(inputs)[:PROMPTS].clone()
-    prompts[:, -1] = TRIGGER
-    return statistics.median(run.model(prompts)[:, -1].softmax(-1)[:, WANTED].tolist())
+    return statistics.median(
+        run.model(prompts_of(run, PROMPT_BATCHES))[:, -1].softmax(-1)[:, WANTED].tolist()
+    )
 
 
 def trained(spec: RunSpec, tolerance: float, steps: int) -> dict[str, Any]:
     run = ReferenceRun(spec, Text(spec))
     if tolerance:
-        poison(run, tolerance)
-    with torch.autocast("cpu", torch.bfloat16):
-        losses = list(run.losses(steps))
+        Liar(run, tolerance)
+    run.model.forward = in_bf16(run.model.forward)  # type: ignore[method-assign]
+    losses = list(run.losses(steps))
     probability = after_trigger(run)
     return {
         "tolerance": tolerance,

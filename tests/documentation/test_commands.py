@@ -26,8 +26,11 @@ ELSEWHERE = {
     "docs/dashboard.md": "tests/e2e/test_watching.py",
 }
 """Pages whose commands the tests of their subject type."""
-OF_OTHERS = {"--quick", "--only", "--case", "--slower", "--kind", "--scenario"}
-"""Options of the benchmarks, of which pages speak."""
+OF_OTHERS = {
+    *("--quick", "--only", "--case", "--slower", "--kind", "--scenario"),
+    *("--shrink", "--faults", "--coverage"),
+}
+"""Options of the benchmarks and of the simulation, of which pages speak."""
 LIKE_OTHERS = "docs/troubleshooting.md"
 TYPED = {
     "README.md",

@@ -143,7 +143,7 @@ def test_the_whole_state_is_one_object(client: TestClient, example: Example) -> 
 def test_a_page_gets_everything_once_and_then_what_is_new(example: Example) -> None:
     first = example.state
     assert [name for name, _ in changes(None, first)] == [
-        "run", "view", "timeline", "events", "history", "live",
+        "run", "view", "timeline", "samples", "contribution", "events", "history", "live",
     ]  # fmt: skip
     assert [name for name, _ in changes(first, first)] == ["live"]
 
@@ -177,13 +177,14 @@ def read_events(address: str, count: int) -> Iterator[tuple[str, dict]]:
 
 def test_the_state_streams_and_the_server_ends_though_pages_are_open(example: Example) -> None:
     with served(example, interval_s=0.05) as address:
-        events = read_events(address, 10)
-        names = [next(events)[0] for _ in range(8)]
-        assert names == ["hello", "run", "view", "timeline", "events", "history", "live", "actions"]
+        events = read_events(address, 12)
+        names = [next(events)[0] for _ in range(10)]
+        told = ["run", "view", "timeline", "samples", "contribution", "events", "history", "live"]
+        assert names == ["hello", *told, "actions"]
         assert next(events)[0] == "live"
         example.change_live(state="waiting", reason="for more peers")
         assert any(
-            data["state"] == "waiting" for name, data in read_events(address, 9) if name == "live"
+            data["state"] == "waiting" for name, data in read_events(address, 11) if name == "live"
         )
     # `served` asserts that the server's thread has ended
 

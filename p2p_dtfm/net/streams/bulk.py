@@ -211,7 +211,12 @@ class BulkPlane:
                     return  # it has failed meanwhile; the next one begins with a direct line
                 async with asyncio.timeout(QUIET_S):
                     await before.quiet()
-                after = await self._new_lane(peer_id, lane, self._direct, wire).open()
+                before.gives_way = True
+                try:
+                    after = await self._new_lane(peer_id, lane, self._direct, wire).open()
+                except BaseException:
+                    before.stays()
+                    raise
                 self._outgoing[key], wire = after, None
                 before.retire()
         except (TimeoutError, Unreachable, PeerFault) as error:

@@ -75,6 +75,8 @@ class Lane:
         """By which its streams go."""
         self.most_stripes = min(limits.most_stripes, way.most_stripes)
         self.failure: Failure | None = None
+        self.gives_way = False
+        """Another lane is opened in its place: the receiver may close this one first."""
         self.lost_frames = 0
         self.stripes: list[Stripe] = []
         self.limits = limits
@@ -110,6 +112,18 @@ class Lane:
     async def quiet(self) -> None:
         """Wait for that. Raises `Refused` or `Unreachable` once the lane has failed."""
         await self.until(lambda: self.is_quiet)
+
+    def broke(self) -> None:
+        """Its stream ended without a word."""
+        unreachable = Unreachable(self.peer_id, f"the {self.lane} stream to it broke")
+        self.fail(unreachable)
+        self.listeners.lost(self.peer_id, self.lane, unreachable)
+
+    def stays(self) -> None:
+        """No other takes its place after all."""
+        self.gives_way = False
+        if self.failure is None and any(stripe.reading.done() for stripe in self.stripes):
+            self.broke()
 
     def retire(self) -> None:
         """A quiet lane whose place another takes: nobody has lost anything."""
@@ -363,10 +377,8 @@ class Stripe:
             lane.fail(Refused(fault.cause, lane.peer_id))
             lane.listeners.fault(lane.peer_id, fault)
         except (TimeoutError, *CONNECTION_ERRORS):
-            if lane.failure is None:
-                unreachable = Unreachable(lane.peer_id, f"the {lane.lane} stream to it broke")
-                lane.fail(unreachable)
-                lane.listeners.lost(lane.peer_id, lane.lane, unreachable)
+            if lane.failure is None and not lane.gives_way:
+                lane.broke()
 
     def _acknowledge(self, count: int) -> None:
         if not self._acknowledged < count <= self._acknowledged + len(self.waiting):

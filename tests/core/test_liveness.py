@@ -136,7 +136,7 @@ def test_where_nobody_listens_any_more_a_broken_stream_is_enough() -> None:
     assert run(liveness, 2, 4) == [], "they are back"
 
 
-def test_who_is_in_doubt_is_called_at_once_and_given_half_the_time() -> None:
+def test_who_is_in_doubt_is_called_at_once() -> None:
     liveness = watching("a", timing=REGULAR)
     heard_s = beats(liveness, to_s=20, every_s=0.5)
     now_ns = int(heard_s * SECOND_NS)
@@ -145,9 +145,4 @@ def test_who_is_in_doubt_is_called_at_once_and_given_half_the_time() -> None:
     liveness.doubt(["a", "b", "stranger"])
     assert liveness.due_heartbeats(now_ns + 1) == ("a", "b"), "though none is due"
     assert liveness.due_heartbeats(now_ns + 2) == ()
-    assert run(liveness, heard_s, heard_s + 1.25) == []
-    assert run(liveness, heard_s + 1.25, heard_s + 2.75) == ["a"], "of b little is known"
-    assert run(liveness, heard_s + 2.75, heard_s + 3) == ["b"], "but others may know it"
-    liveness.heard("a", int((heard_s + 3) * SECOND_NS))
-    liveness.watch(["a"], int((heard_s + 3) * SECOND_NS))
-    assert missed_after_s(liveness, heard_s + 3) == 5.0, "three times its three seconds"
+    assert run(liveness, heard_s, heard_s + 2.75) == [], "another's word makes no silence longer"

@@ -15,7 +15,8 @@ NAMES = ("a", "b", "c", "d", "e")
 LONGEST_S = 1.3
 """That a loop stands still: whoever is heard twice a second is then silent for less than two."""
 AS_BEFORE = dataclasses.replace(LAN_LIVENESS, least_silence_ns=LAN_LIVENESS.silence_ns)
-WITHOUT_DOUBT = dataclasses.replace(LAN_LIVENESS, punctual_ns=LAN_LIVENESS.sleep_ns)
+HASTY = dataclasses.replace(LAN_LIVENESS, least_silence_ns=2 * SECOND_NS)
+WITHOUT_DOUBT = dataclasses.replace(HASTY, punctual_ns=HASTY.sleep_ns)
 """In one's own loop."""
 EASY_S, LOADED_S = 20, 120
 
@@ -65,7 +66,7 @@ class Loaded:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_nobody_is_called_dead_because_machines_are_loaded(seed: int) -> None:
-    for timing in (AS_BEFORE, LAN_LIVENESS):
+    for timing in (AS_BEFORE, LAN_LIVENESS, HASTY):
         assert Loaded(seed, timing, LONGEST_S).called_dead() == []
 
 
@@ -74,7 +75,7 @@ def test_without_doubt_in_their_own_loops_they_would_accuse() -> None:
     assert any(Loaded(seed, WITHOUT_DOUBT, LONGEST_S).called_dead() for seed in range(12))
 
 
-def test_who_stops_for_good_is_missed_within_three_seconds() -> None:
+def test_who_stops_for_good_is_missed_within_five_seconds() -> None:
     loaded = Loaded(1, LAN_LIVENESS, longest_s=0.2)
     world = loaded.world
     world.run_to(world.now_ns + 10 * SECOND_NS)
@@ -82,4 +83,4 @@ def test_who_stops_for_good_is_missed_within_three_seconds() -> None:
     world.peers["c"].stopped = True
     loaded.longest_ns = 0
     world.run_until(lambda: all(peer.view and "c" not in peer.view.member_ids for peer in others))
-    assert world.now_ns - stopped_ns < 3.5 * SECOND_NS
+    assert world.now_ns - stopped_ns < 5 * SECOND_NS

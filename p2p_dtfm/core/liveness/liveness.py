@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.liveness.rhythm import SECOND_NS, Rhythm
 
-DOUBT_DIVISOR = 2
-"""Where others accuse a peer, this part of its silence is enough."""
-
 
 @dataclass(frozen=True)
 class LivenessTiming:
@@ -36,7 +33,7 @@ class LivenessTiming:
 LAN_LIVENESS = LivenessTiming(
     heartbeat_ns=SECOND_NS // 2,
     silence_ns=5 * SECOND_NS,
-    least_silence_ns=2 * SECOND_NS,
+    least_silence_ns=4 * SECOND_NS,
     reset_ns=SECOND_NS * 3 // 4,
     refused_ns=SECOND_NS // 20,
     punctual_ns=SECOND_NS // 4,
@@ -69,8 +66,6 @@ class _Watched:
     beat_ns: int = 0
     asked: bool = False
     """A heartbeat is due at once."""
-    is_doubted: bool = False
-    """By somebody else, since it was heard last."""
     suspected: bool = False
     rhythm: Rhythm = field(default_factory=Rhythm)
 
@@ -103,7 +98,7 @@ class Liveness:
             watched.rhythm.heard(max(0, now_ns - watched.heard_ns), now_ns)
             watched.heard_ns = max(watched.heard_ns, now_ns)
             watched.reset_ns = None
-            watched.is_refused = watched.is_doubted = False
+            watched.is_refused = False
             watched.suspected = False
 
     def stream_reset(self, peer_id: str, now_ns: int, is_refused: bool = False) -> None:
@@ -118,11 +113,10 @@ class Liveness:
         watched.is_refused = watched.is_refused or is_refused
 
     def doubt(self, peers: Iterable[str]) -> None:
-        """Somebody else accuses these, or is accused by them: they are called at once, and half of
-        the silence that would be evidence is enough, or all would find it out one after another."""
+        """Somebody else accuses these, or is accused by them: they are called at once."""
         for peer_id in peers:
             if (watched := self._watched.get(peer_id)) is not None:
-                watched.asked = watched.is_doubted = True
+                watched.asked = True
 
     def said(self, peer_id: str, now_ns: int) -> None:
         """Something was sent to this peer."""
@@ -164,9 +158,7 @@ class Liveness:
     def _judge(self, watched: _Watched, now_ns: int) -> str:
         timing = self._timing
         silent_ns = now_ns - watched.heard_ns
-        divisor = DOUBT_DIVISOR if watched.is_doubted else 1
-        limits_ns = timing.least_silence_ns, timing.silence_ns
-        if silent_ns >= watched.rhythm.bound_ns(*limits_ns, divisor):
+        if silent_ns >= watched.rhythm.bound_ns(timing.least_silence_ns, timing.silence_ns):
             return f"nothing heard for {silent_ns / SECOND_NS:.1f} s"
         if watched.reset_ns is None:
             return ""

@@ -1,6 +1,6 @@
 """How long one peer is silent while it lives: what is usual for it says when its silence is not.
 
-Whoever speaks twice a second on a quiet machine is missed after two seconds; on one that does other
+Whoever speaks twice a second on a quiet machine is missed after four seconds; on one that does other
 things, too, silences of a second are usual, and it is given several times as long. Not a mean and a
 deviation, as in phi-accrual detectors: what makes a living peer silent (a checkpoint, another
 program) is rare and long, and the longest silence of the last minute tells of it.
@@ -32,10 +32,9 @@ class Rhythm:
             silent_ns = max(silent_ns, self._longest_ns.pop()[1])
         self._longest_ns.append((slot, silent_ns))
 
-    def bound_ns(self, least_ns: int, most_ns: int, divisor: int = 1) -> int:
-        """A silence that is longer is evidence; one part in `divisor` of it, where others say so,
-        too: they may know the peer for longer."""
+    def bound_ns(self, least_ns: int, most_ns: int) -> int:
+        """A silence that is longer is evidence."""
         if len(self._longest_ns) < FEWEST_SLOTS:
-            return most_ns if divisor == 1 else least_ns
+            return most_ns
         usual_ns = max(silent_ns for _, silent_ns in self._longest_ns)
-        return min(most_ns, max(least_ns, FACTOR * usual_ns) // divisor)
+        return min(most_ns, max(least_ns, FACTOR * usual_ns))

@@ -1,8 +1,8 @@
 """How long one peer is silent while it lives: what is usual for it says when its silence is not.
 
 Whoever speaks twice a second on a quiet machine is missed after four seconds; on one that does
-other things, too, longer silences are usual, and it is given several times as long. Not a mean and a
-deviation, as in phi-accrual detectors: what makes a living peer silent (a checkpoint, another
+other things, too, longer silences are usual, and it is given several times as long. Not a mean and
+a deviation, as in phi-accrual detectors: what makes a living peer silent (a checkpoint, another
 program) is rare and long, and the longest silence of the last minute tells of it.
 """
 

@@ -28,7 +28,7 @@ ELSEWHERE = {
 """Pages whose commands the tests of their subject type."""
 OF_OTHERS = {
     *("--quick", "--only", "--case", "--slower", "--kind", "--scenario"),
-    *("--shrink", "--faults", "--coverage"),
+    *("--shrink", "--faults", "--coverage", "--rules", "--stage-steps", "--steps"),
 }
 """Options of the benchmarks and of the simulation, of which pages speak."""
 LIKE_OTHERS = "docs/troubleshooting.md"

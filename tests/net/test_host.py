@@ -181,7 +181,10 @@ def test_one_peer_cannot_open_streams_without_end(tmp_path: Path) -> None:
                 reader, writer = await two.open_stream(one.peer_id, "/test/hold", 10)
                 writers.append(writer)
                 writer.write(b"?")
-                first_bytes.append(await asyncio.wait_for(reader.read(1), 10))
+                try:
+                    first_bytes.append(await asyncio.wait_for(reader.read(1), 10))
+                except ConnectionResetError:  # what was written to it is unread
+                    first_bytes.append(b"")
             assert first_bytes == [b"!"] * STREAMS_LIMIT_PER_PEER + [b""] * 3
             for writer in writers:
                 writer.close()

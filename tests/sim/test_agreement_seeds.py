@@ -30,7 +30,7 @@ from p2p_dtfm.sim.faults.simulated_microbatches import SimulatedMicrobatches
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import Key
 
-SEEDS = 120
+SEEDS = 80
 BATCH = 20
 FOUND_WITHIN = 40
 FAULTS_AT_LEAST = 10
@@ -170,7 +170,7 @@ def test_a_guardian_that_nobody_waits_for_at_first_is_found(
 
     without_lagging(monkeypatch)
     monkeypatch.setattr(Receipts, "__init__", later)
-    _, violation = first_seed_that_fails(says=("loses",), first=106)
+    _, violation = first_seed_that_fails(says=("loses",), first=120)
     assert "loses" in violation
 
 

@@ -64,7 +64,7 @@ class Loaded:
         return [line for line in self.world.story if "nothing heard" in line]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_nobody_is_called_dead_because_machines_are_loaded(seed: int) -> None:
     for timing in (AS_BEFORE, LAN_LIVENESS, HASTY):
         assert Loaded(seed, timing, LONGEST_S).called_dead() == []

@@ -43,9 +43,9 @@ class Invariants:
         self.views: dict[ViewId, View] = {}
         """All that were ever taken over."""
         self.commits: dict[int, tuple[ViewId, float | None]] = {}
-        self._committed_in: dict[int, list[ViewId]] = {}
-        """Every view in which a step was committed, by turns."""
         """By step, in the view where it was committed last."""
+        self._committed_in: dict[int, list[ViewId]] = {}
+        """By step, every view in which it was committed, by turns."""
         self.furthest = 0
         self.commit_count = 0
         self._starts: dict[ViewId, _Start] = {}
@@ -136,12 +136,11 @@ class Invariants:
         """Where a view goes on, from what was committed before it.
 
         A view that others have left loses nothing yet where a sleeper alone wakes up in it: the one
-        that follows the sleeper would. Nor does one that a sleeper makes by itself, under a number
-        that the others have given to theirs.
+        that follows the sleeper would.
         """
         is_promised = step >= self.whole_cut and self._lagged_since(step, view)
         later = {self.commits[n][0] for n in range(step, self.furthest) if n in self.commits}
-        is_left = any(it.number >= view.number and it != view for it in later)
+        is_left = any(it.number > view.number for it in later)
         return _Start(step, 0 if is_left else self.furthest - step, is_promised)
 
     def _lagged_since(self, step: int, view: ViewId | None = None) -> bool:

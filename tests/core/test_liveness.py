@@ -146,3 +146,81 @@ def test_who_is_in_doubt_is_called_at_once() -> None:
     assert liveness.due_heartbeats(now_ns + 1) == ("a", "b"), "though none is due"
     assert liveness.due_heartbeats(now_ns + 2) == ()
     assert run(liveness, heard_s, heard_s + 2.75) == [], "another's word makes no silence longer"
+
+
+def near(*peers: str) -> Liveness:
+    return watching(*peers, timing=LAN_LIVENESS)
+
+
+def tell(liveness: Liveness, at_s: float, silent_ms: dict[str, int], *tellers: str) -> None:
+    for teller in tellers:
+        liveness.fellow_says(teller, (), silent_ms, int(at_s * SECOND_NS))
+
+
+def test_whom_others_hear_is_cut_off_and_soon_known_to_be() -> None:
+    liveness = near("b", "c", "d")
+    assert run(liveness, 0, 1.5, talking=("c", "d")) == []
+    assert liveness.missed() == ("b",), "so the others are asked"
+    assert liveness.due_heartbeats(int(1.5 * SECOND_NS)) == ("b", "c", "d"), "at once"
+    tell(liveness, 1.5, {"b": 0}, "c")
+    assert run(liveness, 1.5, 2, talking=("c", "d")) == [], "one may lie"
+    tell(liveness, 2, {"b": 500}, "d")
+    assert run(liveness, 2, 2.5, talking=("c", "d")) == ["b"]
+
+
+def test_who_stands_still_is_silent_for_all_and_given_its_time() -> None:
+    liveness = near("b", "c", "d")
+    for half_seconds in range(1, 8):
+        at_s = half_seconds / 2
+        assert run(liveness, at_s - 0.5, at_s, talking=("c", "d")) == []
+        # the others heard it a little later than this peer did, and never since
+        tell(liveness, at_s, {"b": max(0, half_seconds * 500 - 1000)}, "c", "d")
+
+
+def test_of_two_others_the_one_is_believed() -> None:
+    liveness = near("b", "c")
+    run(liveness, 0, 2, talking=("c",))
+    tell(liveness, 2, {"b": 0}, "c")
+    assert run(liveness, 2, 2.5, talking=("c",)) == ["b"]
+
+
+def test_a_fellow_that_misses_somebody_is_answered_at_once() -> None:
+    liveness = near("b", "c")
+    run(liveness, 0, 1, talking=("b",))
+    liveness.due_heartbeats(SECOND_NS)
+    liveness.fellow_says("c", ("b", "stranger"), {}, SECOND_NS + 1)
+    assert liveness.due_heartbeats(SECOND_NS + 2) == ("c",)
+    assert liveness.silent_ms(SECOND_NS * 3 // 2) == {"b": 500}
+    liveness.fellow_says("c", ("b",), {}, SECOND_NS * 5 // 4)
+    due = liveness.due_heartbeats(SECOND_NS * 5 // 4)
+    assert due == (), "asked again: answered at the usual time"
+    assert liveness.silent_ms(5 * SECOND_NS) == {}, "nobody asks any more"
+
+
+def test_who_is_not_watched_has_no_say() -> None:
+    liveness = near("b", "c")
+    run(liveness, 0, 2, talking=("c",))
+    tell(liveness, 2, {"b": 0}, "stranger")
+    assert run(liveness, 2, 3, talking=("c",)) == []
+
+
+def test_between_networks_only_silence_counts() -> None:
+    liveness = watching("b", "c")
+    run(liveness, 0, 3, talking=("c",))
+    assert liveness.missed() == ()
+    tell(liveness, 3, {"b": 0}, "c")
+    assert run(liveness, 3, 4.5, talking=("c",)) == []
+
+
+def test_what_is_read_late_was_said_at_no_known_time() -> None:
+    """Whoever stood still finds old messages when it goes on: it does not say that it hears now
+    who said them."""
+    liveness = near("b", "c")
+    run(liveness, 0, 1, talking=("b", "c"))
+    liveness.fellow_says("c", ("b",), {}, 3 * SECOND_NS)
+    for read_ns in (3 * SECOND_NS, 3 * SECOND_NS + 2):
+        liveness.heard("b", read_ns)
+        assert liveness.silent_ms(read_ns) == {"b": 2000}, "before its tick, and just after"
+        liveness.tick(3 * SECOND_NS + 1)
+    liveness.heard("b", 3 * SECOND_NS + SECOND_NS // 4 + 1)
+    assert liveness.silent_ms(3 * SECOND_NS + SECOND_NS // 4 + 1) == {"b": 0}

@@ -84,3 +84,16 @@ def test_who_stops_for_good_is_missed_within_five_seconds() -> None:
     loaded.longest_ns = 0
     world.run_until(lambda: all(peer.view and "c" not in peer.view.member_ids for peer in others))
     assert world.now_ns - stopped_ns < 5 * SECOND_NS
+
+
+def test_a_cut_between_two_is_told_from_a_machine_that_stands_still() -> None:
+    """All the others hear both, so that nobody waits as long as for a silent peer."""
+    loaded = Loaded(2, LAN_LIVENESS, longest_s=0.2)
+    world = loaded.world
+    world.run_to(world.now_ns + 10 * SECOND_NS)
+    cut_ns, peers = world.now_ns, list(world.peers.values())
+    world.cut({("a", "b"), ("b", "a")}, "between a and b")
+    loaded.longest_ns = 0
+    world.run_until(lambda: any(peer.view and len(peer.view.members) < 5 for peer in peers))
+    assert world.now_ns - cut_ns < 3 * SECOND_NS
+    assert any("while others hear it" in line for line in world.story)

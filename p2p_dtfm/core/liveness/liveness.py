@@ -6,10 +6,12 @@ peer to another one; whether that peer is dead, the members decide together
 its work is judged from who owes what to whom (`core.liveness.stalls`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.liveness.rhythm import SECOND_NS, Rhythm
+from p2p_dtfm.core.liveness.second_hand import MILLISECOND_NS, SecondHand
+from p2p_dtfm.core.messages.message_bounds import MISSED_LIMIT
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,10 @@ class LivenessTiming:
     """Nothing heard for so long is evidence, whatever is usual for a peer."""
     least_silence_ns: int
     """A shorter silence is none, however regularly a peer speaks."""
+    missed_ns: int
+    """Nothing heard for so long: fellows are asked whether they hear it."""
+    cut_ns: int
+    """Heard elsewhere so much later than here, the link is cut; 0: that is never judged."""
     reset_ns: int
     """After a stream to a peer broke: nothing heard since for so long is evidence."""
     refused_ns: int
@@ -34,6 +40,8 @@ LAN_LIVENESS = LivenessTiming(
     heartbeat_ns=SECOND_NS // 2,
     silence_ns=5 * SECOND_NS,
     least_silence_ns=4 * SECOND_NS,
+    missed_ns=SECOND_NS,
+    cut_ns=SECOND_NS * 3 // 2,
     reset_ns=SECOND_NS * 3 // 4,
     refused_ns=SECOND_NS // 20,
     punctual_ns=SECOND_NS // 4,
@@ -43,6 +51,8 @@ WAN_LIVENESS = LivenessTiming(
     heartbeat_ns=SECOND_NS,
     silence_ns=5 * SECOND_NS,
     least_silence_ns=5 * SECOND_NS,
+    missed_ns=2 * SECOND_NS,
+    cut_ns=0,
     reset_ns=2 * SECOND_NS,
     refused_ns=SECOND_NS // 2,
     punctual_ns=SECOND_NS // 2,
@@ -59,6 +69,9 @@ class Suspicion:
 @dataclass
 class _Watched:
     heard_ns: int
+    """Later than it was by what this peer's own loop was late: for judging alone."""
+    truly_heard_ns: int
+    """What fellows are told."""
     reset_ns: int | None = None
     is_refused: bool = False
     """Since the stream broke: nobody listens where it was."""
@@ -67,6 +80,8 @@ class _Watched:
     asked: bool = False
     """A heartbeat is due at once."""
     suspected: bool = False
+    missed: bool = False
+    """Fellows were asked of it."""
     rhythm: Rhythm = field(default_factory=Rhythm)
 
 
@@ -76,7 +91,10 @@ class Liveness:
     def __init__(self, timing: LivenessTiming) -> None:
         self._timing = timing
         self._watched: dict[str, _Watched] = {}
+        self._second_hand = SecondHand()
         self._last_tick_ns: int | None = None
+        self._late_until_ns = 0
+        """What is heard before then may have been said while this peer's own loop stood still."""
 
     @property
     def sleep_ns(self) -> int:
@@ -89,7 +107,8 @@ class Liveness:
         for peer_id in set(self._watched) - wanted:
             del self._watched[peer_id]
         for peer_id in wanted - set(self._watched):
-            self._watched[peer_id] = _Watched(now_ns)
+            self._watched[peer_id] = _Watched(now_ns, now_ns)
+        self._second_hand.keep(wanted)
 
     def heard(self, peer_id: str, now_ns: int) -> None:
         """Any message or tensor from this peer."""
@@ -97,9 +116,14 @@ class Liveness:
         if watched is not None:
             watched.rhythm.heard(max(0, now_ns - watched.heard_ns), now_ns)
             watched.heard_ns = max(watched.heard_ns, now_ns)
+            if not self._is_late(now_ns):
+                watched.truly_heard_ns = now_ns
             watched.reset_ns = None
             watched.is_refused = False
             watched.suspected = False
+            if watched.missed:
+                watched.missed = False
+                self._second_hand.is_heard(peer_id)
 
     def stream_reset(self, peer_id: str, now_ns: int, is_refused: bool = False) -> None:
         """A stream to this peer broke, or a call to it failed; `is_refused`: nobody listens at any
@@ -117,6 +141,33 @@ class Liveness:
         for peer_id in peers:
             if (watched := self._watched.get(peer_id)) is not None:
                 watched.asked = True
+
+    def fellow_says(
+        self, sender: str, missed: Collection[str], silent_ms: Mapping[str, int], now_ns: int
+    ) -> None:
+        """A heartbeat: whom its sender misses, and how long it has not heard whom others miss."""
+        if (watched := self._watched.get(sender)) is None:
+            return
+        ours = self._watched.keys() - {sender}
+        if self._second_hand.asks(sender, ours & set(missed), now_ns):
+            watched.asked = True
+        told = {name: since_ms for name, since_ms in silent_ms.items() if name in ours}
+        self._second_hand.told(sender, told, now_ns)
+
+    def missed(self) -> tuple[str, ...]:
+        """Of whom fellows are asked, in order; nobody where that is too many."""
+        names = sorted(name for name, watched in self._watched.items() if watched.missed)
+        return tuple(names) if len(names) <= MISSED_LIMIT else ()
+
+    def silent_ms(self, now_ns: int) -> dict[str, int]:
+        """For how long whom somebody misses has not been heard here."""
+        wanted = self._second_hand.wanted(now_ns)
+        silent_ns = {
+            name: now_ns - watched.truly_heard_ns
+            for name, watched in sorted(self._watched.items())
+            if name in wanted
+        }
+        return {name: max(0, ns) // MILLISECOND_NS for name, ns in silent_ns.items()}
 
     def said(self, peer_id: str, now_ns: int) -> None:
         """Something was sent to this peer."""
@@ -143,21 +194,42 @@ class Liveness:
         self._last_tick_ns = now_ns
         late_ns = gap_ns - self._timing.punctual_ns
         if late_ns > 0:
+            self._late_until_ns = now_ns + self._timing.punctual_ns
             for watched in self._watched.values():
                 watched.heard_ns = min(now_ns, watched.heard_ns + late_ns)
                 if watched.reset_ns is not None:
                     watched.reset_ns = min(now_ns, watched.reset_ns + late_ns)
+        self._miss(now_ns)
         found = []
         for peer_id, watched in sorted(self._watched.items()):
-            reason = "" if watched.suspected else self._judge(watched, now_ns)
+            reason = "" if watched.suspected else self._judge(peer_id, watched, now_ns)
             if reason:
                 watched.suspected = True
                 found.append(Suspicion(peer_id, reason))
         return found
 
-    def _judge(self, watched: _Watched, now_ns: int) -> str:
+    def _is_late(self, now_ns: int) -> bool:
+        """Whether what is heard now may be old."""
+        last_ns = now_ns if self._last_tick_ns is None else self._last_tick_ns
+        return now_ns < self._late_until_ns or now_ns - last_ns > self._timing.punctual_ns
+
+    def _miss(self, now_ns: int) -> None:
+        """Ask all others at once of who has newly fallen silent."""
+        if not self._timing.cut_ns:
+            return
+        missed_ns = now_ns - self._timing.missed_ns
+        newly = [it for it in self._watched.values() if it.heard_ns <= missed_ns and not it.missed]
+        for watched in newly:
+            watched.missed = True
+        if newly:
+            self.doubt(name for name, watched in self._watched.items() if not watched.missed)
+
+    def _judge(self, peer_id: str, watched: _Watched, now_ns: int) -> str:
         timing = self._timing
         silent_ns = now_ns - watched.heard_ns
+        elsewhere_ns = self._second_hand.heard_elsewhere_ns(peer_id, len(self._watched) - 1)
+        if timing.cut_ns and elsewhere_ns - watched.heard_ns >= timing.cut_ns:
+            return f"nothing heard for {silent_ns / SECOND_NS:.1f} s, while others hear it"
         if silent_ns >= watched.rhythm.bound_ns(timing.least_silence_ns, timing.silence_ns):
             return f"nothing heard for {silent_ns / SECOND_NS:.1f} s"
         if watched.reset_ns is None:

@@ -214,6 +214,10 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="he
     gives: dict[str, int] = {}
     """Bytes of files that it has given, since the next view was agreed on, to each who is to join
     and has not got all its states yet."""
+    missed: tuple[str, ...] = ()
+    """Members that it has not heard for a while, and would know of whether others do."""
+    silent_ms: dict[str, int] = {}
+    """Of whom others miss: for how long it has not heard them itself."""
 
 
 class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="join_request"):

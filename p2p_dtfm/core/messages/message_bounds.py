@@ -28,6 +28,8 @@ CHARGES_LIMIT = 4096
 NEWCOMERS_LIMIT = 128
 """Records in one Gather: each member lets 32 wait, mostly the same ones."""
 CERTIFICATES_LIMIT = 16
+MISSED_LIMIT = 16
+"""Who hears nothing of more of its fellows is cut off itself, and asks nobody."""
 COMMIT_LIMIT_BYTES = 16 * 1024
 """One Prepared in a Standing."""
 CONTRIBUTION_LIMIT_BYTES = 512 * 1024
@@ -37,6 +39,7 @@ _LENGTHS = {
     "ancestors": 160,
     "follows": 16,
     "gives": NEWCOMERS_LIMIT,
+    "missed": MISSED_LIMIT,
 }
 _BYTES = {"newcomers": RECORD_LIMIT_BYTES, "record": RECORD_LIMIT_BYTES}
 _SIGNATURE_LIMIT_BYTES = 128

@@ -113,8 +113,14 @@ class Background:
         self._liveness.doubt(doubted - self._doubted)
         self._doubted = doubted
         if due := self._liveness.due_heartbeats(now_ns):
-            work = step_watch.work(agreement)
-            beat = Heartbeat(agreement.me, self._progress, work, self._gives(now_ns))
+            beat = Heartbeat(
+                sender=agreement.me,
+                progress=self._progress,
+                work=step_watch.work(agreement),
+                gives=self._gives(now_ns),
+                missed=self._liveness.missed(),
+                silent_ms=self._liveness.silent_ms(now_ns),
+            )
             for peer_id in due:
                 self._messenger.tell(peer_id, beat)
 

@@ -144,7 +144,7 @@ class Dispatch:
                 self._membership.asked_first = sender
             self._learn_addresses(message)
             if isinstance(message, Heartbeat):
-                self._participant.step_watch.heard(sender, message.progress, message.work)
+                self._hear_heartbeat(sender, message)
             self._membership.actions.do(actions)
             if isinstance(message, Active):
                 trainer.may_commit()
@@ -159,6 +159,12 @@ class Dispatch:
             trainer.following(sender, message)
         elif isinstance(message, CheckpointFiles) and sender in self._membership.members():
             self._participant.checkpoints.remote_files(sender, message)
+
+    def _hear_heartbeat(self, sender: str, message: Heartbeat) -> None:
+        self._participant.step_watch.heard(sender, message.progress, message.work)
+        self._network.liveness.fellow_says(
+            sender, message.missed, message.silent_ms, now.monotonic_ns()
+        )
 
     def _require_layers(self, sender: str, message: FollowLayers | ConfirmLayers) -> None:
         layers = range(layer_count(self._run.spec))

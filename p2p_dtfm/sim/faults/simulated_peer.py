@@ -104,8 +104,11 @@ class SimulatedPeer(SimulatedProcess):
             self.do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
         self.do(agreement.tick(now_ns))
         agreement.gives(gives := {it: self.given[it] for it in agreement.needy}, now_ns)
+        missed, silent_ms = self.liveness.missed(), self.liveness.silent_ms(now_ns)
         for peer_id in self.liveness.due_heartbeats(now_ns):
-            self.send(peer_id, Heartbeat(agreement.me, self.progress, self.waits.work(), gives))
+            work = self.waits.work()
+            beat = Heartbeat(agreement.me, self.progress, work, gives, missed, silent_ms)
+            self.send(peer_id, beat)
         if now_ns - self.resent_ns >= RESEND_NS:
             self.resent_ns = now_ns
             self._resend()
@@ -180,6 +183,7 @@ class SimulatedPeer(SimulatedProcess):
     def _receive_said(self, sender: str, message: AgreementMessage) -> None:
         if isinstance(message, Heartbeat):
             self.waits.stalls.heard(sender, message.progress, message.work)
+            self.liveness.fellow_says(sender, message.missed, message.silent_ms, self.now_ns)
         if isinstance(message, JoinRequest):
             self._hear_record(message)
         try:

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from hashlib import blake2b
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,10 @@ from p2p_dtfm.sim.scenario.scenario_snapshot import workload_in
 CACHED = Path(__file__).with_name("cached_rows.json")
 ROWS_FILE = "rows.jsonl"
 _PROGRAM = Path(__file__).parents[2]
+
+Shape = tuple[str, int, int]
+"""A case, its layers and its sequences."""
+SHAPES: tuple[Shape, ...] = tuple(product(SCENARIOS, LAYERS, BATCHES))
 
 Told = Callable[[int, int, str], None]
 """Rows done, rows in all, and what comes now."""
@@ -101,10 +107,16 @@ class Collection:
             ) from error
 
 
-def model_pflop(layers: int, sequences: int) -> float:
-    """10^15 operations of a step: forward once and backward twice that; recomputed ones not."""
+@cache
+def _layer_pflop(layers: int) -> float:
+    """Of one layer and one sequence: forward once and backward twice that; recomputed ones not."""
     workload = workload_in(read_scenario(SCENARIOS["1"]), read_run_spec(RUN, layers), OURS)
-    return 3 * layers * workload.block.forward_flops * sequences / 1e15
+    return 3 * workload.block.forward_flops / 1e15
+
+
+def model_pflop(layers: int, sequences: int) -> float:
+    """10^15 operations of a step."""
+    return layers * sequences * _layer_pflop(layers)
 
 
 def _results(rows: dict[str, Any], from_cache: set[str]) -> Results:
@@ -122,19 +134,23 @@ def _results(rows: dict[str, Any], from_cache: set[str]) -> Results:
     return Results(bars=bars, curves=_curves(rows, from_cache), quality=quality)
 
 
+def _table_bar(shape: Shape, sequences: int, seconds: float, **fields: Any) -> Bar:
+    """A bar of the paper's table: `sequences` are those that a step of `seconds` computed."""
+    case, layers, batch = shape
+    pflops = model_pflop(layers, sequences) / seconds
+    table: dict[str, Any] = {"chart": Chart.TABLE, "case": case, "layers": layers, "batch": batch}
+    return Bar(**table, seconds=seconds, pflops=pflops, **fields)
+
+
 def _published_bars() -> list[Bar]:
     return [
-        Bar(
-            chart=Chart.TABLE,
-            case=row.case,
-            layers=row.layers,
-            batch=row.batch,
+        _table_bar(
+            (row.case, row.layers, row.batch),
+            _sequences(row.system, row.layers, row.batch),
+            row.measured_s,
             system=row.system,
             kind=Kind.PUBLISHED,
             source=published_source(),
-            seconds=row.measured_s,
-            pflops=model_pflop(row.layers, _sequences(row.system, row.layers, row.batch))
-            / row.measured_s,
         )
         for row in published_rows()
     ]
@@ -147,21 +163,16 @@ def _sequences(system: str, layers: int, batch: int) -> int:
 def _simulated_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
     systems = {"region": "DT-FM scheduled", "random": "DT-FM random"}
     return [
-        Bar(
-            chart=Chart.TABLE,
-            case=case,
-            layers=layers,
-            batch=batch,
+        _table_bar(
+            (case, layers, batch),
+            dtfm_sequences(layers, batch),
+            rows[key][str(batch)],
             system=f"{system}, simulated",
             kind=Kind.SIMULATED,
             source=command_of(SCENARIOS[case], layers, batch, placement, "dtfm"),
-            seconds=rows[key][str(batch)],
-            pflops=model_pflop(layers, dtfm_sequences(layers, batch)) / rows[key][str(batch)],
             cached=key in from_cache,
         )
-        for case in SCENARIOS
-        for layers in LAYERS
-        for batch in BATCHES
+        for case, layers, batch in SHAPES
         for placement, system in systems.items()
         for key in [f"dtfm {case} {placement} {layers}"]
     ]
@@ -173,24 +184,19 @@ def _our_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
         ("ours, predicted", Kind.PREDICTED, "predicted_s"),
     )
     return [
-        Bar(
-            chart=Chart.TABLE,
-            case=case,
-            layers=layers,
-            batch=batch,
+        _table_bar(
+            (case, layers, batch),
+            batch,
+            rows[key][name],
             system=system,
             kind=kind,
             source=command_of(SCENARIOS[case], layers, batch, "ours", "ours"),
-            seconds=rows[key][name],
-            pflops=model_pflop(layers, batch) / rows[key][name],
             cached=key in from_cache,
         )
-        for case in SCENARIOS
-        for layers in LAYERS
-        for batch in BATCHES
+        for case, layers, batch in SHAPES
         for key in [f"ours {case} {layers} {batch}"]
         for system, kind, name in made
-    ]  # fmt: skip
+    ]
 
 
 _PLANS = {

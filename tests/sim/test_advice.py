@@ -98,7 +98,7 @@ def test_loss_is_what_was_measured_or_unknown() -> None:
     assert loss_cost(many.spec, begin.spec, 6) is None
     known = loss_cost(measured.spec, begin.spec, 2)
     assert known is not None and known.percent == 0.92
-    source = (packaged_configs().parent / "docs" / "benchmarks.md").read_text()
+    source = (packaged_configs().parent / "docs" / "benchmarks" / "compression.md").read_text()
     assert "+0.92%" in source
     assert loss_cost(measured.spec, begin.spec, 6) is None, "measured with two replicas"
 

@@ -28,7 +28,9 @@ EXACT = LossCost(0.0, "the run's own batches, reduced in fp32")
 MEASURED = (
     MeasuredRow(
         2, 40, 1, 50, 4,
-        LossCost(0.92, "tiny, two replicas, 40 inner steps, one seed (docs/benchmarks.md)"),
+        LossCost(
+            0.92, "tiny, two replicas, 40 inner steps, one seed (docs/benchmarks/compression.md)"
+        ),
     ),
 )  # fmt: skip
 

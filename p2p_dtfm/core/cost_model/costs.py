@@ -29,6 +29,7 @@ from p2p_dtfm.core.schedule.pieces import PIECE_ELEMENTS_EACH, pieces_of
 Placement = tuple[tuple[int, ...], ...]
 """Pipelines as ordered peer numbers."""
 
+PLACEMENT_WORK, EACH_PIPELINE_WORK = 10, 4
 MOST_PAIRS = 120_000
 """Of holders, over all segments: with more of them no reduction is timed link by link."""
 MOST_TASKLETS = 300_000
@@ -92,7 +93,7 @@ class StepModel:
         None if a pipeline does not fit, or if the step surely takes longer than `bound_ns`.
         """
         costs: list[PipelineCost] = []
-        self._work += 10 + 4 * len(placement)
+        self._work += PLACEMENT_WORK + EACH_PIPELINE_WORK * len(placement)
         for peers in placement:
             cost, fresh = self.pipelines.cost(peers)
             self._work += 40 * len(peers) if fresh else 0

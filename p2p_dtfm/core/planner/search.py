@@ -17,6 +17,7 @@ from p2p_dtfm.core.planner.initial_placements import (
     reach_bytes_per_s,
 )
 from p2p_dtfm.core.planner.moves import random_move
+from p2p_dtfm.core.planner.remembered_costs import RememberedCosts
 from p2p_dtfm.core.protocol.prng import Prng
 
 WORK_FOR_EACH_PEER = 180_000
@@ -75,12 +76,13 @@ def search(
     pool = _first_costs(model, best, present, budget // 3)[:finalists]
     share = 2 * budget // (3 * ROUNDS * ROUNDS.bit_length())
     survivors, found = _refined_first(model, pool)[:ROUNDS], pool
+    costs = RememberedCosts(model)
     while len(survivors) > 1:
-        improved = [_anneal(model, start, prng, share) for start in survivors]
+        improved = [_anneal(model, costs, start, prng, share) for start in survivors]
         found += improved
         survivors = _refined_first(model, improved)[: len(survivors) // 2]
         share *= 2
-    return _judged(model, [_anneal(model, survivors[0], prng, share), *found], divisor)
+    return _judged(model, [_anneal(model, costs, survivors[0], prng, share), *found], divisor)
 
 
 def _refined_first(model: StepModel, found: list[PlacementCost]) -> list[PlacementCost]:
@@ -268,7 +270,9 @@ def rank(cost: PlacementCost) -> tuple[int, int, Placement]:
     return cost.step_ns, -sum(map(len, cost.placement)), cost.placement
 
 
-def _anneal(model: StepModel, start: PlacementCost, prng: Prng, budget: int) -> PlacementCost:
+def _anneal(
+    model: StepModel, costs: RememberedCosts, start: PlacementCost, prng: Prng, budget: int
+) -> PlacementCost:
     """Random moves; each is taken unless it makes the step longer by more than a threshold.
 
     The threshold falls from 1/128 of the step to nothing half-way (Dueck and Scheuer 1990:
@@ -288,11 +292,11 @@ def _anneal(model: StepModel, start: PlacementCost, prng: Prng, budget: int) -> 
             present.step_ns
             + present.step_ns // COARSE_DIVISOR * max(0, budget - 2 * spent) // budget
         )
-        cost = model.cost(moved, bound)
+        cost = costs.cost(moved, bound)
         if cost is None or cost.step_ns > bound:
             continue
         present = cost
-        if rank(cost) < rank(best):
+        if cost.step_ns <= best.step_ns and rank(cost) < rank(best):
             if cost.step_ns < best.step_ns:
                 quiet = 0
             best = cost

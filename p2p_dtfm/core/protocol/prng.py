@@ -31,7 +31,10 @@ class Prng:
     def below(self, bound: int) -> int:
         """An integer in 0 .. bound - 1; `bound` is in 1 .. 2^32."""
         assert 1 <= bound <= 1 << 32, bound
-        return ((self.next_u64() >> 32) * bound) >> 32
+        self.state = mixed = (self.state + 0x9E3779B97F4A7C15) & _MASK  # `next_u64`, without a call
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        return (((mixed ^ (mixed >> 31)) >> 32) * bound) >> 32
 
     def shuffle(self, items: list[Item]) -> None:
         """Fisher and Yates, in place."""

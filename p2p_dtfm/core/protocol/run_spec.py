@@ -1,7 +1,9 @@
 """The run spec: the immutable description of one training run. Its digest names the run."""
 
 import difflib
-from typing import Any, Literal
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -206,6 +208,10 @@ class RunSpec(Section):
 
     def canonical_bytes(self) -> bytes:
         """Canonical bytes; floats as their shortest decimal text, which reads back exactly."""
+        return self._canonical
+
+    @cached_property
+    def _canonical(self) -> bytes:
         values = self.model_dump(mode="python")
         values["model"] = self.model.stated()
         if not self.founding:
@@ -221,7 +227,18 @@ class RunSpec(Section):
 
     def digest(self) -> str:
         """The name of the run."""
-        return digest_bytes(self.canonical_bytes())
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest_bytes(self._canonical)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Pydantic's, which would copy what was worked out for the original, too."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in ("_canonical", "_digest"):
+            copied.__dict__.pop(name, None)
+        return copied
 
     @classmethod
     def from_canonical_bytes(cls, payload: bytes) -> "RunSpec":

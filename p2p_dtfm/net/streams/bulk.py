@@ -158,7 +158,7 @@ class BulkPlane:
 
     async def close(self) -> None:
         """Close everything."""
-        for peer_id in {peer for peer, _ in (*self._outgoing, *self._moving)}:
+        for peer_id in dict.fromkeys(peer for peer, _ in (*self._outgoing, *self._moving)):
             self.disconnect(peer_id, "this peer is closing")
         self._incoming.close()
         if self._lines is not None:

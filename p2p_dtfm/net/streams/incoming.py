@@ -52,7 +52,8 @@ class IncomingLane:
     def __init__(self, name: str, session: int, reassembly: Reassembly) -> None:
         self.name = name
         self.session = session
-        self.wires: set[Wire] = set()
+        self.wires: dict[Wire, None] = {}
+        """In the order in which they came."""
         self.reassembly = reassembly
         self.turn = asyncio.Lock()
         self._failed = False
@@ -133,7 +134,7 @@ class IncomingLanes:
                 await _hang_up(wire, "internal error")
             finally:
                 if lane is not None:
-                    lane.wires.discard(wire)
+                    lane.wires.pop(wire, None)
                     lane.close()  # its stripes live and end together
                     if self.lanes.get((sender, lane.name)) is lane:
                         del self.lanes[sender, lane.name]
@@ -154,7 +155,7 @@ class IncomingLanes:
                 raise EOFError(f"not let in: {leave}")
             leaving.callback(leave)
         lane = self._lane_of(sender, hello)
-        lane.wires.add(wire)
+        lane.wires[wire] = None
         await wire.write(COUNT.pack(0))
         return lane
 

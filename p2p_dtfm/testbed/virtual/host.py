@@ -34,8 +34,8 @@ class Wires(Protocol):
         peer_id: str,
         name: str,
         body: bytes,
-        reply: asyncio.Future[bytes],
-    ) -> Callable[[], None]: ...
+        reply: asyncio.Future[bytes | None],
+    ) -> Callable[[bool], None]: ...
 
     async def open_stream(
         self, host: "VirtualHost", peer_id: str, name: str, deadline_s: float
@@ -64,7 +64,7 @@ class VirtualHost:
         self.streams: dict[str, tuple[StreamHandler, str]] = {}
         self.open: dict[str, list[VirtualWriter]] = {}
         """Ends of streams here, by the other end's peer."""
-        self.asked: dict[str, dict[int, asyncio.Future[bytes]]] = {}
+        self.asked: dict[str, dict[int, asyncio.Future[bytes | None]]] = {}
         """Calls under way, by who is to answer."""
         self._network = network
         self._address_book: dict[str, tuple[str, ...]] = {}
@@ -135,15 +135,23 @@ class VirtualHost:
     async def call(self, peer_id: str, name: str, body: bytes, deadline_s: float) -> bytes:
         """Raises `Unreachable`."""
         await self._ensure_linked(peer_id, deadline_s)
-        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[bytes | None] = loop.create_future()
         forget = self._network.ask(self, peer_id, name, body, reply)
+        timer = loop.call_later(deadline_s, _answer_nothing, reply)
+        is_over = False
         try:
-            await asyncio.wait({reply}, timeout=deadline_s)
+            content = await reply
+            is_over = content is not None
+        except Unreachable:
+            is_over = True
+            raise
         finally:
-            forget()
-        if not reply.done():
+            timer.cancel()
+            forget(is_over)
+        if content is None:
             raise Unreachable(peer_id, f"no answer within {deadline_s:g} s")
-        return reply.result()
+        return content
 
     async def open_stream(
         self, peer_id: str, name: str, deadline_s: float
@@ -171,3 +179,9 @@ class VirtualHost:
 
     async def close(self) -> None:
         self._network.leave(self)
+
+
+def _answer_nothing(reply: asyncio.Future[bytes | None]) -> None:
+    """Its time is over."""
+    if not reply.done():
+        reply.set_result(None)

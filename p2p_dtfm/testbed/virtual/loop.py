@@ -8,18 +8,20 @@ done at once, in this thread, and its result comes after the time that it has sa
 import asyncio
 import collections
 import contextvars
-import selectors
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from p2p_dtfm.testbed.virtual.process import PROCESS, Process, Turn
+from p2p_dtfm.testbed.virtual.process import PROCESS, Process
 
 JOB_NS = 100_000
 """What a job takes of itself."""
 _START_NS = 1_000 * 1_000_000_000
+ROUNDING_S = 1e-9
+"""What is due so soon is due now: times are sums of fractions of seconds."""
 
 
 class NothingHappens(Exception):
@@ -29,14 +31,15 @@ class NothingHappens(Exception):
 class VirtualTask(asyncio.Task[Any]):
     """Hashed by its number: what walks through a set of tasks does so alike in each run."""
 
+    _number = 0
+
     def __init__(self, *args: Any, loop: "VirtualLoop", **options: Any) -> None:
-        self._number = loop.next_number()
         context = options.get("context")
         self.process: Process | None = PROCESS.get() if context is None else context.get(PROCESS)
         super().__init__(*args, loop=loop, **options)
 
     def __hash__(self) -> int:
-        return self._number
+        return self._number or _numbered(self)
 
     __eq__ = object.__eq__
 
@@ -54,26 +57,45 @@ class VirtualTask(asyncio.Task[Any]):
 class VirtualFuture(asyncio.Future[Any]):
     """Hashed by its number, too."""
 
-    def __init__(self, *, loop: "VirtualLoop") -> None:
-        self._number = loop.next_number()
-        super().__init__(loop=loop)
+    _number = 0
 
     def __hash__(self) -> int:
-        return self._number
+        return self._number or _numbered(self)
 
     __eq__ = object.__eq__
 
 
-class _Selector(selectors.SelectSelector):
-    """Sees no file, and never sleeps."""
+def _numbered(it: VirtualTask | VirtualFuture) -> int:
+    """It is asked for the first time: few futures ever are."""
+    loop = it.get_loop()
+    assert isinstance(loop, VirtualLoop)
+    it._number = loop.next_number()
+    return it._number
 
-    loop: "VirtualLoop"
 
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise NothingHappens
-        self.loop.now_ns += -int(-timeout * 1e9 // 1)
-        return []
+class Turn(asyncio.TimerHandle):
+    """A callback in the process that has begun it, as asyncio keeps it: it may be cancelled."""
+
+    __slots__ = ("process",)
+
+    def __init__(
+        self,
+        when_s: float,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: contextvars.Context,
+    ) -> None:
+        # in place of its parents': there are a hundred thousand turns in a seed
+        self._when = when_s
+        self._callback: Callable[..., Any] | None = callback
+        self._args = args
+        self._context = context
+        self._cancelled = False
+        self.process: Process | None = context.get(PROCESS)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback, self._args = None, ()
 
 
 @dataclass
@@ -106,13 +128,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.in_job = False
         self._numbers = 0
         self._lanes: dict[Executor, collections.deque[_Job]] = {}
-        selector = _Selector()
-        selector.loop = self
-        super().__init__(selector)
-        self._clock_resolution = 1e-9
-        self.set_task_factory(lambda loop, coroutine, **options: VirtualTask(
-            coroutine, loop=self, **options
-        ))  # fmt: skip
+        self._ready: collections.deque[Turn]
+        self._later: list[tuple[float, int, Turn]] = []
+        """By when they are due, and then in the order in which they were asked for."""
+        super().__init__()
         self.set_exception_handler(_note_failure)
 
     def next_number(self) -> int:
@@ -125,6 +144,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return VirtualFuture(loop=self)
 
+    def create_task(  # type: ignore[override]
+        self,
+        coro: Coroutine[Any, Any, Any],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[Any]:
+        return VirtualTask(coro, loop=self, name=name, context=context)
+
     # turns ---------------------------------------------------------------------------------------
 
     def call_soon(  # type: ignore[override]
@@ -133,14 +161,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
-        context = contextvars.copy_context() if context is None else context
-        process = context.get(PROCESS)
-        if process is None:
-            return super().call_soon(callback, *args, context=context)
-        turn = Turn(process, callback, args)
-        turn.context = context
-        turn.handle = super().call_soon(turn, context=context)
-        return turn.handle
+        turn = Turn(0.0, callback, args, _here(context))
+        self._ready.append(turn)
+        return turn
 
     def call_at(  # type: ignore[override]
         self,
@@ -149,19 +172,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        context = contextvars.copy_context() if context is None else context
-        process = context.get(PROCESS)
-        if process is None:
-            return super().call_at(when, callback, *args, context=context)
-        turn = Turn(process, callback, args)
-        turn.context = context
-        turn.handle = handle = super().call_at(when, turn, context=context)
-        return handle
+        turn = Turn(when, callback, args, _here(context))
+        heapq.heappush(self._later, (when, self.next_number(), turn))
+        return turn
 
-    def again(self, turn: Turn) -> None:
-        """A turn that was missed."""
-        if turn.handle is None or not turn.handle.cancelled():
-            super().call_soon(turn, context=turn.context)
+    def call_later(  # type: ignore[override]
+        self,
+        delay: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.now_ns / 1e9 + delay, callback, *args, context=context)
 
     def call_soon_threadsafe(  # type: ignore[override]
         self,
@@ -170,6 +192,40 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
+
+    def again(self, turn: Turn) -> None:
+        """A turn that was missed."""
+        self._ready.append(turn)
+
+    def _run_once(self) -> None:
+        """In place of asyncio's: no file is looked at, and nothing sleeps."""
+        ready, later = self._ready, self._later
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            self._go_to_the_next()
+        due_s = self.now_ns / 1e9 + ROUNDING_S
+        while later and later[0][0] < due_s:
+            ready.append(heapq.heappop(later)[2])
+        for _ in range(len(ready)):
+            turn = ready.popleft()
+            if turn._cancelled:
+                continue
+            if turn.process is None or turn.process.may_take(turn):
+                try:
+                    turn._context.run(turn._callback, *turn._args)  # type: ignore[arg-type]
+                except Exception as error:  # noqa: BLE001 - what a turn raises ends nothing else
+                    turn._context.run(_note_failure, self, _failure(turn, error))
+
+    def _go_to_the_next(self) -> None:
+        later = self._later
+        while later and later[0][2]._cancelled:
+            heapq.heappop(later)
+        if not later:
+            raise NothingHappens
+        self.now_ns += -int(-max(0.0, later[0][0] - self.now_ns / 1e9) * 1e9 // 1)
+
+    def close(self) -> None:
+        self._later.clear()
+        super().close()
 
     # jobs ----------------------------------------------------------------------------------------
 
@@ -223,6 +279,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     async def create_server(self, *args: Any, **options: Any) -> Any:
         return _NoServer()
+
+
+def _here(context: contextvars.Context | None) -> contextvars.Context:
+    return contextvars.copy_context() if context is None else context
+
+
+def _failure(turn: Turn, error: Exception) -> dict[str, Any]:
+    return {"message": f"exception in {turn._callback!r}", "exception": error}
 
 
 def _note_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -105,9 +105,15 @@ class VirtualNetwork:
     # calls ---------------------------------------------------------------------------------------
 
     def ask(
-        self, host: VirtualHost, peer_id: str, name: str, body: bytes, reply: asyncio.Future[bytes]
-    ) -> Callable[[], None]:
-        """`reply` is answered, or fails; what is returned forgets the call."""
+        self,
+        host: VirtualHost,
+        peer_id: str,
+        name: str,
+        body: bytes,
+        reply: asyncio.Future[bytes | None],
+    ) -> Callable[[bool], None]:
+        """`reply` is answered, or fails; what is returned forgets the call, and calls it back
+        unless it is over."""
         number = next(self._numbers)
         asked = host.asked.setdefault(peer_id, {})
         asked[number] = reply
@@ -133,9 +139,9 @@ class VirtualNetwork:
             if self.links.is_doubled(host.peer_id, peer_id):
                 serving.append(other.process.begin(serve(other)))
 
-        def forget() -> None:
+        def forget(is_over: bool) -> None:
             asked.pop(number, None)
-            if not reply.done():
+            if not is_over:
                 self.links.carry(host.peer_id, peer_id, "cancel", HEAD_BYTES, cancel)
 
         def cancel() -> None:

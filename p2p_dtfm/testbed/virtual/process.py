@@ -15,26 +15,8 @@ from p2p_dtfm.ports import chance, disk, now
 
 PROCESS: contextvars.ContextVar["Process | None"] = contextvars.ContextVar("process", default=None)
 _EPOCH_NS = 1_800_000_000 * 1_000_000_000
+_NEVER_NS = 1 << 62
 ROUNDING_S = 1e-6
-
-
-class Turn:
-    """A callback, and its handle, as asyncio keeps it."""
-
-    def __init__(
-        self, process: "Process", callback: Callable[..., Any], args: tuple[Any, ...]
-    ) -> None:
-        self.process = process
-        self.callback = callback
-        self.args = args
-        self.handle: asyncio.Handle | None = None
-        self.context: contextvars.Context | None = None
-
-    def __call__(self) -> None:
-        if self.handle is not None and self.handle.cancelled():
-            return
-        if self.process.take(self):
-            self.callback(*self.args)
 
 
 class Turns(Protocol):
@@ -48,7 +30,7 @@ class Turns(Protocol):
         self, coroutine: Coroutine[Any, Any, Any], *, context: contextvars.Context | None = None
     ) -> asyncio.Task[Any]: ...
 
-    def again(self, turn: "Turn") -> None:
+    def again(self, turn: Any) -> None:
         """Do a turn that was missed."""
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> object: ...
@@ -69,8 +51,10 @@ class Process:
         self.failures: list[str] = []
         """What its event loop was told and nobody caught."""
         self._loop = loop
-        self._missed: list[Turn] = []
+        self._missed: list[Any] = []
         self._stalled_until_ns = 0
+        self._no_turn_until_ns = 0
+        """For whichever reason."""
         self._context = contextvars.copy_context()
         self._context.run(self._settle, draws, writes_to)
 
@@ -99,38 +83,39 @@ class Process:
         """A task of this process."""
         return self._loop.create_task(coroutine, context=self._context.copy())
 
-    def take(self, turn: "Turn") -> bool:
-        """Whether the turn is to be done now."""
-        if self.is_dead:
-            return False
-        if self._stands_still:
+    def may_take(self, turn: Any) -> bool:
+        """Whether a turn of its event loop is to be done now; else it is missed."""
+        if self._loop.now_ns >= self._no_turn_until_ns:
+            return True
+        if not self.is_dead:
             self._missed.append(turn)
-        return not self._stands_still
-
-    @property
-    def _stands_still(self) -> bool:
-        return self.is_paused or self._loop.now_ns < self._stalled_until_ns
+        return False
 
     def kill(self) -> None:
         self.is_dead = True
+        self._no_turn_until_ns = _NEVER_NS
         self._missed.clear()
 
     def pause(self) -> None:
         self.is_paused = True
+        self._no_turn_until_ns = _NEVER_NS
 
     def resume(self) -> None:
         self.is_paused = False
-        self._go_on()
+        if not self.is_dead:
+            self._no_turn_until_ns = self._stalled_until_ns
+            self._go_on()
 
     def stall(self, duration_ns: int) -> None:
         """The turn under way takes so long: its event loop waits for the disk."""
         begins_ns = max(self._stalled_until_ns, self._loop.now_ns)
         self._stalled_until_ns = begins_ns + duration_ns
+        self._no_turn_until_ns = max(self._no_turn_until_ns, self._stalled_until_ns)
         ends_s = (self._stalled_until_ns - self._loop.now_ns) / 1e9 + ROUNDING_S
         contextvars.Context().run(self._loop.call_later, ends_s, self._go_on)  # not a turn of it
 
     def _go_on(self) -> None:
-        if self._stands_still or self.is_dead:
+        if self._loop.now_ns < self._no_turn_until_ns:
             return
         missed, self._missed = self._missed, []
         for turn in missed:

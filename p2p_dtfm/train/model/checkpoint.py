@@ -11,6 +11,7 @@ One process writes to a directory at a time.
 """
 
 import contextlib
+import functools
 import hashlib
 import re
 import shutil
@@ -26,7 +27,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.ports import disk
 from p2p_dtfm.train.model.gpt import layer_count
-from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState
+from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState, version_in
 
 _MANIFEST = "manifest.json"
 _MANIFEST_LIMIT_BYTES = 1 << 20
@@ -59,7 +60,13 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """By layer number; only the files that are present."""
 
     def spec(self) -> RunSpec:
-        return RunSpec.from_canonical_bytes(bytes.fromhex(self.run_spec))
+        return _spec_of(self.run_spec)
+
+
+@functools.lru_cache(maxsize=16)
+def _spec_of(text: str) -> RunSpec:
+    """Manifests of one run say the same again and again."""
+    return RunSpec.from_canonical_bytes(bytes.fromhex(text))
 
 
 @dataclass(frozen=True)
@@ -127,10 +134,10 @@ def add_layer_file(directory: Path, layer: int, source: Path) -> None:
     manifest = read_manifest(directory)
     with _disk_errors(directory):
         payload = source.read_bytes()
-    state = LayerState.from_bytes(manifest.spec(), layer, payload, path=str(source))
-    if state.version != manifest.step:
+    version = version_in(manifest.spec(), layer, payload, str(source))
+    if version != manifest.step:
         raise UserError(
-            f"{source} is of step {state.version}, the checkpoint {directory} of {manifest.step}",
+            f"{source} is of step {version}, the checkpoint {directory} of {manifest.step}",
             f"fetch layer {layer} of step {manifest.step}",
         )
     with _disk_errors(directory):

@@ -8,6 +8,7 @@ biases; `[model]` has other choices (`block`). The head has a matrix of its own,
 embedding's may be held by another peer; a tied one is a copy that stays equal (`stage.tied_head`).
 """
 
+import functools
 import hashlib
 import math
 
@@ -65,17 +66,26 @@ def layer_count(spec: RunSpec) -> int:
 
 def build_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> nn.Module:
     """The module of a layer in fp32, its parameters *not yet initialised*."""
-    assert 0 <= layer < layer_count(spec), layer
-    kind = Embedding if layer == 0 else Block if layer <= spec.model.layers else Head
+    return _build(spec.model, layer, device)
+
+
+def _build(model: ModelSpec, layer: int, device: torch.device | str) -> nn.Module:
+    assert 0 <= layer < model.layers + 2, layer
+    kind = Embedding if layer == 0 else Block if layer <= model.layers else Head
     with torch.device("meta"):  # nothing is allocated or drawn only to be overwritten
-        module = kind(spec.model).to(torch.float32)
+        module = kind(model).to(torch.float32)
     return module.to_empty(device=device)
 
 
 def layer_entries(spec: RunSpec, layer: int) -> list[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a layer's parameters, in canonical order."""
-    module = build_layer(spec, layer, "meta")
-    return [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
+    return list(_layer_entries(spec.model, layer))
+
+
+@functools.lru_cache(maxsize=1024)
+def _layer_entries(model: ModelSpec, layer: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    named = _build(model, layer, "meta").named_parameters()
+    return tuple((name, tuple(parameter.shape)) for name, parameter in named)
 
 
 def token_loss_sum(logits: Tensor, targets: Tensor) -> Tensor:

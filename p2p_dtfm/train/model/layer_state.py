@@ -20,7 +20,7 @@ from p2p_dtfm.core.commit.judgement import DIGEST_BYTES
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.adam_w import AdamW
-from p2p_dtfm.train.model.gpt import build_layer, initialise_layer
+from p2p_dtfm.train.model.gpt import build_layer, initialise_layer, layer_entries
 from p2p_dtfm.train.model.tensor_file import Entry, entry_bytes, header
 
 assert sys.byteorder == "little", "state travels as the memory's own bytes, which are little-endian"
@@ -213,8 +213,13 @@ def snapshot_from(spec: RunSpec, layer: int, version: int, parts: Tensor) -> Lay
 
 
 def _shapes(spec: RunSpec, layer: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    named = build_layer(spec, layer, "meta").named_parameters()
-    return tuple((name, tuple(parameter.shape)) for name, parameter in named)
+    return tuple(layer_entries(spec, layer))
+
+
+def version_in(spec: RunSpec, layer: int, payload: bytes, path: str) -> int:
+    """The version of a layer's file, which is read for nothing else. Raises `UserError` as
+    `LayerState.from_bytes` does."""
+    return _check_header(memoryview(payload), spec.digest(), layer, _shapes(spec, layer), path)
 
 
 @lru_cache(maxsize=256)

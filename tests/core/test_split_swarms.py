@@ -4,18 +4,20 @@ from collections.abc import Callable
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS, SendMessage
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
-from p2p_dtfm.core.consensus.views.known_views import KnownViews
+from p2p_dtfm.core.consensus.views.known_views import KnownViews, origins_by_most
 from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
     Contribution,
     KnownView,
+    PresentView,
     Ready,
     Standing,
 )
 from p2p_dtfm.core.messages.prepared import SignedPrepared
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.plan import NoPlan
-from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, ViewId
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.hash_training import Tensor, true_state
@@ -103,6 +105,35 @@ def test_who_left_a_part_does_not_compare_by_its_views_again() -> None:
     views.leaves(before)
     assert views.newest_common([later.view, ours.view, before.view]) == before
     assert views.told == (before.view,) and views.history == (before,)
+
+
+def test_newcomers_are_told_of_a_view_with_each_who_may_be_elsewhere() -> None:
+    """Four went apart; then two of one part left it for the other, and forgot what both had been
+    in since. Whom the last one lets in must find the view in common all the same."""
+    before, middle, ours = known(2, *FOUR), known(5, "b", "c", "d"), known(9, "d")
+    last = KnownViews((known(1, "a"), before, known(4, "c", "d"), middle, ours))
+    assert last.origins(ours.members) == (middle, before), "one for b and c, one for a"
+    newcomer = KnownViews()
+    said = (PresentView(ours.view, ours.members, None, last.origins(ours.members)), None)
+    records = tuple(record(name) for name in ("d", "n"))
+    joined = Snapshot("run", WORKLOAD, 10, GENESIS, True, records, (), (), 0, None)
+    view = View(joined, NoPlan("of no matter here"))
+    newcomer.says_ready(view, [], origins_by_most(said))
+    newcomer.takes_over(view)
+    went_over = KnownViews((before, known(7, "a"), known(8, *FOUR[:3])))
+    assert newcomer.newest_common(went_over.told) == before
+    third = PresentView(view.id, joined.members, None, newcomer.origins(joined.members))
+    assert {middle, before} <= origins_by_most([third]), "and whom the newcomer lets in"
+    another = PresentView(view.id, joined.members, None, (known(3, "x"),))
+    assert origins_by_most([third, another]) == set(), "by the word of most"
+
+
+def test_newcomers_are_told_of_few_views() -> None:
+    """What they are told is in each contribution."""
+    alone = [known(number, "a", f"x{number}") for number in range(1, 30)]
+    assert KnownViews(alone).origins(known(40, "a").members) == tuple(reversed(alone[-8:]))
+    many = [known(number, *(f"x{number}-{n}" for n in range(40))) for number in range(1, 9)]
+    assert KnownViews(many).origins(known(40, "a").members) == (many[-1],)
 
 
 def test_a_newcomer_does_not_go_on_without_the_members_that_let_it_in() -> None:

@@ -45,6 +45,7 @@ REGRESSIONS = {
     962: "views of peers that knew nobody of one another never met",
     1153: "a newcomer was asked for an answer under numbers that it had passed",
     1587: "what a sleeper did alone in a rival view was held against the swarm by who judges",
+    1763: "newcomers were told of one view from which theirs came; the others had left that one",
     2062: "a leaver took the only copy of a layer along while others were too few to train",
     2133: "an agreed view waited for a life that had ended",
     2200: "a newcomer reopened a failed attempt by itself, and began at the first step",

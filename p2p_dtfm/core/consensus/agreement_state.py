@@ -292,8 +292,8 @@ class AgreementState:
         """What this peer's contributions say of its view."""
         if self.is_newcomer:
             return None
-        origin = self.others.views.origin(self.members)
-        return PresentView(self.view_id, self.members, self.plan, origin)
+        origins = self.others.views.origins(self.members)
+        return PresentView(self.view_id, self.members, self.plan, origins)
 
     def named_newcomers(self, planned: bool) -> tuple[Member, ...]:
         """After a failure steps wait, and newcomers are let in by the next planned view."""

@@ -38,9 +38,10 @@ class PresentView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     view: ViewId
     members: tuple[Member, ...]
     plan: Plan | None
-    origin: KnownView | None = None
-    """The newest view from which it came in which others were besides: a newcomer that is let in
-    belongs to what its members belong to, should they meet those again."""
+    origins: tuple[KnownView, ...] = ()
+    """From which it came, newest first: of those who are no members of it the newest view that each
+    was in. A newcomer that is let in belongs to what its members belong to, should they meet those
+    again."""
 
 
 class SavedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

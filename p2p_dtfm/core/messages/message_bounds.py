@@ -35,6 +35,7 @@ _LENGTHS = {
     "accusations": CHARGES_LIMIT,
     "newcomers": NEWCOMERS_LIMIT,
     "ancestors": 160,
+    "origins": 8,
     "follows": 16,
     "gives": NEWCOMERS_LIMIT,
 }

@@ -14,6 +14,7 @@ from p2p_dtfm.core.consensus.attempts.attempt_parts import (
     PassedOn,
     SetAside,
 )
+from p2p_dtfm.core.consensus.views.known_views import origins_by_most
 from p2p_dtfm.core.membership.eligibility import (
     mutually_reachable,
     named_newcomers,
@@ -368,14 +369,8 @@ class Attempt:
 
     @property
     def origins(self) -> set[KnownView]:
-        """What those views come from, by the word of most of who come from each."""
-        told: dict[ViewId, list[KnownView | None]] = {}
-        for present in (part.present for part in self._counted):
-            if present is not None:
-                told.setdefault(present.view, []).append(present.origin)
-        most = [max(dict.fromkeys(said), key=said.count) for said in told.values()]
-        counts = zip(most, told.values(), strict=True)
-        return {it for it, said in counts if it is not None and 2 * said.count(it) > len(said)}
+        """What those views come from."""
+        return origins_by_most(part.present for part in self._counted)
 
     @property
     def _counted(self) -> list[Contribution]:

@@ -5,11 +5,12 @@ that its own came from, and those whose Ready set more than half of the members 
 knows have signed.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
-from p2p_dtfm.core.messages.agreement_messages import Contribution, KnownView
+from p2p_dtfm.core.messages.agreement_messages import Contribution, KnownView, PresentView
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.canonical import digest
@@ -21,6 +22,9 @@ REMEMBERED_VIEWS = 64
 """Of those that it said Ready to, and those that were proven to it."""
 RECENT_VIEWS = 32
 RARE_VIEWS = 4
+ORIGINS_LIMIT = 8
+ORIGINS_MEMBERS_LIMIT = 64
+"""Of so many views, with so many members in all, newcomers are told; of the newest in any case."""
 RANKS = 24
 """Of its history a peer keeps the newest views, and of older ones ever fewer: of each rank so many.
 A view has a rank by its id, so two parts of a swarm that were apart for long keep the same ones."""
@@ -92,10 +96,25 @@ class KnownViews:
         self._history[view.id] = _known(view)
         self._trim()
 
-    def origin(self, members: Iterable[Member]) -> KnownView | None:
-        """The newest view that this peer was in with somebody who is not among `members`."""
-        here = frozenset(member.peer_id for member in members)
-        return next((it for it in reversed(self.history) if not it.peer_ids <= here), None)
+    def origins(self, members: Iterable[Member]) -> tuple[KnownView, ...]:
+        """Of each who is not among `members` the newest view that this peer was in with it; the
+        newest of these.
+
+        Whoever of them makes up another part of the swarm may have left some of these views for
+        older ones: one alone need not be what both parts come from.
+        """
+        met = {member.peer_id for member in members}
+        found: list[KnownView] = []
+        named_count = 0
+        for known in reversed(self._history.values()):
+            if known.peer_ids <= met:
+                continue
+            named_count += len(known.members)
+            if len(found) == ORIGINS_LIMIT or (found and named_count > ORIGINS_MEMBERS_LIMIT):
+                break
+            found.append(known)
+            met |= known.peer_ids
+        return tuple(found)
 
     def leaves(self, common: KnownView | None) -> None:
         """This peer goes over to a part of the swarm that has had nothing in common with its own
@@ -185,6 +204,19 @@ class KnownViews:
         if len(self._history) > RECENT_VIEWS:
             kept = _kept(tuple(self._history))
             self._history = {view: it for view, it in self._history.items() if view in kept}
+
+
+def origins_by_most(parts: Iterable[PresentView | None]) -> set[KnownView]:
+    """What the views of contributors come from, by the word of most of who come from each."""
+    told: dict[ViewId, list[tuple[KnownView, ...]]] = {}
+    for part in parts:
+        if part is not None:
+            told.setdefault(part.view, []).append(part.origins)
+    found: set[KnownView] = set()
+    for said in told.values():
+        counts = Counter(origin for origins in said for origin in set(origins))
+        found |= {origin for origin, count in counts.items() if 2 * count > len(said)}
+    return found
 
 
 def _kept(views: tuple[ViewId, ...]) -> set[ViewId]:

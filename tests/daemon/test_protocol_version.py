@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "ed97244abca1a3edb3227e6b2ac8e5433d3573adccad2c9ba708991ecdd25750"}
+SAID = {2: "d4ebf04d41ab598222014aa9c5c94ef6bdae6ab1137d5a7fe0e98e739b4494d2"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

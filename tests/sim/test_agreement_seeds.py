@@ -32,7 +32,7 @@ from p2p_dtfm.sim.faults.simulated_process import Key
 
 SEEDS = 80
 BATCH = 20
-FOUND_WITHIN = 40
+FOUND_WITHIN = 120
 FAULTS_AT_LEAST = 10
 
 REGRESSIONS = {

@@ -14,7 +14,6 @@ from p2p_dtfm.core.consensus.attempts.attempt_parts import (
     PassedOn,
     SetAside,
 )
-from p2p_dtfm.core.consensus.views.known_views import origins_by_most
 from p2p_dtfm.core.membership.eligibility import (
     mutually_reachable,
     named_newcomers,
@@ -27,7 +26,6 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Charge,
     Contribution,
     Gather,
-    KnownView,
     Ready,
     knowledge_digest,
 )
@@ -352,7 +350,7 @@ class Attempt:
             return None
         if not isinstance(self.plan, Plan):
             return None
-        return replay_of(self.plan, self.outcome.recovery.target, self._counted)
+        return replay_of(self.plan, self.outcome.recovery.target, self.counted)
 
     def chosen(self, planned: Plan | NoPlan) -> Plan | NoPlan:
         """The plan of the view: `planned`, or one in which replicas stand in for who is lost."""
@@ -360,20 +358,15 @@ class Attempt:
         if self.planned or target is None or isinstance(planned, NoPlan):
             return planned
         assert self.snapshot is not None
-        return with_stand_ins(self.snapshot, planned, target, self._counted)
+        return with_stand_ins(self.snapshot, planned, target, self.counted)
 
     @property
     def sources(self) -> set[ViewId]:
         """The views that those come from whom the snapshot counts."""
-        return {part.present.view for part in self._counted if part.present is not None}
+        return {part.present.view for part in self.counted if part.present is not None}
 
     @property
-    def origins(self) -> set[KnownView]:
-        """What those views come from."""
-        return origins_by_most(part.present for part in self._counted)
-
-    @property
-    def _counted(self) -> list[Contribution]:
+    def counted(self) -> list[Contribution]:
         """Those that the snapshot counts."""
         assert self.snapshot is not None
         return [self.opened[member] for member in self.snapshot.contributors]

@@ -5,12 +5,11 @@ that its own came from, and those whose Ready set more than half of the members 
 knows have signed.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
-from p2p_dtfm.core.messages.agreement_messages import Contribution, KnownView, PresentView
+from p2p_dtfm.core.messages.agreement_messages import Contribution, KnownView
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.canonical import digest
@@ -76,7 +75,7 @@ class KnownViews:
     ) -> None:
         """`sources`: the views that its contributors come from. Who lets a newcomer in makes it a
         part of what they are part of: where the swarm was split before, it goes along with them.
-        `origins`, of a newcomer: what those views come from, by the word of most in each."""
+        `origins`, of a newcomer: what those views come from (`views.origins`)."""
         found = (self.find(source) for source in sources)
         before = (*(origins or ()), *(known for known in found if known is not None))
         self._sources[view.id] = Sources(before, is_news=origins is not None)
@@ -204,19 +203,6 @@ class KnownViews:
         if len(self._history) > RECENT_VIEWS:
             kept = _kept(tuple(self._history))
             self._history = {view: it for view, it in self._history.items() if view in kept}
-
-
-def origins_by_most(parts: Iterable[PresentView | None]) -> set[KnownView]:
-    """What the views of contributors come from, by the word of most of who come from each."""
-    told: dict[ViewId, list[tuple[KnownView, ...]]] = {}
-    for part in parts:
-        if part is not None:
-            told.setdefault(part.view, []).append(part.origins)
-    found: set[KnownView] = set()
-    for said in told.values():
-        counts = Counter(origin for origins in said for origin in set(origins))
-        found |= {origin for origin, count in counts.items() if 2 * count > len(said)}
-    return found
 
 
 def _kept(views: tuple[ViewId, ...]) -> set[ViewId]:

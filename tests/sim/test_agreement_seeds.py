@@ -148,7 +148,7 @@ def test_a_merge_that_prefers_the_older_record_is_found(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(eligibility, "newest_lives", oldest)
     monkeypatch.setattr(newcomers, "newer", older)
-    _, violation = first_seed_that_fails(first=50)
+    _, violation = first_seed_that_fails()
     assert "names" in violation or "has the record" in violation
 
 
@@ -208,7 +208,7 @@ def test_a_receipt_that_counts_for_another_cut_is_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(CutClock, "missing", property(lambda self: frozenset()))
     monkeypatch.setattr(CutClock, "kept", property(lambda self: self.newest))
     monkeypatch.setattr(CutClock, "receipt", any_step)
-    _, violation = first_seed_that_fails(says=("loses", "copies"), first=60)
+    _, violation = first_seed_that_fails(says=("loses", "copies"))
     assert violation
 
 

@@ -1,5 +1,7 @@
-"""What a newcomer's first view comes from, by the word of those who are in it: so it belongs to what
-they belong to, should they meet the others again."""
+"""What a newcomer's first view comes from, by the word of those who are in it.
+
+So it belongs to what they belong to, should they meet the others again.
+"""
 
 from collections import Counter
 from collections.abc import Iterable

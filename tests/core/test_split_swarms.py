@@ -5,17 +5,21 @@ from collections.abc import Callable
 from p2p_dtfm.core.consensus.actions import SECOND_NS, SendMessage
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.views.known_views import KnownViews
+from p2p_dtfm.core.consensus.views.origins import origins_by_most, origins_of_founders
+from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
     Contribution,
     KnownView,
+    PresentView,
     Ready,
     Standing,
 )
 from p2p_dtfm.core.messages.prepared import SignedPrepared
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.plan import NoPlan
-from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, ViewId
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.hash_training import Tensor, true_state
@@ -103,6 +107,71 @@ def test_who_left_a_part_does_not_compare_by_its_views_again() -> None:
     views.leaves(before)
     assert views.newest_common([later.view, ours.view, before.view]) == before
     assert views.told == (before.view,) and views.history == (before,)
+
+
+def saying(name: str, *origins: KnownView, of: KnownView | None = None) -> Contribution:
+    """What a member of a view says of where that came from, or a newcomer of its own past."""
+    present = PresentView(of.view, of.members, None) if of is not None else None
+    signed = contribution(12, present, Member(name, 1), origins=origins)
+    return decode(signed.payload, Contribution)
+
+
+def test_newcomers_are_told_of_a_view_with_each_who_may_be_elsewhere() -> None:
+    """Four went apart; then two of one part left it for the other, and forgot what both had been
+    in since. Whom the last one lets in must find the view in common all the same."""
+    before, middle, ours = known(2, *FOUR), known(5, "b", "c", "d"), known(9, "d")
+    last = KnownViews((known(1, "a"), before, known(4, "c", "d"), middle, ours))
+    assert last.origins(ours.members) == (middle, before), "one for b and c, one for a"
+    said = (saying("d", *last.origins(ours.members), of=ours), saying("n"))
+    records = tuple(record(name) for name in ("d", "n"))
+    joined = Snapshot("run", WORKLOAD, 10, GENESIS, True, records, (), (), 0, None)
+    view, newcomer = View(joined, NoPlan("of no matter here")), KnownViews()
+    newcomer.says_ready(view, [], origins_by_most(said))
+    newcomer.takes_over(view)
+    went_over = KnownViews((before, known(7, "a"), known(8, *FOUR[:3])))
+    assert newcomer.newest_common(went_over.told) == before
+    third = saying("n", *newcomer.origins(view.members), of=known(10, "d", "n"))
+    assert {middle, before} <= origins_by_most([third]), "and whom the newcomer lets in"
+    another = saying("d", known(3, "x"), of=known(10, "d", "n"))
+    assert origins_by_most([third, another]) == set(), "by the word of most"
+
+
+def test_founders_believe_of_a_past_only_whom_they_know() -> None:
+    """Whoever names a view of keys that somebody made could have them follow these."""
+    past, invented = known(2, *FOUR), known(3, "e", "key1", "key2")
+    said = [saying("d", past), saying("e", invented), saying("n")]
+    knows = FamiliarPeers("n")
+    assert origins_of_founders(said, knows) == set()
+    knows.meet(["d"])
+    assert origins_of_founders(said, knows) == {past}
+    member = saying("a", past, of=known(4, "a"))
+    assert origins_of_founders([*said, member], knows) == set(), "members' word goes before"
+
+
+def test_founders_belong_to_what_one_of_them_was_in() -> None:
+    """Who is left in a part has forgotten all but one, and newcomers are with them: they begin
+    anew, three or more, and go over to the others when these are there again."""
+    theirs, ours = ["a", "b", "c"], ["d", "e", "n1", "n2"]
+    world = trained(FIVE)
+    heal = split(world, ours, theirs)
+    for name in ("d", "e"):
+        world.crash(name, lose_disk=name == "d")
+    for name in ("n1", "n2"):
+        world.add_peer(name)
+        world.peers[name].agreement.wants_view()
+    for name in ("d", "e"):
+        world.restart(name)
+    world.run_until(lambda: same_view(world, ours) and same_view(world, theirs), limit_s=60)
+    heal()
+    world.run_until(lambda: same_view(world, sorted([*FIVE, "n1", "n2"])), limit_s=60)
+
+
+def test_newcomers_are_told_of_few_views() -> None:
+    """What they are told is in each contribution."""
+    alone = [known(number, "a", f"x{number}") for number in range(1, 30)]
+    assert KnownViews(alone).origins(known(40, "a").members) == tuple(reversed(alone[-8:]))
+    many = [known(number, *(f"x{number}-{n}" for n in range(40))) for number in range(1, 9)]
+    assert KnownViews(many).origins(known(40, "a").members) == (many[-1],)
 
 
 def test_a_newcomer_does_not_go_on_without_the_members_that_let_it_in() -> None:

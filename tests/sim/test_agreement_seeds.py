@@ -32,7 +32,7 @@ from p2p_dtfm.sim.faults.simulated_process import Key
 
 SEEDS = 80
 BATCH = 20
-FOUND_WITHIN = 40
+FOUND_WITHIN = 120
 FAULTS_AT_LEAST = 10
 
 REGRESSIONS = {
@@ -45,6 +45,7 @@ REGRESSIONS = {
     962: "views of peers that knew nobody of one another never met",
     1153: "a newcomer was asked for an answer under numbers that it had passed",
     1587: "what a sleeper did alone in a rival view was held against the swarm by who judges",
+    1763: "newcomers were told of one view from which theirs came; the others had left that one",
     2062: "a leaver took the only copy of a layer along while others were too few to train",
     2133: "an agreed view waited for a life that had ended",
     2200: "a newcomer reopened a failed attempt by itself, and began at the first step",
@@ -147,7 +148,7 @@ def test_a_merge_that_prefers_the_older_record_is_found(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(eligibility, "newest_lives", oldest)
     monkeypatch.setattr(newcomers, "newer", older)
-    _, violation = first_seed_that_fails(first=50)
+    _, violation = first_seed_that_fails()
     assert "names" in violation or "has the record" in violation
 
 
@@ -207,7 +208,7 @@ def test_a_receipt_that_counts_for_another_cut_is_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(CutClock, "missing", property(lambda self: frozenset()))
     monkeypatch.setattr(CutClock, "kept", property(lambda self: self.newest))
     monkeypatch.setattr(CutClock, "receipt", any_step)
-    _, violation = first_seed_that_fails(says=("loses", "copies"), first=60)
+    _, violation = first_seed_that_fails(says=("loses", "copies"))
     assert violation
 
 

@@ -10,6 +10,7 @@ from p2p_dtfm.core.consensus.actions import Timing
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.said_ready import SaidReady
 from p2p_dtfm.core.consensus.views.known_views import KnownViews
+from p2p_dtfm.core.consensus.views.origins import origins_by_most, origins_of_founders
 from p2p_dtfm.core.membership.accusers import Accusers
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.newcomers import Newcomers
@@ -154,6 +155,16 @@ class Others:
     foreign_told_ns: int | None = None
     """When the user was told last of another swarm of this run."""
 
+    def says_ready(self, view: View, attempt: Attempt, is_newcomer: bool) -> None:
+        """What it comes from is known from now on. Whoever has been in a view goes by those that it
+        was in itself."""
+        origins: set[KnownView] | None = None
+        if is_newcomer:
+            origins = origins_by_most(attempt.counted)
+            if not self.views.history:
+                origins |= origins_of_founders(attempt.counted, self.familiar)
+        self.views.says_ready(view, attempt.sources, origins)
+
 
 class AgreementState:
     """All of it, for the machines that work on it; each part has the fields that belong together.
@@ -292,8 +303,7 @@ class AgreementState:
         """What this peer's contributions say of its view."""
         if self.is_newcomer:
             return None
-        origin = self.others.views.origin(self.members)
-        return PresentView(self.view_id, self.members, self.plan, origin)
+        return PresentView(self.view_id, self.members, self.plan)
 
     def named_newcomers(self, planned: bool) -> tuple[Member, ...]:
         """After a failure steps wait, and newcomers are let in by the next planned view."""

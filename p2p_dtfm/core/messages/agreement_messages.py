@@ -38,9 +38,6 @@ class PresentView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     view: ViewId
     members: tuple[Member, ...]
     plan: Plan | None
-    origin: KnownView | None = None
-    """The newest view from which it came in which others were besides: a newcomer that is let in
-    belongs to what its members belong to, should they meet those again."""
 
 
 class SavedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,6 +104,9 @@ class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Has waited long enough for lost layers: go back to what is left."""
     accusers: tuple[str, ...] = ()
     """Peers that this one has seen accuse others again and again, who were heard by most."""
+    origins: tuple[KnownView, ...] = ()
+    """From which its view came, newest first: of those who are no members of it the newest view
+    that each was in. A newcomer's: in which it was itself."""
 
 
 class Accusation(

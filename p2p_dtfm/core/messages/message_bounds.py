@@ -37,6 +37,7 @@ _LENGTHS = {
     "accusations": CHARGES_LIMIT,
     "newcomers": NEWCOMERS_LIMIT,
     "ancestors": 160,
+    "origins": 8,
     "follows": 16,
     "gives": NEWCOMERS_LIMIT,
     "missed": MISSED_LIMIT,

@@ -212,8 +212,7 @@ class Faults:
     def _has_stand_ins(self, victim: SimulatedPeer) -> bool:
         """While a view trains: all its members are well, and each layer has another holder that has
         got the state, or, if the victim alone holds it, a guardian that has it from the start or
-        has acknowledged it; where guardians lag, the steps since the newest whole cut may be lost.
-        Others may still commit the step for which the victim has said
+        has acknowledged it. Others may still commit the step for which the victim has said
         Prepared.
         """
         view, peers = victim.view, self.world.peers
@@ -236,7 +235,7 @@ class Faults:
         if guardian is None or victim.receipts is None:
             return False
         if view.cut_pace is not None:
-            return invariants.may_go_back_to_cut
+            return False  # what it has is a copy of some step: `_has_whole_cut` looks at all of it
         if victim.receipts.received_all_of(guardian):
             return True
         # With a guardian from the start no step of the view commits before it has the state.

@@ -26,7 +26,6 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Charge,
     Contribution,
     Gather,
-    KnownView,
     Ready,
     knowledge_digest,
 )
@@ -351,7 +350,7 @@ class Attempt:
             return None
         if not isinstance(self.plan, Plan):
             return None
-        return replay_of(self.plan, self.outcome.recovery.target, self._counted)
+        return replay_of(self.plan, self.outcome.recovery.target, self.counted)
 
     def chosen(self, planned: Plan | NoPlan) -> Plan | NoPlan:
         """The plan of the view: `planned`, or one in which replicas stand in for who is lost."""
@@ -359,26 +358,15 @@ class Attempt:
         if self.planned or target is None or isinstance(planned, NoPlan):
             return planned
         assert self.snapshot is not None
-        return with_stand_ins(self.snapshot, planned, target, self._counted)
+        return with_stand_ins(self.snapshot, planned, target, self.counted)
 
     @property
     def sources(self) -> set[ViewId]:
         """The views that those come from whom the snapshot counts."""
-        return {part.present.view for part in self._counted if part.present is not None}
+        return {part.present.view for part in self.counted if part.present is not None}
 
     @property
-    def origins(self) -> set[KnownView]:
-        """What those views come from, by the word of most of who come from each."""
-        told: dict[ViewId, list[KnownView | None]] = {}
-        for present in (part.present for part in self._counted):
-            if present is not None:
-                told.setdefault(present.view, []).append(present.origin)
-        most = [max(dict.fromkeys(said), key=said.count) for said in told.values()]
-        counts = zip(most, told.values(), strict=True)
-        return {it for it, said in counts if it is not None and 2 * said.count(it) > len(said)}
-
-    @property
-    def _counted(self) -> list[Contribution]:
+    def counted(self) -> list[Contribution]:
         """Those that the snapshot counts."""
         assert self.snapshot is not None
         return [self.opened[member] for member in self.snapshot.contributors]

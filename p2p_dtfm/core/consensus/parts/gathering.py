@@ -131,6 +131,7 @@ class Gathering:
             retained=evidence.told_of_last_step(planned, sees_fork),
             accepts_loss=state.agrees_to_loss(now_ns) or sees_fork,
             accusers=state.doubts.accusers.named(now_ns),
+            origins=state.others.views.origins(state.members or (state.me,)),
         )
 
     # failing --------------------------------------------------------------------------------------
@@ -294,8 +295,7 @@ class Gathering:
         attempt.clock.progress_ns = now_ns
         promises, view = state.promises, View(snapshot, plan)
         promises.readied_number = max(promises.readied_number, attempt.number)
-        origins = attempt.origins if state.is_newcomer else None
-        state.others.views.says_ready(view, attempt.sources, origins)
+        state.others.says_ready(view, attempt, state.is_newcomer)
         ready = Ready(state.me, view.id, plan.digest(), members_digest(snapshot.members))
         mine = attempt.ready[state.me] = stated(ready, state.settings.sign)
         promises.said_ready.add(attempt, mine)

@@ -21,6 +21,9 @@ REMEMBERED_VIEWS = 64
 """Of those that it said Ready to, and those that were proven to it."""
 RECENT_VIEWS = 32
 RARE_VIEWS = 4
+ORIGINS_LIMIT = 8
+ORIGINS_MEMBERS_LIMIT = 64
+"""Of so many views, with so many members in all, newcomers are told; of the newest in any case."""
 RANKS = 24
 """Of its history a peer keeps the newest views, and of older ones ever fewer: of each rank so many.
 A view has a rank by its id, so two parts of a swarm that were apart for long keep the same ones."""
@@ -72,7 +75,7 @@ class KnownViews:
     ) -> None:
         """`sources`: the views that its contributors come from. Who lets a newcomer in makes it a
         part of what they are part of: where the swarm was split before, it goes along with them.
-        `origins`, of a newcomer: what those views come from, by the word of most in each."""
+        `origins`, of a newcomer: what those views come from (`views.origins`)."""
         found = (self.find(source) for source in sources)
         before = (*(origins or ()), *(known for known in found if known is not None))
         self._sources[view.id] = Sources(before, is_news=origins is not None)
@@ -92,10 +95,25 @@ class KnownViews:
         self._history[view.id] = _known(view)
         self._trim()
 
-    def origin(self, members: Iterable[Member]) -> KnownView | None:
-        """The newest view that this peer was in with somebody who is not among `members`."""
-        here = frozenset(member.peer_id for member in members)
-        return next((it for it in reversed(self.history) if not it.peer_ids <= here), None)
+    def origins(self, members: Iterable[Member]) -> tuple[KnownView, ...]:
+        """Of each who is not among `members` the newest view that this peer was in with it; the
+        newest of these.
+
+        Whoever of them makes up another part of the swarm may have left some of these views for
+        older ones: one alone need not be what both parts come from.
+        """
+        met = {member.peer_id for member in members}
+        found: list[KnownView] = []
+        named_count = 0
+        for known in reversed(self._history.values()):
+            if known.peer_ids <= met:
+                continue
+            named_count += len(known.members)
+            if len(found) == ORIGINS_LIMIT or (found and named_count > ORIGINS_MEMBERS_LIMIT):
+                break
+            found.append(known)
+            met |= known.peer_ids
+        return tuple(found)
 
     def leaves(self, common: KnownView | None) -> None:
         """This peer goes over to a part of the swarm that has had nothing in common with its own

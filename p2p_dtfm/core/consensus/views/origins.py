@@ -1,0 +1,34 @@
+"""What a newcomer's first view comes from, by the word of those who are in it.
+
+So it belongs to what they belong to, should they meet the others again.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
+from p2p_dtfm.core.messages.agreement_messages import Contribution, KnownView
+from p2p_dtfm.core.protocol.snapshot import ViewId
+
+
+def origins_by_most(parts: Iterable[Contribution]) -> set[KnownView]:
+    """Of what members say, what most of those say who come from one view."""
+    told: dict[ViewId, list[Contribution]] = {}
+    for part in parts:
+        if part.present is not None:
+            told.setdefault(part.present.view, []).append(part)
+    found: set[KnownView] = set()
+    for said in told.values():
+        counts = Counter(origin for part in said for origin in set(part.origins))
+        found |= {origin for origin, count in counts.items() if 2 * count > len(said)}
+    return found
+
+
+def origins_of_founders(parts: Iterable[Contribution], familiar: FamiliarPeers) -> set[KnownView]:
+    """Where newcomers make a view of their own: what those of them say who are known. They may have
+    been in a swarm that none of them reaches; strangers may name whatever they like."""
+    parts = list(parts)
+    if any(part.present is not None for part in parts):
+        return set()
+    known = (part for part in parts if familiar.holds(part.member.peer_id))
+    return {origin for part in known for origin in part.origins}

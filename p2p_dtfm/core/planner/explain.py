@@ -225,7 +225,7 @@ def _role(plan: Plan, stage: Stage, record: PeerRecord) -> str:
     )
     if place[1] + 1 < len(pipeline.stages):
         after = pipeline.stages[place[1] + 1].peer_id
-        link = record.links.get(after)
+        link = record.link_to(after)
         text += f", sends to {after}"
         if link is not None:
             text += (

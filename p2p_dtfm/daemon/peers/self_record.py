@@ -192,7 +192,7 @@ class SelfRecord:
         for peer_id, link in self._links.items():
             if peer_id not in records:
                 continue
-            before, guess = mine.links.get(peer_id), records[peer_id].links.get(self._me.peer_id)
+            before, guess = mine.link_to(peer_id), records[peer_id].link_to(self._me.peer_id)
             assumed = before or guess  # the other direction stands for one that was not measured
             if assumed is None:
                 return LinkNews.MEASURED

@@ -77,6 +77,10 @@ class SwarmLinks:
         limits = limit(sender.uplink_bytes_per_s), limit(receiver.downlink_bytes_per_s)
         return min(rate, *limits), round_trip_ns
 
+    def link(self, sender: str, receiver: str) -> Link:
+        """The same as `way`."""
+        return Link(*self.way(self._records[sender], self._records[receiver]))
+
     def source(self, sender: str, receiver: str) -> Source:
         """Where the figures of `way` are from."""
         if receiver in self._measured[sender]:

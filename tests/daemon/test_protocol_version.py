@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "76d042b2251690f1391561fca639fce5766f2f045129db263b876a0b1443d779"}
+SAID = {2: "adccd33abfc7e1a09a7f1131746fc4b75a6fe10b1209653881706af178e94222"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

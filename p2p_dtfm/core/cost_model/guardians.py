@@ -216,15 +216,14 @@ def unguarded_layers(snapshot: Snapshot, plan: Plan | NoPlan) -> tuple[int, ...]
 def _room_bytes(record: PeerRecord, plan: Plan, workload: Workload) -> int:
     """What the plan leaves of the memory that a member offers.
 
-    Guarded layers are in the processor's memory. An accelerator's stage is not; of its host's
-    memory records say nothing, and it is taken to be no less than the accelerator's.
+    Guarded layers are in the processor's memory. An accelerator's stage is not.
     """
     stage = plan.stage_of(record.peer_id)
     used_bytes = 0
     if stage is not None and record.device.kind != ACCELERATOR:
         costs = [workload.cost(layer) for layer in stage.layers]
         used_bytes = sum(c.state_bytes + stage.in_flight * c.saved_bytes for c in costs)
-    return max(LEAST_ROOM_BYTES, record.device.memory_bytes - used_bytes)
+    return max(LEAST_ROOM_BYTES, record.device.guarding_bytes - used_bytes)
 
 
 def queued_bytes_limit(step_bytes: int) -> int:

@@ -179,6 +179,8 @@ class Watchers:
     accelerated: frozenset[int]
     """Whose stage is not in the processor's memory, where guarded layers are."""
     memory_bytes: tuple[int, ...]
+    beside_bytes: dict[int, int]
+    """Of accelerated peers that say it: their hosts' memory."""
     downlink_bytes_per_s: tuple[int, ...]
     bytes_per_s: Matrix
     round_trip_ns: Matrix
@@ -232,7 +234,12 @@ def _watchers(able: list[PeerRecord], records: list[PeerRecord], links: SwarmLin
         accelerated=frozenset(
             number for number, record in enumerate(able) if record.device.kind == ACCELERATOR
         ),
-        memory_bytes=tuple(record.device.memory_bytes for record in others),
+        memory_bytes=tuple(record.device.guarding_bytes for record in others),
+        beside_bytes={
+            number: record.device.guarding_bytes
+            for number, record in enumerate(able)
+            if record.device.guarding_bytes != record.device.memory_bytes
+        },
         downlink_bytes_per_s=tuple(limit(record.downlink_bytes_per_s) for record in others),
         bytes_per_s=tuple(tuple(rate for rate, _ in row) for row in flows),
         round_trip_ns=tuple(tuple(round_trip for _, round_trip in row) for row in flows),

@@ -13,6 +13,7 @@ from p2p_dtfm.core.protocol.facts.brief_links import (
     short_name,
 )
 from p2p_dtfm.core.protocol.facts.brief_links import Link as Link  # part of a record
+from p2p_dtfm.core.protocol.facts.device_facts import DeviceFacts, fault_of_facts
 from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan, is_sane
 from p2p_dtfm.core.protocol.names import fault_of_name, generated_name
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
@@ -61,6 +62,16 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     embedding: LayerTiming
     block: LayerTiming
     head: LayerTiming
+    facts: DeviceFacts | msgspec.UnsetType = msgspec.UNSET
+    """What it is; of emulated devices nothing."""
+
+    @property
+    def guarding_bytes(self) -> int:
+        """What may hold layers of others: an accelerator's peer has them beside it. One that says
+        nothing of its host's memory is taken to have as much of it."""
+        if self.kind != ACCELERATOR or self.facts is msgspec.UNSET:
+            return self.memory_bytes
+        return self.facts.host_free_bytes
 
 
 class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -159,6 +170,9 @@ def _require_sane_names(record: PeerRecord) -> None:
         raise PeerFault("record with an address that is too long", record.peer_id)
     if max(len(record.device.name), len(record.device.kind)) > NAME_LIMIT:
         raise PeerFault("record with a device's name that is too long", record.peer_id)
+    facts = record.device.facts
+    if facts is not msgspec.UNSET and (fault := fault_of_facts(facts)):
+        raise PeerFault(f"record with {fault}", record.peer_id)
     if record.name is not msgspec.UNSET and (fault := fault_of_name(record.name)):
         raise PeerFault(f"record with a name that {fault}", record.peer_id)
 

@@ -11,6 +11,7 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.disk import keep_under
 from p2p_dtfm.daemon.node.coming_and_going import TICK_S, Departure
 from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.peers.facts.publishing import Publishing
 from p2p_dtfm.daemon.peers.self_record import LinkNews
 from p2p_dtfm.net.contacts.addresses import is_relayed
 from p2p_dtfm.net.directory.values import Presence
@@ -57,6 +58,9 @@ class Background:
         self._planned_s = 0.0
         self._planned_for: View | None = None
         """The view in force, and when this peer's loop first saw it."""
+        self._publishing = Publishing(
+            membership.acquaintances.directory, self._run.digest, participant.local.settings.publish
+        )
         self._placed_s = 0.0
         self._places_of: View | None = None
         self._gives_for: View | None = None
@@ -149,6 +153,12 @@ class Background:
                 )
                 await directory.publish_run(self._run.digest, self._run.signed_spec)
                 await directory.publish_presence(presence)
+                await self._publishing.publish(
+                    self._membership.self_record,
+                    self._network.host.identity.sign,
+                    self._agreement.view,
+                    self._local.observer.step(),
+                )
                 self._meet_present(await directory.present_peers(self._run.digest))
             except Unreachable as error:
                 log.warning("directory: %s", error)

@@ -32,6 +32,8 @@ PROBED_PEERS_LIMIT = 64
 DRAWN_PEERS = 32
 """Where not all are measured, so many in the order of the tournament; the others by nearness."""
 LINKS_KEPT = 256
+PUBLIC_LINKS = 24
+"""So many fit into the directory's 4 KiB as they are."""
 PROBE_ROUNDS = 3
 PROBE_PAUSE_S = 0.3
 NOTABLE_CHANGE = 0.3
@@ -234,8 +236,18 @@ class SelfRecord:
         """A new version of the record."""
         self._sequence += 1
         self._intent = intent or self._intent
-        is_brief = len(self._members) >= BRIEF_FROM_MEMBERS
-        record = PeerRecord(
+        record = self._record(len(self._members) >= BRIEF_FROM_MEMBERS)
+        return record, sign_record(record, signer)
+
+    def make_public(self, signer: Sign) -> Signed:
+        """The last version as the directory carries it: with fewer links where they are many, and
+        without what steps took."""
+        is_brief = len(self._links) > PUBLIC_LINKS or len(self._members) >= BRIEF_FROM_MEMBERS
+        record = self._record(is_brief)
+        return sign_record(msgspec.structs.replace(record, measured=()), signer)
+
+    def _record(self, is_brief: bool) -> PeerRecord:
+        return PeerRecord(
             peer_id=self._me.peer_id,
             life=self._me.life,
             sequence=self._sequence,
@@ -254,9 +266,9 @@ class SelfRecord:
             name=self._name,
             brief=self._brief() if is_brief else msgspec.UNSET,
         )
-        return record, sign_record(record, signer)
 
     def _brief(self) -> BriefLinks:
         """Links to who has gone say nothing."""
-        links = {peer: link for peer, link in self._links.items() if peer in self._members}
+        there = self._members or self._links.keys()
+        links = {peer: link for peer, link in self._links.items() if peer in there}
         return brief(self._me.peer_id, links, self.place.coordinate)

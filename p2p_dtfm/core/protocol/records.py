@@ -1,5 +1,6 @@
 """A peer's record: what it says of itself and of its links, and which of two records counts."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -106,6 +107,13 @@ class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.brief is msgspec.UNSET:
             return self.links.get(peer_id)
         return measured_links(self.brief).get(short_name(peer_id))
+
+    def links_among(self, peer_ids: Iterable[str]) -> dict[str, Link]:
+        """Those of its links that lead to these peers; all, where the record names all."""
+        if self.brief is msgspec.UNSET:
+            return self.links
+        known = ((peer_id, self.link_to(peer_id)) for peer_id in peer_ids)
+        return {peer_id: link for peer_id, link in known if link is not None}
 
     @property
     def link_count(self) -> int:

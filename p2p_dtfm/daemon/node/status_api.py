@@ -196,7 +196,8 @@ class StatusApi:
         heard = self._network.messenger.heard_s
         return [
             {
-                **msgspec.to_builtins(record),
+                **msgspec.to_builtins(msgspec.structs.replace(record, brief=msgspec.UNSET)),
+                "links": msgspec.to_builtins(record.links_among(view.member_ids if view else ())),
                 "name": self._local.observer.seen.names.of(record.peer_id),
                 "heard_s_ago": round(now_s - heard[record.peer_id], 1)
                 if record.peer_id in heard

@@ -94,6 +94,13 @@ def run(
             help="Whether tensors may take connections of their own beside libp2p's.",
         ),
     ] = None,
+    publish: Annotated[
+        bool | None,
+        typer.Option(
+            "--publish/--no-publish",
+            help="Whether anybody may read this peer's device, links and layers in the directory.",
+        ),
+    ] = None,
     expect_peers: Annotated[
         int | None, typer.Option(help="A founder waits for this many peers before it starts.")
     ] = None,

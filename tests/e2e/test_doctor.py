@@ -6,21 +6,27 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from p2p_dtfm.cli.app import app
+from p2p_dtfm.cli.commands import swarm as swarm_commands
 from p2p_dtfm.daemon.peers import doctor
 from p2p_dtfm.daemon.peers.doctor import Check, Verdict, check_disk, check_ports, check_reachability
+from p2p_dtfm.daemon.peers.facts.worth import Worth, ask_worth, words
 from p2p_dtfm.daemon.peers.peer_check import Finding, check_initial_peer
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.testbed.local_swarm import LocalSwarm
-from tests.core.builders import run_spec
-from tests.e2e.helpers import DEADLINE_S
+from tests.core.builders import device
+from tests.e2e.helpers import DEADLINE_S, wait_until, write_endless_spec
 from tests.e2e.test_bootstrap import bootstrap_node
 
+assert swarm_commands, "imported, it registers its commands"
 SOMEBODY = "12D3KooWRbpEJ767DUrmMgm1PApxQQP6RGu8ZLY4XCYqd54AiwbL"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 SKEWED = """
@@ -80,16 +86,51 @@ def test_a_healthy_machine_and_a_bootstrap_node(node_address: str, tmp_path: Pat
     assert not (tmp_path / "identity.key").exists(), "it leaves nothing in the home"
 
 
-def test_a_member_tells_what_it_trains(tmp_path: Path) -> None:
-    spec = tmp_path / "run.json"
-    spec.write_text(run_spec().model_dump_json())
+def test_a_member_tells_what_it_trains_and_anybody_reads_what_it_can_do(tmp_path: Path) -> None:
+    """A stranger sees device, links, run and plan in the directory, and what itself would add."""
+    spec = write_endless_spec(tmp_path)
     with LocalSwarm(tmp_path, ["--threads", "1"]) as swarm:
-        _, address = swarm.found(["--run", str(spec), "--expect-peers", "2"])
+        founder, address = swarm.found(["--run", str(spec)])
         peer, clock = look_at(tmp_path, address)
+        wait_until(lambda: published(address), "the founder publishes its part in the plan")
+        told = published(address)
+        worth = asyncio.run(worth_at(tmp_path, address))
+        shown = CliRunner().invoke(app, ["peers", "--initial-peers", address])
     assert peer.verdict == clock.verdict == "ok"
     assert "trains test" in peer.found
     assert "data python-standard-library, licence PSF-2.0, source standard library" in peer.found
-    assert len(str(peer.facts["run_digest"])) == 64
+    assert told["run_digest"] == peer.facts["run_digest"]
+
+    (member,) = told["members"]
+    assert member["peer_id"] in address and member["device"]["kind"] == "cpu"
+    assert member["device"]["facts"][3] > 0, "operations per second"
+    assert told["plan"]["pipelines"] == [
+        {"microbatches": 4, "stages": [{"peer_id": member["peer_id"], "layers": [*range(6)]}]}
+    ]
+    assert told["plan"]["tokens_per_s"] > 0 and told["silent"] == []
+    assert worth is not None and (worth.members, worth.measured) == (1, 1)
+    assert worth.after > worth.before > 0 and worth.layers
+    assert "would add" in words(worth)
+    assert shown.exit_code == 0 and "1 pipelines of 1 stages" in shown.output
+    assert founder.home.exists()
+
+
+def published(address: str) -> dict:
+    """What `peers --initial-peers` says, once a member is in a view; else nothing."""
+    done = CliRunner().invoke(app, ["peers", "--initial-peers", address, "--json"])
+    if done.exit_code or not (found := json.loads(done.stdout))["plan"]:
+        time.sleep(1)
+        return {}
+    return found
+
+
+async def worth_at(folder: Path, address: str) -> Worth | None:
+    """Of a machine a hundred times as fast as any."""
+    host = await Host.start(folder / "fast.key", [LOOPBACK], (), [address])
+    try:
+        return await ask_worth(host, [address], lambda spec: device(speed=1000))
+    finally:
+        await host.close()
 
 
 def test_a_port_at_which_nobody_listens(tmp_path: Path) -> None:

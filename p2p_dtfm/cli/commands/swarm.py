@@ -14,7 +14,8 @@ from rich.text import Text
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
 from p2p_dtfm.cli.terminal.durations import duration, seconds_of
-from p2p_dtfm.cli.terminal.plain import SHORT_CHARACTERS, plain
+from p2p_dtfm.cli.terminal.member_row import COLUMNS, row_of
+from p2p_dtfm.cli.terminal.plain import plain
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.daemon.telemetry.names import Names
@@ -175,33 +176,34 @@ def _ranges(layers: list[int]) -> str:
 
 
 @app.command()
-def peers(home: HomeOption = None, as_json: JsonOption = False, ids: IdsOption = False) -> None:
+def peers(
+    home: HomeOption = None,
+    initial_peers: Annotated[
+        list[str] | None,
+        typer.Option("--initial-peers", help="Of the swarm there, without joining it."),
+    ] = None,
+    run_digest: Annotated[
+        str, typer.Option(help="With --initial-peers: of this run, whatever that peer trains.")
+    ] = "",
+    as_json: JsonOption = False,
+    ids: IdsOption = False,
+) -> None:
     """The members of the view: devices, links, layers."""
+    if initial_peers:
+        from p2p_dtfm.cli.terminal.swarm_view import show_swarm
+
+        show_swarm(tuple(initial_peers), run_digest, as_json, ids)
+        return
     members = call_daemon(home, "peers")
     if as_json:
         typer.echo(json.dumps(members))
         return
-    table = Table("peer", "device", "memory", "block fwd+bwd", "layers", "links", "heard")
+    table = Table(*COLUMNS, "heard")
     for member in members:
-        table.add_row(*map(Text, _row(member, ids)))
+        heard = member["heard_s_ago"]
+        when = "this peer" if heard is None else f"{heard:.0f} s ago"
+        table.add_row(*map(Text, (*row_of(member, ids), when)))
     Console().print(table)
-
-
-def _row(member: dict[str, Any], ids: bool) -> tuple[str, ...]:
-    device, links = member["device"], member["links"].values()
-    block_ms = (device["block"]["forward_ns"] + device["block"]["backward_ns"]) / 1e6
-    layers = member["layers"]
-    rates = [link["bytes_per_s"] / 1e6 for link in links]
-    heard = member["heard_s_ago"]
-    return (
-        member["peer_id"] if ids else plain(member["name"], SHORT_CHARACTERS),
-        plain(f"{device['kind']}, {device['name']}", SHORT_CHARACTERS),
-        f"{device['memory_bytes'] / (1 << 30):.1f} GiB",
-        f"{block_ms:.1f} ms",
-        f"{layers[0]}-{layers[-1]}" if layers else "spare",
-        f"{min(rates):.0f}-{max(rates):.0f} MB/s" if rates else "none measured",
-        "this peer" if heard is None else f"{heard:.0f} s ago",
-    )
 
 
 @app.command()

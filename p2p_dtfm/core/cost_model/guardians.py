@@ -11,7 +11,8 @@ from p2p_dtfm.core.cost_model.cuts import (
     lags,
     pace_of,
 )
-from p2p_dtfm.core.cost_model.placement_problem import duration_ns, flow_of
+from p2p_dtfm.core.cost_model.links.swarm_links import SwarmLinks
+from p2p_dtfm.core.cost_model.placement_problem import duration_ns
 from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import ACCELERATOR, Intent, PeerRecord
@@ -126,9 +127,10 @@ def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
     staying = [record for record in staying if record.peer_id not in waiting]
     rooms = {record.peer_id: _room_bytes(record, plan, workload) for record in staying}
     records = {record.peer_id: record for record in snapshot.records}
+    links = SwarmLinks(snapshot.records)
 
     def way(holder: str, guardian: str) -> tuple[int, int]:
-        return flow_of(records[holder], records[guardian])
+        return links.flow(records[holder], records[guardian])
 
     def cost_bytes(layer: int) -> int:
         return guarded_bytes(workload, layer)
@@ -157,14 +159,14 @@ def guarded_pairs(
     for layer, guardian in guards.items():
         layers_of.setdefault((plan.holders(layer)[0], guardian), []).append(layer)
     records = {record.peer_id: record for record in snapshot.records}
-    workload = snapshot.workload
+    workload, links = snapshot.workload, SwarmLinks(snapshot.records)
     return tuple(
         GuardedPair(
             holder,
             guardian,
             tuple(layers),
             sum(workload.guarded_bytes(workload.cost(layer)) for layer in layers),
-            *flow_of(records[holder], records[guardian]),
+            *links.flow(records[holder], records[guardian]),
         )
         for (holder, guardian), layers in layers_of.items()
     )
@@ -214,15 +216,14 @@ def unguarded_layers(snapshot: Snapshot, plan: Plan | NoPlan) -> tuple[int, ...]
 def _room_bytes(record: PeerRecord, plan: Plan, workload: Workload) -> int:
     """What the plan leaves of the memory that a member offers.
 
-    Guarded layers are in the processor's memory. An accelerator's stage is not; of its host's
-    memory records say nothing, and it is taken to be no less than the accelerator's.
+    Guarded layers are in the processor's memory. An accelerator's stage is not.
     """
     stage = plan.stage_of(record.peer_id)
     used_bytes = 0
     if stage is not None and record.device.kind != ACCELERATOR:
         costs = [workload.cost(layer) for layer in stage.layers]
         used_bytes = sum(c.state_bytes + stage.in_flight * c.saved_bytes for c in costs)
-    return max(LEAST_ROOM_BYTES, record.device.memory_bytes - used_bytes)
+    return max(LEAST_ROOM_BYTES, record.device.guarding_bytes - used_bytes)
 
 
 def queued_bytes_limit(step_bytes: int) -> int:

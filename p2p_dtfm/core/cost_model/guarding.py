@@ -49,7 +49,7 @@ def guarded_by(
     """Of each stage of the only pipeline, in order; without layers that nobody can guard."""
     watchers = problem.watchers
     held = {peer: list(range(cuts[at], cuts[at + 1])) for at, peer in enumerate(peers)}
-    room = dict(enumerate((*problem.memory_bytes, *watchers.memory_bytes)))
+    room = dict(enumerate((*problem.memory_bytes, *watchers.memory_bytes))) | watchers.beside_bytes
     for at, peer in enumerate(peers):
         if peer not in watchers.accelerated:
             first, end = cuts[at], cuts[at + 1]

@@ -1,11 +1,20 @@
 """A peer's record: what it says of itself and of its links, and which of two records counts."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
 
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.facts.brief_links import (
+    BriefLinks,
+    fault_of_brief,
+    measured_links,
+    short_name,
+)
+from p2p_dtfm.core.protocol.facts.brief_links import Link as Link  # part of a record
+from p2p_dtfm.core.protocol.facts.device_facts import DeviceFacts, fault_of_facts
 from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan, is_sane
 from p2p_dtfm.core.protocol.names import fault_of_name, generated_name
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
@@ -54,14 +63,16 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     embedding: LayerTiming
     block: LayerTiming
     head: LayerTiming
+    facts: DeviceFacts | msgspec.UnsetType = msgspec.UNSET
+    """What it is; of emulated devices nothing."""
 
-
-class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The way from this peer to another one, as this peer measured it."""
-
-    round_trip_ns: int
-    bytes_per_s: int
-    """Outward."""
+    @property
+    def guarding_bytes(self) -> int:
+        """What may hold layers of others: an accelerator's peer has them beside it. One that says
+        nothing of its host's memory is taken to have as much of it."""
+        if self.kind != ACCELERATOR or self.facts is msgspec.UNSET:
+            return self.memory_bytes
+        return self.facts.host_free_bytes
 
 
 class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,6 +99,26 @@ class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str | msgspec.UnsetType = msgspec.UNSET
     """As its owner calls it; who gives none is called as its identity makes it, and says nothing
     of it."""
+    brief: BriefLinks | msgspec.UnsetType = msgspec.UNSET
+    """In a large swarm, in place of `links`."""
+
+    def link_to(self, peer_id: str) -> Link | None:
+        """As this peer has measured it, if it says so."""
+        if self.brief is msgspec.UNSET:
+            return self.links.get(peer_id)
+        return measured_links(self.brief).get(short_name(peer_id))
+
+    def links_among(self, peer_ids: Iterable[str]) -> dict[str, Link]:
+        """Those of its links that lead to these peers; all, where the record names all."""
+        if self.brief is msgspec.UNSET:
+            return self.links
+        known = ((peer_id, self.link_to(peer_id)) for peer_id in peer_ids)
+        return {peer_id: link for peer_id, link in known if link is not None}
+
+    @property
+    def link_count(self) -> int:
+        """Of measured ones."""
+        return len(self.links if self.brief is msgspec.UNSET else measured_links(self.brief))
 
     @property
     def called(self) -> str:
@@ -125,6 +156,10 @@ def open_record(signed: Signed, run_digest: str, verify: Verify) -> PeerRecord:
         )
     _require_sane_names(record)
     _require_sane_numbers(record)
+    if record.brief is not msgspec.UNSET:
+        fault = "links told twice" if record.links else fault_of_brief(record.brief)
+        if fault:
+            raise PeerFault(f"record with {fault}", record.peer_id)
     return record
 
 
@@ -143,6 +178,9 @@ def _require_sane_names(record: PeerRecord) -> None:
         raise PeerFault("record with an address that is too long", record.peer_id)
     if max(len(record.device.name), len(record.device.kind)) > NAME_LIMIT:
         raise PeerFault("record with a device's name that is too long", record.peer_id)
+    facts = record.device.facts
+    if facts is not msgspec.UNSET and (fault := fault_of_facts(facts)):
+        raise PeerFault(f"record with {fault}", record.peer_id)
     if record.name is not msgspec.UNSET and (fault := fault_of_name(record.name)):
         raise PeerFault(f"record with a name that {fault}", record.peer_id)
 

@@ -65,6 +65,11 @@ class Settings(BaseModel):
     relay: bool = Field(
         default=True, description="pass bytes on between peers behind routers, if others can call"
     )
+    publish: bool = Field(
+        default=True,
+        description="publish this peer's device, links and layers in the directory, where anybody "
+        "can read them; members know them without it",
+    )
     direct_lines: bool = Field(
         default=False,
         description="exchange tensors over connections beside libp2p's, with members that can be "

@@ -20,10 +20,11 @@ import psutil
 
 from p2p_dtfm import __version__
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.records import Reachability
+from p2p_dtfm.core.protocol.records import Device, Reachability
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
+from p2p_dtfm.daemon.peers.facts.worth import ask_worth, words
 from p2p_dtfm.daemon.peers.peer_check import check_initial_peer
 from p2p_dtfm.daemon.peers.reachability import ReachabilityFinding, ReachabilityService, opening_fix
 from p2p_dtfm.net.contacts.addresses import (
@@ -31,6 +32,7 @@ from p2p_dtfm.net.contacts.addresses import (
     host_and_port,
     is_loopback,
     is_public,
+    parse_address,
 )
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.host import Host
@@ -239,6 +241,8 @@ async def examine_network(
             for address in what.initial_peers:
                 for finding in await check_initial_peer(host, address):
                     add(Check(finding.name, Verdict(finding.verdict), *finding.rest))
+            if what.initial_peers:
+                add(await check_worth(host, what))
             addresses = await host.addresses()
             found = await _finding(host, what, daemon)
             add(check_reachability(addresses, what.listen, what.announce, found))
@@ -247,6 +251,32 @@ async def examine_network(
             add(Check("libp2p", Verdict.FAILED, error.cause, fix))
         finally:
             await host.close()
+
+
+async def check_worth(host: Host, what: Examination) -> Check:
+    """What the swarm would gain; the device is timed at its run."""
+    connected = await host.connected_peers()
+    reached = [at for at in what.initial_peers if parse_address(at)[0] in connected]
+    if not reached:
+        return Check("worth", Verdict.SKIPPED, "no initial peer is reached")
+
+    def measure(spec: RunSpec) -> Device:
+        return measure_device(spec, select_device(what.device), what.threads or None)
+
+    try:
+        worth = await ask_worth(host, reached, measure)
+    except UserError as error:
+        return Check("worth", Verdict.SKIPPED, error.cause, error.fixes[0])
+    if worth is None:
+        return Check("worth", Verdict.SKIPPED, "its members publish nothing, or none was measured")
+    facts: dict[str, object] = {
+        "tokens_per_s_before": round(worth.before, 1),
+        "tokens_per_s_after": round(worth.after, 1),
+        "layers": list(worth.layers),
+        "members": worth.members,
+        "links_measured": worth.measured,
+    }
+    return Check("worth", Verdict.OK, words(worth), facts=facts)
 
 
 def _free_to_listen(listen: Sequence[str]) -> list[str]:

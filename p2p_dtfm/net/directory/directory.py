@@ -3,6 +3,7 @@
 Keys are named by their content, so that a validator needs to know no run beforehand:
 
     p2p-dtfm/1/presence/RUN/SHARD   dictionary: 38-byte peer id -> Signed presence
+    p2p-dtfm/1/facts/RUN/PEER       Signed facts of a member: its record and its part in the plan
     p2p-dtfm/1/run/RUN              Signed run spec whose payload has the digest RUN
 
 A peer's shard follows from its id. What is read here is a hint: two readers may see different
@@ -23,6 +24,14 @@ from p2p_dtfm.core.protocol.errors import UNREACHABLE, PeerFault, UserError
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.net.contacts.addresses import parse_address
 from p2p_dtfm.net.directory import node as directory_node
+from p2p_dtfm.net.directory.facts import (
+    Facts,
+    Place,
+    PublishedFacts,
+    facts_key,
+    open_facts,
+    sign_facts,
+)
 from p2p_dtfm.net.directory.validator import DirectoryValidator
 from p2p_dtfm.net.directory.values import (
     SHARDS,
@@ -55,7 +64,9 @@ Result = TypeVar("Result")
 
 PRESENCE_TTL_S = 90.0
 RUN_TTL_S = 600.0
+FACTS_TTL_S = 240.0
 OPERATION_DEADLINE_S = 20.0
+FACTS_AT_ONCE = 64
 ASK_FOR_RUNS_S = 1.0
 """Between two searches for a run that somebody claims to take part in."""
 REFUSED = "the directory refused to publish a %s: %s"
@@ -210,6 +221,36 @@ class Directory:
             if await self.fetch_run(run_digest) is not None:
                 self._validator.learn(run_digest)
 
+    async def publish_facts(
+        self,
+        run_digest: str,
+        record: Signed,
+        place: Place | None,
+        expires_in_s: float = FACTS_TTL_S,
+    ) -> bool:
+        """Say what this peer can do and does. False (and logged) if refused."""
+        assert record.peer_id == self._host.peer_id, "facts are published by their own peer"
+        expires_ms = int((get_dht_time() + expires_in_s) * 1000)
+        signed = sign_facts(PublishedFacts(expires_ms, record, place), self._host.identity.sign)
+        key = facts_key(run_digest, record.peer_id)
+        reason = await self._store(key, signed, expires_ms / 1000, None)
+        if reason is not None:
+            log.warning(REFUSED, signed.kind, reason)
+        return reason is None
+
+    async def facts_of(self, run_digest: str, peer_ids: Sequence[str]) -> dict[str, Facts]:
+        """What these members publish of themselves, checked: a hint. Who says nothing is left
+        out."""
+        found: dict[str, Facts] = {}
+        self._validator.own(run_digest)
+        for start in range(0, len(peer_ids), FACTS_AT_ONCE):
+            keys = [facts_key(run_digest, it) for it in peer_ids[start : start + FACTS_AT_ONCE]]
+            for value in await self._get(keys):
+                facts = _try_open_facts(value)
+                if facts is not None and facts.record.run_digest == run_digest:
+                    found[facts.record.peer_id] = facts
+        return {peer_id: found[peer_id] for peer_id in sorted(found) if peer_id in peer_ids}
+
     async def publish_run(self, run_digest: str, signed: Signed) -> bool:
         """Publish a run spec; kept alive by `refresh`. False (and logged) if refused."""
         open_run(signed, run_digest)
@@ -348,4 +389,14 @@ def _try_open_presence(value: object) -> Presence | None:
         return open_presence(decode(value, Signed, VALUE_LIMIT_BYTES))
     except PeerFault as fault:
         log.debug("presence in the directory: %s", fault)
+        return None
+
+
+def _try_open_facts(value: object) -> Facts | None:
+    if not isinstance(value, bytes):
+        return None
+    try:
+        return open_facts(decode(value, Signed, VALUE_LIMIT_BYTES))
+    except PeerFault as fault:
+        log.debug("facts in the directory: %s", fault)
         return None

@@ -15,6 +15,8 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.net.contacts.identity import is_peer_id
+from p2p_dtfm.net.directory.facts import FACTS_KIND, facts_key, open_facts
+from p2p_dtfm.net.directory.held_facts import HeldFacts
 from p2p_dtfm.net.directory.values import (
     PRESENCE_KIND,
     RUN_KIND,
@@ -60,6 +62,7 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
         self._runs: collections.OrderedDict[str, float] = collections.OrderedDict()
         self._members: dict[bytes, dict[bytes, tuple[float, int]]] = {}
         self._stored_bytes = 0
+        self._facts = HeldFacts()
 
     def own(self, run_digest: str) -> None:
         """A run that this node takes part in, or looks for: it does not give way to others."""
@@ -97,6 +100,8 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
             return f"undecodable bytes: {error!r}"
         if not isinstance(value, bytes) or not isinstance(subkey, bytes | None):
             return "a value that is not bytes"
+        if subkey is None and self.sender is not None and _is_facts_of_another(value, self.sender):
+            return "facts that somebody else brings"
         if self.sender is not None and subkey not in (None, base58.b58decode(self.sender)):
             return "a presence that somebody else brings"
         reason = self.refusal(record.key, subkey, value, record.expiration_time)
@@ -111,6 +116,8 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
             signed = decode(value, Signed, VALUE_LIMIT_BYTES)
             if signed.kind == PRESENCE_KIND:
                 return _refusal_of_presence(key, subkey, signed, expires_s)
+            if signed.kind == FACTS_KIND:
+                return _refusal_of_facts(key, subkey, signed, expires_s)
             if signed.kind == RUN_KIND:
                 return _refusal_of_run(key, subkey, signed, expires_s)
         except PeerFault as fault:
@@ -120,6 +127,8 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
     def _refusal_of_room(self, record: DHTRecord, subkey: bytes | None, value: bytes) -> str | None:
         now = get_dht_time()
         signed = decode(value, Signed, VALUE_LIMIT_BYTES)
+        if signed.kind == FACTS_KIND:
+            return self._refusal_of_room_for_facts(record, signed, len(value))
         if subkey is None:
             self._remember_run(digest_bytes(signed.payload), record.expiration_time)
             return None
@@ -129,6 +138,17 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
             self.on_unknown_run(run_digest)
             return "a presence in a run that is not known here"
         return self._refusal_of_member(record, subkey, len(value), is_own, now)
+
+    def _refusal_of_room_for_facts(
+        self, record: DHTRecord, signed: Signed, size: int
+    ) -> str | None:
+        now, found = get_dht_time(), open_facts(signed).record
+        is_own = found.run_digest in self._own
+        if not is_own and self._runs.get(found.run_digest, 0.0) < now:
+            self.on_unknown_run(found.run_digest)
+            return "facts of a run that is not known here"
+        charged = 0 if is_own else size
+        return self._facts.refusal(record.key, found.version, charged, record.expiration_time, now)
 
     def _remember_run(self, run_digest: str, expires: float) -> None:
         self._runs[run_digest] = max(expires, self._runs.pop(run_digest, 0.0))
@@ -185,6 +205,27 @@ def _refusal_of_presence(
         return "a presence under a key that is not its own"
     if expires_s != presence.expires_ms / 1000:
         return "a presence that expires at another time than its peer signed"
+    return _refusal_of_time(expires_s, PRESENCE_TTL_LIMIT_S)
+
+
+def _is_facts_of_another(value: bytes, sender: str) -> bool:
+    try:
+        signed = decode(value, Signed, VALUE_LIMIT_BYTES)
+    except PeerFault:
+        return False  # refused for that
+    return signed.kind == FACTS_KIND and signed.peer_id != sender
+
+
+def _refusal_of_facts(
+    key: bytes, subkey: bytes | None, signed: Signed, expires_s: float
+) -> str | None:
+    if subkey is not None:
+        return "facts are not part of a dictionary"
+    found = open_facts(signed)
+    if key != key_bytes(facts_key(found.record.run_digest, signed.peer_id)):
+        return "facts under a key that is not their own"
+    if expires_s != found.expires_ms / 1000:
+        return "facts that expire at another time than their peer signed"
     return _refusal_of_time(expires_s, PRESENCE_TTL_LIMIT_S)
 
 

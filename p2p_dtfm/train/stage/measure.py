@@ -20,6 +20,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import block_flops
 from p2p_dtfm.train.model.gpt import build_layer, layer_count, token_loss_sum
 from p2p_dtfm.train.model.precision import autocast
+from p2p_dtfm.train.stage.device.facts import device_facts
 from p2p_dtfm.train.stage.emulated import emulated_device, emulated_flops_per_s
 from p2p_dtfm.train.stage.room_to_train import require_room
 
@@ -123,9 +124,8 @@ def measure_device(
         timings.append(_measure_layer(spec, layer, device))
     progress(len(kinds), len(kinds))
     embedding, block, head = timings
-    return Device(
-        device.type, _device_name(device)[:NAME_LIMIT], memory_bytes, embedding, block, head
-    )
+    name = _device_name(device)[:NAME_LIMIT]
+    return Device(device.type, name, memory_bytes, embedding, block, head, device_facts(device))
 
 
 def _memory_bytes(device: torch.device, limit_bytes: int | None) -> int:

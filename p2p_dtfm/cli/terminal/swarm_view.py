@@ -1,0 +1,58 @@
+"""A swarm that this machine is no part of, as its members publish it."""
+
+import asyncio
+import json
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from p2p_dtfm.cli.terminal.member_row import COLUMNS, row_of
+from p2p_dtfm.cli.terminal.plain import plain
+
+
+def show_swarm(initial_peers: tuple[str, ...], run_digest: str, as_json: bool, ids: bool) -> None:
+    """Look, print, and leave nothing behind. Raises `UserError`."""
+    from p2p_dtfm.daemon.peers.facts.swarm_seen import as_json as facts_of
+    from p2p_dtfm.daemon.peers.facts.swarm_seen import looking_on, see
+
+    async def look() -> dict[str, Any]:
+        async with looking_on(initial_peers) as onlooker:
+            return facts_of(await see(onlooker, initial_peers, run_digest))
+
+    seen = asyncio.run(look())
+    if as_json:
+        typer.echo(json.dumps(seen))
+        return
+    console = Console()
+    table = Table(*COLUMNS, "float32")
+    for member in seen["members"]:
+        table.add_row(*map(Text, (*row_of(member, ids), _speed(member))))
+    console.print(table)
+    for line in _lines(seen):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _speed(member: dict[str, Any]) -> str:
+    facts = member["device"].get("facts")
+    return f"{facts[3] / 1e6:.2f} TFLOP/s" if facts else "not said"
+
+
+def _lines(seen: dict[str, Any]) -> list[str]:
+    plan, links = seen["plan"], seen["links"]
+    told = ", ".join(f"{count} {source}" for source, count in links.items()) or "none"
+    lines = [f"run {plain(seen['run'])} ({seen['run_digest'][:16]}); links: {told}"]
+    if seen["silent"]:
+        lines.append(f"{len(seen['silent'])} more are there and publish nothing of themselves")
+    if plan is None:
+        return [*lines, "nobody is in a view"]
+    rate = f"{plan['tokens_per_s']:,.0f} tokens/s" if plan["tokens_per_s"] else "no steps"
+    counts = [len(each["stages"]) for each in plan["pipelines"]]
+    shape = " + ".join(map(str, counts)) or "none"
+    return [
+        *lines,
+        f"view {plan['view']}, step {plan['step']}: {len(counts)} pipelines of {shape} stages, "
+        f"{len(plan['spares'])} spares, {rate} predicted",
+    ]

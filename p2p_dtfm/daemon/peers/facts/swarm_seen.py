@@ -1,0 +1,190 @@
+"""A swarm as somebody sees it who does not take part: what its members publish in the directory.
+
+Whoever looks has an identity for the occasion, asks, and serves nobody.
+"""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from p2p_dtfm.core.cost_model.links.swarm_links import Source, SwarmLinks
+from p2p_dtfm.core.protocol.canonical import decode, digest_bytes
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, PeerFault, UserError
+from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION, PeerRecord
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.peers.wire import Hello, Welcome, pack
+from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.net.directory.directory import Directory, open_run
+from p2p_dtfm.net.directory.facts import Facts
+from p2p_dtfm.net.directory.values import Presence
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.host import Host
+
+ASK_DEADLINE_S = 10.0
+LISTENS = ("/ip4/0.0.0.0/tcp/0",)
+MEMBERS_LIMIT = 4096
+
+
+@dataclass(frozen=True)
+class Onlooker:
+    """Somebody who is connected, and takes no part."""
+
+    host: Host
+    control: ControlPlane
+    directory: Directory
+
+
+@dataclass(frozen=True)
+class SwarmSeen:
+    """`facts` of those present who publish any, by peer id; `present` are all."""
+
+    spec: RunSpec
+    run_digest: str
+    present: tuple[Presence, ...]
+    facts: dict[str, Facts]
+
+    @property
+    def records(self) -> tuple[PeerRecord, ...]:
+        """Sorted by peer id."""
+        return tuple(self.facts[peer_id].record for peer_id in sorted(self.facts))
+
+
+@contextlib.asynccontextmanager
+async def looking_on(initial_peers: Sequence[str]) -> AsyncIterator[Onlooker]:
+    """Connected to these addresses. Raises `UserError`."""
+    async with contextlib.AsyncExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="p2p-dtfm-look-"))
+        host = await Host.start(Path(scratch) / "identity.key", LISTENS, (), initial_peers)
+        stack.push_async_callback(host.close)
+        yield await stack.enter_async_context(looking_from(host, initial_peers))
+
+
+@contextlib.asynccontextmanager
+async def looking_from(host: Host, initial_peers: Sequence[str]) -> AsyncIterator[Onlooker]:
+    """Over a host that is connected to them. Raises `UserError`."""
+    async with contextlib.AsyncExitStack() as stack:
+        control = await ControlPlane(host, _refuse, name="control").ready()
+        stack.push_async_callback(control.close)
+        directory = await Directory.start(host, initial_peers, serves=False)
+        stack.push_async_callback(directory.close)
+        yield Onlooker(host, control, directory)
+
+
+async def see(onlooker: Onlooker, initial_peers: Sequence[str], run_digest: str = "") -> SwarmSeen:
+    """What the members of a run publish; without a digest, of the run that the first of these
+    peers trains. Raises `UserError`."""
+    asked = [parse_address(address)[0] for address in initial_peers]
+    run_digest = run_digest or await _run_of(onlooker.control, asked)
+    try:
+        directory = onlooker.directory
+        signed = await directory.fetch_run(run_digest)
+        if signed is None:
+            raise UserError(
+                f"the directory knows no run {run_digest[:16]}",
+                "see that the digest is whole and that somebody trains the run now",
+                exit_code=UNREACHABLE,
+            )
+        spec = RunSpec.from_canonical_bytes(open_run(signed, run_digest))
+        present = {it.peer_id: it for it in await directory.present_peers(run_digest)}
+        for presence in await directory.present_at(asked, run_digest):
+            present[presence.peer_id] = presence
+        members = sorted(present)[:MEMBERS_LIMIT]
+        facts = await directory.facts_of(run_digest, members)
+    except Unreachable as error:
+        raise UserError(
+            f"the directory does not answer: {error.cause}", "try again", exit_code=UNREACHABLE
+        ) from error
+    return SwarmSeen(spec, run_digest, tuple(present[it] for it in members), facts)
+
+
+async def _run_of(control: ControlPlane, peer_ids: Sequence[str]) -> str:
+    causes = []
+    for peer_id in peer_ids:
+        try:
+            hello = pack(0, Hello(PROTOCOL_VERSION, ()))
+            welcome = decode(await control.call(peer_id, hello, ASK_DEADLINE_S), Welcome)
+            return digest_bytes(welcome.run_spec.payload)
+        except (Unreachable, Refused, PeerFault) as error:
+            causes.append(f"{peer_id}: {error.cause}")
+        await asyncio.sleep(0)
+    raise UserError(
+        "nobody says which run is trained there: " + "; ".join(causes),
+        "name the run: --run-digest DIGEST, which its members print",
+        exit_code=UNREACHABLE,
+    )
+
+
+async def _refuse(sender: str, body: bytes) -> bytes:
+    raise PeerFault("it only looks around", sender)
+
+
+def as_json(seen: SwarmSeen) -> dict[str, Any]:
+    """Members with devices, links and places, and the plan that most of them are in."""
+    silent = [it.peer_id for it in seen.present if it.peer_id not in seen.facts]
+    return {
+        "run": seen.spec.name,
+        "run_digest": seen.run_digest,
+        "members": [_member(seen, facts) for facts in seen.facts.values()],
+        "silent": silent,
+        "links": _link_counts(seen.records),
+        "plan": plan_seen(seen),
+    }
+
+
+def _member(seen: SwarmSeen, facts: Facts) -> dict[str, Any]:
+    record = facts.record
+    told = msgspec.to_builtins(msgspec.structs.replace(record, brief=msgspec.UNSET))
+    return {
+        **told,
+        "name": record.called,
+        "links": msgspec.to_builtins(record.links_among(seen.facts)),
+        "layers": _layers(facts),
+        "step": facts.place.step if facts.place is not None else None,
+    }
+
+
+def _layers(facts: Facts) -> list[int]:
+    return list(range(facts.place.first_layer, facts.place.end_layer)) if facts.place else []
+
+
+def _link_counts(records: tuple[PeerRecord, ...]) -> dict[str, int]:
+    counts = SwarmLinks(records).counts()
+    return {source.value: counts[source] for source in Source if counts[source]}
+
+
+def plan_seen(seen: SwarmSeen) -> dict[str, Any] | None:
+    """Of the newest view that a member says it is in; None where nobody is in one."""
+    places = {it: facts.place for it, facts in seen.facts.items() if facts.place is not None}
+    if not places:
+        return None
+    newest = max((place.view, place.snapshot) for place in places.values())
+    inside = {it: p for it, p in places.items() if (p.view, p.snapshot) == newest}
+    pipelines: dict[int, list[tuple[int, str]]] = {}
+    for peer_id, place in inside.items():
+        if place.end_layer > place.first_layer:
+            pipelines.setdefault(place.pipeline, []).append((place.stage, peer_id))
+    step_ns = max(place.step_ns for place in inside.values())
+    return {
+        "view": newest[0],
+        "snapshot": newest[1],
+        "step": max(place.step for place in inside.values()),
+        "step_ns": step_ns,
+        "tokens_per_s": round(seen.spec.tokens_per_step * 1e9 / step_ns, 1) if step_ns else None,
+        "pipelines": [
+            {
+                "microbatches": inside[stages[0][1]].microbatches,
+                "stages": [
+                    {"peer_id": it, "layers": _layers(seen.facts[it])} for _, it in sorted(stages)
+                ],
+            }
+            for _, stages in sorted(pipelines.items())
+        ],
+        "spares": sorted(it for it, p in inside.items() if p.end_layer == p.first_layer),
+    }

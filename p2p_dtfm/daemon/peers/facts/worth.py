@@ -1,0 +1,170 @@
+"""What this machine would add to a swarm: the plan of what members publish, with and without it.
+
+As far as an onlooker can know: links are measured to some members, which let in whoever knocks; the
+others are estimated where members say where they are, and else taken for as good as the worst one
+that was measured.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.facts.brief_links import BRIEF_FROM_MEMBERS, Link, brief
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.records import (
+    PROTOCOL_VERSION,
+    Device,
+    Intent,
+    PeerRecord,
+    Reachability,
+)
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, sorted_records
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.daemon.peers.facts.own_place import OwnPlace
+from p2p_dtfm.daemon.peers.facts.swarm_seen import Onlooker, SwarmSeen, looking_from, see
+from p2p_dtfm.daemon.peers.wire import Knock, pack
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.streams.probing import Probes
+
+MEASURED_LIMIT = 8
+CALL_DEADLINE_S = 5.0
+PROBE_DEADLINE_S = 4.0
+FIRST_PROBE_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Predicted tokens per second; `layers` are what this machine would hold."""
+
+    before: float
+    after: float
+    layers: tuple[int, ...]
+    members: int
+    measured: int
+    """Members to whom the link was measured."""
+
+
+async def ask_worth(
+    host: Host, initial_peers: Sequence[str], measure: Callable[[RunSpec], Device]
+) -> Worth | None:
+    """Looks on over a host that is connected to these peers. Raises `UserError`."""
+    async with looking_from(host, initial_peers) as onlooker:
+        seen = await see(onlooker, initial_peers)
+        place = OwnPlace(host.peer_id)
+        links = await measure_links(onlooker, seen, place)
+        if not links:
+            return None
+        device = await asyncio.to_thread(measure, seen.spec)
+        return await asyncio.to_thread(worth_of, seen, host.peer_id, device, links, place)
+
+
+async def measure_links(onlooker: Onlooker, seen: SwarmSeen, place: OwnPlace) -> dict[str, Link]:
+    """To members that let themselves be measured, one after another."""
+    probes = Probes(onlooker.host)
+    probes.hear = place.hear
+    found: dict[str, Link] = {}
+    for presence in [it for it in seen.present if it.peer_id in seen.facts][:MEASURED_LIMIT]:
+        peer_id = presence.peer_id
+        with contextlib.suppress(Unreachable, Refused):
+            await onlooker.host.connect(peer_id, list(presence.addresses), CALL_DEADLINE_S)
+            knock = pack(0, Knock(seen.run_digest))
+            await onlooker.control.call(peer_id, knock, CALL_DEADLINE_S)
+            trip_ns = await probes.probe_round_trip(peer_id)
+            rate = await probes.probe_bandwidth(peer_id, FIRST_PROBE_BYTES, PROBE_DEADLINE_S)
+            found[peer_id] = Link(trip_ns, rate)
+    return found
+
+
+def worth_of(
+    seen: SwarmSeen, me: str, device: Device, links: Mapping[str, Link], place: OwnPlace
+) -> Worth | None:
+    """None where nobody publishes anything, or nothing was measured."""
+    records = seen.records
+    if not records or not links:
+        return None
+    own = _own_record(seen, me, device, links, place)
+    before, after = (_planned(seen, each) for each in (records, (*records, own)))
+    layers = after.layers_of(me) if after is not None else ()
+    return Worth(
+        before=_rate(seen, before),
+        after=_rate(seen, after),
+        layers=tuple(layers),
+        members=len(records),
+        measured=len(links),
+    )
+
+
+def _own_record(
+    seen: SwarmSeen, me: str, device: Device, links: Mapping[str, Link], place: OwnPlace
+) -> PeerRecord:
+    is_brief = len(seen.records) + 1 >= BRIEF_FROM_MEMBERS
+    worst = Link(
+        max(link.round_trip_ns for link in links.values()),
+        min(link.bytes_per_s for link in links.values()),
+    )
+    whole = {record.peer_id: links.get(record.peer_id, worst) for record in seen.records}
+    return PeerRecord(
+        peer_id=me,
+        life=1,
+        sequence=1,
+        protocol_version=PROTOCOL_VERSION,
+        run_digest=seen.run_digest,
+        device=device,
+        uplink_bytes_per_s=0,
+        downlink_bytes_per_s=0,
+        links={} if is_brief else whole,
+        addresses=(),
+        reachability=Reachability.UNKNOWN,
+        intent=Intent.TRAIN,
+        brief=brief(me, links, place.coordinate) if is_brief else msgspec.UNSET,
+    )
+
+
+def _planned(seen: SwarmSeen, records: Sequence[PeerRecord]) -> Plan | None:
+    """As if training began with them."""
+    staying = [record for record in records if record.intent is not Intent.LEAVING]
+    snapshot = Snapshot(
+        run_digest=seen.run_digest,
+        workload=workload_of(seen.spec),
+        number=1,
+        previous=GENESIS,
+        planned=False,
+        records=sorted_records(staying),
+        contributors=tuple(Member(each.peer_id, each.life) for each in sorted_records(staying)),
+        absent=(),
+        step=0,
+        present=None,
+    )
+    plan = compute_plan(snapshot)
+    return plan if isinstance(plan, Plan) else None
+
+
+def _rate(seen: SwarmSeen, plan: Plan | None) -> float:
+    return seen.spec.tokens_per_step * 1e9 / plan.predicted_step_ns if plan is not None else 0.0
+
+
+def words(worth: Worth) -> str:
+    """For people."""
+    links = f"links to {worth.measured} of {worth.members} members measured"
+    before, after = f"{worth.before:,.0f}", f"{worth.after:,.0f}"
+    if not worth.layers:
+        return f"would be a spare: the swarm is as fast without it, {before} tokens/s ({links})"
+    runs = [
+        (group[0], group[-1])
+        for _, each in itertools.groupby(
+            enumerate(worth.layers), lambda numbered: numbered[1] - numbered[0]
+        )
+        if (group := [layer for _, layer in each])
+    ]
+    held = ", ".join(f"{first}-{last}" for first, last in runs)
+    return (
+        f"would add {worth.after - worth.before:,.0f} tokens/s: from {before} to {after}, "
+        f"with layers {held} ({links})"
+    )

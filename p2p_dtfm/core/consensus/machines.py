@@ -11,6 +11,8 @@ from p2p_dtfm.core.consensus.parts.opening import Opening
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.proofs import Proofs
 from p2p_dtfm.core.consensus.parts.requests import Requests
+from p2p_dtfm.core.consensus.parts.spread_reception import SpreadReception
+from p2p_dtfm.core.consensus.parts.spreading import Spreading
 from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
 from p2p_dtfm.core.consensus.parts.syncing import Syncing
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
@@ -27,6 +29,8 @@ class Machines:
     suspicion: Suspicion
     proofs: Proofs
     reception: GatherReception
+    spreading: Spreading
+    spread_reception: SpreadReception
     activity: Activity
     meeting: Meeting
     opening: Opening
@@ -37,10 +41,12 @@ def machines_of(state: AgreementState) -> Machines:
     """For one peer."""
     outsiders, syncing = Outsiders(state), Syncing(state)
     takeover = Takeover(state, outsiders)
-    gathering = Gathering(state, syncing, takeover, outsiders)
+    spreading = Spreading(state)
+    gathering = Gathering(state, syncing, takeover, outsiders, spreading)
     suspicion, proofs = Suspicion(state, gathering), Proofs(state, gathering)
     activity = Activity(state, takeover, gathering, proofs, outsiders)
     opening = Opening(state, gathering)
+    reception = GatherReception(state, gathering, proofs, outsiders)
     return Machines(
         outsiders=outsiders,
         syncing=syncing,
@@ -48,7 +54,9 @@ def machines_of(state: AgreementState) -> Machines:
         gathering=gathering,
         suspicion=suspicion,
         proofs=proofs,
-        reception=GatherReception(state, gathering, proofs, outsiders),
+        reception=reception,
+        spreading=spreading,
+        spread_reception=SpreadReception(state, reception, gathering, spreading),
         activity=activity,
         meeting=Meeting(state, activity, outsiders),
         opening=opening,

@@ -8,6 +8,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Heartbeat,
     JoinRequest,
     Ready,
+    Spread,
     Standing,
     Synced,
 )
@@ -196,6 +197,7 @@ Message = (
     Hello
     | Knock
     | Gather
+    | Spread
     | Ready
     | Synced
     | Active
@@ -218,7 +220,7 @@ Message = (
     | TraceRequest
 )
 
-AGREEMENT = (Gather, Ready, Synced, Active, Standing, Heartbeat, JoinRequest)
+AGREEMENT = (Gather, Spread, Ready, Synced, Active, Standing, Heartbeat, JoinRequest)
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True):

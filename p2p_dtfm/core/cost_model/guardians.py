@@ -11,7 +11,8 @@ from p2p_dtfm.core.cost_model.cuts import (
     lags,
     pace_of,
 )
-from p2p_dtfm.core.cost_model.placement_problem import duration_ns, flow_of
+from p2p_dtfm.core.cost_model.links.swarm_links import SwarmLinks
+from p2p_dtfm.core.cost_model.placement_problem import duration_ns
 from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import ACCELERATOR, Intent, PeerRecord
@@ -126,9 +127,10 @@ def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
     staying = [record for record in staying if record.peer_id not in waiting]
     rooms = {record.peer_id: _room_bytes(record, plan, workload) for record in staying}
     records = {record.peer_id: record for record in snapshot.records}
+    links = SwarmLinks(snapshot.records)
 
     def way(holder: str, guardian: str) -> tuple[int, int]:
-        return flow_of(records[holder], records[guardian])
+        return links.flow(records[holder], records[guardian])
 
     def cost_bytes(layer: int) -> int:
         return guarded_bytes(workload, layer)
@@ -157,14 +159,14 @@ def guarded_pairs(
     for layer, guardian in guards.items():
         layers_of.setdefault((plan.holders(layer)[0], guardian), []).append(layer)
     records = {record.peer_id: record for record in snapshot.records}
-    workload = snapshot.workload
+    workload, links = snapshot.workload, SwarmLinks(snapshot.records)
     return tuple(
         GuardedPair(
             holder,
             guardian,
             tuple(layers),
             sum(workload.guarded_bytes(workload.cost(layer)) for layer in layers),
-            *flow_of(records[holder], records[guardian]),
+            *links.flow(records[holder], records[guardian]),
         )
         for (holder, guardian), layers in layers_of.items()
     )

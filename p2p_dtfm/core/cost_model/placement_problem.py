@@ -4,23 +4,15 @@ from collections.abc import Container
 from dataclasses import dataclass
 from itertools import repeat
 
-from p2p_dtfm.core.protocol.records import (
-    ACCELERATOR,
-    Device,
-    Intent,
-    Link,
-    PeerRecord,
-    Reachability,
+from p2p_dtfm.core.cost_model.links.swarm_links import (
+    UNLIMITED_BYTES_PER_S as UNLIMITED_BYTES_PER_S,
 )
+from p2p_dtfm.core.cost_model.links.swarm_links import SwarmLinks, limit
+from p2p_dtfm.core.protocol.records import ACCELERATOR, Device, Intent, PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import LayerCost, Workload
 from p2p_dtfm.core.schedule.tasklets import weight_part_ns
 
-UNKNOWN_ROUND_TRIP_NS = 300_000_000
-"""Of a link that neither end has measured: halfway around the world."""
-UNKNOWN_BYTES_PER_S = 250_000
-"""Of a link that neither end has measured: 2 Mbit/s, so that a measured link is preferred."""
-UNLIMITED_BYTES_PER_S = 1 << 50
 MESSAGE_NS = 100_000
 """Framing, checksum and hand-over of one message, for which its link is taken."""
 
@@ -205,7 +197,8 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
     chosen = {record.peer_id for record in able}
     idle = tuple(record.peer_id for record in records if record.peer_id not in chosen)
     workload = snapshot.workload
-    latency, rate, pair = _link_tables(able)
+    links = SwarmLinks(records)
+    latency, rate, pair = _link_tables(able, links)
     return PlanningProblem(
         peer_ids=tuple(record.peer_id for record in able),
         idle=idle,
@@ -217,30 +210,30 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
         head=_layer_bytes(workload, workload.head),
         layer_ns=tuple(layer_ns_of(record.device) for record in able),
         memory_bytes=tuple(record.device.memory_bytes for record in able),
-        uplink_bytes_per_s=tuple(_limit(record.uplink_bytes_per_s) for record in able),
-        downlink_bytes_per_s=tuple(_limit(record.downlink_bytes_per_s) for record in able),
+        uplink_bytes_per_s=tuple(limit(record.uplink_bytes_per_s) for record in able),
+        downlink_bytes_per_s=tuple(limit(record.downlink_bytes_per_s) for record in able),
         latency_ns=latency,
         bytes_per_s=rate,
         transmit_ns=transmit_table(rate, workload),
         pair_bytes_per_s=pair,
-        watchers=_watchers(able, records),
+        watchers=_watchers(able, records, links),
         splits_backwards=workload.recompute != "included",
         one_stage=workload.one_stage,
         inner_steps=workload.inner_steps,
     )
 
 
-def _watchers(able: list[PeerRecord], records: list[PeerRecord]) -> Watchers:
+def _watchers(able: list[PeerRecord], records: list[PeerRecord], links: SwarmLinks) -> Watchers:
     others = [r for r in records if r.intent not in (Intent.TRAIN, Intent.LEAVING)]
     numbers = {record.peer_id: number for number, record in enumerate([*able, *others])}
-    flows = [[flow_of(peer, other) for other in others] for peer in able]
+    flows = [[links.flow(peer, other) for other in others] for peer in able]
     return Watchers(
         order=tuple(numbers[record.peer_id] for record in records if record.peer_id in numbers),
         accelerated=frozenset(
             number for number, record in enumerate(able) if record.device.kind == ACCELERATOR
         ),
         memory_bytes=tuple(record.device.memory_bytes for record in others),
-        downlink_bytes_per_s=tuple(_limit(record.downlink_bytes_per_s) for record in others),
+        downlink_bytes_per_s=tuple(limit(record.downlink_bytes_per_s) for record in others),
         bytes_per_s=tuple(tuple(rate for rate, _ in row) for row in flows),
         round_trip_ns=tuple(tuple(round_trip for _, round_trip in row) for row in flows),
     )
@@ -279,21 +272,17 @@ def layer_ns_of(device: Device) -> LayerNs:
     )
 
 
-def _limit(bytes_per_s: int) -> int:
-    return bytes_per_s or UNLIMITED_BYTES_PER_S
-
-
-def _link_tables(records: list[PeerRecord]) -> tuple[Matrix, Matrix, Matrix]:
+def _link_tables(records: list[PeerRecord], swarm: SwarmLinks) -> tuple[Matrix, Matrix, Matrix]:
     """(latency, rate of one flow, rate of the slower direction without shared limits)."""
     latency: list[tuple[int, ...]] = []
     raw: list[tuple[int, ...]] = []
     for sender in records:
-        links = [_link(sender, receiver) for receiver in records]
+        links = [swarm.way(sender, receiver) for receiver in records]
         latency.append(tuple(round_trip_ns // 2 for round_trip_ns, _ in links))
         raw.append(tuple(bytes_per_s for _, bytes_per_s in links))
-    downlinks = [_limit(record.downlink_bytes_per_s) for record in records]
+    downlinks = [limit(record.downlink_bytes_per_s) for record in records]
     rate = tuple(
-        tuple(map(min, row, downlinks, repeat(_limit(record.uplink_bytes_per_s))))
+        tuple(map(min, row, downlinks, repeat(limit(record.uplink_bytes_per_s))))
         for record, row in zip(records, raw, strict=True)
     )
     pair = tuple(
@@ -301,27 +290,3 @@ def _link_tables(records: list[PeerRecord]) -> tuple[Matrix, Matrix, Matrix]:
         for row, column in zip(raw, zip(*raw, strict=True), strict=True)
     )
     return tuple(latency), rate, pair
-
-
-def flow_of(sender: PeerRecord, receiver: PeerRecord) -> tuple[int, int]:
-    """(bytes per second of one flow within what either end shares among all, round trip)."""
-    round_trip_ns, rate = _link(sender, receiver)
-    limits = _limit(sender.uplink_bytes_per_s), _limit(receiver.downlink_bytes_per_s)
-    return min(rate, *limits), round_trip_ns
-
-
-def _link(sender: PeerRecord, receiver: PeerRecord) -> tuple[int, int]:
-    """(round trip, bytes per second): what the sender measured, else the receiver, else a guess.
-
-    Two peers that nobody can dial meet only through a relay; an unmeasured link between them is
-    taken to be four times as slow as any other unmeasured one.
-    """
-    if sender is receiver:
-        return 0, UNLIMITED_BYTES_PER_S
-    there = sender.links.get(receiver.peer_id)
-    back = receiver.links.get(sender.peer_id)
-    relayed = sender.reachability is Reachability.RELAYED is receiver.reachability
-    unknown = Link(UNKNOWN_ROUND_TRIP_NS, UNKNOWN_BYTES_PER_S // (4 if relayed else 1))
-    candidates = [link for link in (there, back) if link is not None] + [unknown]
-    rate = next(link.bytes_per_s for link in candidates if link.bytes_per_s > 0)
-    return candidates[0].round_trip_ns, rate

@@ -3,8 +3,11 @@
 A guess may be wrong by orders of magnitude: a peer with 5 Mbit/s once got all layers of a swarm,
 whose steps then took minutes. So a newcomer is a spare that nobody waits for until its link is
 measured, from either end, to each of those who hold the layers (to `LINKS_ENOUGH` of them where
-there are many). Where training begins all are alike, and nobody is held back.
+there are many). In a large swarm, in which nobody measures all, links to any members count: what
+its line carries shows on them. Where training begins all are alike, and nobody is held back.
 """
+
+import msgspec
 
 from p2p_dtfm.core.protocol.records import Intent, PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -24,9 +27,15 @@ def held_back(snapshot: Snapshot) -> frozenset[str]:
         for record in snapshot.records
         if record.intent is Intent.TRAIN
         and record.peer_id not in stages
-        and sum(_is_measured(record, holder) for holder in holders) < needed
+        and _measured(record, holders, snapshot) < needed
     )
 
 
+def _measured(record: PeerRecord, holders: list[PeerRecord], snapshot: Snapshot) -> int:
+    if record.brief is not msgspec.UNSET:
+        return sum(record.link_to(other.peer_id) is not None for other in snapshot.records)
+    return sum(_is_measured(record, holder) for holder in holders)
+
+
 def _is_measured(one: PeerRecord, other: PeerRecord) -> bool:
-    return other.peer_id in one.links or one.peer_id in other.links
+    return one.link_to(other.peer_id) is not None or other.link_to(one.peer_id) is not None

@@ -22,11 +22,11 @@ class WeakPoints(msgspec.Struct, frozen=True):
 def weak_points(records: Iterable[PeerRecord]) -> WeakPoints:
     """Of two members a link counts if one of them has measured it. Two members have none to name:
     whoever is lost there is missed without any graph."""
-    links = {record.peer_id: record.links for record in records}
-    near: dict[str, set[str]] = {peer_id: set() for peer_id in links}
-    for peer_id, measured in links.items():
-        for other in measured:
-            if other in near and other != peer_id:
+    told = {record.peer_id: record for record in records}
+    near: dict[str, set[str]] = {peer_id: set() for peer_id in told}
+    for peer_id, record in told.items():
+        for other in told:
+            if other != peer_id and record.link_to(other) is not None:
                 near[peer_id].add(other)
                 near[other].add(peer_id)
     if len(near) < 3:

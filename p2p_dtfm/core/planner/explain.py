@@ -8,8 +8,10 @@ import msgspec
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.cuts import CutPace
 from p2p_dtfm.core.cost_model.guardians import cut_pace, guards_in
+from p2p_dtfm.core.cost_model.links.swarm_links import Source, SwarmLinks
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
 from p2p_dtfm.core.cost_model.unmeasured import held_back
+from p2p_dtfm.core.planner.link_sources import link_sources
 from p2p_dtfm.core.planner.recomputation import problem_in_force
 from p2p_dtfm.core.protocol.plan import Plan, Stage
 from p2p_dtfm.core.protocol.records import PeerRecord
@@ -55,6 +57,8 @@ class Explanation(msgspec.Struct, frozen=True):
     pipeline_count: int = 1
     cuts: CutPace | None = None
     """Where guardians lag, how often they get copies, and what a failure may cost."""
+    links: dict[str, int] = {}
+    """Of those that the plan sends over: how many are measured, estimated or guessed."""
 
     def text(self) -> str:
         """For people: a line a peer, then the whole."""
@@ -72,6 +76,9 @@ class Explanation(msgspec.Struct, frozen=True):
                 f"the line; a failure may cost up to {self.cuts.may_repeat_steps} steps "
                 f"({_ms(self.cuts.may_repeat_steps * self.step_ns)})"
             )
+        if self.links.keys() & {Source.ESTIMATED, Source.GUESSED}:
+            counts = ", ".join(f"{count} {source}" for source, count in self.links.items())
+            lines.append(f"links that it sends over: {counts}")
         for peer in self.peers:
             lines.append(f"{peer.peer_id}: {peer.role}")
             if peer.compute_ns:
@@ -110,7 +117,8 @@ def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
     if model.events(cost) * problem.peer_count <= MOST_EVENTS:
         timed = model.simulated
     told = model.judged(cost)
-    timing = _Model(problem, model, timed, told.step_ns - timed(cost).step_ns)
+    links = SwarmLinks(snapshot.records)
+    timing = _Model(problem, model, links, timed, told.step_ns - timed(cost).step_ns)
     cost = told
     peers = tuple(
         _explain_peer(snapshot, plan, timing, placement, record) for record in snapshot.records
@@ -126,6 +134,7 @@ def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
         cuts=cut_pace(snapshot, plan, guards_in(snapshot, plan)),
         peers=peers,
         best_alternative=min(possible, key=lambda item: item.step_ns or 0, default=None),
+        links=link_sources(plan, links),
     )
 
 
@@ -141,7 +150,7 @@ def explain_peer(snapshot: Snapshot, plan: Plan, peer_id: str) -> PeerExplanatio
     if not plan.stand_ins:  # else nothing is timed: the model knows one place of a peer
         cost = _in_force(model, plan, placement)
         off_ns = model.judged(cost).step_ns - model.refined(cost).step_ns
-    timing = _Model(problem, model, model.refined, off_ns)
+    timing = _Model(problem, model, SwarmLinks(snapshot.records), model.refined, off_ns)
     return _explain_peer(snapshot, plan, timing, placement, snapshot.record(peer_id))
 
 
@@ -163,6 +172,7 @@ def _in_force(model: StepModel, plan: Plan, placement: Placement) -> PlacementCo
 class _Model:
     problem: PlanningProblem
     step: StepModel
+    links: SwarmLinks
     timed: Callable[[PlacementCost], PlacementCost]
     """The same way for all alternatives."""
     off_ns: int
@@ -190,7 +200,7 @@ def _explain_peer(
         alternative = _best_insertion(model, placement, record.peer_id)
         role = _why_spare(snapshot.workload.least_gain_ppm, plan, alternative)
     else:
-        role = _role(plan, stage, record)
+        role = _role(plan, stage, record, model.links)
         is_mended = bool(plan.stand_ins)  # for a step or two
         alternative = None if is_mended else _without(model, placement, record.peer_id)
     return PeerExplanation(
@@ -214,7 +224,7 @@ def _why_spare(least_gain_ppm: int, plan: Plan, alternative: Alternative | None)
     )
 
 
-def _role(plan: Plan, stage: Stage, record: PeerRecord) -> str:
+def _role(plan: Plan, stage: Stage, record: PeerRecord, links: SwarmLinks) -> str:
     place = plan.place_of(stage.peer_id)
     assert place is not None
     pipeline = plan.pipelines[place[0]]
@@ -225,15 +235,23 @@ def _role(plan: Plan, stage: Stage, record: PeerRecord) -> str:
     )
     if place[1] + 1 < len(pipeline.stages):
         after = pipeline.stages[place[1] + 1].peer_id
-        link = record.links.get(after)
-        text += f", sends to {after}"
-        if link is not None:
-            text += (
-                f" ({link.bytes_per_s // 1_000_000} MB/s, {_ms(link.round_trip_ns)} there and back)"
-            )
+        text += f", sends to {after}{_way(record, after, links)}"
     for number, _ in plan.places_of(stage.peer_id)[1:]:
         text += f"; stands in for a lost peer in pipeline {number + 1} until the next plan"
     return text
+
+
+def _way(record: PeerRecord, after: str, links: SwarmLinks) -> str:
+    """What a link is worth, where it is known, and whether anybody has measured it."""
+    link = record.link_to(after)
+    source = links.source(record.peer_id, after)
+    if link is None and source is Source.ESTIMATED:
+        link = links.link(record.peer_id, after)
+    if link is None:
+        return ""
+    rate, round_trip = link.bytes_per_s // 1_000_000, _ms(link.round_trip_ns)
+    estimated = ", estimated" if source is Source.ESTIMATED else ""
+    return f" ({rate} MB/s, {round_trip} there and back{estimated})"
 
 
 def _compute_ns(snapshot: Snapshot, plan: Plan, stage: Stage, record: PeerRecord) -> int:

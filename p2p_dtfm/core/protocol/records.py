@@ -6,6 +6,13 @@ import msgspec
 
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.facts.brief_links import (
+    BriefLinks,
+    fault_of_brief,
+    measured_links,
+    short_name,
+)
+from p2p_dtfm.core.protocol.facts.brief_links import Link as Link  # part of a record
 from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan, is_sane
 from p2p_dtfm.core.protocol.names import fault_of_name, generated_name
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
@@ -56,14 +63,6 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     head: LayerTiming
 
 
-class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The way from this peer to another one, as this peer measured it."""
-
-    round_trip_ns: int
-    bytes_per_s: int
-    """Outward."""
-
-
 class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Integers and strings only, so that its bytes are equal everywhere.
 
@@ -88,6 +87,19 @@ class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str | msgspec.UnsetType = msgspec.UNSET
     """As its owner calls it; who gives none is called as its identity makes it, and says nothing
     of it."""
+    brief: BriefLinks | msgspec.UnsetType = msgspec.UNSET
+    """In a large swarm, in place of `links`."""
+
+    def link_to(self, peer_id: str) -> Link | None:
+        """As this peer has measured it, if it says so."""
+        if self.brief is msgspec.UNSET:
+            return self.links.get(peer_id)
+        return measured_links(self.brief).get(short_name(peer_id))
+
+    @property
+    def link_count(self) -> int:
+        """Of measured ones."""
+        return len(self.links if self.brief is msgspec.UNSET else measured_links(self.brief))
 
     @property
     def called(self) -> str:
@@ -125,6 +137,10 @@ def open_record(signed: Signed, run_digest: str, verify: Verify) -> PeerRecord:
         )
     _require_sane_names(record)
     _require_sane_numbers(record)
+    if record.brief is not msgspec.UNSET:
+        fault = "links told twice" if record.links else fault_of_brief(record.brief)
+        if fault:
+            raise PeerFault(f"record with {fault}", record.peer_id)
     return record
 
 

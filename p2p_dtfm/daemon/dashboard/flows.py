@@ -81,7 +81,7 @@ def _flows(snapshot: Snapshot, plan: Plan, kind: str, loads: Loads) -> Iterator[
             continue
         shown.add(frozenset((one, other)))
         records = snapshot.records[numbers[one]], snapshot.records[numbers[other]]
-        links = (records[0].links.get(other), records[1].links.get(one))
+        links = (records[0].link_to(other), records[1].link_to(one))
         measured = [link for link in links if link is not None]
         rates = [None if link is None else link.bytes_per_s for link in links]
         sent = (loads[one, other], back_bytes)

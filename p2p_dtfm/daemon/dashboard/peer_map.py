@@ -42,7 +42,7 @@ def _round_trips_ms(records: Sequence[PeerRecord]) -> Array:
     np.fill_diagonal(times, 0.0)
     for i, left in enumerate(records):
         for j, right in enumerate(records):
-            link = left.links.get(right.peer_id)
+            link = left.link_to(right.peer_id)
             if link is not None and i != j:
                 times[i, j] = times[j, i] = min(times[j, i], link.round_trip_ns / 1e6)
     for via in range(count):

@@ -14,7 +14,7 @@ from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.self_record import LinkNews
 from p2p_dtfm.net.contacts.addresses import is_relayed
 from p2p_dtfm.net.directory.values import Presence
-from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.ports import chance, now
 
@@ -57,6 +57,8 @@ class Background:
         self._planned_s = 0.0
         self._planned_for: View | None = None
         """The view in force, and when this peer's loop first saw it."""
+        self._placed_s = 0.0
+        self._places_of: View | None = None
         self._gives_for: View | None = None
         self._given_before: collections.Counter[str] = collections.Counter()
 
@@ -200,7 +202,10 @@ class Background:
             waiting = record.unmeasured(sorted(candidates))
             changed = False
             for peer_id in waiting:
-                changed = await record.probe_one(peer_id, self._messenger) or changed
+                if await record.probe_one(peer_id, self._messenger):
+                    changed = True
+                    self._compare_with_estimate(peer_id)
+            await self._refresh_place()
             changed = record.learn_from_traffic(self._participant.bulk.link_estimate) or changed
             if record.differs_in_steps(self._membership.plan_times.told()):
                 self._membership.set_record()
@@ -211,6 +216,25 @@ class Background:
             if not changed and now.monotonic_s() - quiet_since_s > REPLAN_QUIET_S:
                 self._replan_if_news()
                 quiet_since_s = now.monotonic_s()
+
+    def _compare_with_estimate(self, peer_id: str) -> None:
+        view, link = self._agreement.view, self._membership.self_record.link_to(peer_id)
+        if view is not None and link is not None:
+            self._membership.estimates.measured_in(view.snapshot, self._me, peer_id, link)
+
+    async def _refresh_place(self) -> None:
+        """In a large swarm: another round trip to one of those to whom there is a connection."""
+        place, now_s = self._membership.self_record.place, now.monotonic_s()
+        if not place.is_asked_for or now_s - self._placed_s < place.refresh_s:
+            return
+        self._placed_s = now_s
+        if (view := self._agreement.view) is not None and view is not self._places_of:
+            self._places_of = view
+            place.learn(view.snapshot.records)
+        with contextlib.suppress(Unreachable, Refused):
+            linked = await self._network.host.connected_peers()
+            if peer_id := place.next_to_ask(sorted({*linked} & self._membership.members())):
+                await self._network.probes.ask_once(peer_id)
 
     def _replan_if_news(self) -> None:
         """Ask for a view with this peer's present record, if the one in force has an older one."""

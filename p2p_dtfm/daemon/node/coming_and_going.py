@@ -265,6 +265,6 @@ class Departure:
 def links_are_measured(records: tuple[PeerRecord, ...]) -> bool:
     """Whether one end at least of each pair has measured the link between them."""
     return all(
-        right.peer_id in left.links or left.peer_id in right.links
+        left.link_to(right.peer_id) is not None or right.link_to(left.peer_id) is not None
         for left, right in itertools.combinations(records, 2)
     )

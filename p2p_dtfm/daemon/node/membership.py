@@ -15,6 +15,7 @@ from p2p_dtfm.daemon.node.action_loop import ActionLoop
 from p2p_dtfm.daemon.node.join import Joining
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
+from p2p_dtfm.daemon.peers.facts.estimates_kept import EstimatesKept
 from p2p_dtfm.daemon.peers.run_source import Run
 from p2p_dtfm.daemon.peers.self_record import SelfRecord
 from p2p_dtfm.daemon.telemetry.plan_times import PlanTimes
@@ -61,6 +62,7 @@ class Membership:
         self.agreement.terms = terms_of(run.spec)
         acquaintances.tell_whom_it_follows(self.agreement, run.digest)
         self.plan_times = PlanTimes()
+        self.estimates = EstimatesKept()
         self.asked_first = ""
         """Whose word has made this peer come back as a newcomer."""
         self.waiting_too: tuple[str, ...] = ()
@@ -80,6 +82,9 @@ class Membership:
     def set_record(self, intent: Intent | None = None) -> None:
         """Sign what is known of this peer now; the next view has it."""
         self.self_record.state_steps(self.plan_times.told())
+        if members := self.members():
+            joiners = {joiner.peer_id for joiner in self.joiners()}
+            self.self_record.state_swarm(members | joiners | {self.me.peer_id})
         record, signed = self.self_record.make(self.network.host.identity.sign, intent)
         self.agreement.set_record(record, signed)
 

@@ -100,6 +100,7 @@ class StatusApi:
             "problems": msgspec.to_builtins(local.observer.problems()),
             "refused": [msgspec.to_builtins(each) for each in network.keeper.refused_most()],
             "names": self._names_json(),
+            "estimates": self._estimates_json(),
             **self._view_json(),
             **self._states_json(),
             "agreement": self._agreement_json(),
@@ -127,6 +128,11 @@ class StatusApi:
             "stage": list(view.layers_of(self._network.me.peer_id)) if view else [],
             "weak_points": msgspec.to_builtins(self._weak_points_of(view)),
         }
+
+    def _estimates_json(self) -> object:
+        """How far off estimated links were, once measured; None where none was."""
+        participant = self.participant
+        return msgspec.to_builtins(participant.membership.estimates.errors) if participant else None
 
     def _weak_points_of(self, view: View | None) -> WeakPoints | None:
         """Found once for each view: a swarm of hundreds has many links."""

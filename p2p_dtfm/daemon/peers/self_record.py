@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
 
+from p2p_dtfm.core.protocol.facts.brief_links import BRIEF_FROM_MEMBERS, BriefLinks, brief
 from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan
 from p2p_dtfm.core.protocol.records import (
     ADDRESS_LIMIT,
@@ -22,11 +23,15 @@ from p2p_dtfm.core.protocol.records import (
 from p2p_dtfm.core.protocol.signed import Sign, Signed
 from p2p_dtfm.core.protocol.snapshot import Member, Snapshot
 from p2p_dtfm.core.schedule.tournament import partner_order
+from p2p_dtfm.daemon.peers.facts.own_place import PLACES_FROM_MEMBERS, OwnPlace
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.probing import Probes
 
 PROBED_PEERS_LIMIT = 64
+DRAWN_PEERS = 32
+"""Where not all are measured, so many in the order of the tournament; the others by nearness."""
+LINKS_KEPT = 256
 PROBE_ROUNDS = 3
 PROBE_PAUSE_S = 0.3
 NOTABLE_CHANGE = 0.3
@@ -75,11 +80,20 @@ class SelfRecord:
         self._name: str | msgspec.UnsetType = msgspec.UNSET
         self._straight: dict[str, bool] = {}
         """Whether the link was direct when it was measured."""
+        self._members: frozenset[str] = frozenset()
+        self.place = OwnPlace(me.peer_id)
+        if probes is not None:
+            probes.said, probes.hear = self.place.said, self.place.hear
 
     def state_line(self, uplink_bytes_per_s: int, downlink_bytes_per_s: int) -> None:
         """What all links of this peer share, as its owner would state it; 0: no limit."""
         self._uplink_bytes_per_s = uplink_bytes_per_s
         self._downlink_bytes_per_s = downlink_bytes_per_s
+
+    def state_swarm(self, members: Iterable[str]) -> None:
+        """Who is in it, and who comes: in a large one the record names some links."""
+        self._members = frozenset(members)
+        self.place.is_asked_for = len(self._members) >= PLACES_FROM_MEMBERS
 
     def state_name(self, name: str) -> None:
         """As its owner calls this peer; empty: as its identity makes it."""
@@ -152,16 +166,25 @@ class SelfRecord:
         except (Unreachable, Refused) as error:
             log.debug("probe of %s: %s", peer_id, error)
             return False
+        self._links.pop(peer_id, None)
         self._links[peer_id] = Link(round_trip_ns, bytes_per_s)
+        if len(self._links) > LINKS_KEPT:
+            del self._links[next(iter(self._links))]
         return True
+
+    def link_to(self, peer_id: str) -> Link | None:
+        """As it was measured last."""
+        return self._links.get(peer_id)
 
     def unmeasured(self, peers: Sequence[str]) -> list[str]:
         """Those of `peers` whose link is not measured and is worth another try, in turn order."""
-        if len(self._links) >= PROBED_PEERS_LIMIT:
-            return []
-        order = partner_order(self._me.peer_id, sorted({*peers, self._me.peer_id}))
         known = self._links.keys() | self._given_up
-        return [peer for peer in order if peer is not None and peer not in known]
+        room = PROBED_PEERS_LIMIT - len(self._links.keys() & {*peers})
+        order = partner_order(self._me.peer_id, sorted({*peers, self._me.peer_id}))
+        waiting = [peer for peer in order if peer is not None and peer not in known]
+        if len(order) > PROBED_PEERS_LIMIT and room <= PROBED_PEERS_LIMIT - DRAWN_PEERS:
+            waiting = self.place.by_nearness(waiting)
+        return waiting[: max(0, room)]
 
     async def probe_one(self, peer_id: str, messenger: Messenger) -> bool:
         """Measure a link of a peer that turned up later; whether that worked."""
@@ -192,7 +215,7 @@ class SelfRecord:
         for peer_id, link in self._links.items():
             if peer_id not in records:
                 continue
-            before, guess = mine.links.get(peer_id), records[peer_id].links.get(self._me.peer_id)
+            before, guess = mine.link_to(peer_id), records[peer_id].link_to(self._me.peer_id)
             assumed = before or guess  # the other direction stands for one that was not measured
             if assumed is None:
                 return LinkNews.MEASURED
@@ -211,6 +234,7 @@ class SelfRecord:
         """A new version of the record."""
         self._sequence += 1
         self._intent = intent or self._intent
+        is_brief = len(self._members) >= BRIEF_FROM_MEMBERS
         record = PeerRecord(
             peer_id=self._me.peer_id,
             life=self._me.life,
@@ -220,7 +244,7 @@ class SelfRecord:
             device=self._device,
             uplink_bytes_per_s=self._uplink_bytes_per_s,
             downlink_bytes_per_s=self._downlink_bytes_per_s,
-            links=dict(self._links),
+            links={} if is_brief else dict(self._links),
             addresses=tuple(it for it in self._addresses if len(it) <= ADDRESS_LIMIT)[
                 :ADDRESSES_LIMIT
             ],
@@ -228,5 +252,11 @@ class SelfRecord:
             intent=self._intent,
             measured=self._measured,
             name=self._name,
+            brief=self._brief() if is_brief else msgspec.UNSET,
         )
         return record, sign_record(record, signer)
+
+    def _brief(self) -> BriefLinks:
+        """Links to who has gone say nothing."""
+        links = {peer: link for peer, link in self._links.items() if peer in self._members}
+        return brief(self._me.peer_id, links, self.place.coordinate)

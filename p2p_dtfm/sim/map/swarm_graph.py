@@ -38,8 +38,9 @@ def swarm_graph(snapshot: Snapshot, plan: Plan | None) -> Graph:
             }
         graph.add_node(record.peer_id, **facts)
     for record in snapshot.records:
-        for peer_id, link in record.links.items():
-            if peer_id in graph:
+        for peer_id in graph:
+            link = record.link_to(peer_id)
+            if link is not None:
                 graph.add_edge(
                     record.peer_id,
                     peer_id,

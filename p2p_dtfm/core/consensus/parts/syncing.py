@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from p2p_dtfm.core.consensus.actions import Actions, Report, SendMessage, Verdict, refused
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
-from p2p_dtfm.core.cost_model.placement_problem import UNKNOWN_BYTES_PER_S, duration_ns, flow_of
+from p2p_dtfm.core.cost_model.links.swarm_links import UNKNOWN_BYTES_PER_S, SwarmLinks
+from p2p_dtfm.core.cost_model.placement_problem import duration_ns
 from p2p_dtfm.core.messages.agreement_messages import Heartbeat, Synced
 from p2p_dtfm.core.messages.statements import stated
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
@@ -159,10 +160,11 @@ class Syncing:
         view = state.next_view
         assert view is not None
         snapshot, members = view.snapshot, {member.peer_id for member in state.members}
+        takes = snapshot.record(newcomer.peer_id)
         rates = [
-            flow_of(giver, snapshot.record(newcomer.peer_id))[0]
+            SwarmLinks((giver, takes)).flow(giver, takes)[0]
             for giver in snapshot.records
-            if giver.peer_id in members and newcomer.peer_id in giver.links
+            if giver.peer_id in members and giver.link_to(newcomer.peer_id) is not None
         ]
         size = view.state_bytes_of(newcomer.peer_id)
         needs_ns = duration_ns(size, max(1, max(rates, default=UNKNOWN_BYTES_PER_S)))

@@ -216,7 +216,10 @@ class Agreement(AgreementReadings):
 
     def pass_on(self, now_ns: int) -> Actions:
         """What `PassOnSoon` has asked for."""
-        return [] if self._state.joining.is_outside else self._machines.spreading.pass_on(now_ns)
+        machines = self._machines
+        if self._state.joining.is_outside:
+            return machines.telling.pass_on()
+        return machines.spreading.pass_on(now_ns) + machines.telling.pass_on()
 
     def plan_computed(self, snapshot: Snapshot, plan: Plan | NoPlan, now_ns: int) -> Actions:
         """The result of `ComputePlan`."""

@@ -9,7 +9,7 @@ from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.consensus.actions import Timing
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.said_ready import SaidReady
-from p2p_dtfm.core.consensus.overlay.grid import Grid, near_grid
+from p2p_dtfm.core.consensus.overlay.grid import Grid, grid_of_view
 from p2p_dtfm.core.consensus.overlay.plan_neighbours import plan_neighbours
 from p2p_dtfm.core.consensus.views.known_views import KnownViews
 from p2p_dtfm.core.membership.accusers import Accusers
@@ -21,6 +21,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     KnownView,
     PresentView,
+    Spread,
     Standing,
 )
 from p2p_dtfm.core.messages.outlines import NamedBodies, names_in
@@ -35,7 +36,6 @@ from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
 from p2p_dtfm.core.recovery.view import View
 
 MEMBERS_LIMIT = 1024
-GRIDS_KEPT = 4
 
 
 @dataclass
@@ -117,6 +117,8 @@ class Attempts:
     """Of the attempt that was heard of along the overlay."""
     spread_giver: str = ""
     """By whom, while that is read."""
+    early: list[Spread] = field(default_factory=list)
+    """Of an attempt in which this peer may not take part so far."""
     disagreements: int = 0
     """In a row: plans of this peer that no other peer made."""
 
@@ -179,7 +181,6 @@ class AgreementState:
         self.others = Others(FamiliarPeers(me.peer_id), KnownViews(history))
         self.others.familiar.meet(peer for known in history for peer in sorted(known.peer_ids))
         self.last_tick_ns: int | None = None
-        self._grids: dict[ViewId, Grid] = {}
         self.attempts = Attempts()
         self.present = Present(Active(me, GENESIS, 0))
         self.begin_life(me)
@@ -271,11 +272,7 @@ class AgreementState:
 
     def grid_of(self, view: View) -> Grid:
         """Of its members: they all know the same records."""
-        if view.id not in self._grids:
-            while len(self._grids) >= GRIDS_KEPT:
-                del self._grids[next(iter(self._grids))]
-            self._grids[view.id] = near_grid(view.snapshot.records)
-        return self._grids[view.id]
+        return grid_of_view(view.snapshot, view.id)
 
     @property
     def watched(self) -> frozenset[str]:

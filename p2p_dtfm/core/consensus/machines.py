@@ -11,11 +11,13 @@ from p2p_dtfm.core.consensus.parts.opening import Opening
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.proofs import Proofs
 from p2p_dtfm.core.consensus.parts.requests import Requests
-from p2p_dtfm.core.consensus.parts.spread_reception import SpreadReception
-from p2p_dtfm.core.consensus.parts.spreading import Spreading
 from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
 from p2p_dtfm.core.consensus.parts.syncing import Syncing
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
+from p2p_dtfm.core.consensus.parts.wide.spread_reception import SpreadReception
+from p2p_dtfm.core.consensus.parts.wide.spreading import Spreading
+from p2p_dtfm.core.consensus.parts.wide.telling import Telling
+from p2p_dtfm.core.consensus.parts.wide.tidings_reception import TidingsReception
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Machines:
     reception: GatherReception
     spreading: Spreading
     spread_reception: SpreadReception
+    telling: Telling
+    tidings_reception: TidingsReception
     activity: Activity
     meeting: Meeting
     opening: Opening
@@ -39,8 +43,8 @@ class Machines:
 
 def machines_of(state: AgreementState) -> Machines:
     """For one peer."""
-    outsiders, syncing = Outsiders(state), Syncing(state)
-    takeover = Takeover(state, outsiders)
+    outsiders, telling = Outsiders(state), Telling(state)
+    syncing, takeover = Syncing(state, telling), Takeover(state, outsiders, telling)
     spreading = Spreading(state)
     gathering = Gathering(state, syncing, takeover, outsiders, spreading)
     suspicion, proofs = Suspicion(state, gathering), Proofs(state, gathering)
@@ -56,6 +60,8 @@ def machines_of(state: AgreementState) -> Machines:
         proofs=proofs,
         reception=reception,
         spreading=spreading,
+        telling=telling,
+        tidings_reception=TidingsReception(state, telling, syncing, activity),
         spread_reception=SpreadReception(state, reception, gathering, spreading),
         activity=activity,
         meeting=Meeting(state, activity, outsiders),

@@ -20,6 +20,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Spread,
     Standing,
     Synced,
+    Tidings,
 )
 
 
@@ -59,6 +60,10 @@ SPREAD = Handler(
     "in a swarm of many: Gather and Ready of several, which this peer passes on to its neighbours",
     lambda machines, _, message, now_ns: machines.spread_reception.receive(message, now_ns),
 )
+TIDINGS = Handler(
+    "in a view of many: Synced and Active of several, which this peer passes on to its neighbours",
+    lambda machines, _, message, now_ns: machines.tidings_reception.receive(message, now_ns),
+)
 READY = Handler(
     "counts, once for each contributor; the last one makes the view agreed",
     lambda machines, _, message, now_ns: machines.gathering.receive_ready(message, now_ns),
@@ -95,7 +100,7 @@ IS_OUTSIDE = Refusal("is in no view any more, until its next life")
 
 Row = Handler | Refusal
 Table = dict[tuple[Phase, type], Row]
-MESSAGES = (JoinRequest, Gather, Spread, Ready, Synced, Active, Standing, Heartbeat)
+MESSAGES = (JoinRequest, Gather, Spread, Ready, Synced, Active, Tidings, Standing, Heartbeat)
 INSIDE = NEWCOMERS | MEMBERS
 WAITS_FOR_VIEW = MEMBERS | {Phase.NEWCOMER_AGREED}
 
@@ -109,6 +114,7 @@ HANDLERS: Table = {
     **_in(INSIDE, JoinRequest, JOIN),
     **_in(INSIDE, Gather, GATHER),
     **_in(INSIDE, Spread, SPREAD),
+    **_in(INSIDE, Tidings, TIDINGS),
     **_in(ATTEMPTING, Ready, READY),
     **_in(INSIDE - ATTEMPTING, Ready, NO_ATTEMPT),
     **_in(WAITS_FOR_VIEW, Synced, SYNCED),

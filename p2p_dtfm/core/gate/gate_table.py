@@ -77,6 +77,7 @@ TABLE: dict[str, Row] = {
     "Standing": Row(EVERYBODY, STANDING_BYTES, _CALM, Rate(10, 40)),
     "Gather": _AGREEMENT,
     "Spread": _AGREEMENT,
+    "Tidings": _AGREEMENT,
     "Ready": _AGREEMENT,
     "Synced": _AGREEMENT,
     "Active": _AGREEMENT,

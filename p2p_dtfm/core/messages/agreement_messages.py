@@ -272,7 +272,28 @@ class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sprea
     wants_ready: tuple[str, ...] = ()
 
 
-AgreementMessage = Gather | Ready | Spread | Synced | Active | Standing | Heartbeat | JoinRequest
+class ActiveSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Active of several that say the same."""
+
+    step: int
+    lineage: str
+    said: tuple[tuple[Member, bytes], ...]
+
+
+class Tidings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tidings"):
+    """In a view of many: what is new to the sender of who is synced and who is active, for one of
+    its neighbours. `wants` asks for what these have said."""
+
+    sender: Member
+    view: ViewId
+    synced: tuple[tuple[Member, bytes], ...] = ()
+    active: tuple[ActiveSet, ...] = ()
+    wants: tuple[str, ...] = ()
+
+
+AgreementMessage = (
+    Gather | Ready | Spread | Tidings | Synced | Active | Standing | Heartbeat | JoinRequest
+)
 
 
 def sign_contribution(contribution: Contribution, signer: Sign) -> Signed:

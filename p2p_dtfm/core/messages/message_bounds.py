@@ -44,6 +44,7 @@ _LENGTHS = {
     "follows": 16,
     "gives": NEWCOMERS_LIMIT,
     "ready_sets": READY_SETS_LIMIT,
+    "active": READY_SETS_LIMIT,
     "views": VIEWS_LIMIT,
     "plans": VIEWS_LIMIT,
 }

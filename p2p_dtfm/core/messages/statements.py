@@ -39,9 +39,9 @@ def require_stated(message: Ready | Synced | Active | Standing, verify: Verify) 
         raise PeerFault(f"forged signature on a {kind!r} statement", message.sender.peer_id)
 
 
-def is_ready(ready: Ready, verify: Verify) -> bool:
+def is_stated(message: Ready | Synced | Active | Standing, verify: Verify) -> bool:
     """Whether its sender has signed it."""
-    return verify(ready.sender.peer_id, _covered(ready), ready.signature)
+    return verify(message.sender.peer_id, _covered(message), message.signature)
 
 
 def _covered(message: Ready | Synced | Active | Standing) -> bytes:

@@ -11,6 +11,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Spread,
     Standing,
     Synced,
+    Tidings,
 )
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared
 from p2p_dtfm.core.protocol.canonical import decode, encode_for_wire
@@ -198,6 +199,7 @@ Message = (
     | Knock
     | Gather
     | Spread
+    | Tidings
     | Ready
     | Synced
     | Active
@@ -220,7 +222,7 @@ Message = (
     | TraceRequest
 )
 
-AGREEMENT = (Gather, Spread, Ready, Synced, Active, Standing, Heartbeat, JoinRequest)
+AGREEMENT = (Gather, Spread, Tidings, Ready, Synced, Active, Standing, Heartbeat, JoinRequest)
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True):

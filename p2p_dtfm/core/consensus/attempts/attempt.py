@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from p2p_dtfm.core.commit.judgement import Conflict
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.consensus.attempts.attempt_parts import (
@@ -15,7 +13,6 @@ from p2p_dtfm.core.consensus.attempts.attempt_parts import (
     SetAside,
 )
 from p2p_dtfm.core.consensus.attempts.held_layers import held_at_target, held_layers
-from p2p_dtfm.core.consensus.attempts.message_parts import message_parts
 from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.membership.eligibility import (
     mutually_reachable,
@@ -321,24 +318,6 @@ class Attempt:
             digest=self.digests[self.me][1],
             accusations=tuple(self.charges[item] for item in sorted(self.charges)),
         )
-
-    def whole(self, proofs: bool) -> list[Gather]:
-        """All that it knows. `proofs`: with what shows to others which views there are."""
-        newcomers, certificates = self.passed_on.newcomers, self.passed_on.certificates
-        first = msgspec.structs.replace(
-            self.gather(),
-            newcomers=tuple(newcomers[member] for member in sorted(newcomers)),
-            certificates=tuple(certificates.values()) if proofs else (),
-        )
-        told = [self.known[member] for member in sorted(self.known)]
-        contradicted = self.set_aside.contradicted
-        told += [contradicted[member] for member in sorted(contradicted)]
-        size = sum(len(signed.payload) for signed in first.newcomers)
-        parts = message_parts(told, lambda signed: len(signed.payload), size)
-        return [
-            msgspec.structs.replace(first if n == 0 else self.gather(), contributions=tuple(part))
-            for n, part in enumerate(parts)
-        ]
 
     def take_ready(self, certificate: Certificate, verify: Verify) -> None:
         """Those that this peer lacks, or has for another view, as others have put them together."""

@@ -6,11 +6,11 @@ from enum import Enum
 from itertools import islice
 
 from p2p_dtfm.core.consensus.overlay.grid import Grid
-from p2p_dtfm.core.messages.agreement_messages import Charge, Ready
+from p2p_dtfm.core.messages.agreement_messages import Active, Charge, Ready, Synced
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member
 
-Item = Signed | Charge | Ready
+Item = Signed | Charge | Ready | Synced | Active
 
 
 class Source(Enum):
@@ -60,10 +60,11 @@ class Wide:
         self.counts[kind] = before + len(new)
         for item in new:
             own = _maker(item) == me
-            self.news.append(News(item, Source.OUTSIDE if own else source, self.giver))
+            news = News(item, Source.OUTSIDE, "") if own else News(item, source, self.giver)
+            self.news.append(news)
 
 
 def _maker(item: Item) -> str:
     if isinstance(item, Signed):
         return item.peer_id
-    return item.sender.peer_id if isinstance(item, Ready) else item.accusation.by.peer_id
+    return item.accusation.by.peer_id if isinstance(item, Charge) else item.sender.peer_id

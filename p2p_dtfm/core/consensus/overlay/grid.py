@@ -8,12 +8,16 @@ is why it is no random graph.
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from math import isqrt
 
+import msgspec
+
 from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.facts.brief_links import measured_links, short_name
 from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
 
 NEAR_SHARE = 4
 """Of the longest round trip that anybody has measured: who is farther off than such a part of it is
@@ -33,6 +37,11 @@ class Grid:
     def places(self) -> dict[str, tuple[int, int]]:
         """Of each peer: its row, and where it stands in that."""
         return {peer: (n, at) for n, row in enumerate(self.rows) for at, peer in enumerate(row)}
+
+    @cached_property
+    def short_names(self) -> dict[bytes, str]:
+        """As records of large swarms name them."""
+        return {short_name(peer): peer for peer in self.places}
 
     def row_mates(self, peer_id: str) -> tuple[str, ...]:
         """All others in its row."""
@@ -65,12 +74,18 @@ class Grid:
         others = (*self.row_mates(peer_id), *self.across(peer_id), *self._towards[peer_id])
         return frozenset(others)
 
+    @cached_property
+    def watchers(self) -> dict[str, frozenset[str]]:
+        """The neighbours of each."""
+        return {peer: self.neighbours(peer) for peer in self.places}
+
     def are_row_mates(self, one: str, other: str) -> bool:
         places = self.places
         return one in places and other in places and places[one][0] == places[other][0]
 
 
-def grid_in_order(peer_ids: Sequence[str], sizes: Sequence[int] = ()) -> Grid:
+@lru_cache(maxsize=8)
+def grid_in_order(peer_ids: tuple[str, ...], sizes: Sequence[int] = ()) -> Grid:
     """Rows of these sizes, as far as they make sense; of the usual size else."""
     if any(size < 1 for size in sizes) or sum(sizes) != len(peer_ids):
         usual = usual_size(len(peer_ids))
@@ -85,6 +100,24 @@ def grid_in_order(peer_ids: Sequence[str], sizes: Sequence[int] = ()) -> Grid:
 def usual_size(count: int) -> int:
     """Of a row: the square root."""
     return isqrt(max(0, count - 1)) + 1
+
+
+@dataclass(frozen=True)
+class _Roll:
+    """The id of a view says which records its members have."""
+
+    view: ViewId
+    records: tuple[PeerRecord, ...] = field(compare=False)
+
+
+def grid_of_view(snapshot: Snapshot, view: ViewId) -> Grid:
+    """Of the members of a view."""
+    return _grid_of(_Roll(view, snapshot.records))
+
+
+@lru_cache(maxsize=8)
+def _grid_of(roll: _Roll) -> Grid:
+    return near_grid(roll.records)
 
 
 def near_grid(records: Iterable[PeerRecord]) -> Grid:
@@ -105,12 +138,22 @@ def _round_trips(records: Iterable[PeerRecord]) -> dict[str, dict[str, int]]:
     """Both ways alike: the shorter one of the two that were measured."""
     records = list(records)
     found: dict[str, dict[str, int]] = {record.peer_id: {} for record in records}
+    named = {short_name(peer_id): peer_id for peer_id in found}
     for record in records:
-        for other, link in record.links.items():
-            if other in found and other != record.peer_id:
-                ns = min(link.round_trip_ns, found[other].get(record.peer_id, link.round_trip_ns))
-                found[record.peer_id][other] = found[other][record.peer_id] = ns
+        me = record.peer_id
+        for other, ns in _measured(record, named).items():
+            if other in found and other != me:
+                shorter_ns = min(ns, found[other].get(me, ns))
+                found[me][other] = found[other][me] = shorter_ns
     return found
+
+
+def _measured(record: PeerRecord, named: Mapping[bytes, str]) -> dict[str, int]:
+    """To whom it names in full or, in a large swarm, in short."""
+    if record.brief is msgspec.UNSET:
+        return {other: link.round_trip_ns for other, link in record.links.items()}
+    links = measured_links(record.brief).items()
+    return {named[name]: link.round_trip_ns for name, link in links if name in named}
 
 
 def _grown(
@@ -147,10 +190,10 @@ def hosts_of(peer_id: str, record: PeerRecord | None, grid: Grid) -> tuple[str, 
     """Who speaks with a peer that has no place in the grid: the nearest ones, and others that
     follow from its name."""
     places = grid.places
-    links = record.links if record is not None else {}
-    near = sorted((link.round_trip_ns, it) for it, link in links.items() if it in places)
+    links = _measured(record, grid.short_names) if record is not None else {}
+    near = sorted((ns, it) for it, ns in links.items() if it in places)
     chosen = dict.fromkeys(other for _, other in near[: HOSTS // 2])
-    everybody = tuple(places)
+    everybody = sorted(places)
     start = int(digest_bytes(peer_id.encode())[:12], 16)
     for n in range(min(HOSTS, len(everybody))):
         chosen[everybody[(start + n * (len(everybody) // HOSTS + 1)) % len(everybody)]] = None

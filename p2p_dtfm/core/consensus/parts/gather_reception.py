@@ -189,7 +189,7 @@ class GatherReception:
         if message.sender not in attempt.snapshot.contributors:
             return refused("the knowledge is frozen, without what its sender knows")
         moved_on = message.round > self._note_digest(attempt, message)
-        moved_on &= message.digest != attempt.snapshot.knowledge
+        moved_on &= message.digest not in ("", attempt.snapshot.knowledge)
         if not moved_on or message.sender in attempt.ready:
             return refused("the knowledge is frozen, and it brings nothing new")
         news = [item for item in message.accusations if self._is_news(attempt, item)]

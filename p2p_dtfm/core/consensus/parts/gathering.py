@@ -19,10 +19,11 @@ from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.attempt_parts import AttemptClock
 from p2p_dtfm.core.consensus.attempts.ready_verdict import Answers, ReadyVerdict, ready_verdict
 from p2p_dtfm.core.consensus.attempts.stall_verdict import are_newcomers_links
+from p2p_dtfm.core.consensus.attempts.whole_knowledge import whole_knowledge
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
-from p2p_dtfm.core.consensus.parts.spreading import Spreading
 from p2p_dtfm.core.consensus.parts.syncing import Syncing
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
+from p2p_dtfm.core.consensus.parts.wide.spreading import Spreading
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
     Contribution,
@@ -246,7 +247,9 @@ class Gathering:
         actions: Actions = []
         for proofs in (False, True):
             to = tuple(peer_id for peer_id in peer_ids if (peer_id not in fellows) == proofs)
-            actions += [SendMessage(to, part) for part in attempt.whole(proofs)] if to else []
+            actions += (
+                [SendMessage(to, part) for part in whole_knowledge(attempt, proofs)] if to else []
+            )
         return actions
 
     def resend(self, attempt: Attempt, now_ns: int) -> Actions:
@@ -370,6 +373,11 @@ class Gathering:
         proof = certified(attempt.ready[state.me].view, attempt.snapshot.members, answers)
         view = View(attempt.snapshot, attempt.plan, proof)
         state.attempts.disagreements = 0
+        last = self._spreading.flush(attempt, now_ns) if attempt.wide is not None else []
+        return last + self._waits_or_takes_over(attempt, view, now_ns)
+
+    def _waits_or_takes_over(self, attempt: Attempt, view: View, now_ns: int) -> Actions:
+        state = self._state
         if not attempt.planned:
             return [ViewAgreed(view), *self._takeover.take_over(view, now_ns)]
         state.attempts.under_way = None

@@ -6,12 +6,15 @@ from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.consensus.parts.gather_reception import GatherReception
 from p2p_dtfm.core.consensus.parts.gathering import Gathering
-from p2p_dtfm.core.consensus.parts.spreading import Spreading
+from p2p_dtfm.core.consensus.parts.wide.spreading import Spreading
 from p2p_dtfm.core.messages.agreement_messages import Gather, Ready, ReadySet, Spread
 from p2p_dtfm.core.messages.outlines import OUTLINE, open_outline
-from p2p_dtfm.core.messages.statements import is_ready
+from p2p_dtfm.core.messages.statements import is_stated
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import ViewId
+
+EARLY_LIMIT = 128
 
 
 class SpreadReception:
@@ -28,13 +31,43 @@ class SpreadReception:
         self._reception = reception
         self._gathering = gathering
         self._spreading = spreading
+        self._named: ViewId | None = None
 
     def receive(self, message: Spread, now_ns: int) -> Verdict:
         """Raises `PeerFault`."""
+        was_in = self._wide(message) is not None
+        verdict = self._receive(message, now_ns)
+        if self._wide(message) is None:
+            self._keep_for_later(message)
+            return verdict
+        early, self._state.attempts.early = self._state.attempts.early, []
+        actions = [*verdict.actions]
+        for one in early if not was_in else ():
+            if one.number == message.number and one.base == message.base:
+                actions += self._receive(one, now_ns).actions
+        return Verdict(actions, verdict.reason)
+
+    def _keep_own_view(self) -> None:
+        """Fellows name it: they do not send it along."""
+        state = self._state
+        if state.view is not None and self._named != state.view.id:
+            self._named = state.view.id
+            state.others.bodies.name_of(state.present_view())
+
+    def _keep_for_later(self, message: Spread) -> None:
+        """Neighbours may be faster than the news by which this peer may take part."""
+        state = self._state
+        if message.number <= max(state.promises.passed_number, state.view_id.number):
+            return
+        early = [it for it in state.attempts.early if it.number >= message.number]
+        state.attempts.early = [*early, message][-EARLY_LIMIT:]
+
+    def _receive(self, message: Spread, now_ns: int) -> Verdict:
         state = self._state
         if message.planned != (message.number % 2 == 0):
             raise PeerFault("a view with a number of the wrong parity", message.sender.peer_id)
         ready = self._said_ready(message)
+        self._keep_own_view()
         for record in message.bodies.records:
             state.open_record(record)
         state.others.bodies.keep(message.bodies)
@@ -114,7 +147,7 @@ class SpreadReception:
             for ready in _each(said):
                 if ready.sender in known:
                     continue
-                if not is_ready(ready, self._state.settings.verify):
+                if not is_stated(ready, self._state.settings.verify):
                     raise PeerFault("passes on a forged Ready", message.sender.peer_id)
                 found.append(ready)
         return found

@@ -4,6 +4,7 @@ Nothing here decides anything: it carries what Gather and Ready carry, and to ne
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from itertools import islice
 
 import msgspec
@@ -29,6 +30,14 @@ from p2p_dtfm.core.protocol.snapshot import Member
 
 ASKED_AT_ONCE = 2
 """Neighbours that are asked for what is missing, others each time."""
+
+
+class Knows(Enum):
+    """What need not be sent along with outlines."""
+
+    NOTHING = "a newcomer, or a peer that asks"
+    VIEWS = "who was told of the contributors' views before"
+    FELLOW = "a member of this view: it has the records of all its members"
 
 
 class Spreading:
@@ -77,9 +86,8 @@ class Spreading:
         if wide.grid is None or not wide.grid.places:
             wide.grid = self._grid(attempt)
             me = self._state.me.peer_id
-            near = {p: wide.grid.neighbours(p) for p in wide.grid.places}
-            wide.neighbours = near.get(me, frozenset())
-            wide.watchers = near
+            wide.watchers = wide.grid.watchers
+            wide.neighbours = wide.watchers.get(me, frozenset())
         return wide.grid
 
     def _grid(self, attempt: Attempt) -> Grid:
@@ -92,7 +100,7 @@ class Spreading:
         if not founders:
             return Grid(())
         founder = max(founders, key=lambda part: (len(part.joiners), part.member))
-        order = [founder.member.peer_id, *(member.peer_id for member in founder.joiners)]
+        order = (founder.member.peer_id, *(member.peer_id for member in founder.joiners))
         return grid_in_order(order, state.others.bodies.rows_of(founder.member))
 
     def _leaves(self, attempt: Attempt, wide: Wide, grid: Grid) -> list[str]:
@@ -199,7 +207,13 @@ class Spreading:
         begin = wide.leaf_at.get(leaf, 0)
         new = [it.item for it in wide.news[begin:] if it.giver != leaf]
         wide.leaf_at[leaf] = len(wide.news)
-        return self._tell(attempt, (leaf,), new, with_proofs=begin == 0, knows_view=False)
+        return self._tell(
+            attempt,
+            (leaf,),
+            new,
+            with_proofs=begin == 0,
+            knows=Knows.VIEWS if begin else Knows.NOTHING,
+        )
 
     def _tell_digest(self, attempt: Attempt, wide: Wide, told: set[str]) -> Actions:
         """That this peer knows all, where that is waited for."""
@@ -217,19 +231,19 @@ class Spreading:
         to: Sequence[str],
         items: Iterable[Item],
         with_proofs: bool = False,
-        knows_view: bool = True,
+        knows: Knows = Knows.FELLOW,
     ) -> Actions:
         items = list(items)
         if not to or not items:
             return []
         actions: Actions = []
         for number, part in enumerate(message_parts(items, self._size_of(attempt))):
-            message = self._message(attempt, part, with_proofs and number == 0, knows_view)
+            message = self._message(attempt, part, with_proofs and number == 0, knows)
             actions.append(SendMessage(tuple(to), message))
         return actions
 
     def _message(
-        self, attempt: Attempt, items: list[Item], with_proofs: bool, knows_view: bool
+        self, attempt: Attempt, items: list[Item], with_proofs: bool, knows: Knows
     ) -> Spread:
         signed = [item for item in items if isinstance(item, Signed)]
         charges = tuple(item for item in items if isinstance(item, Charge))
@@ -237,7 +251,7 @@ class Spreading:
         return msgspec.structs.replace(
             self._head(attempt),
             contributions=tuple(signed),
-            bodies=self._bodies(attempt, signed, knows_view),
+            bodies=self._bodies(attempt, signed, knows),
             accusations=charges,
             certificates=tuple(certificates.values()) if with_proofs else (),
             ready_sets=ready_sets(item for item in items if isinstance(item, Ready)),
@@ -256,7 +270,7 @@ class Spreading:
         makers = (attempt.wide.makers.get(item.peer_id) for item in signed)
         return [attempt.opened[member] for member in makers if member in attempt.opened]
 
-    def _bodies(self, attempt: Attempt, signed: list[Signed], knows_view: bool) -> Bodies:
+    def _bodies(self, attempt: Attempt, signed: list[Signed], knows: Knows) -> Bodies:
         """What these name that may be news to the receivers."""
         if not signed:
             return Bodies()
@@ -266,9 +280,11 @@ class Spreading:
         for part in parts:
             joiners = () if is_founding else part.joiners
             named |= {newcomers[member]: None for member in joiners if member in newcomers}
-        if not knows_view:
+        if knows is not Knows.FELLOW:
             found = state.others.bodies.bodies_of(parts)
             records = dict.fromkeys((*named, *found.records))
+            if knows is Knows.VIEWS:
+                return Bodies(tuple(records))
             return Bodies(tuple(records), found.views, found.plans)
         common = state.present_record_names
         own = [part for part in parts if record_name(part.record) not in common]
@@ -309,7 +325,7 @@ class Spreading:
             asked = [self._host(attempt, wide, grid, attempt.me)] if grid.places else []
         first = [it.item for it in wide.news[:1]] + [attempt.known[attempt.me]]
         if (wants or wants_ready or not wide.hasty) and asked:
-            head = self._message(attempt, _signed(first), with_proofs=False, knows_view=False)
+            head = self._message(attempt, _signed(first), with_proofs=False, knows=Knows.NOTHING)
             asking = msgspec.structs.replace(head, wants=wants, wants_ready=wants_ready)
             actions.append(SendMessage(tuple(asked), asking))
         # who has not been heard of, and hears of the attempt from its neighbours only
@@ -324,7 +340,7 @@ class Spreading:
         items: list[Item] = [s for m, s in attempt.known.items() if m.peer_id in wants]
         items += [r for m, r in attempt.ready.items() if m.peer_id in wants_ready]
         to = (message.sender.peer_id,)
-        return self._tell(attempt, to, items, with_proofs=bool(wants), knows_view=False)
+        return self._tell(attempt, to, items, with_proofs=bool(wants), knows=Knows.NOTHING)
 
 
 def _signed(items: Iterable[Item]) -> list[Item]:

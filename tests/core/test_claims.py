@@ -13,6 +13,7 @@ from p2p_dtfm.core.consensus.actions import (
     StopStep,
 )
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.consensus.attempts.whole_knowledge import whole_knowledge
 from p2p_dtfm.core.consensus.views.view_precedence import Side, outranks
 from p2p_dtfm.core.membership.newcomers import WAITING_LIMIT
 from p2p_dtfm.core.messages.agreement_messages import (
@@ -366,7 +367,7 @@ def test_a_large_gather_goes_in_parts_that_come_to_the_same() -> None:
         signed = Signed(member.peer_id, "contribution", bytes(100 * 1024), b"")
         attempt.add(signed, decode(contribution(3, None, member).payload, Contribution))
     attempt.digests[attempt.me] = (1, attempt.digest)
-    parts = attempt.whole(proofs=False)
+    parts = whole_knowledge(attempt, proofs=False)
     assert len(parts) > 2 and {part.digest for part in parts} == {attempt.digest}
     assert [it for part in parts for it in part.contributions] == list(attempt.known.values())
     assert all(len(encode_for_wire(part)) < 640 * 1024 for part in parts)

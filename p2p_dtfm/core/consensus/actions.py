@@ -39,6 +39,10 @@ class Timing:
     """How long a newcomer may take, beyond what its link needs, without getting more states."""
     orphan_ns: int = 0
     """A newcomer that hears of no view for so long makes one with other newcomers; 0: never."""
+    wide_above: int = 64
+    """In a view of more members each speaks with its neighbours of the overlay, not with all."""
+    batch_ns: int = SECOND_NS // 50
+    """What is to be passed on waits so long for more of it."""
 
 
 LAN = Timing(resend_ns=SECOND_NS // 2, retry_ns=2 * SECOND_NS)
@@ -50,6 +54,13 @@ WAN = Timing()
 class SendMessage:
     to: tuple[str, ...]
     message: AgreementMessage
+
+
+@dataclass(frozen=True)
+class PassOnSoon:
+    """Call `pass_on` after so long: what has come meanwhile goes on together."""
+
+    after_ns: int
 
 
 @dataclass(frozen=True)
@@ -134,6 +145,7 @@ class Disagreed:
 
 Action = (
     SendMessage
+    | PassOnSoon
     | ComputePlan
     | StopStep
     | ViewAgreed

@@ -35,6 +35,7 @@ from p2p_dtfm.core.consensus.actions import (
     Disagreed,
     Heard,
     Left,
+    PassOnSoon,
     Rejoin,
     Report,
     SendMessage,
@@ -213,6 +214,13 @@ class Agreement(AgreementReadings):
             actions += machines.suspicion.stalled(attempt, now_ns)
         return actions
 
+    def pass_on(self, now_ns: int) -> Actions:
+        """What `PassOnSoon` has asked for."""
+        machines = self._machines
+        if self._state.joining.is_outside:
+            return machines.telling.pass_on()
+        return machines.spreading.pass_on(now_ns) + machines.telling.pass_on()
+
     def plan_computed(self, snapshot: Snapshot, plan: Plan | NoPlan, now_ns: int) -> Actions:
         """The result of `ComputePlan`."""
         return self._machines.gathering.plan_computed(snapshot, plan, now_ns)
@@ -293,6 +301,7 @@ __all__ = [
     "ComputePlan",
     "Disagreed",
     "Left",
+    "PassOnSoon",
     "Rejoin",
     "Report",
     "SendMessage",

@@ -37,6 +37,11 @@ class AgreementReadings:
         return self._state.next_view
 
     @property
+    def watched(self) -> frozenset[str]:
+        """Who is to be heard from all the time, and to hear from this peer."""
+        return self._state.watched
+
+    @property
     def ledger(self) -> Ledger | None:
         return self._state.ledger
 

@@ -9,6 +9,8 @@ from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.consensus.actions import Timing
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.said_ready import SaidReady
+from p2p_dtfm.core.consensus.overlay.grid import Grid, grid_of_view
+from p2p_dtfm.core.consensus.overlay.plan_neighbours import plan_neighbours
 from p2p_dtfm.core.consensus.views.known_views import KnownViews
 from p2p_dtfm.core.consensus.views.origins import origins_by_most, origins_of_founders
 from p2p_dtfm.core.membership.accusers import Accusers
@@ -20,8 +22,10 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     KnownView,
     PresentView,
+    Spread,
     Standing,
 )
+from p2p_dtfm.core.messages.outlines import NamedBodies, names_in
 from p2p_dtfm.core.protocol.canonical import digest
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.prng import Prng, prng_of_digest
@@ -76,6 +80,7 @@ class Present:
     who committed it, nobody may be in the view any more."""
     accepts_loss: bool = False
     met_ns: int = 0
+    record_names: frozenset[bytes] | None = None
 
 
 @dataclass
@@ -109,6 +114,12 @@ class Attempts:
     quiet_until_ns: int = 0
     replan_reason: str = ""
     replan_number: int = 0
+    spread_number: int = 0
+    """Of the attempt that was heard of along the overlay."""
+    spread_giver: str = ""
+    """By whom, while that is read."""
+    early: list[Spread] = field(default_factory=list)
+    """Of an attempt in which this peer may not take part so far."""
     disagreements: int = 0
     """In a row: plans of this peer that no other peer made."""
 
@@ -151,6 +162,7 @@ class Others:
     newcomers: Newcomers = field(default_factory=Newcomers)
     lives: dict[str, int] = field(default_factory=dict)
     opened_records: dict[Signed, PeerRecord] = field(default_factory=dict)
+    bodies: NamedBodies = field(default_factory=NamedBodies)
     told_ns: dict[str, int] = field(default_factory=dict)
     foreign_told_ns: int | None = None
     """When the user was told last of another swarm of this run."""
@@ -269,6 +281,35 @@ class AgreementState:
         terms = self.settings.terms
         return terms is not None and self.step > terms.total_steps
 
+    def grid_of(self, view: View) -> Grid:
+        """Of its members: they all know the same records."""
+        return grid_of_view(view.snapshot, view.id)
+
+    @property
+    def watched(self) -> frozenset[str]:
+        """Who is to be heard from all the time: fellows of this view and the next one; of many
+        only the neighbours, on the overlay and by the plan."""
+        found: set[str] = set()
+        for view in (self.view, self.next_view):
+            if view is None or self.me not in view.members:
+                continue
+            if self.is_wide(view):
+                found |= self.grid_of(view).neighbours(self.me.peer_id)
+                found |= plan_neighbours(view.plan, self.me.peer_id)
+            else:
+                found |= set(view.member_ids)
+        return frozenset(found - {self.me.peer_id})
+
+    @property
+    def present_record_names(self) -> frozenset[bytes]:
+        """What outlines name the records by that all members of the present view have."""
+        view, present = self.present.view, self.present
+        if view is None:
+            return frozenset()
+        if present.record_names is None:
+            present.record_names = names_in(view.snapshot.records)
+        return present.record_names
+
     def others_of(self, view: View) -> tuple[str, ...]:
         """Who has agreed to a view with this peer."""
         names = (member.peer_id for member in view.snapshot.contributors)
@@ -304,6 +345,10 @@ class AgreementState:
         if self.is_newcomer:
             return None
         return PresentView(self.view_id, self.members, self.plan)
+
+    def is_wide(self, view: View) -> bool:
+        """Whether it has so many members that each speaks with its neighbours only."""
+        return len(view.members) > self.timing.wide_above
 
     def named_newcomers(self, planned: bool) -> tuple[Member, ...]:
         """After a failure steps wait, and newcomers are let in by the next planned view."""

@@ -14,6 +14,10 @@ from p2p_dtfm.core.consensus.parts.requests import Requests
 from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
 from p2p_dtfm.core.consensus.parts.syncing import Syncing
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
+from p2p_dtfm.core.consensus.parts.wide.spread_reception import SpreadReception
+from p2p_dtfm.core.consensus.parts.wide.spreading import Spreading
+from p2p_dtfm.core.consensus.parts.wide.telling import Telling
+from p2p_dtfm.core.consensus.parts.wide.tidings_reception import TidingsReception
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,10 @@ class Machines:
     suspicion: Suspicion
     proofs: Proofs
     reception: GatherReception
+    spreading: Spreading
+    spread_reception: SpreadReception
+    telling: Telling
+    tidings_reception: TidingsReception
     activity: Activity
     meeting: Meeting
     opening: Opening
@@ -35,12 +43,14 @@ class Machines:
 
 def machines_of(state: AgreementState) -> Machines:
     """For one peer."""
-    outsiders, syncing = Outsiders(state), Syncing(state)
-    takeover = Takeover(state, outsiders)
-    gathering = Gathering(state, syncing, takeover, outsiders)
+    outsiders, telling = Outsiders(state), Telling(state)
+    syncing, takeover = Syncing(state, telling), Takeover(state, outsiders, telling)
+    spreading = Spreading(state)
+    gathering = Gathering(state, syncing, takeover, outsiders, spreading)
     suspicion, proofs = Suspicion(state, gathering), Proofs(state, gathering)
     activity = Activity(state, takeover, gathering, proofs, outsiders)
     opening = Opening(state, gathering)
+    reception = GatherReception(state, gathering, proofs, outsiders)
     return Machines(
         outsiders=outsiders,
         syncing=syncing,
@@ -48,7 +58,11 @@ def machines_of(state: AgreementState) -> Machines:
         gathering=gathering,
         suspicion=suspicion,
         proofs=proofs,
-        reception=GatherReception(state, gathering, proofs, outsiders),
+        reception=reception,
+        spreading=spreading,
+        telling=telling,
+        tidings_reception=TidingsReception(state, telling, syncing, activity),
+        spread_reception=SpreadReception(state, reception, gathering, spreading),
         activity=activity,
         meeting=Meeting(state, activity, outsiders),
         opening=opening,

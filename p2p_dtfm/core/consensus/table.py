@@ -17,8 +17,10 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Heartbeat,
     JoinRequest,
     Ready,
+    Spread,
     Standing,
     Synced,
+    Tidings,
 )
 
 
@@ -53,6 +55,14 @@ GATHER = Handler(
     "is higher and it counts this peer in; or its sender is told what it lacks: Ready, Active with "
     "the certificate, Standing",
     lambda machines, _, message, now_ns: machines.reception.receive(message, now_ns),
+)
+SPREAD = Handler(
+    "in a swarm of many: Gather and Ready of several, which this peer passes on to its neighbours",
+    lambda machines, _, message, now_ns: machines.spread_reception.receive(message, now_ns),
+)
+TIDINGS = Handler(
+    "in a view of many: Synced and Active of several, which this peer passes on to its neighbours",
+    lambda machines, _, message, now_ns: machines.tidings_reception.receive(message, now_ns),
 )
 READY = Handler(
     "counts, once for each contributor; the last one makes the view agreed",
@@ -90,7 +100,7 @@ IS_OUTSIDE = Refusal("is in no view any more, until its next life")
 
 Row = Handler | Refusal
 Table = dict[tuple[Phase, type], Row]
-MESSAGES = (JoinRequest, Gather, Ready, Synced, Active, Standing, Heartbeat)
+MESSAGES = (JoinRequest, Gather, Spread, Ready, Synced, Active, Tidings, Standing, Heartbeat)
 INSIDE = NEWCOMERS | MEMBERS
 WAITS_FOR_VIEW = MEMBERS | {Phase.NEWCOMER_AGREED}
 
@@ -103,6 +113,8 @@ HANDLERS: Table = {
     **{(Phase.OUTSIDE, message): IS_OUTSIDE for message in MESSAGES},
     **_in(INSIDE, JoinRequest, JOIN),
     **_in(INSIDE, Gather, GATHER),
+    **_in(INSIDE, Spread, SPREAD),
+    **_in(INSIDE, Tidings, TIDINGS),
     **_in(ATTEMPTING, Ready, READY),
     **_in(INSIDE - ATTEMPTING, Ready, NO_ATTEMPT),
     **_in(WAITS_FOR_VIEW, Synced, SYNCED),

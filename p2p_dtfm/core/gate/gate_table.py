@@ -76,6 +76,8 @@ TABLE: dict[str, Row] = {
     "JoinRequest": Row(EVERYBODY, 64 * KIB, Rate(2, 10), Rate(20, 60)),
     "Standing": Row(EVERYBODY, STANDING_BYTES, _CALM, Rate(10, 40)),
     "Gather": _AGREEMENT,
+    "Spread": _AGREEMENT,
+    "Tidings": _AGREEMENT,
     "Ready": _AGREEMENT,
     "Synced": _AGREEMENT,
     "Active": _AGREEMENT,
@@ -94,7 +96,7 @@ TABLE: dict[str, Row] = {
     "FollowDone": _FOLLOWING,
     "CheckpointFiles": Row(NEAR),
     "TraceRequest": Row(MEMBERS, KIB, near=Rate(20, 100)),
-    # a Gather of somebody unknown that carries what a member has signed
+    # a Gather, or Spread, of somebody unknown that carries what a member has signed
     "Gather of a stranger": Row(
         EVERYBODY, _STRANGERS_GATHER, Rate(2, 6), Rate(10, 30), stranger_bytes=_STRANGERS_GATHER
     ),

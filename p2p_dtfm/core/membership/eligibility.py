@@ -19,9 +19,10 @@ def universe(
     """
     named: set[Member] = set(contributions) | named_newcomers(contributions, planned)
     heard = {member.peer_id for member in contributions}
-    for contribution in contributions.values():
-        if contribution.present is not None:
-            named |= set(contribution.present.members)
+    presents = {id(it.present): it.present for it in contributions.values()}
+    for present in presents.values():
+        if present is not None:
+            named |= set(present.members)
     return newest_lives(it for it in named if it in contributions or it.peer_id not in heard)
 
 
@@ -45,13 +46,27 @@ def unanswered(
     known: Iterable[Member],
     absent: set[Member],
     accusations: Collection[Accusation],
+    watchers: Mapping[str, Collection[str]] | None = None,
 ) -> set[Member]:
-    """Who is still waited for: not heard from, not marked absent, not accused by all heard from."""
+    """Who is still waited for: not heard from, not marked absent, not accused by all heard from.
+
+    `watchers`: in a swarm of many only these have anything to do with a peer, so not accused by
+    most of those of them that are heard from.
+    """
     named = set(named)
     heard = named & set(known)
     waited = set()
+    accused = {item.of for item in accusations}
     for member in named - heard - absent:
-        if not heard or any(Accusation(by, member) not in accusations for by in heard):
+        if heard and member not in accused:
+            waited.add(member)
+        elif watchers is not None:
+            near = watchers.get(member.peer_id, ())
+            asked = [by for by in heard if by.peer_id in near]
+            accusing = sum(1 for by in asked if Accusation(by, member) in accusations)
+            if 2 * accusing <= len(asked):
+                waited.add(member)
+        elif not heard or any(Accusation(by, member) not in accusations for by in heard):
             waited.add(member)
     return waited
 

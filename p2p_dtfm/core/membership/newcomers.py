@@ -14,6 +14,8 @@ it may be cut off again at once."""
 REMEMBERED = 1024
 WAITING_LIMIT = 32
 """So many wait at once; who asks meanwhile asks again."""
+FOUNDING_LIMIT = 1023
+"""With who founds a run: it keeps nobody from training."""
 SILENT_ONCE = 1
 """A newcomer that does not answer is heard again at once so often: a message may get lost."""
 
@@ -54,10 +56,13 @@ class Newcomers:
         """Whether the first to ask has waited for others long enough."""
         return bool(self._asked) and now_ns - self._first_ns >= window_ns
 
-    def ask(self, record: PeerRecord, signed: Signed, now_ns: int) -> bool:
+    def ask(
+        self, record: PeerRecord, signed: Signed, now_ns: int, limit: int = WAITING_LIMIT
+    ) -> bool:
         """A newcomer asks; True if that is news."""
         held = self._asked.get(record.peer_id)
-        if self.is_refused(record.peer_id, now_ns) or (held is None and self.is_full):
+        is_full = len(self._asked) >= limit
+        if self.is_refused(record.peer_id, now_ns) or (held is None and is_full):
             return False
         if not self._asked:
             self._first_ns = now_ns

@@ -233,7 +233,71 @@ class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     passed: int = 0
 
 
-AgreementMessage = Gather | Ready | Synced | Active | Standing | Heartbeat | JoinRequest
+class ReadySet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ready of several that say the same."""
+
+    view: ViewId
+    plan_digest: str
+    members_digest: str
+    said: tuple[tuple[Member, bytes], ...]
+    """Who says so, with the signature of its Ready."""
+
+
+class Bodies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What outlines of contributions name by digest, for whom it may be news."""
+
+    records: tuple[Signed, ...] = ()
+    views: tuple[KnownView, ...] = ()
+    plans: tuple[Plan, ...] = ()
+
+
+class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="spread"):
+    """In a swarm of many: what is new to the sender, for one of its neighbours of the overlay.
+
+    It says for many what Gather and Ready say for one. `wants` asks for contributions of these
+    peers, `wants_ready` for their Ready.
+    """
+
+    sender: Member
+    number: int
+    planned: bool
+    base: ViewId
+    round: int
+    digest: str
+    """Of all that the sender knows, once it knows all; empty before."""
+    contributions: tuple[Signed, ...] = ()
+    """Outlines."""
+    bodies: Bodies = Bodies()
+    absent: tuple[Member, ...] = ()
+    accusations: tuple[Charge, ...] = ()
+    certificates: tuple[Certificate, ...] = ()
+    ready_sets: tuple[ReadySet, ...] = ()
+    wants: tuple[str, ...] = ()
+    wants_ready: tuple[str, ...] = ()
+
+
+class ActiveSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Active of several that say the same."""
+
+    step: int
+    lineage: str
+    said: tuple[tuple[Member, bytes], ...]
+
+
+class Tidings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tidings"):
+    """In a view of many: what is new to the sender of who is synced and who is active, for one of
+    its neighbours. `wants` asks for what these have said."""
+
+    sender: Member
+    view: ViewId
+    synced: tuple[tuple[Member, bytes], ...] = ()
+    active: tuple[ActiveSet, ...] = ()
+    wants: tuple[str, ...] = ()
+
+
+AgreementMessage = (
+    Gather | Ready | Spread | Tidings | Synced | Active | Standing | Heartbeat | JoinRequest
+)
 
 
 def sign_contribution(contribution: Contribution, signer: Sign) -> Signed:
@@ -246,19 +310,25 @@ def open_contribution(signed: Signed, verify: Verify) -> Contribution:
     Its maker has checked what others said before it passed that on: a forgery in it is its own.
     """
     contribution = open_signed(signed, _CONTRIBUTION, Contribution, verify)
-    pending, retained = contribution.pending, contribution.retained
+    require_passed_on(contribution.pending, contribution.retained, signed.peer_id, verify)
+    return contribution
+
+
+def require_passed_on(
+    pending: PendingStep | None, retained: RetainedStep | None, maker: str, verify: Verify
+) -> None:
+    """Raises `PeerFault` for what a contributor cannot have been told."""
     passed_on = pending.prepared if pending is not None else ()
     passed_on += retained.prepared if retained is not None else ()
     if retained is not None and not _may_be(retained):
-        raise PeerFault(f"an outcome of step {retained.step} that no step has", signed.peer_id)
+        raise PeerFault(f"an outcome of step {retained.step} that no step has", maker)
     if len(passed_on) > PREPARED_LIMIT:
-        raise PeerFault(f"passes on {len(passed_on)} Prepared", signed.peer_id)
+        raise PeerFault(f"passes on {len(passed_on)} Prepared", maker)
     for said in passed_on:
         try:
             open_prepared(said, verify)
         except PeerFault as fault:
-            raise PeerFault(f"passes on a Prepared: {fault.cause}", signed.peer_id) from fault
-    return contribution
+            raise PeerFault(f"passes on a Prepared: {fault.cause}", maker) from fault
 
 
 def _may_be(retained: RetainedStep) -> bool:

@@ -10,6 +10,8 @@ from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
     Contribution,
     Gather,
+    KnownView,
+    Spread,
     Standing,
 )
 from p2p_dtfm.core.messages.certificate import Certificate
@@ -33,6 +35,10 @@ MISSED_LIMIT = 16
 COMMIT_LIMIT_BYTES = 16 * 1024
 """One Prepared in a Standing."""
 CONTRIBUTION_LIMIT_BYTES = 512 * 1024
+READY_SETS_LIMIT = 8
+"""Most say the same: few things are said besides."""
+VIEWS_LIMIT = 16
+"""Of contributors, in one message."""
 _LENGTHS = {
     "accusations": CHARGES_LIMIT,
     "newcomers": NEWCOMERS_LIMIT,
@@ -41,18 +47,22 @@ _LENGTHS = {
     "follows": 16,
     "gives": NEWCOMERS_LIMIT,
     "missed": MISSED_LIMIT,
+    "ready_sets": READY_SETS_LIMIT,
+    "active": READY_SETS_LIMIT,
+    "views": VIEWS_LIMIT,
+    "plans": VIEWS_LIMIT,
 }
-_BYTES = {"newcomers": RECORD_LIMIT_BYTES, "record": RECORD_LIMIT_BYTES}
+_BYTES = dict.fromkeys(("newcomers", "record", "records"), RECORD_LIMIT_BYTES)
 _SIGNATURE_LIMIT_BYTES = 128
 _LEAST = {"kept": -1}
 """0 for all others."""
-_REPEATED = frozenset({Member, ViewId, Plan, Certificate})
+_REPEATED = frozenset({Member, ViewId, Plan, Certificate, KnownView})
 
 
 def require_bounded(message: AgreementMessage, sender: str) -> None:
     """Raises `PeerFault` for what no correct peer says, wherever it stands."""
     _walk(message, "", sender)
-    if isinstance(message, Gather) and len(message.certificates) > CERTIFICATES_LIMIT:
+    if isinstance(message, Gather | Spread) and len(message.certificates) > CERTIFICATES_LIMIT:
         raise PeerFault("a Gather with too many certificates", sender)
     if isinstance(message, Standing):
         _require_sorted_signatures(message, sender)
@@ -60,14 +70,24 @@ def require_bounded(message: AgreementMessage, sender: str) -> None:
 
 def require_bounded_contribution(part: Contribution, layer_count: int) -> None:
     """As for messages; and it names no layers that there are not."""
-    peer_id = part.member.peer_id
-    _walk(part, "", peer_id)
+    require_bounded_part(part, part.member.peer_id)
+    require_layers(part, layer_count)
+
+
+def require_bounded_part(part: msgspec.Struct, maker: str) -> None:
+    """What it says is of a size and of numbers that can be."""
+    _walk(part, "", maker)
+
+
+def require_layers(part: Contribution, layer_count: int) -> None:
+    """It names no layers that there are not."""
     named = [*part.held]
     for saved in (*part.saved, *part.cuts):
         named += saved.layers
     for step in (part.pending, part.retained):
         named += step.reduced_layers if step is not None else ()
     if any(layer >= layer_count for layer in named):
+        peer_id = part.member.peer_id
         raise PeerFault("a contribution with layers that there are not", peer_id)
 
 

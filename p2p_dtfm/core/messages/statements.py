@@ -39,6 +39,11 @@ def require_stated(message: Ready | Synced | Active | Standing, verify: Verify) 
         raise PeerFault(f"forged signature on a {kind!r} statement", message.sender.peer_id)
 
 
+def is_stated(message: Ready | Synced | Active | Standing, verify: Verify) -> bool:
+    """Whether its sender has signed it."""
+    return verify(message.sender.peer_id, _covered(message), message.signature)
+
+
 def _covered(message: Ready | Synced | Active | Standing) -> bytes:
     payload = encode(msgspec.structs.replace(message, signature=b""))
     return covered(message.sender.peer_id, _KINDS[type(message)], payload)

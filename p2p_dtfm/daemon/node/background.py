@@ -106,11 +106,8 @@ class Background:
     def _beat(self, now_ns: int) -> None:
         """Say that this peer lives, and find out who does not."""
         agreement, step_watch = self._agreement, self._participant.step_watch
-        watched: set[str] = set()
-        for view in (agreement.view, agreement.next_view):
-            if view is not None and agreement.me in view.members:
-                watched |= set(view.member_ids)
-        self._liveness.watch(watched - {self._me}, now_ns)
+        watched = agreement.watched
+        self._liveness.watch(watched, now_ns)
         for suspicion in self._liveness.tick(now_ns):
             self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
         for suspicion in step_watch.tick(agreement, watched, now_ns):

@@ -10,8 +10,10 @@ from p2p_dtfm.core.gate.gate_table import Role
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     Contribution,
+    Gather,
     Heartbeat,
     JoinRequest,
+    Spread,
 )
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, Statement, open_prepared
 from p2p_dtfm.core.protocol.canonical import decode, encode
@@ -175,11 +177,14 @@ class Dispatch:
         """Newcomers must be answered before any view names them."""
         if isinstance(message, JoinRequest):
             self._learn_from_record(message.record)
-        for contribution in getattr(message, "contributions", ()):
+        for contribution in message.contributions if isinstance(message, Gather) else ():
             with contextlib.suppress(PeerFault):  # what hearing from its sender began is done
                 self._learn_from_record(decode(contribution.payload, Contribution).record)
         for signed in getattr(message, "newcomers", ()):
             self._learn_from_record(signed)
+        if isinstance(message, Spread):
+            for signed in message.bodies.records:
+                self._learn_from_record(signed)
 
     def _learn_from_record(self, signed: Signed) -> None:
         """Where its signer says that it is; nobody else may say that."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from p2p_dtfm.core.commit.step_terms import terms_of
-from p2p_dtfm.core.consensus.actions import LAN, WAN, ComputePlan, Report, SendMessage
+from p2p_dtfm.core.consensus.actions import LAN, WAN, ComputePlan, PassOnSoon, Report, SendMessage
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.protocol.records import Intent, PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Member, Snapshot
@@ -69,7 +69,12 @@ class Membership:
         """Other newcomers that wait with this one."""
         self.actions = ActionLoop()
         self.actions.handle(
-            {SendMessage: self._send, ComputePlan: self._begin_plan, Report: self._report}
+            {
+                SendMessage: self._send,
+                PassOnSoon: self._pass_on_soon,
+                ComputePlan: self._begin_plan,
+                Report: self._report,
+            }
         )
         network.messenger.run_digest = run.digest
         network.keeper.attach(self.agreement, run.spec.admission.mode == "open")
@@ -112,6 +117,13 @@ class Membership:
     def _send(self, action: SendMessage) -> None:
         for peer_id in action.to:
             self.network.messenger.tell(peer_id, action.message)
+
+    def _pass_on_soon(self, action: PassOnSoon) -> None:
+        self.local.life.spawn(self._pass_on(action.after_ns))
+
+    async def _pass_on(self, after_ns: int) -> None:
+        await asyncio.sleep(after_ns / 1e9)
+        self.actions.do(self.agreement.pass_on(now.monotonic_ns()))
 
     def _begin_plan(self, action: ComputePlan) -> None:
         self.local.life.spawn(self._compute_plan(action.snapshot))

@@ -8,7 +8,7 @@ from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.gate.admissions import Admissions
 from p2p_dtfm.core.gate.gate import Admitted, Gate, Reason, Refusal
 from p2p_dtfm.core.gate.gate_table import NEAR, Role
-from p2p_dtfm.core.messages.agreement_messages import Gather
+from p2p_dtfm.core.messages.agreement_messages import Gather, Spread
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import Message
@@ -135,7 +135,7 @@ class GateKeeper:
     def require_message(self, sender: str, message: Message, size_bytes: int) -> None:
         """As `require`; a Gather of somebody unknown must carry what a member has signed."""
         kind = type(message).__name__
-        if isinstance(message, Gather) and self.role_of(sender) is Role.STRANGER:
+        if isinstance(message, Gather | Spread) and self.role_of(sender) is Role.STRANGER:
             self._look_at_members()
             if not self.is_outside and self._members & {s.peer_id for s in message.contributions}:
                 kind = "Gather of a stranger"

@@ -8,8 +8,10 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Heartbeat,
     JoinRequest,
     Ready,
+    Spread,
     Standing,
     Synced,
+    Tidings,
 )
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared
 from p2p_dtfm.core.protocol.canonical import decode, encode_for_wire
@@ -196,6 +198,8 @@ Message = (
     Hello
     | Knock
     | Gather
+    | Spread
+    | Tidings
     | Ready
     | Synced
     | Active
@@ -218,7 +222,7 @@ Message = (
     | TraceRequest
 )
 
-AGREEMENT = (Gather, Ready, Synced, Active, Standing, Heartbeat, JoinRequest)
+AGREEMENT = (Gather, Spread, Tidings, Ready, Synced, Active, Standing, Heartbeat, JoinRequest)
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True):

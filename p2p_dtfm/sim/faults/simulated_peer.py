@@ -10,6 +10,7 @@ from p2p_dtfm.core.consensus.actions import (
     ComputePlan,
     Disagreed,
     Left,
+    PassOnSoon,
     Rejoin,
     Report,
     SendMessage,
@@ -28,7 +29,6 @@ from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import Intent, PeerRecord, sign_record
-from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.receipts import Receipts
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.sim.faults.hash_training import (
@@ -97,7 +97,7 @@ class SimulatedPeer(SimulatedProcess):
 
     def _beat(self) -> None:
         now_ns, agreement = self.now_ns, self.agreement
-        watched = self._watched()
+        watched = set(agreement.watched)
         self.liveness.watch(watched, now_ns)
         self.waits.judge(watched)
         for suspicion in self.liveness.tick(now_ns):
@@ -117,13 +117,6 @@ class SimulatedPeer(SimulatedProcess):
             self.training.check_commit()
             self.training.fetch_missing()
             self._ask_to_join()
-
-    def _watched(self) -> set[str]:
-        members: set[Member] = set()
-        for view in (self.agreement.view, self.agreement.next_view):
-            if view is not None and self.agreement.me in view.members:
-                members |= set(view.members)
-        return {member.peer_id for member in members} - {self.name}
 
     def _ask_to_join(self) -> None:
         agreement = self.agreement
@@ -204,6 +197,8 @@ class SimulatedPeer(SimulatedProcess):
             if isinstance(action, SendMessage):
                 for receiver in action.to:
                     self.send(receiver, action.message)
+            elif isinstance(action, PassOnSoon):
+                self.later(action.after_ns, lambda: self.do(self.agreement.pass_on(self.now_ns)))
             elif isinstance(action, ComputePlan):
                 self._plan_later(action)
             elif isinstance(action, ViewAgreed):

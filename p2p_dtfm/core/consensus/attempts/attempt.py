@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from p2p_dtfm.core.commit.judgement import Conflict
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.consensus.attempts.attempt_parts import (
@@ -14,6 +12,8 @@ from p2p_dtfm.core.consensus.attempts.attempt_parts import (
     PassedOn,
     SetAside,
 )
+from p2p_dtfm.core.consensus.attempts.held_layers import held_at_target, held_layers
+from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.membership.eligibility import (
     mutually_reachable,
     named_newcomers,
@@ -36,7 +36,6 @@ from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.signed import Signed, Verify
 from p2p_dtfm.core.protocol.snapshot import (
     GENESIS,
-    HeldLayer,
     Member,
     Snapshot,
     ViewId,
@@ -46,14 +45,12 @@ from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.recovery.believed_claims import BelievedClaims
 from p2p_dtfm.core.recovery.contradictions import evidence
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay, replay_of
-from p2p_dtfm.core.recovery.restart_point import Recovery, recover
+from p2p_dtfm.core.recovery.restart_point import recover
 from p2p_dtfm.core.recovery.stand_in_plan import with_stand_ins
 
 OpenRecord = Callable[[Signed], PeerRecord]
 PARKED_LIMIT = 64
 """Contributions of peers that nobody has named yet."""
-MESSAGE_LIMIT_BYTES = 512 * 1024
-"""A Gather with more contributions goes as several messages with a part of them each."""
 
 
 @dataclass
@@ -75,6 +72,8 @@ class Attempt:
     """Of each, its round and what it knows then."""
     passed_on: PassedOn = field(default_factory=PassedOn)
     outcome: Outcome = field(default_factory=Outcome)
+    wide: Wide | None = None
+    """In a swarm of many."""
     _cache: dict[str, tuple[object, object]] = field(default_factory=dict)
 
     @property
@@ -103,11 +102,27 @@ class Attempt:
 
     def next_round(self) -> None:
         """This peer says what it knows now."""
-        self.digests[self.me] = (self.round + 1, self.digest)
+        is_told = self.wide is None or not self.is_waiting
+        self.digests[self.me] = (self.round + 1, self.digest if is_told else "")
 
     def add(self, signed: Signed, contribution: Contribution) -> None:
+        keeps = self._is_named_already(contribution)
         self.opened[contribution.member] = contribution
         self.known[contribution.member] = signed
+        if keeps:  # it names nobody who is not named already
+            sizes = len(self.opened), len(self.set_aside.contradicted)
+            self._cache["universe"] = (sizes, self._cache["universe"][1])
+
+    def _is_named_already(self, part: Contribution) -> bool:
+        held, first = self._cache.get("universe"), self._cache.get("present")
+        sizes = len(self.opened), len(self.set_aside.contradicted)
+        if part.present is not None and first is None:
+            self._cache["present"] = (part.present.members, None)
+        if held is None or held[0] != sizes or part.member in self.opened or part.joiners:
+            return False
+        assert isinstance(held[1], frozenset)
+        here = part.present.members if part.present is not None else None
+        return (here is None or (first is not None and first[0] is here)) and part.member in held[1]
 
     def park(self, signed: Signed, contribution: Contribution) -> None:
         """Keep it until somebody names its contributor."""
@@ -146,7 +161,7 @@ class Attempt:
         keep the rest from knowing the same by saying it late, to one after another.
         """
         named = self.universe
-        if not self.waits_for:
+        if not self.is_waiting:
             chosen = {member: self.known[member] for member in self.participants}
             return knowledge_digest(self.number, chosen, set(named - chosen.keys()))
         counted = [item for item in self.charges if item.by in named and item.of in named]
@@ -200,7 +215,16 @@ class Attempt:
     @property
     def waits_for(self) -> set[Member]:
         """Whose contribution is still waited for."""
-        return unanswered(self.universe, self.known, self.evidence.absent, self.charges)
+        watchers = self.wide.watchers if self.wide is not None else None
+        absent, charges = self.evidence.absent, self.charges
+        return unanswered(self.universe, self.known, absent, charges, watchers)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is anybody of these; told at once where it is many."""
+        excused = len(self.evidence.absent) + len(self.charges)
+        is_far = self.wide is not None and len(self.universe) - len(self.known) > excused
+        return is_far or bool(self.waits_for)
 
     @property
     def members(self) -> set[Member]:
@@ -220,8 +244,11 @@ class Attempt:
     @property
     def dissenting(self) -> tuple[Member, ...]:
         """Participants that do not say that they know what this peer knows."""
-        mine = self.digests[self.me][1]
-        return tuple(m for m in self.participants if self.digests.get(m, (0, ""))[1] != mine)
+        mine, due = self.digests[self.me][1], self.participants
+        if self.wide is not None:
+            near = () if self.wide.hasty else self.wide.neighbours
+            due = tuple(member for member in due if member.peer_id in near)
+        return tuple(m for m in due if self.digests.get(m, (0, ""))[1] != mine)
 
     @property
     def participants(self) -> tuple[Member, ...]:
@@ -291,30 +318,6 @@ class Attempt:
             accusations=tuple(self.charges[item] for item in sorted(self.charges)),
         )
 
-    def whole(self, proofs: bool) -> list[Gather]:
-        """All that it knows. `proofs`: with what shows to others which views there are."""
-        newcomers, certificates = self.passed_on.newcomers, self.passed_on.certificates
-        first = msgspec.structs.replace(
-            self.gather(),
-            newcomers=tuple(newcomers[member] for member in sorted(newcomers)),
-            certificates=tuple(certificates.values()) if proofs else (),
-        )
-        parts: list[list[Signed]] = [[]]
-        size = sum(len(signed.payload) for signed in first.newcomers)
-        told = [self.known[member] for member in sorted(self.known)]
-        contradicted = self.set_aside.contradicted
-        told += [contradicted[member] for member in sorted(contradicted)]
-        for signed in told:
-            size += len(signed.payload)
-            if size > MESSAGE_LIMIT_BYTES and parts[-1]:
-                parts.append([])
-                size = len(signed.payload)
-            parts[-1].append(signed)
-        return [
-            msgspec.structs.replace(first if n == 0 else self.gather(), contributions=tuple(part))
-            for n, part in enumerate(parts)
-        ]
-
     def take_ready(self, certificate: Certificate, verify: Verify) -> None:
         """Those that this peer lacks, or has for another view, as others have put them together."""
         assert self.snapshot is not None
@@ -332,6 +335,11 @@ class Attempt:
             map(self.has_said_ready, self.snapshot.contributors)
         )
 
+    @property
+    def may_be_agreed(self) -> bool:
+        """Whether so many have said Ready that it is worth looking who."""
+        return self.snapshot is not None and len(self.ready) >= len(self.snapshot.contributors)
+
     def has_said_ready(self, member: Member) -> bool:
         """To what this peer has agreed on, not to another view."""
         ready = self.ready.get(member)
@@ -340,9 +348,7 @@ class Attempt:
     @property
     def settled(self) -> bool:
         """Every participant knows the same, and nobody else is waited for."""
-        if self.waits_for:
-            return False
-        return not self.dissenting
+        return not self.is_waiting and not self.dissenting
 
     def replay(self) -> PartialReplay | None:
         """What an unplanned view keeps of the step that was under way."""
@@ -378,11 +384,11 @@ class Attempt:
         present = [part.present for part in parts if part.present is not None]
         newest = max(present, key=lambda it: (it.view, it.plan is not None), default=None)
         plan = newest.plan if newest else None
-        step, held = BelievedClaims(parts, slack_steps=1).furthest(), _held(parts)
+        step, held = BelievedClaims(parts, slack_steps=1).furthest(), held_layers(parts)
         if not self.planned:
             self.outcome.recovery = found = recover(parts, self.layer_count, self.terms)
             if found.target is not None:
-                step, held = found.target.step, _held_at(found)
+                step, held = found.target.step, held_at_target(found)
         recovery = self.outcome.recovery
         target = recovery.target if recovery is not None else None
         missing = self.universe - set(self.participants)
@@ -419,20 +425,3 @@ class Attempt:
 def _nothing(member: Member) -> Signed:
     """Counts in place of what a member has said in two ways."""
     return Signed(member.peer_id, "", b"", b"")
-
-
-def _held(parts: list[Contribution]) -> tuple[HeldLayer, ...]:
-    return tuple(
-        HeldLayer(part.member.peer_id, layer, version)
-        for part in parts
-        for layer, version in sorted(part.held.items())
-    )
-
-
-def _held_at(recovery: Recovery) -> tuple[HeldLayer, ...]:
-    assert recovery.target is not None
-    return tuple(
-        HeldLayer(member.peer_id, layer, recovery.target.step)
-        for member, layers in sorted(recovery.held.items())
-        for layer in layers
-    )

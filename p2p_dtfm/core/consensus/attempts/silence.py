@@ -9,6 +9,9 @@ def silent_in(attempt: Attempt, is_member: bool) -> list[Member]:
     """Who has not been heard of late, or says that it knows something else than most: that only a
     member may say of others, as far as it has not said so yet."""
     due = attempt.snapshot.contributors if attempt.snapshot else attempt.participants
+    if attempt.wide is not None and attempt.snapshot is None:
+        # only neighbours say what they know; of all others it is known once they have contributed
+        return sorted(attempt.waits_for) or list(attempt.dissenting)
     silent = [member for member in due if member != attempt.me and _is_silent(attempt, member)]
     if silent:
         return silent

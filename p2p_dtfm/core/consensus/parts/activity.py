@@ -1,5 +1,7 @@
 """Who is active in which view: believed only of views that this peer has agreed to itself."""
 
+import operator
+
 from p2p_dtfm.core.consensus.actions import SendMessage, Verdict, refused
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.parts.gathering import Gathering
@@ -13,6 +15,7 @@ from p2p_dtfm.core.recovery.view import View
 
 VIEWS_LIMIT = 16
 """Of so many views that this peer agreed to it remembers who has said Active."""
+Sources = tuple[object, ...]
 NOT_AGREED_TO = "it is of a view to which this peer and its sender have not agreed"
 
 
@@ -32,6 +35,7 @@ class Activity:
         self._gathering = gathering
         self._proofs = proofs
         self._outsiders = outsiders
+        self._contributors: tuple[object, Sources, frozenset[Member]] | None = None
 
     def receive_as_member(self, message: Active, now_ns: int) -> Verdict:
         """By who is in a view: of that one, or of one that it may have missed."""
@@ -87,15 +91,35 @@ class Activity:
     def _note(self, message: Active) -> bool:
         """Whether it is of a view to which this peer said Ready, by one that it names."""
         state, said = self._state, self._state.present.active_members
-        if message.sender not in self._contributors_of(message.view):
+        if message.sender not in self.contributors_of(message.view):
             return False
         said.setdefault(message.view, {})[message.sender] = message
         while len(said) > VIEWS_LIMIT:
             del said[min(view for view in said if view != state.view_id)]
         return True
 
-    def _contributors_of(self, named: ViewId) -> set[Member]:
+    def note_all(self, said: list[Active]) -> None:
+        """Of one view, by some who have agreed to it."""
+        first = said[0]
+        if self._note(first):
+            noted = self._state.present.active_members[first.view]
+            noted |= {item.sender: item for item in said}
+
+    def contributors_of(self, named: ViewId) -> frozenset[Member]:
         """Who has agreed to a view; nobody, where this peer has not."""
+        state, attempt = self._state, self._state.attempt
+        snapshot = attempt.snapshot if attempt is not None else None
+        sources = (state.view, state.next_view, state.following.dropped, snapshot)
+        known = state.others.views.find(named), state.others.views.has_readied(named)
+        held = self._contributors
+        is_same = held is not None and held[0] == (named, known)
+        is_same = is_same and all(map(operator.is_, held[1] if held is not None else (), sources))
+        if held is None or not is_same:
+            found = frozenset(self._find_contributors(named))
+            held = self._contributors = (named, known), sources, found
+        return held[2]
+
+    def _find_contributors(self, named: ViewId) -> set[Member]:
         state, attempt = self._state, self._state.attempt
         known = state.others.views.find(named)
         if known is None or not state.others.views.has_readied(named):

@@ -22,7 +22,8 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Ready,
     open_contribution,
 )
-from p2p_dtfm.core.messages.message_bounds import require_bounded_contribution
+from p2p_dtfm.core.messages.message_bounds import require_bounded_contribution, require_layers
+from p2p_dtfm.core.messages.outlines import OUTLINE, open_outline
 from p2p_dtfm.core.messages.statements import is_charge, stated
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
@@ -188,7 +189,7 @@ class GatherReception:
         if message.sender not in attempt.snapshot.contributors:
             return refused("the knowledge is frozen, without what its sender knows")
         moved_on = message.round > self._note_digest(attempt, message)
-        moved_on &= message.digest != attempt.snapshot.knowledge
+        moved_on &= message.digest not in ("", attempt.snapshot.knowledge)
         if not moved_on or message.sender in attempt.ready:
             return refused("the knowledge is frozen, and it brings nothing new")
         news = [item for item in message.accusations if self._is_news(attempt, item)]
@@ -245,7 +246,8 @@ class GatherReception:
 
     def _open_contributions(self, message: Gather) -> Contributions:
         attempt = self._state.attempt
-        held = {} if attempt is None else {s: attempt.opened[m] for m, s in attempt.known.items()}
+        known = {} if attempt is None or attempt.wide is not None else attempt.known
+        held = {s: attempt.opened[m] for m, s in known.items()} if attempt is not None else {}
         contributions = {}
         for signed in message.contributions:
             contribution = held.get(signed) or self._open_contribution(signed, message.number)
@@ -255,7 +257,7 @@ class GatherReception:
 
     def _open_contribution(self, signed: Signed, number: int) -> Contribution:
         state = self._state
-        contribution = open_contribution(signed, state.settings.verify)
+        contribution = self._filled(signed)
         owners = {signed.peer_id, contribution.member.peer_id, contribution.record.peer_id}
         if len(owners) > 1:
             raise PeerFault("a contribution that mixes several peers", signed.peer_id)
@@ -263,8 +265,22 @@ class GatherReception:
             raise PeerFault("a contribution to another view", signed.peer_id)
         if state.open_record(contribution.record).life != contribution.member.life:
             raise PeerFault("a contribution with a record of another life", signed.peer_id)
-        require_bounded_contribution(contribution, state.settings.workload.layer_count)
+        layer_count = state.settings.workload.layer_count
+        if signed.kind == OUTLINE:  # its bounds were looked at when it was opened
+            require_layers(contribution, layer_count)
+        else:
+            require_bounded_contribution(contribution, layer_count)
         return contribution
+
+    def _filled(self, signed: Signed) -> Contribution:
+        """Of an outline: with what it names, which whoever passes it on has sent along."""
+        verify = self._state.settings.verify
+        if signed.kind != OUTLINE:
+            return open_contribution(signed, verify)
+        filled = self._state.others.bodies.filled(open_outline(signed, verify))
+        if filled is None:
+            raise PeerFault("an outline that names what nobody has sent", signed.peer_id)
+        return filled
 
     # staying out ----------------------------------------------------------------------------------
 

@@ -19,9 +19,11 @@ from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.attempt_parts import AttemptClock
 from p2p_dtfm.core.consensus.attempts.ready_verdict import Answers, ReadyVerdict, ready_verdict
 from p2p_dtfm.core.consensus.attempts.stall_verdict import are_newcomers_links
+from p2p_dtfm.core.consensus.attempts.whole_knowledge import whole_knowledge
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.syncing import Syncing
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
+from p2p_dtfm.core.consensus.parts.wide.spreading import Spreading
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
     Contribution,
@@ -46,9 +48,15 @@ class Gathering:
     """At most one attempt at a time, and numbers only grow."""
 
     def __init__(
-        self, state: AgreementState, syncing: Syncing, takeover: Takeover, outsiders: Outsiders
+        self,
+        state: AgreementState,
+        syncing: Syncing,
+        takeover: Takeover,
+        outsiders: Outsiders,
+        spreading: Spreading,
     ) -> None:
         self._state = state
+        self._spreading = spreading
         self._syncing = syncing
         self._takeover = takeover
         self._outsiders = outsiders
@@ -105,7 +113,10 @@ class Gathering:
         layer_count, clock = settings.workload.layer_count, AttemptClock.started(now_ns)
         attempt = Attempt(state.me, number, planned, base, layer_count, settings.terms, clock)
         mine = self._contribution(number, planned, now_ns)
-        attempt.add(sign_contribution(mine, settings.sign), mine)
+        if self._spreading.is_wide(number):
+            self._spreading.begin(attempt, mine)
+        else:
+            attempt.add(sign_contribution(mine, settings.sign), mine)
         attempt.passed_on.newcomers = state.others.newcomers.members
         if state.view is not None and state.view.certificate is not None:
             attempt.passed_on.certificates[state.view.id] = state.view.certificate
@@ -216,6 +227,8 @@ class Gathering:
         patience_ns = DEADLINES_LIMIT * self._state.timing.gather_ns
         if attempt.round <= ROUNDS_LIMIT and lasts_ns < patience_ns:
             attempt.clock.progress_ns = now_ns
+        if attempt.wide is not None:
+            return self.check_settled(attempt, now_ns) + self._spreading.note(attempt, now_ns)
         others = attempt.others
         actions: Actions = []
         new = tuple(peer_id for peer_id in others if peer_id not in attempt.passed_on.told)
@@ -235,13 +248,17 @@ class Gathering:
         actions: Actions = []
         for proofs in (False, True):
             to = tuple(peer_id for peer_id in peer_ids if (peer_id not in fellows) == proofs)
-            actions += [SendMessage(to, part) for part in attempt.whole(proofs)] if to else []
+            actions += (
+                [SendMessage(to, part) for part in whole_knowledge(attempt, proofs)] if to else []
+            )
         return actions
 
     def resend(self, attempt: Attempt, now_ns: int) -> Actions:
         """Everything to those that know something else, what this peer knows to the others."""
         me = self._state.me
         attempt.clock.sent_ns = now_ns
+        if attempt.wide is not None:
+            return self._spreading.repair(attempt, now_ns)
         others = attempt.others
         same = attempt.same_as(others)
         behind = tuple(peer_id for peer_id in others if peer_id not in same)
@@ -257,7 +274,7 @@ class Gathering:
     def check_settled(self, attempt: Attempt, now_ns: int) -> Actions:
         """Once all know the same, the knowledge is frozen, and planned."""
         state = self._state
-        if attempt.snapshot is not None or attempt.waits_for:
+        if attempt.snapshot is not None or attempt.is_waiting:
             return []
         if state.me not in attempt.participants:
             return self._excluded(attempt, now_ns)
@@ -299,7 +316,11 @@ class Gathering:
         ready = Ready(state.me, view.id, plan.digest(), members_digest(snapshot.members))
         mine = attempt.ready[state.me] = stated(ready, state.settings.sign)
         promises.said_ready.add(attempt, mine)
-        return [SendMessage(attempt.others, mine), *self.check_ready(now_ns)]
+        if attempt.wide is not None:
+            told = self._spreading.note(attempt, now_ns)
+        else:
+            told = [SendMessage(attempt.others, mine)]
+        return [*told, *self.check_ready(now_ns)]
 
     # ready ----------------------------------------------------------------------------------------
 
@@ -312,9 +333,19 @@ class Gathering:
             return refused("its sender takes no part in the attempt")
         if message.sender in attempt.ready:
             return refused("its sender has said Ready before")
-        attempt.clock.progress_ns = now_ns
-        attempt.ready[message.sender] = message
-        return Verdict(self.check_ready(now_ns), ready_verdict(attempt).reason)
+        self.take_ready(attempt, [message], now_ns)
+        told = self._spreading.note(attempt, now_ns) if attempt.wide is not None else []
+        return Verdict([*told, *self.check_ready(now_ns)], ready_verdict(attempt).reason)
+
+    def take_ready(self, attempt: Attempt, said: Iterable[Ready], now_ns: int) -> bool:
+        """The first of each who takes part counts; True if any did."""
+        before = len(attempt.ready)
+        for ready in said:
+            if ready.sender in attempt.universe:
+                attempt.ready.setdefault(ready.sender, ready)
+        if len(attempt.ready) > before:
+            attempt.clock.progress_ns = now_ns
+        return len(attempt.ready) > before
 
     def check_ready(self, now_ns: int) -> Actions:
         """What the Ready of the contributors come to, for the attempt under way."""
@@ -342,6 +373,11 @@ class Gathering:
         proof = certified(attempt.ready[state.me].view, attempt.snapshot.members, answers)
         view = View(attempt.snapshot, attempt.plan, proof)
         state.attempts.disagreements = 0
+        last = self._spreading.flush(attempt, now_ns) if attempt.wide is not None else []
+        return last + self._waits_or_takes_over(attempt, view, now_ns)
+
+    def _waits_or_takes_over(self, attempt: Attempt, view: View, now_ns: int) -> Actions:
+        state = self._state
         if not attempt.planned:
             return [ViewAgreed(view), *self._takeover.take_over(view, now_ns)]
         state.attempts.under_way = None

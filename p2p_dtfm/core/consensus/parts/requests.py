@@ -5,6 +5,7 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.parts.opening import Opening
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
+from p2p_dtfm.core.membership.newcomers import FOUNDING_LIMIT, WAITING_LIMIT
 from p2p_dtfm.core.messages.agreement_messages import JoinRequest
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.records import PeerRecord
@@ -54,7 +55,8 @@ class Requests:
         actions += self._outsiders.tell_while_frozen(sender, now_ns)
         if state.plan is not None and state.is_complete:
             return Verdict(actions, "the run is complete: nobody joins it")
-        if not newcomers.ask(record, message.record, now_ns):
+        limit = FOUNDING_LIMIT if state.is_newcomer else WAITING_LIMIT
+        if not newcomers.ask(record, message.record, now_ns, limit):
             return Verdict(actions, "it has asked before, or was kept out of late")
         report = Report(f"{record.peer_id} asks to join")
         opened = self._opening.open_if_due(now_ns)

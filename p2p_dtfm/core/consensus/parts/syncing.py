@@ -1,9 +1,10 @@
 """An agreed planned view until its takeover: who has the states that its place needs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from p2p_dtfm.core.consensus.actions import Actions, Report, SendMessage, Verdict, refused
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.parts.wide.telling import Telling
 from p2p_dtfm.core.cost_model.links.swarm_links import UNKNOWN_BYTES_PER_S, SwarmLinks
 from p2p_dtfm.core.cost_model.placement_problem import duration_ns
 from p2p_dtfm.core.messages.agreement_messages import Heartbeat, Synced
@@ -23,8 +24,9 @@ STEPS_AHEAD = 2
 class Syncing:
     """Each member says Synced; who never gets there must not keep the others."""
 
-    def __init__(self, state: AgreementState) -> None:
+    def __init__(self, state: AgreementState, telling: Telling) -> None:
         self._state = state
+        self._telling = telling
 
     def synced(self, view: ViewId) -> Actions:
         """This peer has, or follows, what its place in the agreed view needs."""
@@ -33,7 +35,7 @@ class Syncing:
             return []
         state.following.self_synced = True
         state.following.synced.add(state.me)
-        return [self._synced_message(state.next_view)]
+        return self._synced_message(state.next_view)
 
     @property
     def ready_for(self) -> ViewId | None:
@@ -72,7 +74,16 @@ class Syncing:
         if following.view is None or not following.self_synced or not is_due:
             return []
         following.synced_sent_ns = now_ns
-        return [self._synced_message(following.view)]
+        if state.is_wide(following.view):
+            lacking = set(following.view.members) - following.synced
+            return self._telling.ask(following.view, lacking, now_ns)
+        return self._synced_message(following.view)
+
+    def note_synced(self, view: ViewId, members: Iterable[Member]) -> None:
+        """Told along the overlay."""
+        following = self._state.following
+        if following.view is not None and following.view.id == view:
+            following.synced |= set(members) & set(following.view.members)
 
     def give_up_unsynced(self, now_ns: int) -> Actions:
         """Who never gets its state, though it lives, must not keep others from joining."""
@@ -192,10 +203,9 @@ class Syncing:
         elif sender in following.members and following.snapshot.step == 0:
             given.note(sender, {sender.peer_id: message.progress}, now_ns)
 
-    def _synced_message(self, view: View) -> SendMessage:
+    def _synced_message(self, view: View) -> Actions:
         state = self._state
-        said = stated(Synced(state.me, view.id), state.settings.sign)
-        return SendMessage(state.others_of(view), said)
+        return self._telling.say(view, stated(Synced(state.me, view.id), state.settings.sign))
 
     def _all_synced(self, view: View) -> bool:
         return all(member in self._state.following.synced for member in view.members)

@@ -4,6 +4,7 @@ from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.consensus.actions import Actions, Left, SendMessage, TakeOver
 from p2p_dtfm.core.consensus.agreement_state import AgreementState, Present
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
+from p2p_dtfm.core.consensus.parts.wide.telling import Telling
 from p2p_dtfm.core.messages.agreement_messages import Active
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.messages.stage_progress import StageProgress
@@ -19,9 +20,10 @@ from p2p_dtfm.core.recovery.view import View
 class Takeover:
     """`docs/decisions/0002-takeover-by-prepared.md` says why takeover is decided by Prepared."""
 
-    def __init__(self, state: AgreementState, outsiders: Outsiders) -> None:
+    def __init__(self, state: AgreementState, outsiders: Outsiders, telling: Telling) -> None:
         self._state = state
         self._outsiders = outsiders
+        self._telling = telling
 
     def committed(self, outcome: StepOutcome, now_ns: int = 0) -> Actions:
         """The ledger gave an outcome: the step is committed, whether or not it is applied yet.
@@ -88,13 +90,13 @@ class Takeover:
         if isinstance(view.plan, Plan):
             state.present.ledger = self._new_ledger(view.id, view.plan, replay)
         self.open_ledger()
-        tells = SendMessage(state.others_of(view), state.present.said_active)
+        tells = self._telling.say(view, state.present.said_active)
         if state.me not in view.members:
             state.joining.is_outside = True
-            return [tells, Left()]
+            return [*tells, Left()]
         standing = self._outsiders.standing_of(view)
         told = [SendMessage((m.peer_id,), standing) for m in view.snapshot.absent]
-        return [tells, *told, TakeOver(view, state.step, state.ledger, restart, replay)]
+        return [*tells, *told, TakeOver(view, state.step, state.ledger, restart, replay)]
 
     def _start_of(self, view: View) -> tuple[Restart | None, PartialReplay | None]:
         """Where an unplanned view starts, and what it keeps of the step under way."""
@@ -173,6 +175,8 @@ class Takeover:
         if not missing or now_ns - state.present.active_sent_ns < state.timing.resend_ns:
             return []
         state.present.active_sent_ns = now_ns
+        if state.is_wide(view):
+            return self._telling.ask(view, missing, now_ns)
         said, to = state.present.said_active, tuple(sorted(m.peer_id for m in missing))
         is_late = now_ns - state.present.taken_over_ns >= state.timing.resend_ns
         proof = view.certificate if is_late else None  # it may lack somebody's Ready

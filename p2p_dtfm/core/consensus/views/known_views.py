@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
-from p2p_dtfm.core.messages.agreement_messages import Contribution, KnownView
+from p2p_dtfm.core.messages.agreement_messages import Contribution, KnownView, PresentView
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.canonical import digest
@@ -49,6 +49,8 @@ class KnownViews:
         self._readied: dict[ViewId, KnownView] = {}
         self._certified: dict[ViewId, KnownView] = {}
         self._sources: dict[ViewId, Sources] = {}
+        self._proven: dict[int, tuple[PresentView, KnownView, frozenset[Member]]] = {}
+        """By what contributors say of their views, which many say alike: whose word fits."""
         self._trim()
 
     def begin_life(self) -> None:
@@ -134,10 +136,17 @@ class KnownViews:
         """Whether what a contributor says of its view is known to be so."""
         present = part.present
         known = self.find(present.view) if present is not None else None
-        if present is None or known is None or part.member not in known.members:
+        if present is None or known is None:
             return False
-        plan_fits = present.plan is None or present.plan.digest() == known.plan_digest
-        return plan_fits and present.members == known.members
+        held = self._proven.get(id(present))
+        if held is None or held[0] is not present or held[1] is not known:
+            plan_fits = present.plan is None or present.plan.digest() == known.plan_digest
+            is_so = plan_fits and present.members == known.members
+            if len(self._proven) >= REMEMBERED_VIEWS:
+                self._proven.clear()
+            members = frozenset(known.members if is_so else ())
+            held = self._proven[id(present)] = present, known, members
+        return part.member in held[2]
 
     def learn(self, certificate: Certificate, present: ViewId, verify: Verify) -> bool:
         """A view after the `present` one, signed by most of the members of one that is known."""

@@ -1,0 +1,70 @@
+"""Of an attempt in a swarm of many: what is new to this peer, and how far it has been passed on."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+
+from p2p_dtfm.core.consensus.overlay.grid import Grid
+from p2p_dtfm.core.messages.agreement_messages import Active, Charge, Ready, Synced
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member
+
+Item = Signed | Charge | Ready | Synced | Active
+
+
+class Source(Enum):
+    """Where news came from decides who hears of it."""
+
+    OUTSIDE = "this peer itself, or one without a place in the grid: all neighbours hear of it"
+    ACROSS = "another row: its own row hears of it"
+    ROW = "its own row: only those without a place for whom this peer speaks"
+
+
+@dataclass(frozen=True)
+class News:
+    item: Item
+    source: Source
+    giver: str
+
+
+@dataclass
+class Wide:
+    """`news` grows only; whoever is told has a place in it."""
+
+    hasty: bool = True
+    """No attempt has failed before: it is frozen as soon as nobody is waited for. Else first all
+    neighbours must say that they know the same."""
+    grid: Grid | None = None
+    watchers: dict[str, frozenset[str]] = field(default_factory=dict)
+    neighbours: frozenset[str] = frozenset()
+    makers: dict[str, Member] = field(default_factory=dict)
+    """Of contributions, by peer id."""
+    news: list[News] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    row_at: int = 0
+    across_at: int = 0
+    leaf_at: dict[str, int] = field(default_factory=dict)
+    giver: str = ""
+    """Of the message that is being read."""
+    flushed_ns: int | None = None
+    is_due: bool = False
+    digest_told: str = ""
+    repairs: int = 0
+    leaves: tuple[object, list[str]] | None = None
+
+    def note(self, kind: str, items: Iterable[Item], source: Source, me: str) -> None:
+        """All of a kind, in their order: those beyond the ones that were noted before are new."""
+        before = self.counts.get(kind, 0)
+        new = list(islice(items, before, None))
+        self.counts[kind] = before + len(new)
+        for item in new:
+            own = _maker(item) == me
+            news = News(item, Source.OUTSIDE, "") if own else News(item, source, self.giver)
+            self.news.append(news)
+
+
+def _maker(item: Item) -> str:
+    if isinstance(item, Signed):
+        return item.peer_id
+    return item.accusation.by.peer_id if isinstance(item, Charge) else item.sender.peer_id

@@ -1,0 +1,200 @@
+"""The overlay of a swarm of many: rows of peers that are near to one another.
+
+A peer tells one in each other row, and those tell their rows: all hear of it by one far and one
+near hop, each once. With as many rows as a row has peers the degree is twice the square root.
+Who is lost is stood for by the next one in its row. In `docs/decisions/0049-agreement-of-many.md`
+is why it is no random graph.
+"""
+
+import heapq
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import isqrt
+
+import msgspec
+
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.facts.brief_links import measured_links, short_name
+from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
+
+NEAR_SHARE = 4
+"""Of the longest round trip that anybody has measured: who is farther off than such a part of it is
+in no row with one."""
+SMALL_SHARE = 4
+"""A row of less than such a part of the usual size joins another one."""
+HOSTS = 4
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Each peer stands in one row."""
+
+    rows: tuple[tuple[str, ...], ...]
+
+    @cached_property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Of each peer: its row, and where it stands in that."""
+        return {peer: (n, at) for n, row in enumerate(self.rows) for at, peer in enumerate(row)}
+
+    @cached_property
+    def short_names(self) -> dict[bytes, str]:
+        """As records of large swarms name them."""
+        return {short_name(peer): peer for peer in self.places}
+
+    def row_mates(self, peer_id: str) -> tuple[str, ...]:
+        """All others in its row."""
+        row, _ = self.places[peer_id]
+        return tuple(peer for peer in self.rows[row] if peer != peer_id)
+
+    def across(self, peer_id: str, lost: Collection[str] = ()) -> tuple[str, ...]:
+        """One in each other row, that passes on what this peer says; none where all are lost."""
+        own, at = self.places[peer_id]
+        found = []
+        for number, row in enumerate(self.rows):
+            turned = (row[(at + n) % len(row)] for n in range(len(row)))
+            first = next((peer for peer in turned if peer not in lost), None)
+            if number != own and first is not None:
+                found.append(first)
+        return tuple(found)
+
+    @cached_property
+    def _towards(self) -> dict[str, tuple[str, ...]]:
+        found: dict[str, list[str]] = {peer: [] for peer in self.places}
+        for peer in self.places:
+            for other in self.across(peer):
+                found[other].append(peer)
+        return {peer: tuple(others) for peer, others in found.items()}
+
+    def neighbours(self, peer_id: str) -> frozenset[str]:
+        """Whom it tells or hears directly: they watch one another."""
+        if peer_id not in self.places:
+            return frozenset()
+        others = (*self.row_mates(peer_id), *self.across(peer_id), *self._towards[peer_id])
+        return frozenset(others)
+
+    @cached_property
+    def watchers(self) -> dict[str, frozenset[str]]:
+        """The neighbours of each."""
+        return {peer: self.neighbours(peer) for peer in self.places}
+
+    def are_row_mates(self, one: str, other: str) -> bool:
+        places = self.places
+        return one in places and other in places and places[one][0] == places[other][0]
+
+
+@lru_cache(maxsize=8)
+def grid_in_order(peer_ids: tuple[str, ...], sizes: Sequence[int] = ()) -> Grid:
+    """Rows of these sizes, as far as they make sense; of the usual size else."""
+    if any(size < 1 for size in sizes) or sum(sizes) != len(peer_ids):
+        usual = usual_size(len(peer_ids))
+        sizes = [min(usual, len(peer_ids) - at) for at in range(0, len(peer_ids), usual)]
+    rows, begin = [], 0
+    for size in sizes:
+        rows.append(tuple(peer_ids[begin : begin + size]))
+        begin += size
+    return Grid(tuple(rows))
+
+
+def usual_size(count: int) -> int:
+    """Of a row: the square root."""
+    return isqrt(max(0, count - 1)) + 1
+
+
+@dataclass(frozen=True)
+class _Roll:
+    """The id of a view says which records its members have."""
+
+    view: ViewId
+    records: tuple[PeerRecord, ...] = field(compare=False)
+
+
+def grid_of_view(snapshot: Snapshot, view: ViewId) -> Grid:
+    """Of the members of a view."""
+    return _grid_of(_Roll(view, snapshot.records))
+
+
+@lru_cache(maxsize=8)
+def _grid_of(roll: _Roll) -> Grid:
+    return near_grid(roll.records)
+
+
+def near_grid(records: Iterable[PeerRecord]) -> Grid:
+    """Rows of peers that are near by what they measured. A pure function of the records."""
+    round_trips = _round_trips(records)
+    size = usual_size(len(round_trips))
+    longest_ns = max((ns for ways in round_trips.values() for ns in ways.values()), default=0)
+    free, rows = dict.fromkeys(sorted(round_trips)), []
+    while free:
+        row = _grown(next(iter(free)), free, round_trips, size, longest_ns // NEAR_SHARE)
+        for peer in row:
+            del free[peer]
+        rows.append(row)
+    return Grid(tuple(tuple(sorted(row)) for row in _without_small(rows, size)))
+
+
+def _round_trips(records: Iterable[PeerRecord]) -> dict[str, dict[str, int]]:
+    """Both ways alike: the shorter one of the two that were measured."""
+    records = list(records)
+    found: dict[str, dict[str, int]] = {record.peer_id: {} for record in records}
+    named = {short_name(peer_id): peer_id for peer_id in found}
+    for record in records:
+        me = record.peer_id
+        for other, ns in _measured(record, named).items():
+            if other in found and other != me:
+                shorter_ns = min(ns, found[other].get(me, ns))
+                found[me][other] = found[other][me] = shorter_ns
+    return found
+
+
+def _measured(record: PeerRecord, named: Mapping[bytes, str]) -> dict[str, int]:
+    """To whom it names in full or, in a large swarm, in short."""
+    if record.brief is msgspec.UNSET:
+        return {other: link.round_trip_ns for other, link in record.links.items()}
+    links = measured_links(record.brief).items()
+    return {named[name]: link.round_trip_ns for name, link in links if name in named}
+
+
+def _grown(
+    first: str,
+    free: Mapping[str, None],
+    round_trips: Mapping[str, Mapping[str, int]],
+    size: int,
+    limit_ns: int,
+) -> list[str]:
+    """Always the one that is nearest to some peer of the row."""
+    row, taken, heap = [first], {first}, [(0, "")]
+    heap = [(ns, peer) for peer, ns in round_trips[first].items() if peer in free]
+    heapq.heapify(heap)
+    while heap and len(row) < size:
+        ns, peer = heapq.heappop(heap)
+        if peer in taken or ns > limit_ns:
+            continue
+        row.append(peer)
+        taken.add(peer)
+        for other, way_ns in round_trips[peer].items():
+            if other in free and other not in taken:
+                heapq.heappush(heap, (way_ns, other))
+    return row
+
+
+def _without_small(rows: list[list[str]], size: int) -> list[list[str]]:
+    """What is left over here and there makes rows of its own."""
+    kept = [row for row in rows if len(row) * SMALL_SHARE >= size]
+    rest = [peer for row in rows if len(row) * SMALL_SHARE < size for peer in row]
+    return [*kept, *(rest[at : at + size] for at in range(0, len(rest), size))]
+
+
+def hosts_of(peer_id: str, record: PeerRecord | None, grid: Grid) -> tuple[str, ...]:
+    """Who speaks with a peer that has no place in the grid: the nearest ones, and others that
+    follow from its name."""
+    places = grid.places
+    links = _measured(record, grid.short_names) if record is not None else {}
+    near = sorted((ns, it) for it, ns in links.items() if it in places)
+    chosen = dict.fromkeys(other for _, other in near[: HOSTS // 2])
+    everybody = sorted(places)
+    start = int(digest_bytes(peer_id.encode())[:12], 16)
+    for n in range(min(HOSTS, len(everybody))):
+        chosen[everybody[(start + n * (len(everybody) // HOSTS + 1)) % len(everybody)]] = None
+    return tuple(chosen)[:HOSTS]

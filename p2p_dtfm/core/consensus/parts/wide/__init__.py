@@ -1,0 +1,1 @@
+"""What replaces messages from all to all in a swarm of many."""

@@ -1,0 +1,178 @@
+"""What arrives along the overlay: it is read as the Gather and the Ready that it stands for."""
+
+from p2p_dtfm.core.consensus.actions import Actions, SendMessage, Verdict
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.consensus.attempts.wide import Wide
+from p2p_dtfm.core.consensus.parts.gather_reception import GatherReception
+from p2p_dtfm.core.consensus.parts.gathering import Gathering
+from p2p_dtfm.core.consensus.parts.wide.spreading import Spreading
+from p2p_dtfm.core.messages.agreement_messages import Gather, Ready, ReadySet, Spread
+from p2p_dtfm.core.messages.outlines import OUTLINE, open_outline
+from p2p_dtfm.core.messages.statements import is_stated
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import ViewId
+
+EARLY_LIMIT = 128
+
+
+class SpreadReception:
+    """Whoever passes something on has looked at it: a forgery in it is the sender's."""
+
+    def __init__(
+        self,
+        state: AgreementState,
+        reception: GatherReception,
+        gathering: Gathering,
+        spreading: Spreading,
+    ) -> None:
+        self._state = state
+        self._reception = reception
+        self._gathering = gathering
+        self._spreading = spreading
+        self._named: ViewId | None = None
+
+    def receive(self, message: Spread, now_ns: int) -> Verdict:
+        """Raises `PeerFault`."""
+        was_in = self._wide(message) is not None
+        verdict = self._receive(message, now_ns)
+        if self._wide(message) is None:
+            self._keep_for_later(message)
+            return verdict
+        early, self._state.attempts.early = self._state.attempts.early, []
+        actions = [*verdict.actions]
+        for one in early if not was_in else ():
+            if one.number == message.number and one.base == message.base:
+                actions += self._receive(one, now_ns).actions
+        return Verdict(actions, verdict.reason)
+
+    def _keep_own_view(self) -> None:
+        """Fellows name it: they do not send it along."""
+        state = self._state
+        if state.view is not None and self._named != state.view.id:
+            self._named = state.view.id
+            state.others.bodies.name_of(state.present_view())
+
+    def _keep_for_later(self, message: Spread) -> None:
+        """Neighbours may be faster than the news by which this peer may take part."""
+        state = self._state
+        if message.number <= max(state.promises.passed_number, state.view_id.number):
+            return
+        early = [it for it in state.attempts.early if it.number >= message.number]
+        state.attempts.early = [*early, message][-EARLY_LIMIT:]
+
+    def _receive(self, message: Spread, now_ns: int) -> Verdict:
+        state = self._state
+        if message.planned != (message.number % 2 == 0):
+            raise PeerFault("a view with a number of the wrong parity", message.sender.peer_id)
+        ready = self._said_ready(message)
+        self._keep_own_view()
+        for record in message.bodies.records:
+            state.open_record(record)
+        state.others.bodies.keep(message.bodies)
+        self._note_rows(message)
+        attempts, sender = state.attempts, message.sender.peer_id
+        attempts.spread_number, attempts.spread_giver = message.number, sender
+        held = self._wide(message)
+        if held is not None:
+            held[1].giver = sender
+        gather = self._as_gather(message, held[0] if held is not None else None)
+        verdict = self._reception.receive(gather, now_ns)
+        attempts.spread_giver = ""
+        held = self._wide(message)
+        if held is None:
+            return Verdict(verdict.actions + self._missed(message), verdict.reason)
+        attempt, wide = held
+        wide.giver = sender
+        actions = [*verdict.actions]
+        grew = self._gathering.take_ready(attempt, ready, now_ns)
+        if message.wants or message.wants_ready:
+            actions += self._spreading.answer(attempt, message)
+        actions += self._spreading.note(attempt, now_ns)
+        wide.giver = ""
+        if grew and attempt.may_be_agreed:
+            actions += self._gathering.check_ready(now_ns)
+        return Verdict(actions, verdict.reason)
+
+    def _wide(self, message: Spread) -> tuple[Attempt, Wide] | None:
+        """The attempt under way, if the message is of that."""
+        attempt = self._state.attempt
+        if attempt is None or attempt.number != message.number:
+            return None
+        if (message.planned, message.base) != (attempt.planned, attempt.base):
+            return None
+        if attempt.wide is None:  # others know of many more
+            attempt.wide = Wide(hasty=False)
+        return attempt, attempt.wide
+
+    def _as_gather(self, message: Spread, attempt: Attempt | None) -> Gather:
+        verify, bodies = self._state.settings.verify, self._state.others.bodies
+        fresh, known = list[Signed](), attempt.known if attempt is not None else {}
+        for signed in message.contributions:
+            if signed.kind == OUTLINE:
+                outline = open_outline(signed, verify)
+                if known.get(outline.member) == signed or bodies.filled(outline) is None:
+                    continue  # what it names is asked for where it is still waited for
+            fresh.append(signed)
+        makers = {signed.peer_id for signed in message.contributions}
+        return Gather(
+            sender=message.sender,
+            number=message.number,
+            planned=message.planned,
+            base=message.base,
+            round=message.round,
+            contributions=tuple(fresh),
+            absent=message.absent,
+            digest=message.digest,
+            accusations=message.accusations,
+            newcomers=tuple(it for it in message.bodies.records if it.peer_id not in makers),
+            certificates=message.certificates,
+        )
+
+    def _note_rows(self, message: Spread) -> None:
+        for signed in message.contributions:
+            if signed.kind == OUTLINE:
+                outline = open_outline(signed, self._state.settings.verify)
+                if outline.rows:
+                    self._state.others.bodies.keep_rows(outline.member, outline.rows)
+
+    def _said_ready(self, message: Spread) -> list[Ready]:
+        attempt = self._state.attempt
+        known = attempt.ready if attempt is not None and attempt.number == message.number else {}
+        found = []
+        for said in message.ready_sets:
+            if said.view.number != message.number:
+                raise PeerFault("Ready of another attempt", message.sender.peer_id)
+            for ready in _each(said):
+                if ready.sender in known:
+                    continue
+                if not is_stated(ready, self._state.settings.verify):
+                    raise PeerFault("passes on a forged Ready", message.sender.peer_id)
+                found.append(ready)
+        return found
+
+    def _missed(self, message: Spread) -> Actions:
+        """The sender lacks Ready of what this peer has agreed on and not taken over yet."""
+        view = self._state.next_view
+        if not message.wants_ready or view is None or view.certificate is None:
+            return []
+        if view.id.number != message.number or message.sender not in view.snapshot.contributors:
+            return []
+        proof = Gather(
+            sender=self._state.me,
+            number=message.number,
+            planned=message.planned,
+            base=message.base,
+            round=0,
+            contributions=(),
+            absent=(),
+            digest="",
+            certificates=(view.certificate,),
+        )
+        return [SendMessage((message.sender.peer_id,), proof)]
+
+
+def _each(said: ReadySet) -> list[Ready]:
+    view, plan, members = said.view, said.plan_digest, said.members_digest
+    return [Ready(member, view, plan, members, signature) for member, signature in said.said]

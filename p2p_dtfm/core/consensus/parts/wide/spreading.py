@@ -1,0 +1,368 @@
+"""In a swarm of many: what is new is passed on along the overlay, each thing once to each peer.
+
+Nothing here decides anything: it carries what Gather and Ready carry, and to neighbours only.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from itertools import islice
+
+import msgspec
+
+from p2p_dtfm.core.consensus.actions import Actions, PassOnSoon, SendMessage
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.consensus.attempts.message_parts import message_parts
+from p2p_dtfm.core.consensus.attempts.wide import Item, News, Source, Wide
+from p2p_dtfm.core.consensus.overlay.grid import Grid, grid_in_order, hosts_of, near_grid
+from p2p_dtfm.core.messages.agreement_messages import (
+    Bodies,
+    Charge,
+    Contribution,
+    Ready,
+    ReadySet,
+    Spread,
+)
+from p2p_dtfm.core.messages.outlines import record_name, sign_outline
+from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member
+
+ASKED_AT_ONCE = 2
+"""Neighbours that are asked for what is missing, others each time."""
+
+
+class Knows(Enum):
+    """What need not be sent along with outlines."""
+
+    NOTHING = "a newcomer, or a peer that asks"
+    VIEWS = "who was told of the contributors' views before"
+    FELLOW = "a member of this view: it has the records of all its members"
+
+
+class Spreading:
+    """Works on attempts that are wide only."""
+
+    def __init__(self, state: AgreementState) -> None:
+        self._state = state
+
+    # this peer's own part -------------------------------------------------------------------------
+
+    def is_wide(self, number: int) -> bool:
+        """Whether an attempt that begins is: by how many there are, or by what it was heard of."""
+        state = self._state
+        count = len(state.members) or 1 + state.others.newcomers.count
+        heard = state.attempts.spread_number == number
+        return heard or count > state.timing.wide_above
+
+    def begin(self, attempt: Attempt, mine: Contribution) -> None:
+        """With this peer's own contribution."""
+        state, rows = self._state, tuple[int, ...]()
+        has_failed = state.promises.passed_number > state.view_id.number
+        is_first = not has_failed and not state.attempts.failures
+        attempt.wide = Wide(hasty=is_first, giver=state.attempts.spread_giver)
+        bodies = state.others.bodies
+        if state.is_newcomer and mine.joiners:
+            mine, rows = self._arranged(mine)
+            bodies.keep_rows(state.me, rows)
+        outline = bodies.outlined(mine, rows)
+        attempt.add(sign_outline(outline, state.settings.sign), bodies.filled(outline) or mine)
+
+    def _arranged(self, mine: Contribution) -> tuple[Contribution, tuple[int, ...]]:
+        """Who founds a run knows all the records: it says who stands in a row with whom."""
+        state = self._state
+        records = [*state.others.newcomers.opened, state.open_record(mine.record)]
+        me, lives = state.me.peer_id, {member.peer_id: member for member in mine.joiners}
+        ordered = sorted(near_grid(records).rows, key=lambda row: me not in row)
+        peers = sorted(ordered[0], key=lambda peer: peer != me)
+        peers += [peer for row in ordered[1:] for peer in row]
+        joiners = tuple(lives[peer] for peer in peers if peer != me)
+        return msgspec.structs.replace(mine, joiners=joiners), tuple(map(len, ordered))
+
+    # the overlay ----------------------------------------------------------------------------------
+
+    def place(self, attempt: Attempt, wide: Wide) -> Grid:
+        """The grid of an attempt; who is in it stays the same from when its members are known."""
+        if wide.grid is None or not wide.grid.places:
+            wide.grid = self._grid(attempt)
+            me = self._state.me.peer_id
+            wide.watchers = wide.grid.watchers
+            wide.neighbours = wide.watchers.get(me, frozenset())
+        return wide.grid
+
+    def _grid(self, attempt: Attempt) -> Grid:
+        state = self._state
+        if state.view is not None:
+            return state.grid_of(state.view)
+        if not attempt.only_newcomers:
+            return Grid((tuple(sorted(member.peer_id for member in attempt.members)),))
+        founders = [part for part in attempt.opened.values() if part.joiners]
+        if not founders:
+            return Grid(())
+        founder = max(founders, key=lambda part: (len(part.joiners), part.member))
+        order = (founder.member.peer_id, *(member.peer_id for member in founder.joiners))
+        return grid_in_order(order, state.others.bodies.rows_of(founder.member))
+
+    def _leaves(self, attempt: Attempt, wide: Wide, grid: Grid) -> list[str]:
+        """Who has no place, and this peer speaks for."""
+        me = self._state.me.peer_id
+        if me not in grid.places or len(attempt.universe) <= len(grid.places):
+            return []
+        key = attempt.universe, wide.repairs, len(attempt.charges), len(attempt.known)
+        if wide.leaves is None or wide.leaves[0] != key:
+            others = sorted(m for m in attempt.universe if m.peer_id not in grid.places)
+            mine = [m.peer_id for m in others if self._host(attempt, wide, grid, m) == me]
+            wide.leaves = key, mine
+        return wide.leaves[1]
+
+    def _host(self, attempt: Attempt, wide: Wide, grid: Grid, leaf: Member) -> str:
+        lost = self._lost(attempt)
+        hosts = [p for p in hosts_of(leaf.peer_id, self._record(attempt, leaf), grid)]
+        alive = [peer for peer in hosts if peer not in lost] or hosts or [""]
+        heard = leaf in attempt.opened or leaf == attempt.me
+        return alive[0 if heard and leaf != attempt.me else wide.repairs % len(alive)]
+
+    def _record(self, attempt: Attempt, member: Member) -> PeerRecord | None:
+        state = self._state
+        if member == state.me:
+            return state.open_record(state.record) if state.record is not None else None
+        part, named = attempt.opened.get(member), attempt.passed_on.newcomers.get(member)
+        if part is None and named is None:
+            return None
+        signed = part.record if part is not None else named
+        assert signed is not None
+        return state.open_record(signed)
+
+    def _lost(self, attempt: Attempt) -> set[str]:
+        """Who is not to be relied on to pass anything on."""
+        doubts, known = self._state.doubts, attempt.opened
+        named = doubts.suspects | doubts.distrusted
+        named |= {charge.of for charge in attempt.charges if charge.of not in known}
+        named |= attempt.evidence.absent
+        return {member.peer_id for member in named}
+
+    # passing on -----------------------------------------------------------------------------------
+
+    def note(self, attempt: Attempt, now_ns: int) -> Actions:
+        """Something may be new: it goes on at once, or soon and with what comes meanwhile."""
+        wide = attempt.wide
+        assert wide is not None
+        me, source = self._state.me.peer_id, self._source(attempt, wide)
+        before = len(wide.news)
+        for member in islice(attempt.known, wide.counts.get("contributions", 0), None):
+            wide.makers[member.peer_id] = member
+        wide.note("contributions", attempt.known.values(), source, me)
+        wide.note("contradicted", attempt.set_aside.contradicted.values(), source, me)
+        wide.note("charges", attempt.charges.values(), source, me)
+        wide.note("ready", attempt.ready.values(), source, me)
+        says_more = not wide.hasty and wide.digest_told != attempt.digests[attempt.me][1]
+        leaves = len(attempt.universe) > len(self.place(attempt, wide).places)
+        new = wide.news[before:]
+        if wide.is_due or not (says_more or leaves or any(_goes_on(it) for it in new)):
+            return []
+        batch_ns = self._state.timing.batch_ns
+        own = any(it.source is Source.OUTSIDE for it in new)
+        if own and (wide.flushed_ns is None or now_ns - wide.flushed_ns >= batch_ns):
+            return self.flush(attempt, now_ns)
+        wide.is_due = True
+        return [PassOnSoon(batch_ns)]
+
+    def _source(self, attempt: Attempt, wide: Wide) -> Source:
+        grid, me = self.place(attempt, wide), self._state.me.peer_id
+        if wide.giver not in grid.places or me not in grid.places:
+            return Source.OUTSIDE
+        return Source.ROW if grid.are_row_mates(me, wide.giver) else Source.ACROSS
+
+    def pass_on(self, now_ns: int) -> Actions:
+        """The time for it has come."""
+        attempt = self._state.attempt
+        if attempt is None or attempt.wide is None or not attempt.wide.is_due:
+            return []
+        return self.flush(attempt, now_ns)
+
+    def flush(self, attempt: Attempt, now_ns: int) -> Actions:
+        """To each neighbour what it has not been told."""
+        wide, me = attempt.wide, self._state.me.peer_id
+        assert wide is not None
+        wide.is_due, wide.flushed_ns = False, now_ns
+        grid, lost, actions = self.place(attempt, wide), self._lost(attempt), Actions()
+        told = set[str]()
+        if me in grid.places:
+            row = tuple(peer for peer in grid.row_mates(me) if peer not in lost)
+            new = [it.item for it in wide.news[wide.row_at :] if it.source is not Source.ROW]
+            actions += self._tell(attempt, row, new)
+            told |= set(row) if new else set()
+            across = grid.across(me, lost)
+            new = [it.item for it in wide.news[wide.across_at :] if it.source is Source.OUTSIDE]
+            actions += self._tell(attempt, across, new)
+            told |= set(across) if new else set()
+        wide.row_at = wide.across_at = len(wide.news)
+        for leaf in self._leaves(attempt, wide, grid):
+            actions += self._tell_leaf(attempt, wide, leaf)
+        if me not in grid.places and grid.places:
+            actions += self._tell_leaf(attempt, wide, self._host(attempt, wide, grid, attempt.me))
+        return actions + self._tell_digest(attempt, wide, told)
+
+    def _tell_leaf(self, attempt: Attempt, wide: Wide, leaf: str) -> Actions:
+        begin = wide.leaf_at.get(leaf, 0)
+        new = [it.item for it in wide.news[begin:] if it.giver != leaf]
+        wide.leaf_at[leaf] = len(wide.news)
+        return self._tell(
+            attempt,
+            (leaf,),
+            new,
+            with_proofs=begin == 0,
+            knows=Knows.VIEWS if begin else Knows.NOTHING,
+        )
+
+    def _tell_digest(self, attempt: Attempt, wide: Wide, told: set[str]) -> Actions:
+        """That this peer knows all, where that is waited for."""
+        mine = attempt.digests[attempt.me][1]
+        if wide.hasty or mine in ("", wide.digest_told):
+            return []
+        wide.digest_told = mine
+        lost = self._lost(attempt)
+        to = tuple(sorted(peer for peer in wide.neighbours if peer not in told | lost))
+        return [SendMessage(to, self._head(attempt))] if to else []
+
+    def _tell(
+        self,
+        attempt: Attempt,
+        to: Sequence[str],
+        items: Iterable[Item],
+        with_proofs: bool = False,
+        knows: Knows = Knows.FELLOW,
+    ) -> Actions:
+        items = list(items)
+        if not to or not items:
+            return []
+        actions: Actions = []
+        for number, part in enumerate(message_parts(items, self._size_of(attempt))):
+            message = self._message(attempt, part, with_proofs and number == 0, knows)
+            actions.append(SendMessage(tuple(to), message))
+        return actions
+
+    def _message(
+        self, attempt: Attempt, items: list[Item], with_proofs: bool, knows: Knows
+    ) -> Spread:
+        signed = [item for item in items if isinstance(item, Signed)]
+        charges = tuple(item for item in items if isinstance(item, Charge))
+        certificates = attempt.passed_on.certificates
+        return msgspec.structs.replace(
+            self._head(attempt),
+            contributions=tuple(signed),
+            bodies=self._bodies(attempt, signed, knows),
+            accusations=charges,
+            certificates=tuple(certificates.values()) if with_proofs else (),
+            ready_sets=ready_sets(item for item in items if isinstance(item, Ready)),
+        )
+
+    def _head(self, attempt: Attempt) -> Spread:
+        state = self._state
+        round_, mine = attempt.digests.get(attempt.me, (0, ""))
+        silent = tuple(sorted(attempt.silent))
+        number, planned, base = attempt.number, attempt.planned, attempt.base
+        return Spread(state.me, number, planned, base, round_, mine, absent=silent)
+
+    def _parts(self, attempt: Attempt, signed: Iterable[Signed]) -> list[Contribution]:
+        """The contributions of which these are the outlines."""
+        assert attempt.wide is not None
+        makers = (attempt.wide.makers.get(item.peer_id) for item in signed)
+        return [attempt.opened[member] for member in makers if member in attempt.opened]
+
+    def _bodies(self, attempt: Attempt, signed: list[Signed], knows: Knows) -> Bodies:
+        """What these name that may be news to the receivers."""
+        if not signed:
+            return Bodies()
+        state, parts = self._state, self._parts(attempt, signed)
+        newcomers, named = attempt.passed_on.newcomers, dict[Signed, None]()
+        is_founding = attempt.only_newcomers
+        for part in parts:
+            joiners = () if is_founding else part.joiners
+            named |= {newcomers[member]: None for member in joiners if member in newcomers}
+        if knows is not Knows.FELLOW:
+            found = state.others.bodies.bodies_of(parts)
+            records = dict.fromkeys((*named, *found.records))
+            if knows is Knows.VIEWS:
+                return Bodies(tuple(records))
+            return Bodies(tuple(records), found.views, found.plans)
+        common = state.present_record_names
+        own = [part for part in parts if record_name(part.record) not in common]
+        records = dict.fromkeys((*named, *(part.record for part in own)))
+        foreign = [p for p in parts if p.present is not None and p.present.view != state.view_id]
+        found = state.others.bodies.bodies_of(foreign)
+        return Bodies(tuple(records), found.views, found.plans)
+
+    def _size_of(self, attempt: Attempt) -> Callable[[Item], int]:
+        def size_of(item: Item) -> int:
+            if not isinstance(item, Signed):
+                return 256
+            parts = self._parts(attempt, [item])
+            records = sum(len(part.record.payload) for part in parts)
+            return len(item.payload) + 256 + records
+
+        return size_of
+
+    # repairing ------------------------------------------------------------------------------------
+
+    def repair(self, attempt: Attempt, now_ns: int) -> Actions:
+        """Nothing was sent for a while: what has been lost on its way is asked for again."""
+        wide = attempt.wide
+        assert wide is not None
+        wide.repairs += 1
+        actions = self.flush(attempt, now_ns)
+        grid, lost, me = self.place(attempt, wide), self._lost(attempt), attempt.me.peer_id
+        frozen = attempt.snapshot is not None
+        wants = tuple(sorted(m.peer_id for m in attempt.waits_for)) if not frozen else ()
+        due = attempt.snapshot.contributors if attempt.snapshot is not None else ()
+        has_planned = attempt.plan is not None
+        wants_ready = tuple(m.peer_id for m in due if has_planned and m not in attempt.ready)
+        if me in grid.places:
+            near = [peer for peer in grid.row_mates(me) if peer not in lost]
+            far = [peer for peer in grid.across(me, lost)]
+            asked = [it[wide.repairs % len(it)] for it in (far, near) if it][:ASKED_AT_ONCE]
+        else:
+            asked = [self._host(attempt, wide, grid, attempt.me)] if grid.places else []
+        first = [it.item for it in wide.news[:1]] + [attempt.known[attempt.me]]
+        if (wants or wants_ready or not wide.hasty) and asked:
+            head = self._message(attempt, _signed(first), with_proofs=False, knows=Knows.NOTHING)
+            asking = msgspec.structs.replace(head, wants=wants, wants_ready=wants_ready)
+            actions.append(SendMessage(tuple(asked), asking))
+        # who has not been heard of, and hears of the attempt from its neighbours only
+        unheard = {peer for peer in wants if peer in wide.neighbours and peer not in asked}
+        if unheard:
+            actions += self._tell(attempt, sorted(unheard), _signed(first), with_proofs=True)
+        return actions
+
+    def answer(self, attempt: Attempt, message: Spread) -> Actions:
+        """What somebody asks for, as far as this peer has it."""
+        wants, wants_ready = set(message.wants), set(message.wants_ready)
+        items: list[Item] = [s for m, s in attempt.known.items() if m.peer_id in wants]
+        items += [r for m, r in attempt.ready.items() if m.peer_id in wants_ready]
+        to = (message.sender.peer_id,)
+        return self._tell(attempt, to, items, with_proofs=bool(wants), knows=Knows.NOTHING)
+
+
+def _signed(items: Iterable[Item]) -> list[Item]:
+    return list(dict.fromkeys(item for item in items if isinstance(item, Signed)))
+
+
+def _goes_on(news: News) -> bool:
+    return news.source is not Source.ROW
+
+
+def ready_sets(ready: Iterable[Ready]) -> tuple[ReadySet, ...]:
+    """Those that say the same in one."""
+    alike: dict[tuple[object, ...], list[Ready]] = {}
+    for item in ready:
+        key = item.view, item.plan_digest, item.members_digest
+        alike.setdefault(key, []).append(item)
+    return tuple(
+        ReadySet(
+            said[0].view,
+            said[0].plan_digest,
+            said[0].members_digest,
+            tuple((item.sender, item.signature) for item in said),
+        )
+        for said in alike.values()
+    )

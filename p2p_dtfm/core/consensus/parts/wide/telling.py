@@ -1,0 +1,163 @@
+"""In a swarm of many: who is synced for a view, and who is active in it, told along its overlay."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from p2p_dtfm.core.consensus.actions import Actions, PassOnSoon, SendMessage
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.attempts.wide import Item, Source, Wide
+from p2p_dtfm.core.consensus.overlay.grid import hosts_of
+from p2p_dtfm.core.messages.agreement_messages import Active, ActiveSet, Synced, Tidings
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.recovery.view import View
+
+VIEWS_KEPT = 4
+ASKED_AT_ONCE = 2
+
+
+@dataclass
+class ViewNews:
+    """What this peer has heard of a view, and how far it has passed that on."""
+
+    wide: Wide = field(default_factory=Wide)
+    synced: dict[Member, Synced] = field(default_factory=dict)
+    active: dict[Member, Active] = field(default_factory=dict)
+    asked_ns: int = 0
+
+
+class Telling:
+    """Of views with many members only."""
+
+    def __init__(self, state: AgreementState) -> None:
+        self._state = state
+        self._views: dict[ViewId, ViewNews] = {}
+
+    def news_of(self, view: ViewId) -> ViewNews:
+        """What is known of a view; of the newest few it is kept."""
+        if view not in self._views:
+            while len(self._views) >= VIEWS_KEPT:
+                del self._views[min(self._views)]
+            self._views[view] = ViewNews()
+        return self._views[view]
+
+    def say(self, view: View, said: Synced | Active) -> Actions:
+        """This peer's own: to all who have agreed to the view, or to its neighbours."""
+        state = self._state
+        if not state.is_wide(view):
+            return [SendMessage(state.others_of(view), said)]
+        news = self.news_of(view.id)
+        if isinstance(said, Synced):
+            news.synced[state.me] = said
+        else:
+            news.active[state.me] = said
+        self._note(news, Source.OUTSIDE)
+        return self._flush(view, news)
+
+    def hear(self, view: View, message: Tidings) -> Actions:
+        """What is new in it has been added to the news: it goes on soon."""
+        state, news = self._state, self.news_of(view.id)
+        grid, me, giver = state.grid_of(view), state.me.peer_id, message.sender.peer_id
+        source = Source.OUTSIDE
+        if giver in grid.places and me in grid.places:
+            source = Source.ROW if grid.are_row_mates(me, giver) else Source.ACROSS
+        news.wide.giver = giver
+        is_new = self._note(news, source)
+        news.wide.giver = ""
+        actions = self._answer(view, news, message)
+        if is_new and not news.wide.is_due:
+            news.wide.is_due = True
+            actions.append(PassOnSoon(state.timing.batch_ns))
+        return actions
+
+    def pass_on(self) -> Actions:
+        """The time for it has come."""
+        state, actions = self._state, Actions()
+        for view in (state.view, state.next_view):
+            news = self._views.get(view.id) if view is not None else None
+            if view is not None and news is not None and news.wide.is_due:
+                actions += self._flush(view, news)
+        return actions
+
+    def ask(self, view: View, lacking: Iterable[Member], now_ns: int) -> Actions:
+        """For what has been lost on its way, other neighbours each time."""
+        state, news = self._state, self.news_of(view.id)
+        wants = tuple(sorted(member.peer_id for member in lacking))
+        if not wants or now_ns - news.asked_ns < state.timing.resend_ns:
+            return []
+        news.asked_ns = now_ns
+        news.wide.repairs += 1
+        to = self._near(view, news)
+        begin = news.wide.repairs * ASKED_AT_ONCE
+        chosen = tuple(to[(begin + n) % len(to)] for n in range(min(ASKED_AT_ONCE, len(to))))
+        own = [s for s in (news.synced.get(state.me), news.active.get(state.me)) if s is not None]
+        return [SendMessage(chosen, _tidings(state.me, view.id, own, wants))] if chosen else []
+
+    def _note(self, news: ViewNews, source: Source) -> bool:
+        before, me = len(news.wide.news), self._state.me.peer_id
+        news.wide.note("synced", news.synced.values(), source, me)
+        news.wide.note("active", news.active.values(), source, me)
+        return any(it.source is not Source.ROW for it in news.wide.news[before:])
+
+    def _near(self, view: View, news: ViewNews) -> Sequence[str]:
+        grid, me, lost = self._state.grid_of(view), self._state.me.peer_id, self._lost
+        if me in grid.places:
+            return [*grid.across(me, lost), *(p for p in grid.row_mates(me) if p not in lost)]
+        return hosts_of(me, None, grid)
+
+    @property
+    def _lost(self) -> set[str]:
+        return {member.peer_id for member in self._state.doubts.suspects}
+
+    def _leaves(self, view: View) -> list[str]:
+        """Who has agreed to the view and leaves with it."""
+        grid, me = self._state.grid_of(view), self._state.me.peer_id
+        if len(view.snapshot.contributors) <= len(grid.places) or me not in grid.places:
+            return []
+        names = (member.peer_id for member in view.snapshot.contributors)
+        return [it for it in names if it not in grid.places and hosts_of(it, None, grid)[0] == me]
+
+    def _flush(self, view: View, news: ViewNews) -> Actions:
+        wide, grid, lost = news.wide, self._state.grid_of(view), self._lost
+        me, actions = self._state.me.peer_id, Actions()
+        wide.is_due = False
+        if me in grid.places:
+            row = tuple(peer for peer in grid.row_mates(me) if peer not in lost)
+            new = [it.item for it in wide.news[wide.row_at :] if it.source is not Source.ROW]
+            actions += self._tell(view, row, new)
+            new = [it.item for it in wide.news[wide.across_at :] if it.source is Source.OUTSIDE]
+            actions += self._tell(view, grid.across(me, lost), new)
+            others = self._leaves(view)
+        else:
+            others = list(hosts_of(me, None, grid)[:1])
+        for leaf in others:
+            begin = wide.leaf_at.get(leaf, 0)
+            new = [it.item for it in wide.news[begin:] if it.giver != leaf]
+            actions += self._tell(view, (leaf,), new)
+            wide.leaf_at[leaf] = len(wide.news)
+        wide.row_at = wide.across_at = len(wide.news)
+        return actions
+
+    def _tell(self, view: View, to: tuple[str, ...], items: list[Item]) -> Actions:
+        said = [item for item in items if isinstance(item, Synced | Active)]
+        return [SendMessage(to, _tidings(self._state.me, view.id, said))] if to and said else []
+
+    def _answer(self, view: View, news: ViewNews, message: Tidings) -> Actions:
+        wants = set(message.wants)
+        said: list[Synced | Active] = [s for m, s in news.active.items() if m.peer_id in wants]
+        said += [s for m, s in news.synced.items() if m.peer_id in wants]
+        to = (message.sender.peer_id,)
+        return [SendMessage(to, _tidings(self._state.me, view.id, said))] if said else []
+
+
+def _tidings(
+    me: Member, view: ViewId, said: Iterable[Synced | Active], wants: tuple[str, ...] = ()
+) -> Tidings:
+    synced, active = [], dict[tuple[int, str], list[tuple[Member, bytes]]]()
+    for item in said:
+        if isinstance(item, Synced):
+            synced.append((item.sender, item.signature))
+        else:
+            key = item.step, item.lineage
+            active.setdefault(key, []).append((item.sender, item.signature))
+    sets = tuple(ActiveSet(step, at, tuple(by)) for (step, at), by in active.items())
+    return Tidings(me, view, tuple(synced), sets, wants)

@@ -66,7 +66,7 @@ class Settings(BaseModel):
         default=True, description="pass bytes on between peers behind routers, if others can call"
     )
     direct_lines: bool = Field(
-        default=False,
+        default=True,
         description="exchange tensors over connections beside libp2p's, with members that can be "
         "called: they are taken at the port above the one that is listened on, or any",
     )

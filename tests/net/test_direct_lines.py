@@ -17,9 +17,9 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
 from p2p_dtfm.net.direct import card as cards
 from p2p_dtfm.net.direct.card import Card, OwnCard, read_card
-from p2p_dtfm.net.direct.line import PIECE_BYTES
 from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.direct.reception import WAITING_LIMIT
+from p2p_dtfm.net.direct.sealed import PIECE_BYTES
 from p2p_dtfm.net.direct.trust import Trust
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.host import Host

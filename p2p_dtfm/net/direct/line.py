@@ -1,4 +1,4 @@
-"""One TLS connection, worked by a thread of its own, so that the event loop stays free.
+"""One sealed connection, worked by a thread of its own, so that the event loop stays free.
 
 The thread sends from the caller's memory and receives into it: nothing is copied here. It never
 waits for one direction alone: while a write is held up, what comes is still read.
@@ -9,18 +9,15 @@ import collections
 import contextlib
 import os
 import select
-import ssl
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.direct.sealed import PIECE_BYTES, Bytes, SealedSocket
 
-PIECE_BYTES = 1 << 18
-"""Between two pieces others may go first, and what has come is read."""
 POSTED_LIMIT = 64
 """Words that may wait to be written, with nobody waiting for them."""
-Bytes = bytes | bytearray | memoryview
 
 
 class Turn(Protocol):
@@ -75,7 +72,7 @@ class Line:
     """
 
     def __init__(
-        self, connection: ssl.SSLSocket, stall_s: float, on_end: Callable[[], None]
+        self, connection: SealedSocket, stall_s: float, on_end: Callable[[], None]
     ) -> None:
         self._connection = connection
         self._stall_ms = int(stall_s * 1000)
@@ -178,7 +175,7 @@ class Line:
             if job.pieces:
                 self._connection.send(job.pieces[0])  # all of it or, by an exception, none
                 job.pieces.popleft()
-        except ssl.SSLWantWriteError:
+        except BlockingIOError:
             return False, True
         if not job.pieces:
             self._writes.popleft()
@@ -192,9 +189,8 @@ class Line:
         job, has_read = self._reads[0], False
         while job.filled < len(job.target):
             try:
-                room = job.target[job.filled :]
-                count = int(self._connection.read(len(room), room))  # with a buffer: how many
-            except ssl.SSLWantReadError:
+                count = self._connection.recv_into(job.target[job.filled :])
+            except BlockingIOError:
                 return has_read
             if not count:
                 raise EOFError("the other side closed the line")

@@ -12,6 +12,7 @@ from p2p_dtfm.net.direct.line import Line, Turn
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.port import HostPort, Writer
 from p2p_dtfm.net.streams.bulk_settings import STRIPES_LIMIT
+from p2p_dtfm.net.streams.frame_memory import FrameMemory
 from p2p_dtfm.net.streams.frames import (
     PREFIX_BYTES,
     FrameHeader,
@@ -115,8 +116,10 @@ class LineWire:
 
     seals = True
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, memory: FrameMemory | None = None) -> None:
+        """`memory`: where frames are put that come over it."""
         self.line = line
+        self._memory = memory or FrameMemory(0)
 
     async def read(self, size_bytes: int) -> bytes:
         return bytes(await self.line.read(size_bytes, _nothing_more))
@@ -133,7 +136,7 @@ class LineWire:
             return None
         header = parse_header(bytes(head[PREFIX_BYTES:]), limits)
         await admit(header)
-        payload = bytearray(header.following_bytes)
+        payload = self._memory.take(header.following_bytes)
         async with asyncio.timeout(stall_s + len(payload) / SLOWEST_BYTES_PER_S):
             await self.line.read_into(memoryview(payload))
         return header, payload

@@ -379,3 +379,20 @@ def test_a_line_that_stops_inside_a_frame_is_dropped_within_a_bound(tmp_path: Pa
             assert not b.faults, "a slow line is no fault"
 
     run(scenario())
+
+
+def test_busy_ends_are_no_reason_for_more_lines(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _pair(tmp_path) as (a, b):
+            await a.direct(b.host)
+            lane = a.plane._outgoing[b.host.peer_id, "forward"]
+            for stripe in lane.stripes:
+                stripe.round_trip_s = 0.05  # so late did a busy receiver acknowledge
+            lane._growth._busy_s = 60.0
+            await a.plane.send(b.host.peer_id, "forward", _header(MIB), bytes(MIB))
+            await a.plane.flush(b.host.peer_id, "forward")
+            assert lane._growing is None and len(lane.stripes) == 1
+            round_trip_s = lane.stripes[0].wire.round_trip_s()
+            assert round_trip_s is not None and round_trip_s < 0.01
+
+    run(scenario())

@@ -82,6 +82,9 @@ class Line:
         self._reads: collections.deque[_Read] = collections.deque()
         self._closing = False
         self._gives_way = False
+        self._rings = 0
+        self._rests = False
+        """The thread waits, or is about to, and must be woken."""
         self._lock = threading.Lock()
         """Held while `_ended` changes or the thread is woken."""
         self._ended: BaseException | None = None
@@ -124,6 +127,10 @@ class Line:
         self._wake()
         return await future
 
+    def round_trip_s(self) -> float | None:
+        """Of the connection itself, however busy its ends are; None: not known."""
+        return self._connection.round_trip_s()
+
     def close(self) -> None:
         """What waits raises; what was written and taken by the kernel still leaves."""
         self._closing = True
@@ -140,11 +147,13 @@ class Line:
 
     def _ring(self) -> bool:
         """Let the thread look; False: it has ended."""
+        self._rings += 1
         with self._lock:
             if self._ended is not None:
                 return False
-            with contextlib.suppress(BlockingIOError):  # it is full of such bytes: it will look
-                os.write(self._waking, b".")
+            if self._rests:
+                with contextlib.suppress(BlockingIOError):  # full of such bytes: it will look
+                    os.write(self._waking, b".")
             return True
 
     # the thread ----------------------------------------------------------------------------------
@@ -153,10 +162,11 @@ class Line:
         ended: BaseException = ConnectionAbortedError("the line was closed here")
         try:
             while not self._closing:
+                seen = self._rings
                 wrote, blocked = self._write_some()
                 read = self._read_some()
                 if not wrote and not read:
-                    self._rest(blocked)
+                    self._rest(blocked, seen)
         except (OSError, EOFError) as failure:
             ended = failure
         finally:
@@ -216,19 +226,23 @@ class Line:
         self._reads.popleft()
         self._tell(_settle, job.future, job.target)
 
-    def _rest(self, blocked: bool) -> None:
-        """Wait for the socket or the event loop. Raises `TimeoutError`."""
+    def _rest(self, blocked: bool, seen: int) -> None:
+        """Wait for the socket or the event loop, unless it has rung since. Raises
+        `TimeoutError`."""
         reads = self._reads[0] if self._reads else None
         events = (select.POLLIN if reads else 0) | (select.POLLOUT if blocked else 0)
         if events:
             self._poll.register(self._connection, events)
         is_due = blocked or (reads is not None and (reads.is_due or reads.filled > 0))
+        self._rests = True  # from here on each ring writes; those before it are seen
         try:
-            found = self._poll.poll(self._stall_ms if is_due else None)
+            rung = self._rings != seen
+            found = self._poll.poll(0 if rung else self._stall_ms if is_due else None)
         finally:
+            self._rests = False
             if events:
                 self._poll.unregister(self._connection)
-        if not found:
+        if not found and not rung:
             raise TimeoutError(f"nothing moved for {self._stall_ms / 1000:g} s")
         if any(descriptor == self._woken for descriptor, _ in found):
             os.read(self._woken, 1 << 12)

@@ -23,6 +23,8 @@ KEPT_BUFFERS = 8
 _LENGTH = struct.Struct(">I")
 _TAG_BYTES = 16
 _RECORD_BYTES = _LENGTH.size + PIECE_BYTES + _TAG_BYTES
+_MIN_ROUND_TRIP, _MIN_ROUND_TRIP_AT, _UNKNOWN_US = struct.Struct("=I"), 148, 0xFFFFFFFF
+"""`tcpi_min_rtt` in Linux' `struct tcp_info`."""
 _AHEAD_BYTES = 1 << 14
 """Read beyond the record that is due, as small ones come many together."""
 Bytes = bytes | bytearray | memoryview
@@ -89,6 +91,17 @@ class SealedSocket:
 
     def close(self) -> None:
         self._connection.close()
+
+    def round_trip_s(self) -> float | None:
+        """The shortest that the kernel has seen lately; None where it does not say. May be asked
+        from any thread."""
+        try:
+            asked = (socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_ROUND_TRIP.size + _MIN_ROUND_TRIP_AT)
+            info = self._connection.getsockopt(*asked)
+            (found_us,) = _MIN_ROUND_TRIP.unpack_from(info, _MIN_ROUND_TRIP_AT)
+        except (OSError, AttributeError, struct.error):  # it is closed, or not of Linux
+            return None
+        return found_us / 1e6 if found_us < _UNKNOWN_US else None
 
     def send(self, piece: Bytes) -> None:
         """At most `PIECE_BYTES`. Raises `BlockingIOError` while the kernel does not take all of

@@ -37,6 +37,10 @@ class Wire(Protocol):
     seals: bool
     """What arrives is what was sent, to the bit: frames need no checksum."""
 
+    def round_trip_s(self) -> float | None:
+        """Of the connection itself, however busy its ends are; None: not known."""
+        ...
+
     async def read(self, size_bytes: int) -> bytes:
         """A word of exactly so many bytes, whenever it comes."""
         ...
@@ -71,6 +75,9 @@ class StreamWire:
     def __init__(self, reader: asyncio.StreamReader, writer: Writer) -> None:
         self.reader = reader
         self.writer = writer
+
+    def round_trip_s(self) -> float | None:
+        return None
 
     async def read(self, size_bytes: int) -> bytes:
         return await self.reader.readexactly(size_bytes)
@@ -120,6 +127,9 @@ class LineWire:
         """`memory`: where frames are put that come over it."""
         self.line = line
         self._memory = memory or FrameMemory(0)
+
+    def round_trip_s(self) -> float | None:
+        return self.line.round_trip_s()
 
     async def read(self, size_bytes: int) -> bytes:
         return bytes(await self.line.read(size_bytes, _nothing_more))

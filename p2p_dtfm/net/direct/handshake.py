@@ -5,6 +5,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from p2p_dtfm.net.direct.sealed import SECRET_BYTES, Keys, SealedSocket
@@ -22,10 +23,10 @@ async def seal(connection: ssl.SSLSocket, is_server: bool) -> SealedSocket:
     """After `shake_hands`: either side tells the other a fresh secret, and from then on records are
     sealed with keys made of both. The TLS connection is of no use any more. Raises `OSError`."""
     own, theirs = os.urandom(SECRET_BYTES), b""
-    await _in_steps(connection, lambda: connection.send(own))
+    await _in_steps(connection, partial(connection.send, own))
     while len(theirs) < SECRET_BYTES:
         missing = SECRET_BYTES - len(theirs)
-        piece = await _in_steps(connection, lambda missing=missing: connection.recv(missing))
+        piece: bytes = await _in_steps(connection, partial(connection.recv, missing))
         if not piece:
             raise ConnectionResetError("it ended before a secret came")
         theirs += piece

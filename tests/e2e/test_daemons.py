@@ -46,7 +46,7 @@ def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_pa
         optimizer={"peak_learning_rate": 2e-4, "warmup_steps": 20},
     )
     half = ["--memory-gib", "0.0042"]
-    arguments = ["--threads", "1", "--exit-when-done", "--direct-lines"]
+    arguments = ["--threads", "1", "--exit-when-done"]
     with LocalSwarm(tmp_path, arguments) as swarm:
         founder, address = swarm.found(["--run", str(spec), "--expect-peers", "3", *half])
         leaver = swarm.join(address, half)

@@ -16,10 +16,12 @@ import pytest
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
 from p2p_dtfm.net.direct import card as cards
+from p2p_dtfm.net.direct import reception as reception_of_lines
 from p2p_dtfm.net.direct.card import Card, OwnCard, read_card
-from p2p_dtfm.net.direct.line import PIECE_BYTES
+from p2p_dtfm.net.direct.handshake import shake_hands
 from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.direct.reception import WAITING_LIMIT
+from p2p_dtfm.net.direct.sealed import PIECE_BYTES
 from p2p_dtfm.net.direct.trust import Trust
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.host import Host
@@ -333,11 +335,12 @@ def test_a_host_whose_line_is_limited_keeps_to_libp2p(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_crowd_that_says_nothing_holds_up_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [120, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_a_crowd_that_says_nothing_holds_up_nobody(tmp_path: Path, size: int) -> None:
     async def scenario() -> None:
         async with _pair(tmp_path) as (a, b):
             crowd = []
-            for _ in range(120):
+            for _ in range(size):
                 silent = socket.socket()
                 silent.setblocking(False)
                 silent.connect_ex(("127.0.0.1", b.lines.port))
@@ -345,7 +348,7 @@ def test_a_crowd_that_says_nothing_holds_up_nobody(tmp_path: Path) -> None:
             began_s = time.monotonic()
             await a.plane.send(b.host.peer_id, "forward", _header(MIB), bytes(MIB))
             await a.plane.flush(b.host.peer_id, "forward")
-            assert time.monotonic() - began_s < 2.0
+            assert time.monotonic() - began_s < 2.0, "a step waits for them"
             reception = b.lines._reception
             assert reception is not None
             most = 0
@@ -377,5 +380,46 @@ def test_a_line_that_stops_inside_a_frame_is_dropped_within_a_bound(tmp_path: Pa
             await until(lambda: bool(b.lost), "b notices")
             assert time.monotonic() - began_s < 3.0
             assert not b.faults, "a slow line is no fault"
+
+    run(scenario())
+
+
+def test_who_shakes_hands_and_tells_no_secret_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reception_of_lines, "HANDSHAKE_S", 1.0)
+
+    async def scenario() -> None:
+        async with _pair(tmp_path) as (a, b):
+            await a.direct(b.host)
+            reception = b.lines._reception
+            assert reception is not None
+            await until(lambda: reception.waiting_count == 0, "only the silent one is to wait")
+            raw = socket.create_connection(("127.0.0.1", b.lines.port))
+            raw.setblocking(False)
+            silent = a.lines._trust.wrap(raw, is_server=False)  # a member, half-way in
+            await shake_hands(silent)
+            lines_before = len(b.lines._lines)
+            await until(lambda: reception.waiting_count == 1, "it waits at the door")
+            await until(lambda: reception.waiting_count == 0, "it is sent away")
+            assert len(b.lines._lines) == lines_before
+            silent.close()
+
+    run(scenario())
+
+
+def test_busy_ends_are_no_reason_for_more_lines(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _pair(tmp_path) as (a, b):
+            await a.direct(b.host)
+            lane = a.plane._outgoing[b.host.peer_id, "forward"]
+            for stripe in lane.stripes:
+                stripe.round_trip_s = 0.05  # so late did a busy receiver acknowledge
+            lane._growth._busy_s = 60.0
+            await a.plane.send(b.host.peer_id, "forward", _header(MIB), bytes(MIB))
+            await a.plane.flush(b.host.peer_id, "forward")
+            assert lane._growing is None and len(lane.stripes) == 1
+            round_trip_s = lane.stripes[0].wire.round_trip_s()
+            assert round_trip_s is not None and round_trip_s < 0.01
 
     run(scenario())

@@ -71,7 +71,7 @@ class Settings(BaseModel):
         "can read them; members know them without it",
     )
     direct_lines: bool = Field(
-        default=False,
+        default=True,
         description="exchange tensors over connections beside libp2p's, with members that can be "
         "called: they are taken at the port above the one that is listened on, or any",
     )

@@ -1,6 +1,6 @@
-"""Direct lines: TLS connections between members, beside libp2p, for what is large.
+"""Direct lines: sealed connections between members, beside libp2p, for what is large.
 
 `lines.DirectLines` is the entrance, used by `net.streams`. `card` is what members tell each other
-over the control channel, `trust` whom TLS lets in, `reception` who waits at the listener, `line`
-one connection and its thread.
+over the control channel, `trust` whom TLS lets in, `reception` who waits at the listener,
+`handshake` how a connection begins, `sealed` its records, `line` one connection and its thread.
 """

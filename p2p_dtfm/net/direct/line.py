@@ -1,4 +1,4 @@
-"""One TLS connection, worked by a thread of its own, so that the event loop stays free.
+"""One sealed connection, worked by a thread of its own, so that the event loop stays free.
 
 The thread sends from the caller's memory and receives into it: nothing is copied here. It never
 waits for one direction alone: while a write is held up, what comes is still read.
@@ -9,18 +9,15 @@ import collections
 import contextlib
 import os
 import select
-import ssl
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.direct.sealed import PIECE_BYTES, Bytes, SealedSocket
 
-PIECE_BYTES = 1 << 18
-"""Between two pieces others may go first, and what has come is read."""
 POSTED_LIMIT = 64
 """Words that may wait to be written, with nobody waiting for them."""
-Bytes = bytes | bytearray | memoryview
 
 
 class Turn(Protocol):
@@ -75,7 +72,7 @@ class Line:
     """
 
     def __init__(
-        self, connection: ssl.SSLSocket, stall_s: float, on_end: Callable[[], None]
+        self, connection: SealedSocket, stall_s: float, on_end: Callable[[], None]
     ) -> None:
         self._connection = connection
         self._stall_ms = int(stall_s * 1000)
@@ -85,6 +82,9 @@ class Line:
         self._reads: collections.deque[_Read] = collections.deque()
         self._closing = False
         self._gives_way = False
+        self._rings = 0
+        self._rests = False
+        """The thread waits, or is about to, and must be woken."""
         self._lock = threading.Lock()
         """Held while `_ended` changes or the thread is woken."""
         self._ended: BaseException | None = None
@@ -127,6 +127,10 @@ class Line:
         self._wake()
         return await future
 
+    def round_trip_s(self) -> float | None:
+        """Of the connection itself, however busy its ends are; None: not known."""
+        return self._connection.round_trip_s()
+
     def close(self) -> None:
         """What waits raises; what was written and taken by the kernel still leaves."""
         self._closing = True
@@ -143,11 +147,13 @@ class Line:
 
     def _ring(self) -> bool:
         """Let the thread look; False: it has ended."""
+        self._rings += 1
         with self._lock:
             if self._ended is not None:
                 return False
-            with contextlib.suppress(BlockingIOError):  # it is full of such bytes: it will look
-                os.write(self._waking, b".")
+            if self._rests:
+                with contextlib.suppress(BlockingIOError):  # full of such bytes: it will look
+                    os.write(self._waking, b".")
             return True
 
     # the thread ----------------------------------------------------------------------------------
@@ -156,10 +162,11 @@ class Line:
         ended: BaseException = ConnectionAbortedError("the line was closed here")
         try:
             while not self._closing:
+                seen = self._rings
                 wrote, blocked = self._write_some()
                 read = self._read_some()
                 if not wrote and not read:
-                    self._rest(blocked)
+                    self._rest(blocked, seen)
         except (OSError, EOFError) as failure:
             ended = failure
         finally:
@@ -178,7 +185,7 @@ class Line:
             if job.pieces:
                 self._connection.send(job.pieces[0])  # all of it or, by an exception, none
                 job.pieces.popleft()
-        except ssl.SSLWantWriteError:
+        except BlockingIOError:
             return False, True
         if not job.pieces:
             self._writes.popleft()
@@ -192,9 +199,8 @@ class Line:
         job, has_read = self._reads[0], False
         while job.filled < len(job.target):
             try:
-                room = job.target[job.filled :]
-                count = int(self._connection.read(len(room), room))  # with a buffer: how many
-            except ssl.SSLWantReadError:
+                count = self._connection.recv_into(job.target[job.filled :])
+            except BlockingIOError:
                 return has_read
             if not count:
                 raise EOFError("the other side closed the line")
@@ -220,19 +226,23 @@ class Line:
         self._reads.popleft()
         self._tell(_settle, job.future, job.target)
 
-    def _rest(self, blocked: bool) -> None:
-        """Wait for the socket or the event loop. Raises `TimeoutError`."""
+    def _rest(self, blocked: bool, seen: int) -> None:
+        """Wait for the socket or the event loop, unless it has rung since. Raises
+        `TimeoutError`."""
         reads = self._reads[0] if self._reads else None
         events = (select.POLLIN if reads else 0) | (select.POLLOUT if blocked else 0)
         if events:
             self._poll.register(self._connection, events)
         is_due = blocked or (reads is not None and (reads.is_due or reads.filled > 0))
+        self._rests = True  # from here on each ring writes; those before it are seen
         try:
-            found = self._poll.poll(self._stall_ms if is_due else None)
+            rung = self._rings != seen
+            found = self._poll.poll(0 if rung else self._stall_ms if is_due else None)
         finally:
+            self._rests = False
             if events:
                 self._poll.unregister(self._connection)
-        if not found:
+        if not found and not rung:
             raise TimeoutError(f"nothing moved for {self._stall_ms / 1000:g} s")
         if any(descriptor == self._woken for descriptor, _ in found):
             os.read(self._woken, 1 << 12)

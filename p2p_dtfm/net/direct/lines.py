@@ -9,7 +9,6 @@ answers, it is tried again seldom, and libp2p carries the lanes.
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +17,10 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.addresses import host_and_port, is_loopback
 from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.direct.card import read_card
+from p2p_dtfm.net.direct.handshake import seal, shake_hands
 from p2p_dtfm.net.direct.line import Line
-from p2p_dtfm.net.direct.reception import HANDSHAKE_S, Reception, prepare, shake_hands
+from p2p_dtfm.net.direct.reception import HANDSHAKE_S, Reception, prepare
+from p2p_dtfm.net.direct.sealed import SealedSocket
 from p2p_dtfm.net.direct.trust import Trust
 from p2p_dtfm.net.errors import Unreachable, one_line
 from p2p_dtfm.net.libp2p.control import ControlPlane
@@ -162,9 +163,9 @@ class DirectLines:
             secured = connection = self._trust.wrap(raw, is_server=False)
             async with asyncio.timeout(HANDSHAKE_S):
                 await shake_hands(secured)
-            if self._trust.owner_of(secured) != peer_id:
-                raise Unreachable(peer_id, "another peer answered")
-            return self._line(peer_id, secured)
+                if self._trust.owner_of(secured) != peer_id:
+                    raise Unreachable(peer_id, "another peer answered")
+                return self._line(peer_id, await seal(secured, is_server=False))
         except TimeoutError as error:
             connection.close()
             raise Unreachable(peer_id, f"nobody answers at port {port}") from error
@@ -172,7 +173,7 @@ class DirectLines:
             connection.close()
             raise
 
-    def _line(self, peer_id: str, connection: ssl.SSLSocket) -> Line:
+    def _line(self, peer_id: str, connection: SealedSocket) -> Line:
         def ended() -> None:
             self._lines.pop(line, None)
 
@@ -180,7 +181,7 @@ class DirectLines:
         self._lines[line] = peer_id
         return line
 
-    def _welcome(self, peer_id: str, connection: ssl.SSLSocket) -> None:
+    def _welcome(self, peer_id: str, connection: SealedSocket) -> None:
         count = sum(1 for whose in self._lines.values() if whose == peer_id)
         if count >= LINES_FROM_ONE_LIMIT or not self.are_allowed:
             connection.close()

@@ -12,8 +12,10 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
+from p2p_dtfm.net.direct.handshake import seal, shake_hands
+from p2p_dtfm.net.direct.sealed import SealedSocket
 from p2p_dtfm.net.direct.trust import Trust
 
 WAITING_LIMIT = 32
@@ -26,7 +28,7 @@ KEEPALIVE_S = (15, 5, 4)
 """Silent for so long, then asked every so often, and gone after so many times."""
 UNACKNOWLEDGED_MS = 35_000
 
-Welcome = Callable[[str, ssl.SSLSocket], None]
+Welcome = Callable[[str, SealedSocket], None]
 log = logging.getLogger(__name__)
 
 
@@ -112,10 +114,9 @@ class Reception:
             secured = connection = self._trust.wrap(raw, is_server=True)
             async with asyncio.timeout(HANDSHAKE_S):
                 await shake_hands(secured)
-            peer_id = self._trust.owner_of(secured)
-            if peer_id is not None:
-                self._welcome(peer_id, secured)
-                connection = socket.socket()  # it is somebody else's now
+                peer_id = self._trust.owner_of(secured)
+                if peer_id is not None:
+                    self._welcome(peer_id, await seal(secured, is_server=True))
         except OSError as error:  # TimeoutError and ssl.SSLError are such
             log.debug("a direct line was not made: %s", error)
         finally:
@@ -147,32 +148,3 @@ def prepare(connection: socket.socket) -> None:
         if hasattr(socket, name):  # not every system has all of them
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-async def shake_hands(connection: ssl.SSLSocket) -> None:
-    """In steps, without holding up the event loop. Raises `OSError`."""
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            connection.do_handshake()
-            return
-        except ssl.SSLWantReadError:
-            await _ready(connection, loop.add_reader, loop.remove_reader)
-        except ssl.SSLWantWriteError:
-            await _ready(connection, loop.add_writer, loop.remove_writer)
-
-
-async def _ready(
-    connection: ssl.SSLSocket,
-    watch: Callable[..., None],
-    leave: Callable[[ssl.SSLSocket], bool],
-) -> None:
-    ready = asyncio.Event()
-    watch(connection, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        leave(connection)
-
-
-Accept = Callable[[str, ssl.SSLSocket], Awaitable[None]]

@@ -16,6 +16,7 @@ from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
 from p2p_dtfm.net.libp2p.port import HostPort, Writer
 from p2p_dtfm.net.streams.bulk_settings import STRIPES_LIMIT, BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.byte_room import ByteRoom
+from p2p_dtfm.net.streams.frame_memory import FrameMemory
 from p2p_dtfm.net.streams.frames import WHOLE, FrameHeader
 from p2p_dtfm.net.streams.reassembly import Reassembly
 from p2p_dtfm.net.streams.stripes import COUNT, HANG_UP, LENGTH
@@ -87,6 +88,7 @@ class IncomingLanes:
         self._run_digest = run_digest
         self._limits = limits
         self._room = room
+        self._memory = FrameMemory()
         self._arriving: set[asyncio.Task[None]] = set()
 
     def disconnect(self, peer_id: str) -> None:
@@ -109,7 +111,7 @@ class IncomingLanes:
 
     def accept_line(self, sender: str, line: Line) -> None:
         """A direct line, of one whom TLS has let in."""
-        work = self._accept(sender, LineWire(line), self._host.door)
+        work = self._accept(sender, LineWire(line, self._memory), self._host.door)
         task = asyncio.create_task(work, name="direct line, incoming")
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)

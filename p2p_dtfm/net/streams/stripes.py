@@ -241,8 +241,11 @@ class Lane:
         growth, count = self._growth, len(self.stripes)
         if count > 1 and (rate := growth.sample(count * _BUFFERED_BYTES)) is not None:
             self.listeners.rate(self.peer_id, rate)
-        long = self.round_trip_s >= LONG_ROUND_TRIP_S
-        enough_s = max(_BUSY_S, _BUSY_ROUND_TRIPS * self.round_trip_s)
+        round_trip_s = self.stripes[0].wire.round_trip_s()
+        if round_trip_s is None:  # with what its ends, if they are busy, add to it
+            round_trip_s = self.round_trip_s
+        long = round_trip_s >= LONG_ROUND_TRIP_S
+        enough_s = max(_BUSY_S, _BUSY_ROUND_TRIPS * round_trip_s)
         if not long or self._growing is not None or self.failure is not None:
             return
         if growth.should_grow(enough_s, count < self.most_stripes):

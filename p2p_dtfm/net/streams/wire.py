@@ -12,6 +12,7 @@ from p2p_dtfm.net.direct.line import Line, Turn
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.port import HostPort, Writer
 from p2p_dtfm.net.streams.bulk_settings import STRIPES_LIMIT
+from p2p_dtfm.net.streams.frame_memory import FrameMemory
 from p2p_dtfm.net.streams.frames import (
     PREFIX_BYTES,
     FrameHeader,
@@ -35,6 +36,10 @@ class Wire(Protocol):
 
     seals: bool
     """What arrives is what was sent, to the bit: frames need no checksum."""
+
+    def round_trip_s(self) -> float | None:
+        """Of the connection itself, however busy its ends are; None: not known."""
+        ...
 
     async def read(self, size_bytes: int) -> bytes:
         """A word of exactly so many bytes, whenever it comes."""
@@ -70,6 +75,9 @@ class StreamWire:
     def __init__(self, reader: asyncio.StreamReader, writer: Writer) -> None:
         self.reader = reader
         self.writer = writer
+
+    def round_trip_s(self) -> float | None:
+        return None
 
     async def read(self, size_bytes: int) -> bytes:
         return await self.reader.readexactly(size_bytes)
@@ -115,8 +123,13 @@ class LineWire:
 
     seals = True
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, memory: FrameMemory | None = None) -> None:
+        """`memory`: where frames are put that come over it."""
         self.line = line
+        self._memory = memory or FrameMemory(0)
+
+    def round_trip_s(self) -> float | None:
+        return self.line.round_trip_s()
 
     async def read(self, size_bytes: int) -> bytes:
         return bytes(await self.line.read(size_bytes, _nothing_more))
@@ -133,7 +146,7 @@ class LineWire:
             return None
         header = parse_header(bytes(head[PREFIX_BYTES:]), limits)
         await admit(header)
-        payload = bytearray(header.following_bytes)
+        payload = self._memory.take(header.following_bytes)
         async with asyncio.timeout(stall_s + len(payload) / SLOWEST_BYTES_PER_S):
             await self.line.read_into(memoryview(payload))
         return header, payload

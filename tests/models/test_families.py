@@ -24,10 +24,11 @@ from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
 from p2p_dtfm.train.model.checkpoint import save_layers
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.model.optimizer import apply_outcome, learning_rate, squared_norm
+from p2p_dtfm.train.model.optimizer import apply_outcome, learning_rate
 from p2p_dtfm.train.model.reference import torch_adam_w
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 from p2p_dtfm.train.stage.tied_head import counted_once, tie
+from p2p_dtfm.train.updates.exact_sums import squared_norm
 from tests.models.conftest import make_spec, own_logits, random_states
 from tests.models.families import CASES, made, make_model
 from tests.models.test_hugging_face import imported_states, tokens_of

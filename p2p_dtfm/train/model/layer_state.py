@@ -125,8 +125,9 @@ class LayerState:
     def apply(self, reduced_gradient: Tensor, clip_scale: float, learning_rate: float) -> None:
         """One step with `clip_scale * reduced_gradient`; the version grows by one.
 
-        The step is the optimizer's (`updates.layer_update`); where a run synchronises locally, it is SGD's with Nesterov momentum
-        (Sutskever et al. 2013, in PyTorch's form), which is kept as the first moments.
+        The step is the optimizer's (`updates.layer_update`); where a run synchronises locally, it
+        is SGD's with Nesterov momentum (Sutskever et al. 2013, in PyTorch's form), which is kept as
+        the first moments.
 
         `reduced_gradient` is flat fp32 in canonical order and stays as it is, unless it is the
         gradient buffer, which is zero afterwards.

@@ -1,8 +1,8 @@
 """`sync = "local"`: the inner steps of a pipeline between two reductions (DiLoCo, Douillard et al.
 2023).
 
-Within one step of the swarm each pipeline takes `inner_steps` steps of its own, each on its part of the
-pipeline's microbatches. What is then reduced is not a gradient but the difference between the
+Within one step of the swarm each pipeline takes `inner_steps` steps of its own, each on its part of
+the pipeline's microbatches. What is then reduced is not a gradient but the difference between the
 shared parameters and the pipeline's own, weighted by the pipeline's tokens; `LayerState.apply`
 makes one Nesterov step with the sum. So order of samples, Prepared, roll-forward and followers are
 those of any other step.

@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
+from p2p_dtfm.core.protocol.workload import MUON_ITERATIONS
 from p2p_dtfm.train.updates.exact_sums import squared_norm
 
-ITERATIONS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _TINY = 1e-7
 _GRID = 2.0**24
@@ -24,11 +24,11 @@ def orthogonal(matrix: Tensor) -> Tensor:
     depend on the device."""
     a, b, c = COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix / (torch.linalg.vector_norm(matrix) + _TINY)
+    x: Tensor = matrix / (torch.linalg.vector_norm(matrix) + _TINY)
     x = x.T if is_tall else x
     if matrix.device.type == "cuda":
         x = x.to(torch.bfloat16)
-    for _ in range(ITERATIONS):
+    for _ in range(MUON_ITERATIONS):
         gram = x @ x.T
         polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.addmm(x, polynomial, x, beta=a)
@@ -48,7 +48,7 @@ def exactly_orthogonal(matrix: Tensor) -> Tensor:
     norm = math.sqrt(squared_norm(matrix.reshape(-1)))
     x = matrix.double().mul_(1.0 / (norm + _TINY))
     x = _on_grid((x.T if is_tall else x).contiguous())
-    for _ in range(ITERATIONS):
+    for _ in range(MUON_ITERATIONS):
         gram = _on_grid(x @ x.T)
         polynomial = _on_grid((gram @ gram).mul_(c).add_(gram * b))
         x = _on_grid((polynomial @ x).add_(x * a))

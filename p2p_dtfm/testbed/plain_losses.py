@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 
@@ -15,7 +16,10 @@ def comparable(spec: RunSpec, total_steps: int) -> RunSpec:
     """The run with so many steps, gentle enough for its losses to be compared."""
     gentle = min(spec.optimizer.peak_learning_rate, GENTLE_LEARNING_RATE)
     final = min(spec.optimizer.final_learning_rate, gentle)
-    rates = {"peak_learning_rate": gentle, "final_learning_rate": final}
+    calm = spec.optimizer.muon.peak_learning_rate * gentle / spec.optimizer.peak_learning_rate
+    rates: dict[str, Any] = {"peak_learning_rate": gentle, "final_learning_rate": final}
+    if spec.optimizer.kind == "muon":
+        rates["muon"] = spec.optimizer.muon.model_copy(update={"peak_learning_rate": calm})
     changes = {
         "total_steps": total_steps,
         "checkpoint": spec.checkpoint.model_copy(update={"every_steps": CHECKPOINT_EVERY_STEPS}),

@@ -76,6 +76,20 @@ def test_what_a_replica_keeps_to_itself_counts_as_state() -> None:
         ({"codecs": {"reduction": "int8"}}, 6),
         ({"sync": local}, 9),
         ({"sync": local, "codecs": {"reduction": "sparse"}}, 11),
+        ({"sync": local, "codecs": {"reduction": "sign"}}, 11),
     ):
         work = workload_of(run_spec(**changes))
         assert work.block.state_bytes == 4 * copies * work.block.parameter_count
+
+
+def test_muon_takes_time_and_signs_few_bytes() -> None:
+    muon, local = {"peak_learning_rate": 1e-3, "kind": "muon"}, {"mode": "local", "inner_steps": 2}
+    assert b"update" not in encode(workload_of(run_spec())), "what plans are named by stays"
+    in_step = workload_of(run_spec(optimizer=muon))
+    # four of 32 x 32, two of 32 x 128: 2 (2 s^2 l + s^3) operations, 5 iterations, 3 products
+    once = 4 * 2 * 3 * 32**3 + 2 * 2 * (2 * 32**2 * 128 + 32**3)
+    share = 2 * 5 * once / in_step.block.forward_flops
+    assert in_step.block_update_ppm == pytest.approx(1e6 * share, abs=1)
+    alone = workload_of(run_spec(optimizer=muon, sync=local, codecs={"reduction": "sign"}))
+    assert alone.block_update_ppm == in_step.block_update_ppm // 2
+    assert alone.gradient_wire_bytes(alone.block) / (4 * alone.block.parameter_count) < 1 / 31

@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "a433592a11dcc83f199b3bd4eb7d092432d81a228f4fb723786d91fce8442867"}
+SAID = {2: "57d7bc3b9fe800795ed7c6a849017615b70001e3fa977d18834b1aafbd7a7a8a"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

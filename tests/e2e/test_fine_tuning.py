@@ -20,7 +20,8 @@ from p2p_dtfm.train.model.checkpoint import load_layer, read_manifest, save_laye
 from p2p_dtfm.train.model.gpt import token_loss_sum
 from p2p_dtfm.train.model.initial_state import initial_layer_path, initial_layer_state
 from p2p_dtfm.train.model.optimizer import learning_rate
-from p2p_dtfm.train.model.reference import ReferenceRun, torch_adam_w
+from p2p_dtfm.train.model.plain_optimizers import torch_adam_w
+from p2p_dtfm.train.model.reference import ReferenceRun
 from p2p_dtfm.train.stage.batches import Batches
 from tests.e2e.helpers import DEADLINE_S, step_of, wait_until
 from tests.e2e.test_daemons import losses
@@ -89,7 +90,7 @@ def losses_of_transformers(home: Path, model: PreTrainedModel, steps: int) -> li
     torch.set_num_threads(1)
     spec, dataset = run_in(home, steps)
     batch = Batches(dataset, spec)
-    optimizer = torch_adam_w(spec, model)
+    optimizer = torch_adam_w(spec, list(model.parameters()))
     found = []
     for step in range(steps):
         optimizer.zero_grad()

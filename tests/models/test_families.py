@@ -24,10 +24,11 @@ from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
 from p2p_dtfm.train.model.checkpoint import save_layers
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.model.optimizer import apply_outcome, learning_rate, squared_norm
-from p2p_dtfm.train.model.reference import torch_adam_w
+from p2p_dtfm.train.model.optimizer import apply_outcome, learning_rate
+from p2p_dtfm.train.model.plain_optimizers import torch_adam_w
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 from p2p_dtfm.train.stage.tied_head import counted_once, tie
+from p2p_dtfm.train.updates.exact_sums import squared_norm
 from tests.models.conftest import make_spec, own_logits, random_states
 from tests.models.families import CASES, made, make_model
 from tests.models.test_hugging_face import imported_states, tokens_of
@@ -183,7 +184,7 @@ def test_stages_train_as_transformers_own_model_under_torchs_optimizer(
     theirs.save_pretrained(tmp_path / "hf")
     spec = import_hugging_face(tmp_path / "hf", tmp_path / "in", "", TRAINING)
     ours = TwoStages(spec, imported_states(tmp_path / "in", spec))
-    optimizer = torch_adam_w(spec, theirs)
+    optimizer = torch_adam_w(spec, list(theirs.parameters()))
     generator = torch.Generator().manual_seed(9)
     tokens = torch.randint(61, (4, 33), generator=generator)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]

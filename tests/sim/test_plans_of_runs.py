@@ -73,7 +73,9 @@ def of_daemons(scenario: Scenario, spec: RunSpec) -> Snapshot:
 @pytest.mark.parametrize(
     "sections",
     [{}, {"codecs": FEW_BYTES}, {"sync": LOCAL}, {"codecs": FEW_BYTES, "sync": LOCAL},
-     {"compute": {"recompute": "always"}}],
+     {"compute": {"recompute": "always"}},
+     {"optimizer": {"peak_learning_rate": 1e-3, "kind": "muon"}, "sync": LOCAL,
+      "codecs": {"reduction": "sign"}}],
 )  # fmt: skip
 def test_a_command_plans_from_the_same_bytes_as_a_daemon(sections: dict[str, object]) -> None:
     scenario, spec = read_scenario("three-homes"), changed(small_spec(), **sections)
@@ -104,18 +106,36 @@ def test_codecs_and_inner_steps_change_what_is_predicted() -> None:
     assert took["int8"] < took["plain"] < took["local"]
 
 
+@pytest.mark.parametrize("sync", [{}, LOCAL])
+def test_muons_updates_take_time_once_or_in_each_inner_step(sync: dict[str, object]) -> None:
+    scenario, took = equal_peers(1), []
+    for kind in ("adamw", "muon"):
+        optimizer = {"peak_learning_rate": 1e-3, "kind": kind}
+        spec = changed(small_spec(layers=4, global_batch=16), sync=sync, optimizer=optimizer)
+        snapshot = scenario_snapshot(scenario, spec, AS_RUN)
+        plan = compute_plan(snapshot)
+        assert isinstance(plan, Plan)
+        step = simulate_step(plan, scenario, workload_in(scenario, spec, AS_RUN), AS_RUN)
+        assert step.total_ns == pytest.approx(plan.predicted_step_ns, rel=1e-3)
+        took.append(step.total_ns)
+    work, block = snapshot.workload, snapshot.records[0].device.block
+    once = 4 * block.forward_ns * work.block_update_ppm // 1_000_000
+    assert took[1] - took[0] == pytest.approx(once * max(1, work.inner_steps), rel=1e-2)
+
+
 def state_bytes(spec: RunSpec) -> int:
     work = workload_of(spec)
     return sum(work.cost(layer).state_bytes for layer in range(work.layer_count))
 
 
-@pytest.mark.parametrize("inner_steps", [1, 3, 5])
-def test_the_simulator_takes_as_long_as_was_predicted(inner_steps: int) -> None:
+@pytest.mark.parametrize(("inner_steps", "kind"), [(1, "adamw"), (3, "muon"), (5, "adamw")])
+def test_the_simulator_takes_as_long_as_was_predicted(inner_steps: int, kind: str) -> None:
     """Pipelines that drain behind each inner step, sparse differences, int8 between stages."""
     spec = changed(
         small_spec(layers=6, global_batch=32),
         codecs=FEW_BYTES,
         sync={"mode": "local", "inner_steps": inner_steps},
+        optimizer={"peak_learning_rate": 1e-3, "kind": kind},
     )
     memory = f"memory_gb = {0.7 * state_bytes(spec) / 1e9}\nuplink_mbps = 200"
     scenario = equal_peers(4, latency_ms=1.0, limits=memory)
@@ -137,6 +157,8 @@ def test_a_sparse_reduction_sends_what_the_run_says_of_it() -> None:
     assert plain.gradient_bytes_per_kibi == 4096
     assert coded.gradient_bytes_per_kibi == (128 * 4 + 256) // 8
     assert coded.boundary_wire_bytes == plain.boundary_wire_bytes, "activations know no sparse"
+    signs = scenario_snapshot(scenario, spec, AS_RUN.with_codec("sign")).workload
+    assert signs.gradient_bytes_per_kibi == 132
 
 
 def test_where_memory_is_short_a_plan_that_recomputes_is_explained_and_simulated() -> None:

@@ -10,7 +10,8 @@ from torch import nn
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.gpt import token_loss_sum
 from p2p_dtfm.train.model.optimizer import inner_learning_rate
-from p2p_dtfm.train.model.reference import Batch, ReferenceRun, torch_adam_w
+from p2p_dtfm.train.model.plain_optimizers import PlainOptimizer
+from p2p_dtfm.train.model.reference import Batch, ReferenceRun
 
 
 class LocalReferenceRun(ReferenceRun):
@@ -29,7 +30,7 @@ class LocalReferenceRun(ReferenceRun):
         super().__init__(spec, batch, device)
         self.shares = shares
         self.replicas = [copy.deepcopy(self.model) for _ in shares]
-        self.inner = [torch_adam_w(spec, replica) for replica in self.replicas]
+        self.inner = [PlainOptimizer(spec, replica) for replica in self.replicas]
         momentum = spec.sync.outer_momentum
         self.outer = torch.optim.SGD(
             self.model.parameters(),
@@ -60,7 +61,7 @@ class LocalReferenceRun(ReferenceRun):
         inner_step: int,
         share: range,
         replica: nn.Sequential,
-        optimizer: torch.optim.AdamW,
+        optimizer: PlainOptimizer,
     ) -> float:
         steps = self.spec.sync.inner_steps
         first, end = (len(share) * n // steps for n in (inner_step, inner_step + 1))
@@ -73,10 +74,10 @@ class LocalReferenceRun(ReferenceRun):
             loss = token_loss_sum(replica(inputs.to(self.device)), targets.to(self.device))
             (loss / (targets.numel() * (end - first))).backward()
             loss_sum += loss.item()
+        clipped = {id(parameter) for parameter in optimizer.rest}
         for layer in replica:
             limit = self.spec.optimizer.clip_norm / math.sqrt(len(replica))
-            torch.nn.utils.clip_grad_norm_(layer.parameters(), limit)
-        for group in optimizer.param_groups:
-            group["lr"] = inner_learning_rate(self.spec, step, inner_step)
-        optimizer.step()
+            rest = [parameter for parameter in layer.parameters() if id(parameter) in clipped]
+            torch.nn.utils.clip_grad_norm_(rest, limit)
+        optimizer.step(inner_learning_rate(self.spec, step, inner_step))
         return loss_sum

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.train.model import adam_w
-from p2p_dtfm.train.model.adam_w import AdamW
+from p2p_dtfm.train.updates import adam_w
+from p2p_dtfm.train.updates.adam_w import AdamW
 
 SHAPES = ((300, 70), (70,), (5,), (9, 9))
 COUNT = sum(math.prod(shape) for shape in SHAPES)

@@ -15,9 +15,10 @@ from p2p_dtfm.train.codecs import Codec, Turn, codec_of
 from p2p_dtfm.train.codecs.dense import INT8_BLOCK
 from p2p_dtfm.train.codecs.packing import pack, unpack
 from p2p_dtfm.train.codecs.selection import selected_count, selected_indices
+from p2p_dtfm.train.codecs.sign import BLOCK as SIGN_BLOCK
 
 DENSE = ["fp32", "fp16", "bf16", "int8"]
-ALL = [*DENSE, "sparse"]
+ALL = [*DENSE, "sparse", "sign"]
 SPARSE = CodecSpec(sparse=SparseSpec(one_in=5, keep_percent=30, bits=4))
 TURN = Turn(place=(1 << 63) + 12345, step=17)
 
@@ -156,7 +157,7 @@ def test_divergence_is_not_hidden(name: str, wrong: float) -> None:
     assert not math.isfinite(float(there_and_back(codec_of(name, spec), values).sum()))
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*DENSE, "sparse"])
 def test_extreme_values(name: str) -> None:
     spec = CodecSpec(sparse=SparseSpec(one_in=1, keep_percent=100, bits=8))
     codec = codec_of(name, spec)
@@ -165,6 +166,33 @@ def test_extreme_values(name: str) -> None:
         decoded = there_and_back(codec, values)
         assert bool(decoded.isfinite().all())
         assert float((decoded - values).abs().amax()) <= largest / 100 + 2e-43
+
+
+@given(counts, seeds, exponents)
+@example(1024, 0, 0)
+def test_signs_have_their_blocks_mean_magnitude(count: int, seed: int, exponent: int) -> None:
+    codec, values = codec_of("sign", SPARSE), numbers(count, seed, exponent)
+    decoded = there_and_back(codec, values)
+    assert codec.payload_bytes(1 << 20) * 8 < 1.032 * (1 << 20)
+    for start in range(0, count, SIGN_BLOCK):
+        block, found = values[start : start + SIGN_BLOCK], decoded[start : start + SIGN_BLOCK]
+        mean = float(block.abs().double().mean())
+        assert float(found.abs().amax()) == float(found.abs().amin())
+        assert float(found[0].abs()) == pytest.approx(mean, rel=2.0**-8, abs=1e-38)
+        assert bool(((found < 0) == (block < 0))[found != 0].all())
+        lost, due = (block - found).double(), block.double()
+        assert float(lost.square().sum()) <= 1.001 * float(due.square().sum()) + 1e-70
+
+
+def test_signs_of_extreme_values_and_the_same_bytes_for_ever() -> None:
+    codec = codec_of("sign", SPARSE)
+    for largest in (3.4e38, 1e-44, 0.0):
+        assert bool(there_and_back(codec, torch.linspace(-1, 1, 700) * largest).isfinite().all())
+    assert bool(there_and_back(codec, torch.full((600,), 3.4e38)).isfinite().all())
+    payload = bytes(codec.encode(numbers(20, 3)))
+    assert payload.hex() == "010000009441458800"
+    with pytest.raises(PeerFault, match="negative magnitude"):
+        codec.decode(b"\1\0\0\0\0\xbf\0", (8,))
 
 
 @settings(max_examples=150, deadline=None)

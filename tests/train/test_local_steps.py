@@ -101,7 +101,12 @@ class Swarm:
             peer.memory.commit(step)
 
 
-def test_losses_and_parameters_equal_the_plain_loop(local_spec: RunSpec, toy_batch: Batch) -> None:
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_losses_and_parameters_equal_the_plain_loop(
+    local_spec: RunSpec, toy_batch: Batch, kind: str
+) -> None:
+    optimizer = local_spec.optimizer.model_copy(update={"kind": kind})
+    local_spec = local_spec.model_copy(update={"optimizer": optimizer})
     shares = [p.microbatches for p in UNEVEN.pipelines]
     reference = LocalReferenceRun(local_spec, toy_batch, shares)
     swarm = Swarm(local_spec, UNEVEN, toy_batch)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.train.model.optimizer import clip_scale, learning_rate, squared_norm
+from p2p_dtfm.train.model.optimizer import clip_scale, learning_rate
+from p2p_dtfm.train.updates.exact_sums import squared_norm
 
 
 def test_learning_rate_rises_then_falls(spec: RunSpec) -> None:

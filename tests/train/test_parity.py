@@ -10,11 +10,12 @@ from torch import Tensor
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Segment, Stage
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.model.optimizer import clip_scale, learning_rate, squared_norm
+from p2p_dtfm.train.model.optimizer import clip_scale, learning_rate
 from p2p_dtfm.train.model.reference import ReferenceRun
 from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes, tensor_to_bytes
+from p2p_dtfm.train.updates.exact_sums import squared_norm
 from tests.train.holders import reduce_gradients
 
 Batch = Callable[[int, int], tuple[Tensor, Tensor]]

@@ -160,6 +160,9 @@ class PipelineModel:
             hides = (0,) * (last + 1)  # differences set out together
         again_ns = max(0, problem.inner_steps - 1) * max(0, round_trips[0] - period)
         fill = round_trips[0] + again_ns
+        if problem.block_update_ppm:
+            updates = [self._update_ns(peers[s], cuts[s], cuts[s + 1]) for s in range(last + 1)]
+            fill += max(1, problem.inner_steps) * max(updates)
         return wanted, PipelineCost(cuts, fitting, fill, period, tuple(drain), hides)
 
     def stage_timings(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[StageTiming, ...]:
@@ -192,6 +195,7 @@ class PipelineModel:
                     *hop,
                     *shared,
                     weight_ns=weight if self.splits(stage) else 0,
+                    update_ns=self._update_ns(here, cost.cuts[stage], cost.cuts[stage + 1]),
                 )
             )
         return tuple(timings)
@@ -225,6 +229,11 @@ class PipelineModel:
         """The last part of a microbatch at the layers `first .. end - 1` of this stage."""
         kinds = kinds_in(first, end, self.problem.layer_count)
         return self.problem.layer_ns[peer].last_part_ns(kinds, self.splits(stage))
+
+    def _update_ns(self, peer: int, first: int, end: int) -> int:
+        """Of the layers `first .. end - 1`."""
+        kinds = kinds_in(first, end, self.problem.layer_count)
+        return self.problem.layer_ns[peer].update_ns(kinds, self.problem.block_update_ppm)
 
     def _limited_ns(self, bytes_per_s: int) -> int:
         """Of one boundary tensor through a shared limit; 0 if there is none."""

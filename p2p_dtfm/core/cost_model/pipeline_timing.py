@@ -40,6 +40,8 @@ class StageTiming:
     downlink_ns: int = 0
     weight_ns: int = 0
     """What of the backward is left for when nothing else can run; 0: nothing."""
+    update_ns: int = 0
+    """Of the parameters: before the step's first forward, and between inner steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,12 @@ class PipelinesAtWork:
         self._choose = choose
         for first in [_chained(*each) for each in enumerate(pipelines)]:
             first.forwards = first.group_end
-            self._pick(first)
+            stage: StageAtWork | None = first
+            while stage is not None:
+                self._update(stage)
+                stage = stage.next
+            if not first.busy:
+                self._pick(first)
 
     def _pick(self, stage: StageAtWork) -> None:
         """Begin the next tasklet, if there is one."""
@@ -177,6 +184,16 @@ class PipelinesAtWork:
             self._last_part(stage, count, end_ns)
         self._time.at(end_ns, ended, stage)
 
+    def _update(self, stage: StageAtWork) -> None:
+        """Of the parameters, before whatever comes next."""
+        if stage.timing.update_ns:
+            stage.busy = True
+            self._time.at(self._time.now_ns + stage.timing.update_ns, self._updated, stage)
+
+    def _updated(self, stage: StageAtWork) -> None:
+        stage.busy = False
+        self._pick(stage)
+
     def _forward_ended(self, stage: StageAtWork) -> None:
         stage.busy = False
         if stage.next is None:
@@ -195,16 +212,18 @@ class PipelinesAtWork:
             stage.held -= 1
         if stage.previous is not None:
             self._send(stage, stage.previous, self._gradient_arrived)
-        if not stage.group_left and not stage.owed:
-            self._group_done(stage)
-        self._pick(stage)
+        self._go_on(stage)
 
     def _weights_ended(self, stage: StageAtWork) -> None:
         stage.busy = False
         stage.held -= 1
+        self._go_on(stage)
+
+    def _go_on(self, stage: StageAtWork) -> None:
         if not stage.group_left and not stage.owed:
             self._group_done(stage)
-        self._pick(stage)
+        if not stage.busy:
+            self._pick(stage)
 
     def _group_done(self, stage: StageAtWork) -> None:
         """The step, or the inner step, is done here; the first stage then begins the next."""
@@ -216,6 +235,7 @@ class PipelinesAtWork:
         stage.group_end += size
         if stage.previous is None:
             stage.forwards += size
+        self._update(stage)
 
     def _input_arrived(self, stage: StageAtWork) -> None:
         stage.forwards += 1

@@ -71,6 +71,10 @@ class LayerNs:
             + heads * self.head_backward_ns
         )
 
+    def update_ns(self, kinds: Kinds, block_update_ppm: int) -> int:
+        """Of an update of these layers."""
+        return kinds[1] * self.block_forward_ns * block_update_ppm // 1_000_000
+
     def last_part_ns(self, kinds: Kinds, splits: bool) -> int:
         """The last part of a microbatch, in which the gradients become final: what a split leaves
         of the backward, else all of it."""
@@ -132,6 +136,8 @@ class PlanningProblem:
     """Whether each pipeline is a single peer, which holds all layers."""
     inner_steps: int = 0
     """Of each pipeline in a step; 0: replicas do not step alone."""
+    block_update_ppm: int = 0
+    """Of a block's forward: what an update of the block takes."""
 
     @property
     def peer_count(self) -> int:
@@ -222,6 +228,7 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
         splits_backwards=workload.recompute != "included",
         one_stage=workload.one_stage,
         inner_steps=workload.inner_steps,
+        block_update_ppm=workload.block_update_ppm,
     )
 
 

@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.model_spec import ModelSpec, Section, with_preset
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
 
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
-ReductionCodec = Literal["fp32", "bf16", "int8", "sparse"]
+ReductionCodec = Literal["fp32", "bf16", "int8", "sparse", "sign"]
 
 
 class BatchSpec(Section):
@@ -31,9 +31,23 @@ class BatchSpec(Section):
         return self
 
 
-class OptimizerSpec(Section):
-    """AdamW with linear warm-up, cosine decay and clipping of the global norm."""
+class MuonSpec(Section):
+    """What Muon does with the matrices of blocks. Its rate follows the same schedule as AdamW's."""
 
+    peak_learning_rate: float = Field(default=0.02, gt=0)
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    weight_decay: float = Field(default=0.1, ge=0)
+
+
+class OptimizerSpec(Section):
+    """Linear warm-up, cosine decay and clipping of the global norm.
+
+    `muon` is of the matrices of blocks alone (Jordan et al. 2024); AdamW, with what is said here,
+    updates the rest.
+    """
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    muon: MuonSpec = MuonSpec()
     peak_learning_rate: float = Field(gt=0)
     final_learning_rate: float = Field(default=0.0, ge=0)
     warmup_steps: int = Field(default=0, ge=0)
@@ -42,6 +56,12 @@ class OptimizerSpec(Section):
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
     clip_norm: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _muon_counts(self) -> "OptimizerSpec":
+        if self.kind != "muon" and self.muon != MuonSpec():
+            raise ValueError('optimizer.muon counts only with optimizer.kind = "muon"')
+        return self
 
 
 class DataSpec(Section):
@@ -90,7 +110,7 @@ class SyncSpec(Section):
     """When replicas agree on parameters.
 
     `every_step`: gradients are reduced before each optimizer step. `local` (DiLoCo, Douillard et
-    al. 2023): each pipeline takes `inner_steps` AdamW steps on its share of a step's microbatches;
+    al. 2023): each pipeline takes `inner_steps` steps on its share of a step's microbatches;
     then the replicas' differences are reduced, and one Nesterov step is made with them.
     """
 
@@ -194,6 +214,15 @@ class RunSpec(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _signs_are_of_differences(self) -> "RunSpec":
+        if self.codecs.reduction == "sign" and self.sync.mode != "local":
+            raise ValueError(
+                'codecs.reduction = "sign" needs sync.mode = "local": signs of single gradients '
+                "would go straight into the optimizer, whose moments they spoil"
+            )
+        return self
+
     @property
     def microbatches_per_step(self) -> int:
         return self.batch.global_batch // self.batch.microbatch
@@ -216,6 +245,8 @@ class RunSpec(Section):
         values["model"] = self.model.stated()
         if not self.founding:
             del values["founding"]
+        if self.optimizer.kind == "adamw":
+            del values["optimizer"]["kind"], values["optimizer"]["muon"]
         if not self.limits.least_gain:
             del values["limits"]["least_gain"]
         return encode(_floats_to_text(values))

@@ -14,10 +14,15 @@ from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec
 
 FLOAT_BYTES = 4
 KIBI = 1024
-CODEC_BYTES_PER_KIBI = {"fp32": 4096, "fp16": 2048, "bf16": 2048, "int8": 1065}
-"""Bytes of 1024 values on the wire; int8 is blockwise, with a scale for each block."""
+CODEC_BYTES_PER_KIBI = {"fp32": 4096, "fp16": 2048, "bf16": 2048, "int8": 1065, "sign": 132}
+"""Bytes of 1024 values on the wire; int8 and sign are blockwise, with a scale for each block."""
 STATE_COPIES = 4
 """Parameters, gradient and two moments."""
+MUON_ITERATIONS = 5
+"""Of Newton and Schulz, for each matrix and update."""
+_SECOND_MOMENTS = 2
+"""As of the last commit and as of now: of inner steps, Muon keeps none."""
+_MILLION = 1_000_000
 
 
 class LayerKind(StrEnum):
@@ -71,6 +76,9 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     one_stage: bool = False
     """Whoever trains holds all layers: the head is the token embedding."""
+    block_update_ppm: int = 0
+    """What a block's update takes, in millionths of its forward of a microbatch; 0: too little to
+    be counted. Made once in a step, or in each inner step."""
 
     @property
     def boundary_wire_bytes(self) -> int:
@@ -112,18 +120,21 @@ def workload_of(spec: RunSpec) -> Workload:
     boundary = tokens * width * FLOAT_BYTES
     positions = model.context if model.position == "learned" else 0
     copies = STATE_COPIES + _private_copies(spec)
+    parameters = block_parameters(model)
+    forward_flops = block_flops(model, tokens, model.context)
+    block = _layer_cost(
+        parameters, tokens * saved_values(model) * FLOAT_BYTES, forward_flops, copies
+    )
+    if spec.optimizer.kind == "muon" and spec.sync.mode == "local":
+        unneeded = _SECOND_MOMENTS * FLOAT_BYTES * _block_matrices(model)
+        block = msgspec.structs.replace(block, state_bytes=block.state_bytes - unneeded)
     return Workload(
         block_count=model.layers,
         microbatch_count=spec.microbatches_per_step,
         evaluation_microbatch_count=spec.evaluation_microbatches,
         boundary_bytes=boundary,
         embedding=_layer_cost((vocabulary + positions) * width, boundary, tokens * width, copies),
-        block=_layer_cost(
-            block_parameters(model),
-            tokens * saved_values(model) * FLOAT_BYTES,
-            block_flops(model, tokens, model.context),
-            copies,
-        ),
+        block=block,
         head=_layer_cost(
             norm_parameters(model) + vocabulary * width,
             2 * boundary + 3 * tokens * vocabulary * FLOAT_BYTES,
@@ -137,9 +148,24 @@ def workload_of(spec: RunSpec) -> Workload:
         gradient_bytes_per_kibi=reduced_bytes_per_kibi(spec.codecs, spec.codecs.reduction),
         recompute=spec.compute.recompute,
         inner_steps=spec.sync.inner_steps if spec.sync.mode == "local" else 0,
-        least_gain_ppm=round(spec.limits.least_gain * 1_000_000),
+        least_gain_ppm=round(spec.limits.least_gain * _MILLION),
         one_stage=model.tied_head,
+        block_update_ppm=_MILLION * _update_flops(spec) // forward_flops,
     )
+
+
+def _update_flops(spec: RunSpec) -> int:
+    """Of a block, where Muon makes its matrices orthogonal: three products of matrices in each
+    iteration. To be exact on any device they are in float64, in which a processor's are half as
+    fast; inner steps need not be."""
+    if spec.optimizer.kind != "muon":
+        return 0
+    model = spec.model
+    width, hidden, inputs = model.width, model.hidden_width, _hidden_inputs(model)
+    shapes = [(width, model.query_width)] * 2 + [(width, model.key_width)] * 2
+    shapes += [(width, hidden)] * (inputs + 1)
+    once = sum(2 * small * small * (2 * large + small) for small, large in map(sorted, shapes))
+    return MUON_ITERATIONS * once * (1 if spec.sync.mode == "local" else 2)
 
 
 def block_flops(model: ModelSpec, tokens: int, context: int) -> int:

@@ -17,10 +17,10 @@ from p2p_dtfm.daemon.step.stage_tools import (
 )
 from p2p_dtfm.daemon.step.step_reduction import StepReduction
 from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.model.optimizer import squared_norm
 from p2p_dtfm.train.stage.finite import NotFinite
 from p2p_dtfm.train.stage.local_steps import LocalSteps, inner_microbatches
 from p2p_dtfm.train.stage.tied_head import counted_once
+from p2p_dtfm.train.updates.exact_sums import squared_norm
 
 Tensor = Any
 

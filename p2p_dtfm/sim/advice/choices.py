@@ -26,18 +26,21 @@ REDUCTIONS: Mapping[str, Values] = {
         "reduction": "sparse",
         "sparse": {"one_in": 8, "keep_percent": 25, "bits": 4},
     },
+    "sign": {"reduction": "sign"},
 }
+OPTIMIZERS = ("adamw", "muon")
 BOUNDARIES = (("fp32",), ("bf16",), ("bf16", "int8"))
 MICROBATCH_FACTORS = (1, 2, 0.5, 0.25)
 CONTEXT_FACTORS = (1, 0.5, 0.25)
 DEFAULT_DIMENSIONS = ("global-batch", "inner-steps", "reduction", "boundaries", "microbatch")
-DIMENSIONS = (*DEFAULT_DIMENSIONS, "context")
+DIMENSIONS = (*DEFAULT_DIMENSIONS, "optimizer", "context")
 STARTS: tuple[Values, ...] = (
     {"global-batch": 8, "inner-steps": 8, "reduction": "sparse 128 times",
      "boundaries": ("bf16", "int8")},
     {"global-batch": 8, "inner-steps": 8, "reduction": "sparse 128 times",
      "boundaries": ("bf16", "int8"), "microbatch": 0.5},
     {"global-batch": 8, "inner-steps": 40, "reduction": "sparse 11 times"},
+    {"global-batch": 16, "inner-steps": 13, "reduction": "sign", "optimizer": "muon"},
 )  # fmt: skip
 """Changes that pay together where none does alone."""
 
@@ -95,6 +98,7 @@ def _values_of(name: str) -> tuple[Any, ...]:
         "reduction": tuple(REDUCTIONS),
         "boundaries": BOUNDARIES,
         "microbatch": MICROBATCH_FACTORS,
+        "optimizer": OPTIMIZERS,
         "context": CONTEXT_FACTORS,
     }[name]
 
@@ -137,6 +141,8 @@ def _change(values: Values, settings: Values) -> None:
         if key in values.get(section, {}):
             values[section][key] = max(1, values[section][key] // larger)
     optimizer = values["optimizer"]
+    if "optimizer" in settings:
+        optimizer["kind"] = settings["optimizer"]
     if "warmup_steps" in optimizer:
         warm = optimizer["warmup_steps"] * _inner_steps(values) / (inner_before * larger)
         optimizer["warmup_steps"] = math.ceil(warm)
@@ -169,6 +175,7 @@ def _told(spec: RunSpec, name: str) -> str:
         "inner-steps": f"{spec.sync.inner_steps} inner steps" if local else "one step for all",
         "reduction": f"reduction {reduction}",
         "boundaries": f"boundaries {' or '.join(spec.codecs.activations)}",
+        "optimizer": f"optimizer {spec.optimizer.kind}",
         "microbatch": f"microbatch {spec.batch.microbatch}",
         "context": f"context {spec.model.context}",
     }[name]

@@ -12,8 +12,8 @@ Overlap = Literal["none", "stage", "layer"]
 
 CODEC_BITS_PER_VALUE = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 9}
 """int8 is blockwise: 8 bits a value and a scale for each 32 of them."""
-SPARSE = "sparse"
-"""Of reductions only."""
+OF_REDUCTIONS = ("sparse", "sign")
+"""Codecs that reductions alone know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Execution:
     activation_codec: str | None = "fp16"
     """None: what the run allows, as a daemon's planner counts it."""
     gradient_codec: str | None = "fp16"
-    """`sparse` is what the run says of it; None: the run's own codec."""
+    """`sparse` is what the run says of it, `sign` a bit for each value; None: the run's own."""
     recompute: bool | None = True
     """None: what the run says, by the plan and each peer's memory."""
     split_backward: bool = False
@@ -61,10 +61,10 @@ class Execution:
     """GPipe: forwards before the first backward; 0: all of the step's."""
 
     def __post_init__(self) -> None:
-        codecs = (self.activation_codec, *(() if self.is_sparse else (self.gradient_codec,)))
+        codecs = (self.activation_codec, *(() if self.is_of_reductions else (self.gradient_codec,)))
         for codec in codecs:
             if codec is not None and codec not in CODEC_BITS_PER_VALUE:
-                known = ", ".join((*CODEC_BITS_PER_VALUE, SPARSE))
+                known = ", ".join((*CODEC_BITS_PER_VALUE, *OF_REDUCTIONS))
                 raise UserError(f"unknown codec {codec!r}", f"one of: {known}")
 
     def with_reduction(self, kind: str) -> "Execution":
@@ -75,15 +75,15 @@ class Execution:
         return replace(self, reduction=cast(ReductionKind, kind))
 
     def with_codec(self, codec: str) -> "Execution":
-        """The same with that codec for all tensors; `sparse`: for the reduction, which alone knows
-        it. Raises `UserError`."""
-        if codec == SPARSE:
+        """The same with that codec for all tensors; `sparse` and `sign`: for the reduction, which
+        alone knows them. Raises `UserError`."""
+        if codec in OF_REDUCTIONS:
             return replace(self, gradient_codec=codec)
         return replace(self, activation_codec=codec, gradient_codec=codec)
 
     @property
-    def is_sparse(self) -> bool:
-        return self.gradient_codec == SPARSE
+    def is_of_reductions(self) -> bool:
+        return self.gradient_codec in OF_REDUCTIONS
 
     @property
     def splits(self) -> bool:

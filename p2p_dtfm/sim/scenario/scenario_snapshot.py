@@ -25,7 +25,6 @@ from p2p_dtfm.core.protocol.workload import (
 from p2p_dtfm.sim.scenario.execution import (
     CODEC_BITS_PER_VALUE,
     OURS,
-    SPARSE,
     Execution,
     wire_bytes,
 )
@@ -45,8 +44,8 @@ def workload_in(scenario: Scenario, spec: RunSpec, execution: Execution) -> Work
         workload = msgspec.structs.replace(workload, recompute=how)
     if execution.order != "1f1b":  # GPipe's runs take one step with the gradients of all
         workload = msgspec.structs.replace(workload, inner_steps=0)
-    if execution.is_sparse:
-        per_kibi = reduced_bytes_per_kibi(spec.codecs, SPARSE)
+    if execution.gradient_codec is not None and execution.is_of_reductions:
+        per_kibi = reduced_bytes_per_kibi(spec.codecs, execution.gradient_codec)
         workload = msgspec.structs.replace(workload, gradient_bytes_per_kibi=per_kibi)
     tokens = spec.batch.microbatch * spec.model.context
     if not (scenario.head and execution.language_model_head):
@@ -78,7 +77,7 @@ def on_the_wire(workload: Workload, execution: Execution) -> Workload:
             boundary_bytes_per_kibi=FLOAT_BYTES * KIBI,
         )
     codec = execution.gradient_codec
-    if codec is None or execution.is_sparse:
+    if codec is None or execution.is_of_reductions:
         return workload
 
     def coded(cost: LayerCost) -> LayerCost:
@@ -105,7 +104,7 @@ def activation_bytes(workload: Workload, execution: Execution) -> int:
 def reduced_bytes(workload: Workload, layers: range, execution: Execution) -> int:
     """Of these layers' gradients, or differences, from one holder, on the wire."""
     costs = [workload.cost(layer) for layer in layers]
-    if execution.gradient_codec is None or execution.is_sparse:
+    if execution.gradient_codec is None or execution.is_of_reductions:
         return sum(map(workload.gradient_wire_bytes, costs))
     return wire_bytes(sum(cost.parameter_count for cost in costs), execution.gradient_codec)
 

@@ -105,6 +105,7 @@ def step_work(
                 times.backward_ns(kinds) + (forward_ns if again else 0),
                 stage.in_flight,
                 weight_ns=times.last_part_ns(kinds, splits) if splits else 0,
+                update_ns=times.update_ns(kinds, workload.block_update_ppm),
             )
             place = numbers[stage.peer_id], stage.peer_id, index, position
             stages.append(StageWork(*place, pipeline.microbatch_count, timing, below_ns))

@@ -4,11 +4,12 @@ from p2p_dtfm.core.protocol.run_spec import CodecSpec
 from p2p_dtfm.train.codecs.codec import Codec, Turn
 from p2p_dtfm.train.codecs.dense import Bf16, Fp16, Fp32, Int8
 from p2p_dtfm.train.codecs.packing import Buffer
+from p2p_dtfm.train.codecs.sign import Sign
 from p2p_dtfm.train.codecs.sparse import Sparse
 
 __all__ = ["Buffer", "Codec", "Turn", "codec_of"]
 
-_DENSE: dict[str, Codec] = {codec.name: codec for codec in (Fp32(), Fp16(), Bf16(), Int8())}
+_DENSE: dict[str, Codec] = {codec.name: codec for codec in (Fp32(), Fp16(), Bf16(), Int8(), Sign())}
 
 
 def codec_of(name: str, spec: CodecSpec) -> Codec:

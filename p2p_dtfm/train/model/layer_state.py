@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from p2p_dtfm.core.commit.judgement import DIGEST_BYTES
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.train.model.adam_w import AdamW
 from p2p_dtfm.train.model.gpt import build_layer, initialise_layer, layer_entries
 from p2p_dtfm.train.model.tensor_file import Entry, entry_bytes, header
+from p2p_dtfm.train.updates.layer_update import LayerUpdate
 
 assert sys.byteorder == "little", "state travels as the memory's own bytes, which are little-endian"
 
@@ -85,7 +85,8 @@ class LayerState:
         self.first_moments, self.second_moments = moments.unbind(0)
         self.gradient = torch.zeros_like(self.parameters)
         self.compute_with(self.parameters)
-        self._optimizer = AdamW(spec, (shape for _, shape in self.shapes), moments, version)
+        kept = self.first_moments, self.second_moments
+        self._update = LayerUpdate(spec, layer, self.shapes, kept, version, exact=True)
 
     def compute_with(self, flat: Tensor) -> None:
         """Let the module's parameters be views of `flat`, fp32 in canonical order."""
@@ -124,8 +125,9 @@ class LayerState:
     def apply(self, reduced_gradient: Tensor, clip_scale: float, learning_rate: float) -> None:
         """One step with `clip_scale * reduced_gradient`; the version grows by one.
 
-        The step is AdamW's; where a run synchronises locally, it is SGD's with Nesterov momentum
-        (Sutskever et al. 2013, in PyTorch's form), which is kept as the first moments.
+        The step is the optimizer's (`updates.layer_update`); where a run synchronises locally, it
+        is SGD's with Nesterov momentum (Sutskever et al. 2013, in PyTorch's form), which is kept as
+        the first moments.
 
         `reduced_gradient` is flat fp32 in canonical order and stays as it is, unless it is the
         gradient buffer, which is zero afterwards.
@@ -139,7 +141,7 @@ class LayerState:
             self.gradient.add_(self.first_moments * momentum)
             self.parameters.sub_(self.gradient.mul_(learning_rate))
         else:
-            self._optimizer.step(self.parameters, self.gradient, learning_rate)
+            self._update.step(self.parameters, self.gradient, learning_rate)
         self.version += 1
         self.zero_gradients()
 

@@ -3,14 +3,12 @@
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.train.model.adam_w import rounded
 from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.updates.adam_w import rounded
 
-_LANES = 1 << 16
 _CLIP_EPSILON = 1e-6
 
 
@@ -66,23 +64,6 @@ def clip_scale(global_norm: float, clip_norm: float) -> float:
     Pascanu et al. 2013, algorithm 1, with the epsilon of `torch.nn.utils.clip_grad_norm_`.
     """
     return min(1.0, clip_norm / (global_norm + _CLIP_EPSILON))
-
-
-def squared_norm(gradient: Tensor) -> float:
-    """Sum of squares of a flat fp32 gradient, to the same last bit on any device.
-
-    Squares of fp32 are exact in float64. They are added element by element into a fixed number of
-    lanes, and the lanes by halving: no order is left to a library or to its thread count.
-    """
-    assert gradient.dim() == 1 and gradient.dtype == torch.float32
-    lanes = torch.zeros(_LANES, dtype=torch.float64, device=gradient.device)
-    for start in range(0, gradient.numel(), _LANES):
-        squares = gradient[start : start + _LANES].detach().double().square_()
-        lanes[: squares.numel()] += squares
-    while lanes.numel() > 1:
-        half = lanes.numel() // 2
-        lanes = lanes[:half] + lanes[half:]
-    return float(lanes.item())
 
 
 def apply_outcome(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.gpt import build_layer, initialise_layer, layer_count, token_loss_sum
 from p2p_dtfm.train.model.optimizer import learning_rate
+from p2p_dtfm.train.model.plain_optimizers import PlainOptimizer
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets: int64 [sequences, tokens] each."""
@@ -37,7 +38,7 @@ class ReferenceRun:
         if spec.model.tied_head:
             shared = self.model[0].get_parameter("token.weight")
             self.model[-1].get_submodule("logits").register_parameter("weight", shared)
-        self.optimizer = torch_adam_w(spec, self.model)
+        self.optimizer = PlainOptimizer(spec, self.model)
 
     def losses(self, steps: int) -> Iterator[float]:
         """Train `steps` steps from genesis; the loss of each in mean nats per token."""
@@ -45,16 +46,14 @@ class ReferenceRun:
             yield self._step(step)
 
     def _step(self, step: int) -> float:
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         loss_sum = 0.0
         for microbatch in range(self.spec.microbatches_per_step):
             loss = self._loss_sum(self.batch(step, microbatch))
             (loss / self.spec.tokens_per_step).backward()
             loss_sum += loss.item()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.optimizer.clip_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.spec, step)
-        self.optimizer.step()
+        self.optimizer.step(learning_rate(self.spec, step))
         return loss_sum / self.spec.tokens_per_step
 
     @torch.no_grad()
@@ -69,22 +68,6 @@ class ReferenceRun:
     def _loss_sum(self, batch: Batch) -> Tensor:
         inputs, targets = batch
         return token_loss_sum(self.model(inputs.to(self.device)), targets.to(self.device))
-
-
-def torch_adam_w(spec: RunSpec, model: nn.Module) -> torch.optim.AdamW:
-    parameters = list(model.parameters())
-    settings = spec.optimizer
-    return torch.optim.AdamW(
-        [
-            {
-                "params": [p for p in parameters if p.dim() >= 2],
-                "weight_decay": settings.weight_decay,
-            },
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-        ],
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-    )
 
 
 def _genesis_layer(spec: RunSpec, layer: int) -> nn.Module:

@@ -1,15 +1,16 @@
 """`sync = "local"`: the inner steps of a pipeline between two reductions (DiLoCo, Douillard et al.
 2023).
 
-Within one step of the swarm each pipeline takes `inner_steps` AdamW steps, each on its part of the
-pipeline's microbatches. What is then reduced is not a gradient but the difference between the
+Within one step of the swarm each pipeline takes `inner_steps` steps of its own, each on its part of
+the pipeline's microbatches. What is then reduced is not a gradient but the difference between the
 shared parameters and the pipeline's own, weighted by the pipeline's tokens; `LayerState.apply`
 makes one Nesterov step with the sum. So order of samples, Prepared, roll-forward and followers are
 those of any other step.
 
 Every stage steps on its own layers. The norm of a layer's gradient is clipped by itself, so that an
 inner step needs no message between stages: to `clip_norm` / sqrt(layers), which lets through what
-clipping the whole norm would if all layers' norms were alike.
+clipping the whole norm would if all layers' norms were alike. What Muon updates is not clipped: the
+length of a gradient does not show in its step.
 
 The inner moments are a replica's private memory, as in the paper; the shared state holds the outer
 momentum in the place of the first moments, and zeros for the second.
@@ -23,18 +24,18 @@ from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.schedule.inner_steps import even_ranges
-from p2p_dtfm.train.model.adam_w import AdamW
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import clip_scale, inner_learning_rate
 from p2p_dtfm.train.stage.private_memory import PrivateMemory
+from p2p_dtfm.train.updates.layer_update import LayerUpdate, second_moment_count
 
 
 class InnerMoments(NamedTuple):
-    """What AdamW remembers of a layer."""
+    """What the optimizer remembers of a layer."""
 
     moments: Tensor
-    """First and second, fp32 [2, parameters]."""
+    """Flat fp32: the first of all parameters, then the second of those that are AdamW's."""
     steps_made: int
 
 
@@ -106,18 +107,27 @@ class _InnerLayer:
         self._clip_norm = spec.optimizer.clip_norm / math.sqrt(layer_count(spec))
         self._parameters = state.parameters.clone()
         state.compute_with(self._parameters)
+        counts = [
+            self._parameters.numel(),
+            second_moment_count(spec, state.layer, state.shapes),
+        ]
         if held is None:
-            held = InnerMoments(self._parameters.new_zeros(2, self._parameters.numel()), 0)
+            held = InnerMoments(self._parameters.new_zeros(sum(counts)), 0)
         self._moments = held.moments.clone()
-        shapes = (shape for _, shape in state.shapes)
-        self._adam_w = AdamW(spec, shapes, self._moments, held.steps_made)
+        first, second = self._moments.split(counts)
+        self._update = LayerUpdate(
+            spec, state.layer, state.shapes, (first, second), held.steps_made, exact=False
+        )
 
     @torch.no_grad()
     def step(self, scale: float, learning_rate: float) -> None:
         gradient = self._state.gradient_vector()
-        norm = scale * float(torch.linalg.vector_norm(gradient))
-        gradient *= scale * clip_scale(norm, self._clip_norm)
-        self._adam_w.step(self._parameters, gradient, learning_rate)
+        gradient *= scale
+        clipped = [gradient[place] for place in self._update.rest]
+        norm = math.hypot(*(float(torch.linalg.vector_norm(part)) for part in clipped))
+        for part in clipped:
+            part *= clip_scale(norm, self._clip_norm)
+        self._update.step(self._parameters, gradient, learning_rate)
         gradient.zero_()
 
     @torch.no_grad()
@@ -125,4 +135,4 @@ class _InnerLayer:
         gradient = self._state.gradient_vector()
         torch.sub(self._state.parameters, self._parameters, out=gradient)
         gradient *= weight
-        return InnerMoments(self._moments, self._adam_w.steps_made)
+        return InnerMoments(self._moments, self._update.steps_made)

@@ -33,20 +33,25 @@ def rounded(value: float) -> float:
 class AdamW:
     """Steps of one layer.
 
-    `moments`: first and second, fp32 [2, elements], changed in place. `shapes` are those of the
+    `moments`: first and second, fp32 [elements] each, changed in place. `shapes` are those of the
     layer's tensors in the order in which they lie in the buffers: only matrices decay.
     """
 
     def __init__(
-        self, spec: RunSpec, shapes: Iterable[tuple[int, ...]], moments: Tensor, steps_made: int
+        self,
+        spec: RunSpec,
+        shapes: Iterable[tuple[int, ...]],
+        moments: tuple[Tensor, Tensor],
+        steps_made: int,
     ) -> None:
         self.steps_made = steps_made
         self._settings = spec.optimizer
         self._first, self._second = moments
-        limit = CHUNK_ELEMENTS.get(moments.device.type, CHUNK_ELEMENTS_ELSEWHERE)
+        device = self._first.device
+        limit = CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS_ELSEWHERE)
         self._chunks = list(_chunks(shapes, limit))
         largest = max((end - start for start, end, _ in self._chunks), default=0)
-        self._scratch = torch.empty(largest, device=moments.device)
+        self._scratch = torch.empty(largest, device=device)
 
     @torch.no_grad()
     def step(self, parameters: Tensor, gradient: Tensor, learning_rate: float) -> None:

@@ -1,0 +1,23 @@
+"""Sums in one order, whatever device and library."""
+
+import torch
+from torch import Tensor
+
+_LANES = 1 << 16
+
+
+def squared_norm(gradient: Tensor) -> float:
+    """Sum of squares of a flat fp32 gradient, to the same last bit on any device.
+
+    Squares of fp32 are exact in float64. They are added element by element into a fixed number of
+    lanes, and the lanes by halving: no order is left to a library or to its thread count.
+    """
+    assert gradient.dim() == 1 and gradient.dtype == torch.float32
+    lanes = torch.zeros(_LANES, dtype=torch.float64, device=gradient.device)
+    for start in range(0, gradient.numel(), _LANES):
+        squares = gradient[start : start + _LANES].detach().double().square_()
+        lanes[: squares.numel()] += squares
+    while lanes.numel() > 1:
+        half = lanes.numel() // 2
+        lanes = lanes[:half] + lanes[half:]
+    return float(lanes.item())

@@ -5,7 +5,7 @@ before. So they travel once, beside the outlines that name them, and only to who
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection
 from functools import lru_cache
 
 import msgspec
@@ -20,6 +20,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     SavedState,
     require_passed_on,
 )
+from p2p_dtfm.core.messages.message_bounds import VIEWS_LIMIT as SENT_VIEWS_LIMIT
 from p2p_dtfm.core.messages.message_bounds import require_bounded_part
 from p2p_dtfm.core.protocol.canonical import encode, encode_for_wire
 from p2p_dtfm.core.protocol.plan import Plan
@@ -33,14 +34,14 @@ VIEWS_LIMIT = 64
 
 
 class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """`record`, `view` and `origin` are digests; the latter two empty where there is none."""
+    """`record`, `view` and `origins` are digests; `view` is empty where there is none."""
 
     member: Member
     number: int
     record: bytes
     view: bytes
     has_plan: bool
-    origin: bytes
+    origins: tuple[bytes, ...]
     step: int
     held: dict[int, int]
     joiners: tuple[Member, ...]
@@ -60,7 +61,7 @@ def record_name(record: Signed) -> bytes:
     return hashlib.blake2b(record.payload, digest_size=32).digest()
 
 
-def names_in(records: Iterable[PeerRecord]) -> frozenset[bytes]:
+def names_in(records: Collection[PeerRecord]) -> frozenset[bytes]:
     """Of records as a snapshot holds them: they are signed over their canonical bytes."""
     payloads = map(encode, records)
     return frozenset(hashlib.blake2b(it, digest_size=32).digest() for it in payloads)
@@ -85,7 +86,7 @@ class NamedBodies:
         self._records: dict[bytes, Signed] = {}
         self._views: dict[bytes, KnownView] = {}
         self._plans: dict[str, Plan] = {}
-        self._presents: dict[tuple[bytes, bool, bytes], PresentView] = {}
+        self._presents: dict[tuple[bytes, bool], PresentView] = {}
         self._names: dict[int, tuple[PresentView, bytes]] = {}
         self._rows: dict[Member, tuple[int, ...]] = {}
 
@@ -147,14 +148,13 @@ class NamedBodies:
     def outlined(self, part: Contribution, rows: tuple[int, ...] = ()) -> Outline:
         """The same, with names in place of bodies, which are kept."""
         present = part.present
-        origin = present.origin if present is not None else None
         return Outline(
             member=part.member,
             number=part.number,
             record=self.keep_record(part.record),
             view=self.name_of(present),
             has_plan=present is not None and present.plan is not None,
-            origin=self.keep_view(origin) if origin is not None else b"",
+            origins=tuple(map(self.keep_view, part.origins)),
             rows=rows,
             **{name: getattr(part, name) for name in _SAID_IN_FULL},
         )
@@ -166,29 +166,33 @@ class NamedBodies:
         if record is None or (outline.view and present is None):
             return None
         said = {name: getattr(outline, name) for name in _SAID_IN_FULL}
-        return Contribution(outline.member, outline.number, record, present, **said)
+        # who is a member itself needs to know nothing of where a fellow came from
+        origins = tuple(self._views[name] for name in outline.origins if name in self._views)
+        return Contribution(
+            outline.member, outline.number, record, present, **said, origins=origins
+        )
 
     def _present(self, outline: Outline) -> PresentView | None:
-        key = outline.view, outline.has_plan, outline.origin
+        key = outline.view, outline.has_plan
         view = self._views.get(outline.view)
         plan = self._plans.get(view.plan_digest) if view is not None and outline.has_plan else None
         if view is None or (outline.has_plan and plan is None):
             return None
         held = self._presents.get(key)
         if held is None:
-            # who is a member itself needs to know nothing of where a fellow came from
-            origin = self._views.get(outline.origin)
-            held = PresentView(view.view, view.members, plan, origin)
+            held = PresentView(view.view, view.members, plan)
             if len(self._presents) >= VIEWS_LIMIT:
                 self._presents.clear()
             self._presents[key] = held
         return held
 
-    def bodies_of(self, parts: Iterable[Contribution]) -> Bodies:
+    def bodies_of(self, parts: Collection[Contribution]) -> Bodies:
         """All that the outlines of these name, each once."""
         records = {part.record: None for part in parts}
         presents = {id(part.present): part.present for part in parts if part.present is not None}
-        views = {view: None for present in presents.values() for view in _views_of(present)}
+        views = list(dict.fromkeys(map(view_body, presents.values())))
+        origins = dict.fromkeys(view for part in parts for view in part.origins)
+        views += list(origins)[: max(0, SENT_VIEWS_LIMIT - len(views))]
         plans = {it.plan.digest(): it.plan for it in presents.values() if it.plan is not None}
         return Bodies(tuple(records), tuple(views), tuple(plans.values()))
 
@@ -205,12 +209,6 @@ _SAID_IN_FULL = (
     "accepts_loss",
     "accusers",
 )
-
-
-def _views_of(present: PresentView) -> Iterator[KnownView]:
-    yield view_body(present)
-    if present.origin is not None:
-        yield present.origin
 
 
 def sign_outline(outline: Outline, signer: Sign) -> Signed:

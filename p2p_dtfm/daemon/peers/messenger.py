@@ -247,6 +247,8 @@ class Messenger:
     async def _next(self, peer_id: str, queue: asyncio.Queue[Message]) -> Message | None:
         """The next message; None, with the worker forgotten, when there is none for a while."""
         while True:
+            if not queue.empty():
+                return queue.get_nowait()
             try:
                 async with asyncio.timeout(IDLE_S):
                     return await queue.get()

@@ -7,6 +7,7 @@ forced to the disk, or was by a disk that lies.
 
 import contextlib
 import errno
+import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,9 @@ class _Change:
 
     path: Path
     before: bytes | None
+    """Its content, where that is replaced."""
+    kept_bytes: int
+    """Of its content, where more was written behind it."""
     done_ns: int
     """When the daemon hears that it is done."""
     is_whole: bool
@@ -38,17 +42,19 @@ class _Change:
 
     def undo(self) -> None:
         with contextlib.suppress(OSError):  # its directory may be gone meanwhile
-            if self.before is None:
-                self.path.unlink(missing_ok=True)
-            else:
+            if self.before is not None:
                 self.path.write_bytes(self.before)
+            elif self.kept_bytes:
+                os.truncate(self.path, min(self.kept_bytes, self.path.stat().st_size))
+            else:
+                self.path.unlink(missing_ok=True)
 
     def tear(self) -> None:
         """Only half of it was written."""
         with contextlib.suppress(OSError):
             content = self.path.read_bytes()
-            kept = 0 if self.is_whole or self.before is None else len(self.before)
-            self.path.write_bytes(content[: kept + (len(content) - kept) // 2])
+            torn = (len(content) - self.kept_bytes) // 2
+            self.path.write_bytes(content[: self.kept_bytes + torn])
 
 
 class VirtualDisk:
@@ -73,16 +79,16 @@ class VirtualDisk:
         before = _content(path)
         path.touch(mode)
         path.write_bytes(payload)
-        self._note(_Change(path, before, self._now_ns(), is_whole=True))
+        self._note(_Change(path, before, 0, self._now_ns(), is_whole=True))
 
     def append(self, path: Path, text: str) -> None:
         if path.name == HISTORY:
             self.told += [(self._now_ns() / 1e9, line) for line in text.splitlines()]
         self._require_room(path)
-        before = _content(path)
         with path.open("a") as file:
+            kept_bytes = file.tell()
             file.write(text)
-        self._note(_Change(path, before, self._now_ns(), is_whole=False))
+        self._note(_Change(path, None, kept_bytes, self._now_ns(), is_whole=False))
 
     def write(self, file: BinaryIO, payload: Payload) -> None:
         self._require_room(None)
@@ -92,7 +98,7 @@ class VirtualDisk:
     def name(self, temporary: Path, path: Path) -> None:
         before = _content(path)
         temporary.replace(path)
-        self._note(_Change(path, before, self._now_ns(), is_whole=True))
+        self._note(_Change(path, before, 0, self._now_ns(), is_whole=True))
 
     def sync_directory(self, directory: Path) -> None:
         self._take(0)

@@ -237,6 +237,7 @@ def run(path: Path, count: int) -> Iterator[dict[str, object]]:
     for name in first:
         world.add_record(name)
     founder, newcomer = first[0], first[-1]
+    pause_ns = (5 if count > MANY_ABOVE else 10) * SECOND_NS
 
     for name in first[1:-1]:
         world.send(name, founder, world.peers[name].agreement.wants_view())
@@ -244,22 +245,22 @@ def run(path: Path, count: int) -> Iterator[dict[str, object]]:
     began_ns = world.now_ns
     world.found(founder)
     yield measured(world, "found", began_ns, 0)
-    world.run_to(world.now_ns + 5 * SECOND_NS)
+    world.run_to(world.now_ns + pause_ns)
 
     number, began_ns = max(world.agreed), world.now_ns
     world.send(newcomer, founder, world.peers[newcomer].agreement.wants_view())
     yield measured(world, "join", began_ns, number)
-    world.run_to(world.now_ns + 10 * SECOND_NS)
+    world.run_to(world.now_ns + pause_ns)
 
     number, began_ns = max(world.agreed), world.now_ns
     world.leave(first[1])
     yield measured(world, "leave", began_ns, number)
-    world.run_to(world.now_ns + 10 * SECOND_NS)
+    world.run_to(world.now_ns + pause_ns)
 
     number, began_ns = max(world.agreed), world.now_ns
     world.crash(first[2], lose_disk=False)
     yield measured(world, "crash", began_ns, number)
-    world.run_to(world.now_ns + 10 * SECOND_NS)
+    world.run_to(world.now_ns + pause_ns)
 
     for name in chosen:
         world.add_record(name)

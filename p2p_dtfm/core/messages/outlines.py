@@ -159,6 +159,11 @@ class NamedBodies:
             **{name: getattr(part, name) for name in _SAID_IN_FULL},
         )
 
+    def knows(self, outline: Outline) -> bool:
+        """Whether it can be filled."""
+        has_view = not outline.view or self._present(outline) is not None
+        return has_view and outline.record in self._records
+
     def filled(self, outline: Outline) -> Contribution | None:
         """With what it names; None where that is not known."""
         record = self._records.get(outline.record)

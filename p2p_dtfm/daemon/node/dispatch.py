@@ -14,6 +14,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Heartbeat,
     JoinRequest,
     Spread,
+    Tidings,
 )
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, Statement, open_prepared
 from p2p_dtfm.core.protocol.canonical import decode, encode
@@ -148,7 +149,7 @@ class Dispatch:
             if isinstance(message, Heartbeat):
                 self._hear_heartbeat(sender, message)
             self._membership.actions.do(actions)
-            if isinstance(message, Active):
+            if isinstance(message, Active | Tidings):
                 trainer.may_commit()
         elif isinstance(message, SignedPrepared):
             if message.signed.peer_id != sender:

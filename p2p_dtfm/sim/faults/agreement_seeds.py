@@ -9,7 +9,7 @@ import random
 import statistics
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS, Timing
 from p2p_dtfm.core.protocol.plan import Plan
@@ -105,7 +105,12 @@ class Result:
 class SeededRun:
     """One seed: 4 to 16 peers, at least ten faults, then peace."""
 
-    def __init__(self, seed: int, peer_type: type[SimulatedPeer] = SimulatedPeer) -> None:
+    def __init__(
+        self,
+        seed: int,
+        peer_type: type[SimulatedPeer] = SimulatedPeer,
+        timing: Timing = TIMING,
+    ) -> None:
         chance = random.Random(seed)
         count = chance.choice((4, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 8, 8, 10, 16))
         min_members = chance.choice((1, 1, 1, 2, count // 2 + 1))
@@ -116,7 +121,7 @@ class SeededRun:
             repeat=chance.choice((0.0, 0.05)),
             late=chance.choice((0.0, 0.01)),
         )
-        world = AgreementWorld(seed, workload, _TEMPLATE, any_plan, network, TIMING)
+        world = AgreementWorld(seed, workload, _TEMPLATE, any_plan, network, timing)
         world.peer_type = peer_type
         world.rejoins = True
         world.compute_ns = (SECOND_NS // 2, 2 * SECOND_NS)
@@ -223,13 +228,19 @@ def _whole_view(peers: list[SimulatedPeer]) -> ViewId | None:
     return view.id if set(view.member_ids) == {peer.name for peer in peers} else None
 
 
-def run_seed(seed: int) -> Result:
-    return SeededRun(seed).run()
+def run_seed(seed: int, timing: Timing = TIMING) -> Result:
+    return SeededRun(seed, timing=timing).run()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Simulate peers that fail, one run for each seed.")
     parser.add_argument("--seeds", required=True, help="A or A-B, both included")
+    parser.add_argument(
+        "--wide-above",
+        type=int,
+        default=TIMING.wide_above,
+        help="views of more members speak along the overlay (default: %(default)s)",
+    )
     parser.add_argument("--story", action="store_true", help="print what happened")
     arguments = parser.parse_args()
     first, _, last = arguments.seeds.partition("-")
@@ -237,7 +248,7 @@ def main() -> int:
     results: list[Result] = []
     failures = 0
     for seed in range(int(first), int(last or first) + 1):
-        result = run_seed(seed)
+        result = run_seed(seed, replace(TIMING, wide_above=arguments.wide_above))
         results.append(result)
         failures += bool(result.violation)
         _print_story(result, arguments.story)

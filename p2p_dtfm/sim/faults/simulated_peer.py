@@ -23,6 +23,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
     Heartbeat,
     JoinRequest,
+    Tidings,
 )
 from p2p_dtfm.core.messages.prepared import SignedPrepared
 from p2p_dtfm.core.protocol.canonical import decode
@@ -184,7 +185,7 @@ class SimulatedPeer(SimulatedProcess):
         except PeerFault as fault:
             raise Violation(f"{self.name} takes {sender} for faulty: {fault}") from fault
         self.do(actions)
-        if isinstance(message, Active):
+        if isinstance(message, Active | Tidings):
             self.training.check_commit()
 
     def _hear_record(self, message: JoinRequest) -> None:

@@ -1,6 +1,6 @@
 """Of an attempt in a swarm of many: what is new to this peer, and how far it has been passed on."""
 
-from collections.abc import Iterable
+from collections.abc import ValuesView
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -44,6 +44,7 @@ class Wide:
     counts: dict[str, int] = field(default_factory=dict)
     row_at: int = 0
     across_at: int = 0
+    across_to: frozenset[str] = frozenset()
     leaf_at: dict[str, int] = field(default_factory=dict)
     giver: str = ""
     """Of the message that is being read."""
@@ -53,9 +54,11 @@ class Wide:
     repairs: int = 0
     leaves: tuple[object, list[str]] | None = None
 
-    def note(self, kind: str, items: Iterable[Item], source: Source, me: str) -> None:
+    def note(self, kind: str, items: ValuesView[Item], source: Source, me: str) -> None:
         """All of a kind, in their order: those beyond the ones that were noted before are new."""
         before = self.counts.get(kind, 0)
+        if len(items) == before:
+            return
         new = list(islice(items, before, None))
         self.counts[kind] = before + len(new)
         for item in new:

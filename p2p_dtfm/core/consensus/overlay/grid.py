@@ -127,10 +127,11 @@ def near_grid(records: Iterable[PeerRecord]) -> Grid:
     longest_ns = max((ns for ways in round_trips.values() for ns in ways.values()), default=0)
     free, rows = dict.fromkeys(sorted(round_trips)), []
     while free:
-        row = _grown(next(iter(free)), free, round_trips, size, longest_ns // NEAR_SHARE)
-        for peer in row:
-            del free[peer]
-        rows.append(row)
+        near = _grown(next(iter(free)), free, round_trips, 2 * size, longest_ns // NEAR_SHARE)
+        for row in _cut(near, size):
+            rows.append(row)
+            for peer in row:
+                del free[peer]
     return Grid(tuple(tuple(sorted(row)) for row in _without_small(rows, size)))
 
 
@@ -154,6 +155,16 @@ def _measured(record: PeerRecord, named: Mapping[bytes, str]) -> dict[str, int]:
         return {other: link.round_trip_ns for other, link in record.links.items()}
     links = measured_links(record.brief).items()
     return {named[name]: link.round_trip_ns for name, link in links if name in named}
+
+
+def _cut(near: list[str], size: int) -> list[list[str]]:
+    """A row of who is nearest; where few are left after it, these come along."""
+    if len(near) >= 2 * size:
+        return [near[:size]]
+    if 2 * len(near) <= 3 * size:
+        return [near]
+    half = len(near) // 2
+    return [near[:half], near[half:]]
 
 
 def _grown(

@@ -77,8 +77,11 @@ class SpreadReception:
         held = self._wide(message)
         if held is not None:
             held[1].giver = sender
-        gather = self._as_gather(message, held[0] if held is not None else None)
-        verdict = self._reception.receive(gather, now_ns)
+        if held is not None and _says_ready_only(message, held[0]):
+            verdict = Verdict([], "it says Ready of some")
+        else:
+            gather = self._as_gather(message, held[0] if held is not None else None)
+            verdict = self._reception.receive(gather, now_ns)
         attempts.spread_giver = ""
         held = self._wide(message)
         if held is None:
@@ -112,7 +115,7 @@ class SpreadReception:
         for signed in message.contributions:
             if signed.kind == OUTLINE:
                 outline = open_outline(signed, verify)
-                if known.get(outline.member) == signed or bodies.filled(outline) is None:
+                if known.get(outline.member) == signed or not bodies.knows(outline):
                     continue  # what it names is asked for where it is still waited for
             fresh.append(signed)
         makers = {signed.peer_id for signed in message.contributions}
@@ -171,6 +174,13 @@ class SpreadReception:
             certificates=(view.certificate,),
         )
         return [SendMessage((message.sender.peer_id,), proof)]
+
+
+def _says_ready_only(message: Spread, attempt: Attempt) -> bool:
+    """It brings no knowledge that could be new."""
+    if attempt.snapshot is None or message.digest not in ("", attempt.snapshot.knowledge):
+        return False
+    return not (message.contributions or message.accusations or message.certificates)
 
 
 def _each(said: ReadySet) -> list[Ready]:

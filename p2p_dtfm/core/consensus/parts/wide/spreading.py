@@ -158,7 +158,7 @@ class Spreading:
         says_more = not wide.hasty and wide.digest_told != attempt.digests[attempt.me][1]
         leaves = len(attempt.universe) > len(self.place(attempt, wide).places)
         new = wide.news[before:]
-        if wide.is_due or not (says_more or leaves or any(_goes_on(it) for it in new)):
+        if wide.is_due or not (says_more or leaves or any(map(_goes_on, new))):
             return []
         batch_ns = self._state.timing.batch_ns
         own = any(it.source is Source.OUTSIDE for it in new)
@@ -193,6 +193,7 @@ class Spreading:
             actions += self._tell(attempt, row, new)
             told |= set(row) if new else set()
             across = grid.across(me, lost)
+            actions += self._tell_stand_ins(attempt, wide, across)
             new = [it.item for it in wide.news[wide.across_at :] if it.source is Source.OUTSIDE]
             actions += self._tell(attempt, across, new)
             told |= set(across) if new else set()
@@ -202,6 +203,14 @@ class Spreading:
         if me not in grid.places and grid.places:
             actions += self._tell_leaf(attempt, wide, self._host(attempt, wide, grid, attempt.me))
         return actions + self._tell_digest(attempt, wide, told)
+
+    def _tell_stand_ins(self, attempt: Attempt, wide: Wide, across: Sequence[str]) -> Actions:
+        """Who passed on to its row is found to be lost: perhaps it has not done so."""
+        before, wide.across_to = wide.across_to, frozenset(across)
+        new = tuple(peer for peer in across if before and peer not in before)
+        told = wide.news[: wide.across_at] if new else []
+        items = [it.item for it in told if it.source is Source.OUTSIDE]
+        return self._tell(attempt, new, items)
 
     def _tell_leaf(self, attempt: Attempt, wide: Wide, leaf: str) -> Actions:
         begin = wide.leaf_at.get(leaf, 0)
@@ -348,7 +357,8 @@ def _signed(items: Iterable[Item]) -> list[Item]:
 
 
 def _goes_on(news: News) -> bool:
-    return news.source is not Source.ROW
+    """A charge may be of who has passed on what this peer said."""
+    return news.source is not Source.ROW or isinstance(news.item, Charge)
 
 
 def ready_sets(ready: Iterable[Ready]) -> tuple[ReadySet, ...]:

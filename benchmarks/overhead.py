@@ -4,7 +4,7 @@
 
 Four stages: four processes on loopback, one block of `gpt2-small`'s width each, one thread each;
 1F1B with textbook depth, optimizer included. Ours is `daemon.step.step_engine` over
-`net.streams.bulk` with a p2pd for each; theirs `torch.distributed.pipelining`'s Schedule1F1B over
+`net.streams.bulk`, by direct lines; theirs `torch.distributed.pipelining`'s Schedule1F1B over
 Gloo with the same layers. Alone: one process, in which our engine with one stage and a plain loop
 (`train.model.reference`) take turns. Rounds of the two take turns everywhere, so that a busy
 machine slows both; compared are the fastest rounds, which other programs disturbed least. Lower

@@ -26,6 +26,7 @@ from p2p_dtfm.daemon.step.mailbox import Mailbox
 from p2p_dtfm.daemon.step.stage_tools import StageLinks, StagePlace, StageTools
 from p2p_dtfm.daemon.step.step_engine import StepEngine
 from p2p_dtfm.daemon.step.step_frames import FrameTransport, StepFrames
+from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkListeners
@@ -74,14 +75,16 @@ class _Stage:
 async def _peer(number: int, folder: Path, arguments: list[str]) -> None:
     torch.set_num_threads(1)
     work = work_of(arguments)
-    host = await Host.start(folder / f"{number}.key", ["/ip4/127.0.0.1/tcp/0"])
+    listen, digest = ["/ip4/127.0.0.1/tcp/0"], work.spec.digest()
+    host = await Host.start(folder / f"{number}.key", listen)
     stage: _Stage | None = None
 
     def arrived(sender: str, header: FrameHeader, payload: bytearray) -> None:
         assert stage is not None
         stage.mailbox.put(sender, header, payload)
 
-    plane = BulkPlane(host, work.spec.digest(), BulkListeners(arrived, _complain))
+    lines = DirectLines(host, digest, listen)
+    plane = BulkPlane(host, digest, BulkListeners(arrived, _complain), lines=lines)
     await plane.ready()
     say(address=(await host.addresses())[0])
     addresses = json.loads(await asyncio.to_thread(sys.stdin.readline))

@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "715c919dc4d01c1abcbee896697514aaacfe2d15b12b56336473d237242d0353"}
+SAID = {2: "ea31bab9863036f8d6a9374b4f800bcae4cf8dafb760547df2b44bdde43583fc"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

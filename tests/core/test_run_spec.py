@@ -162,3 +162,23 @@ def test_a_run_spec_from_a_stranger_is_whole_or_a_fault(payload: bytes) -> None:
 def test_a_run_spec_with_more_than_we_know_is_a_fault() -> None:
     with pytest.raises(PeerFault, match="does not validate"):
         RunSpec.from_canonical_bytes(encode(values() | {"new_feature": 1}))
+
+
+def test_choices_that_do_nothing_or_harm_are_refused() -> None:
+    changed = values()
+    changed["optimizer"] |= {"kind": "adamw", "muon": {"peak_learning_rate": 0.05}}
+    assert 'only with optimizer.kind = "muon"' in error_of(changed).cause
+    changed = values()
+    changed["codecs"]["reduction"] = "sign"
+    assert 'needs sync.mode = "local"' in error_of(changed).cause
+    changed["sync"]["mode"] = "local"
+    changed["sync"]["inner_steps"] = 2
+    assert parse_run_spec(changed, "here.toml").codecs.reduction == "sign"
+
+
+def test_a_run_with_adamw_keeps_the_name_it_had_before_there_was_muon() -> None:
+    spec = run_spec()
+    assert b"muon" not in spec.canonical_bytes() and b"kind" not in spec.canonical_bytes()
+    muon = spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update={"kind": "muon"})})
+    assert RunSpec.from_canonical_bytes(muon.canonical_bytes()) == muon
+    assert muon.digest() != spec.digest()

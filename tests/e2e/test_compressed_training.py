@@ -12,9 +12,16 @@ import torch
 from p2p_dtfm.core.commit.step import StepTransaction
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Plan
-from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec, SparseSpec, SyncSpec
+from p2p_dtfm.core.protocol.run_spec import (
+    CodecSpec,
+    OptimizerSpec,
+    RunSpec,
+    SparseSpec,
+    SyncSpec,
+)
 from p2p_dtfm.net.streams.frames import FrameHeader
 from p2p_dtfm.testbed.local_swarm import LocalSwarm
+from p2p_dtfm.testbed.plain_losses import plain_losses
 from p2p_dtfm.train.model.optimizer import update_of
 from p2p_dtfm.train.model.reference import ReferenceRun
 from tests.core.builders import run_spec, stated
@@ -30,6 +37,8 @@ INT8 = CodecSpec(
     reduction="sparse",
     sparse=SparseSpec(one_in=2, keep_percent=50, bits=4),
 )
+SIGNS = CodecSpec(reduction="sign")
+MUON = OptimizerSpec(peak_learning_rate=1e-3, kind="muon")
 LOCAL = SyncSpec(mode="local", inner_steps=2, outer_learning_rate=0.9, outer_momentum=0.3)
 
 
@@ -113,17 +122,34 @@ def test_local_steps_equal_the_plain_loop(tmp_path: Path, stages: tuple[int, ...
     assert seen[-1] < seen[0] - 0.05, "it learns"
 
 
-def test_local_steps_with_sparse_differences(tmp_path: Path) -> None:
-    spec = run_spec().model_copy(update={"sync": LOCAL, "codecs": INT8})
-    seen, plan, _ = trained(spec, (2, 1), tmp_path)
+@pytest.mark.parametrize(
+    ("codecs", "changes"), [(INT8, {}), (SIGNS, {"optimizer": MUON})], ids=["sparse", "sign"]
+)
+def test_local_steps_with_few_bytes(
+    tmp_path: Path, codecs: CodecSpec, changes: dict[str, object]
+) -> None:
+    spec = run_spec().model_copy(update={"sync": LOCAL, "codecs": codecs, **changes})
+    seen, plan, wire = trained(spec, (2, 1), tmp_path)
     shares = [pipeline.microbatches for pipeline in plan.pipelines]
     expected = list(LocalReferenceRun(spec, synthetic_batch(spec), shares).losses(STEPS))
     assert seen == pytest.approx(expected, rel=0.05)
+    assert seen[-1] < seen[0] - 0.05, "it learns"
+    parts = {codec for kind, codec in wire.bytes if kind.startswith("gradient_")}
+    assert parts == {codecs.reduction}
+
+
+def test_muon_in_step_equals_the_plain_loop(tmp_path: Path) -> None:
+    """Replicas that are cut unlike come to the same bits, and to the plain loop's losses."""
+    spec = run_spec().model_copy(update={"optimizer": MUON})
+    seen, _, _ = trained(spec, (2, 1), tmp_path)
+    expected = list(ReferenceRun(spec, synthetic_batch(spec)).losses(STEPS))
+    assert seen == pytest.approx(expected, abs=1e-4)
+    assert seen[-1] < seen[0] - 0.05, "it learns"
 
 
 @pytest.mark.nightly
-def test_daemons_train_compressed_and_locally_through_a_crash(tmp_path: Path) -> None:
-    """int8 boundaries, sparse differences, local steps; one of three is killed in the middle."""
+def test_daemons_train_with_muon_through_a_join_and_a_crash(tmp_path: Path) -> None:
+    """In step, so that every loss is the plain loop's: states that moved brought their momentum."""
     steps = 60
     spec = write_spec(
         tmp_path,
@@ -131,7 +157,46 @@ def test_daemons_train_compressed_and_locally_through_a_crash(tmp_path: Path) ->
         model={"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256},
         batch={"global_batch": 24, "microbatch": 2},
         evaluation={"every_steps": 30, "sequences": 8},
-        codecs=INT8.model_dump(),
+        checkpoint={"every_steps": 20, "keep": 2},
+        optimizer={
+            "peak_learning_rate": 3e-4, "kind": "muon", "muon": {"peak_learning_rate": 2e-3},
+        },
+    )  # fmt: skip
+    with LocalSwarm(tmp_path, ["--threads", "1", "--exit-when-done"]) as swarm:
+        founder, address = swarm.found(["--run", str(spec), "--expect-peers", "2"])
+        victim = swarm.join(address)
+        wait_until(lambda: step_of(founder) >= 5, "five steps")
+        joiner = swarm.join(address)
+        wait_until(lambda: step_of(joiner) >= 20, "the joiner's steps")
+        os.kill(victim.process.pid, signal.SIGKILL)
+        for child in (founder, joiner):
+            assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
+    expected = plain_losses(founder.home, steps)
+    found = losses(founder)
+    assert expected is not None and list(found) == list(range(steps))
+    assert max(abs(found[n] - expected[n]) for n in range(steps)) < 1e-4
+    assert expected[-1] < expected[0] - 1.0, "it learns"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("codecs", "optimizer"),
+    [(INT8, OptimizerSpec(peak_learning_rate=1e-3)), (SIGNS, MUON)],
+    ids=["sparse", "sign"],
+)
+def test_daemons_train_compressed_and_locally_through_a_crash(
+    tmp_path: Path, codecs: CodecSpec, optimizer: OptimizerSpec
+) -> None:
+    """Few bytes, local steps; one of three is killed in the middle."""
+    steps = 60
+    spec = write_spec(
+        tmp_path,
+        total_steps=steps,
+        model={"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256},
+        batch={"global_batch": 24, "microbatch": 2},
+        evaluation={"every_steps": 30, "sequences": 8},
+        codecs=codecs.model_dump(),
+        optimizer=optimizer.model_dump(),
         sync=LOCAL.model_dump(),
     )
     with LocalSwarm(tmp_path, ["--threads", "1", "--exit-when-done"]) as swarm:

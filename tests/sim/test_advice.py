@@ -79,7 +79,7 @@ def test_every_choice_is_a_run_spec_that_reads_back() -> None:
     path = find_run_spec("gpt2-small")
     values = read_values(path)
     begin, *together = starts(values, path.name, DIMENSIONS)
-    assert begin.told() == "as it is" and begin.values == values and len(together) == 3
+    assert begin.told() == "as it is" and begin.values == values and len(together) == 4
     for choice in (*together, *neighbours(values, path.name, together[0], DIMENSIONS)):
         spec = parse_run_spec(tomllib.loads(toml_of(choice.values)), "written")
         assert spec == choice.spec
@@ -93,7 +93,7 @@ def test_every_choice_is_a_run_spec_that_reads_back() -> None:
 def test_loss_is_what_was_measured_or_unknown() -> None:
     path = find_run_spec("gpt2-small")
     values = read_values(path)
-    begin, many, _, measured = starts(values, path.name, DIMENSIONS)
+    begin, many, _, measured, signs = starts(values, path.name, DIMENSIONS)
     assert loss_cost(begin.spec, begin.spec, 6) == EXACT
     assert loss_cost(many.spec, begin.spec, 6) is None
     known = loss_cost(measured.spec, begin.spec, 2)
@@ -101,6 +101,12 @@ def test_loss_is_what_was_measured_or_unknown() -> None:
     source = (packaged_configs().parent / "docs" / "benchmarks" / "compression.md").read_text()
     assert "+0.92%" in source
     assert loss_cost(measured.spec, begin.spec, 6) is None, "measured with two replicas"
+    two, four = (loss_cost(signs.spec, begin.spec, replicas) for replicas in (2, 4))
+    assert two is not None and four is not None and two.percent < four.percent < 0
+    muons = loss_cost(signs.spec, signs.spec, 4)
+    assert muons is not None and muons.percent > 0, "more than Muon's own in step"
+    for known in (two, four, muons):
+        assert f"{known.percent:+.1f}%" in source
 
 
 def test_the_cheapest_tokens_are_made_without_who_costs_more_than_it_adds(homes: Path) -> None:

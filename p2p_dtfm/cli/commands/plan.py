@@ -79,7 +79,7 @@ def plan(
         str | None,
         typer.Option(
             help="With --advise, what may be changed: global-batch, inner-steps, reduction, "
-            "boundaries, microbatch, context; all but the last without it."
+            "boundaries, microbatch, optimizer, context; all but the last two without it."
         ),
     ] = None,
     out: Annotated[

@@ -31,7 +31,7 @@ class LayerKind(StrEnum):
     HEAD = "head"
 
 
-class LayerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LayerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Bytes and operations of one layer at the run's microbatch shape."""
 
     parameter_count: int
@@ -41,6 +41,8 @@ class LayerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     saved_bytes: int
     """Kept for each microbatch in flight between its forward and its backward."""
     forward_flops: int
+    update_flops: int = 0
+    """Of an update, once in a step or in each inner step; 0: too little to be counted."""
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -76,9 +78,11 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     one_stage: bool = False
     """Whoever trains holds all layers: the head is the token embedding."""
-    block_update_ppm: int = 0
-    """What a block's update takes, in millionths of its forward of a microbatch; 0: too little to
-    be counted. Made once in a step, or in each inner step."""
+
+    @property
+    def block_update_ppm(self) -> int:
+        """What a block's update takes, in millionths of its forward of a microbatch."""
+        return _MILLION * self.block.update_flops // self.block.forward_flops
 
     @property
     def boundary_wire_bytes(self) -> int:
@@ -120,21 +124,21 @@ def workload_of(spec: RunSpec) -> Workload:
     boundary = tokens * width * FLOAT_BYTES
     positions = model.context if model.position == "learned" else 0
     copies = STATE_COPIES + _private_copies(spec)
-    parameters = block_parameters(model)
-    forward_flops = block_flops(model, tokens, model.context)
-    block = _layer_cost(
-        parameters, tokens * saved_values(model) * FLOAT_BYTES, forward_flops, copies
-    )
-    if spec.optimizer.kind == "muon" and spec.sync.mode == "local":
-        unneeded = _SECOND_MOMENTS * FLOAT_BYTES * _block_matrices(model)
-        block = msgspec.structs.replace(block, state_bytes=block.state_bytes - unneeded)
     return Workload(
         block_count=model.layers,
         microbatch_count=spec.microbatches_per_step,
         evaluation_microbatch_count=spec.evaluation_microbatches,
         boundary_bytes=boundary,
         embedding=_layer_cost((vocabulary + positions) * width, boundary, tokens * width, copies),
-        block=block,
+        block=_with_update(
+            spec,
+            _layer_cost(
+                block_parameters(model),
+                tokens * saved_values(model) * FLOAT_BYTES,
+                block_flops(model, tokens, model.context),
+                copies,
+            ),
+        ),
         head=_layer_cost(
             norm_parameters(model) + vocabulary * width,
             2 * boundary + 3 * tokens * vocabulary * FLOAT_BYTES,
@@ -150,13 +154,22 @@ def workload_of(spec: RunSpec) -> Workload:
         inner_steps=spec.sync.inner_steps if spec.sync.mode == "local" else 0,
         least_gain_ppm=round(spec.limits.least_gain * _MILLION),
         one_stage=model.tied_head,
-        block_update_ppm=_MILLION * _update_flops(spec) // forward_flops,
+    )
+
+
+def _with_update(spec: RunSpec, block: LayerCost) -> LayerCost:
+    """With what Muon's updates take, and without what its inner steps do not keep."""
+    unneeded = 0
+    if spec.optimizer.kind == "muon" and spec.sync.mode == "local":
+        unneeded = _SECOND_MOMENTS * FLOAT_BYTES * _block_matrices(spec.model)
+    return msgspec.structs.replace(
+        block, state_bytes=block.state_bytes - unneeded, update_flops=_update_flops(spec)
     )
 
 
 def _update_flops(spec: RunSpec) -> int:
     """Of a block, where Muon makes its matrices orthogonal: three products of matrices in each
-    iteration. To be exact on any device they are in float64, in which a processor's are half as
+    iteration; else not counted. To be exact on any device they are in float64, in which a processor's are half as
     fast; inner steps need not be."""
     if spec.optimizer.kind != "muon":
         return 0

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec
 
 
 class LossCost(NamedTuple):
@@ -18,26 +18,44 @@ class MeasuredRow(NamedTuple):
     replicas: int
     most_inner_steps: int
     """Inner steps between two reductions, at most: more were not measured."""
-    one_in: int
-    keep_percent: int
-    bits: int
+    optimizers: tuple[str, str]
+    """Of the run in step that it was compared with, and of the row."""
+    reduction: tuple[str, ...]
+    """As `_told` tells it."""
     cost: LossCost
 
 
 EXACT = LossCost(0.0, "the run's own batches, reduced in fp32")
 MEASURED = (
     MeasuredRow(
-        2, 40, 1, 50, 4,
+        2, 40, ("adamw", "adamw"), ("sparse", "1", "50", "4"),
         LossCost(
             0.92, "tiny, two replicas, 40 inner steps, one seed (docs/benchmarks/compression.md)"
         ),
+    ),
+    MeasuredRow(
+        2, 26, ("adamw", "muon"), ("sign",),
+        LossCost(-10.1, "tiny, two replicas, 26 inner steps, three seeds (docs/compression.md)"),
+    ),
+    MeasuredRow(
+        4, 13, ("adamw", "muon"), ("sign",),
+        LossCost(-1.0, "tiny, four replicas, 13 inner steps, four seeds (docs/compression.md)"),
+    ),
+    MeasuredRow(
+        2, 26, ("muon", "muon"), ("sign",),
+        LossCost(6.1, "tiny, two replicas, 26 inner steps, two seeds (docs/compression.md)"),
+    ),
+    MeasuredRow(
+        4, 13, ("muon", "muon"), ("sign",),
+        LossCost(16.3, "tiny, four replicas, 13 inner steps, two seeds (docs/compression.md)"),
     ),
 )  # fmt: skip
 
 
 def loss_cost(spec: RunSpec, original: RunSpec, replicas: int) -> LossCost | None:
     """Of a spec that was made from another, with so many pipelines; None: nobody measured it."""
-    codecs, sparse = spec.codecs, spec.codecs.sparse
+    codecs = spec.codecs
+    optimizers = original.optimizer.kind, spec.optimizer.kind
     changes_batches = (
         spec.batch.global_batch != original.batch.global_batch
         or spec.model.context != original.model.context
@@ -46,14 +64,22 @@ def loss_cost(spec: RunSpec, original: RunSpec, replicas: int) -> LossCost | Non
         return None
     if spec.sync.mode == "every_step":
         is_exact = codecs.reduction == "fp32" and not changes_batches
+        is_exact = is_exact and optimizers[0] == optimizers[1]
         return EXACT if is_exact else None
     for row in MEASURED:
-        told = sparse.one_in, sparse.keep_percent, sparse.bits
         if (
-            codecs.reduction == "sparse"
-            and told == (row.one_in, row.keep_percent, row.bits)
+            _told(codecs) == row.reduction
+            and optimizers == row.optimizers
             and replicas <= row.replicas
             and spec.sync.inner_steps <= row.most_inner_steps
         ):
             return row.cost
     return None
+
+
+def _told(codecs: CodecSpec) -> tuple[str, ...]:
+    """The codec of the reduction, and what it depends on."""
+    if codecs.reduction != "sparse":
+        return (codecs.reduction,)
+    sparse = codecs.sparse
+    return "sparse", str(sparse.one_in), str(sparse.keep_percent), str(sparse.bits)

@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 
+from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.machine.world import Machine
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances
 from p2p_dtfm.daemon.node.join import Joining
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.resident import _to_come_back
 from p2p_dtfm.daemon.peers.home_memory import (
-    FILE_NAME,
     Memory,
     acquaintance,
     read_memory,
@@ -93,6 +95,36 @@ def test_the_same_line_goes_on_with_the_newest_founding_of_its_spec(tmp_path: Pa
     assert new._acquaintances.memory is None, "nobody is asked"
 
 
+def test_a_home_that_has_lost_its_memory_looks_before_it_founds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file was torn: the same line would have founded the same run a second time."""
+    looked: list[str] = []
+
+    async def look(run_digest: str) -> None:
+        looked.append(run_digest)
+
+    async def found() -> tuple[bool, str]:
+        joining = joining_of(tmp_path)
+        monkeypatch.setattr(joining._acquaintances, "look_before_going_alone", look)
+        monkeypatch.setattr(joining, "_turned_away", lambda: "")
+        with pytest.raises(AttributeError, match="identity"):  # as far as the stand-ins go
+            await joining._found_run()
+        return joining.founds, caplog.text
+
+    prepared = (run_spec(), None)
+    monkeypatch.setattr("p2p_dtfm.daemon.node.join.prepare_run", lambda *args: prepared)
+    _, said = asyncio.run(found())
+    assert not looked and "is gone" not in said, "whoever founds for the first time asks nobody"
+    was_in = KnownView(ViewId(3, "00"), (Member("me", 1),), "plan")
+    history = ViewHistory(tmp_path, run_spec().digest())
+    history.keep((was_in,))
+    history.write()
+    founds, said = asyncio.run(found())
+    assert looked == [run_spec().digest()] and "what it remembered of it is gone" in said
+    assert founds, "nobody answered"
+
+
 def joining_of(home: Path, **settings: object) -> Joining:
     past = recall(settings_of(home, run="tiny", **settings))
     network = network_of()
@@ -122,7 +154,7 @@ def test_a_full_disk_costs_the_memory_and_nothing_else(
     assert known.memory is not None
     found = read_memory(place_of(tmp_path, known.memory))
     assert found is not None and [item.peer_id for item in found.members] == [one]
-    assert list(tmp_path.glob(f"runs/*/{FILE_NAME}"))
+    assert list(tmp_path.glob("runs/*/memory*.json"))
 
 
 def test_of_several_that_start_at_once_the_first_goes_first(tmp_path: Path) -> None:

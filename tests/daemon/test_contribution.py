@@ -1,5 +1,6 @@
 """What a peer has given outlasts it, and a damaged file costs no daemon."""
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.names import generated_name
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.telemetry.contribution import FILE, Contributions
+from p2p_dtfm.daemon.telemetry.contribution import FILE, WRITE_EVERY_S, Contributions
 from p2p_dtfm.daemon.telemetry.names import Names
+from p2p_dtfm.ports import disk
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot
 
@@ -64,3 +66,27 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("{")
     assert made(tmp_path).shown(Names()).board == ()
     assert (tmp_path / "contribution.damaged").read_text() == "{"
+
+
+def test_it_is_written_to_the_disk_that_the_daemon_lives_by(tmp_path: Path) -> None:
+    """Also from the thread that writes now and then."""
+
+    class Full(disk.MachineDisk):
+        refused = 0
+
+        def write_whole(self, path: Path, payload: disk.Payload, mode: int) -> None:
+            self.refused += 1
+            raise OSError(28, "No space left on device")
+
+    full = Full()
+
+    async def gives() -> None:
+        disk.live_by(full)
+        given = made(tmp_path)
+        given._written_s -= WRITE_EVERY_S
+        given.committed(0, 0, 0)
+        await asyncio.get_running_loop().shutdown_default_executor()
+        given.write()
+
+    asyncio.run(gives())
+    assert full.refused == 2 and not list(tmp_path.iterdir())

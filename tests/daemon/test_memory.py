@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -14,6 +15,7 @@ from p2p_dtfm.daemon.peers.home_memory import (
     ACQUAINTANCES_LIMIT,
     ADDRESSES_LIMIT,
     FILE_NAME,
+    NAMES,
     Memory,
     acquaintance,
     read_memory,
@@ -95,6 +97,22 @@ def test_a_damaged_memory_is_set_aside_and_told_once(
         assert remembered_runs(tmp_path) == []
     assert len(caplog.records) == 1 and "set aside" in caplog.text
     assert (directory / "memory.damaged").exists()
+
+
+@pytest.mark.parametrize("torn", [0, 1])
+def test_of_two_that_were_written_one_may_be_torn(torn: int, tmp_path: Path) -> None:
+    """A disk that lies keeps half of the newest; the wall clock was put back between the two."""
+    (one,) = peer_ids(tmp_path, 1)
+    older = memory_of(tmp_path, used_s=9)
+    met = older.met([acquaintance(one, ["/ip4/192.0.2.7/tcp/4001"], 5)])
+    newer = msgspec.structs.replace(met, used_s=3, written=1)
+    directory = place_of(tmp_path, older)
+    for memory in (older, newer):
+        write_memory(directory, memory)
+    assert read_memory(directory) == newer
+    path = directory / NAMES[torn]
+    path.write_bytes(path.read_bytes()[:100])
+    assert read_memory(directory) == (newer, older)[torn]
 
 
 def test_a_spec_that_its_signer_did_not_sign_is_damage(tmp_path: Path) -> None:

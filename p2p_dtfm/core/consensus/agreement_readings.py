@@ -100,6 +100,11 @@ class AgreementReadings:
         return self.familiar.all
 
     @property
+    def has_heard_of_view(self) -> bool:
+        """Whether a newcomer has heard, with proof, of a view that there is."""
+        return self._state.joining.view_heard_ns is not None
+
+    @property
     def attempting(self) -> bool:
         return self._state.attempt is not None
 

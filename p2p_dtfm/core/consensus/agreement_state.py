@@ -327,6 +327,11 @@ class AgreementState:
         is_stopgap = plan is not None and (bool(plan.stand_ins) or plan.provisional)
         return is_stopgap and ledger is not None and ledger.may_commit
 
+    @property
+    def ends_here(self) -> bool:
+        """Whether the view has trained to the end: no planned one can succeed it."""
+        return self.plan is not None and self.is_complete
+
     # small changes --------------------------------------------------------------------------------
 
     def open_record(self, signed: Signed) -> PeerRecord:

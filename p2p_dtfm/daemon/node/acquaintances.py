@@ -229,7 +229,9 @@ class Acquaintances:
         if self.memory is None:
             return
         seen, used_s = self._seen_members(view), int(now.wall_s())
-        self.memory = msgspec.structs.replace(self.memory.met(seen), used_s=used_s)
+        self.memory = msgspec.structs.replace(
+            self.memory.met(seen), used_s=used_s, written=self.memory.written + 1
+        )
         async with self._memory_lock:
             try:
                 directory = self._local.home.run_directory(self.memory.run_digest)

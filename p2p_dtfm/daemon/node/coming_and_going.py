@@ -49,8 +49,14 @@ class Entry:
         expected = settings.expect_peers
         if not membership.goes_on_from_own:
             await self._wait_for_fellows()
+        if membership.has_lost_memory:  # members that know it tell it of their view
+            membership.agreement.wants_view()
         end_s = now.monotonic_s() + settings.expect_wait_s
         while len(membership.joiners()) + 1 < expected and now.monotonic_s() < end_s:
+            if self._was_found():
+                log.info("a view of this run is there: asks to be let in, and founds nothing")
+                await self.join()
+                return
             present = len(membership.joiners()) + 1
             status.say(State.WAITING, f"{present} of {expected} expected peers are here")
             await asyncio.sleep(TICK_S)
@@ -59,6 +65,11 @@ class Entry:
             status.say(State.WAITING, "the newcomers measure the links between them")
             await asyncio.sleep(TICK_S)
         membership.actions.do(membership.agreement.found(now.monotonic_ns()))
+
+    def _was_found(self) -> bool:
+        """By members of the run that this peer was about to found again."""
+        agreement = self._membership.agreement
+        return self._membership.has_lost_memory and agreement.has_heard_of_view
 
     async def _wait_for_fellows(self) -> None:
         """After a power cut each comes back as its machine starts: those that are here together

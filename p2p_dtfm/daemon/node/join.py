@@ -17,6 +17,7 @@ from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.resident_limit import planned_bytes
 from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.node.acquaintances import (
     LOOK_AGAIN_LIMIT_S,
     LOOK_AGAIN_S,
@@ -70,6 +71,8 @@ class Joining:
         self.founds = self.may_go_on_alone = local.settings.founds
         self.goes_on_from_own = False
         """It has come further than the one that trains, who will come over."""
+        self.has_lost_memory = False
+        """It founds a run in which it was before, and remembers nobody: members may find it yet."""
         self._local = local
         self._network = network
         self._acquaintances = acquaintances
@@ -98,7 +101,8 @@ class Joining:
             prepare_run, path, scratch, self._progress_of_data()
         )
         spec = self._which_founding(spec)
-        if self._local.settings.initial_peers or self._has_met_somebody(spec.digest()):
+        was_in_it = self._has_met_somebody(spec.digest()) or self._was_in(spec.digest())
+        if self._local.settings.initial_peers or was_in_it:
             self.founds = False
             run = await self._follow_first(
                 partial(self._acquaintances.look_before_going_alone, spec.digest())
@@ -142,6 +146,24 @@ class Joining:
     def _has_met_somebody(self, run_digest: str) -> bool:
         recalled = self._acquaintances.memory
         return recalled is not None and recalled.run_digest == run_digest and bool(recalled.members)
+
+    def _was_in(self, run_digest: str) -> bool:
+        """By what else is on the disk, where its memory of the run is gone: whoever founded it now
+        would begin the same run a second time, beside those that train it."""
+        if self._acquaintances.memory is not None:
+            return False
+        home = self._local.home
+        is_damaged = any(home.run_directory(run_digest).glob("memory*.damaged"))
+        views = ViewHistory(home.root, run_digest).read()
+        if not (is_damaged or views or list_checkpoints(home.checkpoints(run_digest))):
+            return False
+        self.has_lost_memory = True
+        log.warning(
+            "this home was in run %s before, and what it remembered of it is gone: looks for its "
+            "members before it goes on alone",
+            run_digest[:16],
+        )
+        return True
 
     async def _take_up(self, recalled: Memory) -> Run:
         """Go where the others are. Where nobody is, a daemon that was told of no peers goes on from

@@ -45,6 +45,7 @@ class Membership:
         self.run = run
         self.founds = joining.founds
         self.goes_on_from_own = joining.goes_on_from_own
+        self.has_lost_memory = joining.has_lost_memory
         self.may_go_on_alone = joining.may_go_on_alone
         self.me = network.me
         """With the life that it has in the agreement."""

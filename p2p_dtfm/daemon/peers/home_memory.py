@@ -1,7 +1,8 @@
 """What a home remembers of a run: its spec, whom it met there, and where.
 
-One small file in the run's directory, written at each takeover and once a minute, whole or not at
-all. With it a daemon that comes back finds its swarm through any member that still lives.
+Two small files in the run's directory, written by turns at each takeover and once a minute, each
+whole or not at all: where a disk has not kept its promise as the machine stopped, the one before is
+there. With it a daemon that comes back finds its swarm through any member that still lives.
 """
 
 import contextlib
@@ -21,6 +22,8 @@ from p2p_dtfm.net.directory.values import open_run
 from p2p_dtfm.ports import disk
 
 FILE_NAME = "memory.json"
+OTHER_NAME = "memory-before.json"
+NAMES = (FILE_NAME, OTHER_NAME)
 ACQUAINTANCES_LIMIT = 48
 ADDRESSES_LIMIT = 8
 MEETING_POINTS_LIMIT = 8
@@ -51,6 +54,8 @@ class Memory(msgspec.Struct, frozen=True):
     """Those seen last come first."""
     meeting_points: tuple[str, ...] = ()
     """Addresses that were given and answered; a bootstrap node may be among them."""
+    written: int = 0
+    """How often it was written: the wall clock may be set."""
 
     @property
     def run_digest(self) -> str:
@@ -81,12 +86,17 @@ def acquaintance(peer_id: str, addresses: Sequence[str], seen_s: int) -> Acquain
 
 
 def read_memory(directory: Path) -> Memory | None:
-    """What is remembered in a run's directory. A damaged file is told of once, and set aside."""
-    path = directory / FILE_NAME
+    """What is remembered in a run's directory: the newest that is whole."""
+    found = [it for name in NAMES if (it := _read(directory / name, directory.name)) is not None]
+    return max(found, key=lambda memory: memory.written, default=None)
+
+
+def _read(path: Path, run: str) -> Memory | None:
+    """A damaged file is told of once, and set aside."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_LIMIT_BYTES + 1)
-        return _checked(data, directory.name)
+        return _checked(data, run)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -129,7 +139,7 @@ def _is_address(text: str) -> bool:
 
 def write_memory(directory: Path, memory: Memory) -> None:
     """Whole or not at all, for this user's eyes only. Raises `OSError`."""
-    path = directory / FILE_NAME
+    path = directory / NAMES[memory.written % len(NAMES)]
     data = msgspec.json.format(msgspec.json.encode(memory), indent=1)
     disk.write_whole(path, data, disk.ONLY_OWNER)
 

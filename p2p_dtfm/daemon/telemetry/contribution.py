@@ -1,8 +1,8 @@
 """What this peer has given to a run, over restarts: kept in the home, written seldom and whole."""
 
 import asyncio
+import contextvars
 import logging
-import os
 import threading
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.telemetry.names import Names
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import disk, now
 from p2p_dtfm.web.state import BoardRow, Contribution, Given
 
 FILE = "contribution.json"
@@ -83,7 +83,10 @@ class Contributions:
         if now_s - self._written_s >= WRITE_EVERY_S:
             self._written_s = now_s
             payload = msgspec.json.encode(self._kept)
-            asyncio.get_running_loop().run_in_executor(None, self._write, payload)
+            # a thread of its own, that knows which disk this daemon lives by
+            context = contextvars.copy_context()
+            loop = asyncio.get_running_loop()
+            loop.run_in_executor(None, context.run, self._write, payload)
 
     def write(self) -> None:
         """All of it, at the end."""
@@ -93,12 +96,7 @@ class Contributions:
         """Whole or not at all. A full disk costs what came since the last time, not the daemon."""
         with self._lock:
             try:
-                beside = self._path.with_suffix(".partial")
-                with beside.open("wb") as file:
-                    file.write(payload)
-                    file.flush()
-                    os.fsync(file.fileno())
-                beside.replace(self._path)
+                disk.write_whole(self._path, payload)
             except OSError as error:
                 log.warning("what this peer has given is not written down: %s", error)
 

@@ -89,6 +89,8 @@ def _of_planned(
         return EntryVerdict(False, "no member of the present view has opened it")
     if state.frozen:
         return EntryVerdict(False, "a failure is dealt with first")
+    if state.ends_here:
+        return EntryVerdict(False, "all steps are committed: no view would take over")
     if state.following.vouched is not None:
         return EntryVerdict(False, "has said in its Prepared that it waits for another one")
     if message.base != view.id:

@@ -152,7 +152,7 @@ class Gathering:
         if not attempt.planned:
             return self.reopen(reason, now_ns)
         self._state.give_up(now_ns)
-        if self._state.is_newcomer:
+        if self._state.is_newcomer or self._state.ends_here:
             return [Report(f"gives up view {attempt.number}: {reason}")]
         return self.open(True, reason, now_ns)
 

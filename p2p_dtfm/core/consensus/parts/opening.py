@@ -53,7 +53,7 @@ def _why_not_now(state: AgreementState, now_ns: int) -> str:
         return "a failure is dealt with"
     if now_ns < state.attempts.quiet_until_ns:
         return "an attempt was given up just now"
-    if state.plan is not None and state.is_complete:
+    if state.ends_here:
         return "all steps are committed: no view would take over"
     return ""
 

@@ -53,7 +53,7 @@ class Requests:
             bound = promises.highest_number + NUMBERS_PASSED_LIMIT
             promises.highest_number = max(promises.highest_number, min(message.passed, bound))
         actions += self._outsiders.tell_while_frozen(sender, now_ns)
-        if state.plan is not None and state.is_complete:
+        if state.ends_here:
             return Verdict(actions, "the run is complete: nobody joins it")
         limit = FOUNDING_LIMIT if state.is_newcomer else WAITING_LIMIT
         if not newcomers.ask(record, message.record, now_ns, limit):

@@ -42,10 +42,20 @@ class Takeover:
         state.doubts.accusers.commits()
         view = state.next_view
         if outcome.take_over is None or view is None or view.id != outcome.take_over:
-            if state.following.is_doomed:
+            if state.is_complete:
+                self._end_planned(now_ns)
+            elif state.following.is_doomed:
                 state.drop_next_view()
             return []
         return self.take_over(view, now_ns or state.present.taken_over_ns)
+
+    def _end_planned(self, now_ns: int) -> None:
+        """After the last step there is none with which a planned view could be taken over: whoever
+        waits for one is told, when it asks again, that the run is complete."""
+        state = self._state
+        state.drop_next_view()
+        if state.attempt is not None and state.attempt.planned:
+            state.give_up(now_ns)
 
     def skip_to(self, step: int, lineage: str) -> None:
         """Without a stage: more than half of those with one prepare `step` of this view, from this

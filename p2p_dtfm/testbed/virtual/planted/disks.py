@@ -68,15 +68,10 @@ def _views_are_forgotten(patches: Patches) -> None:
 
 
 def _half_a_memory_ends_it(patches: Patches) -> None:
-    def read_memory(directory: Path) -> Any:
-        path = directory / home_memory.FILE_NAME
-        return home_memory._checked(path.read_bytes(), directory.name) if path.exists() else None
+    def read(path: Path, run: str) -> Any:
+        return home_memory._checked(path.read_bytes(), run) if path.exists() else None
 
-    from p2p_dtfm.daemon.peers import recall
-
-    patches.put(home_memory, "read_memory", read_memory)
-    if "read_memory" in vars(recall):
-        patches.put(recall, "read_memory", read_memory)
+    patches.put(home_memory, "_read", read)
 
 
 def _fetched_files_stay(patches: Patches) -> None:

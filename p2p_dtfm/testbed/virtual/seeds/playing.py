@@ -20,7 +20,6 @@ from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Peer, Swarm, play
 PATIENCE_S = 300.0
 """Of virtual time, once all is mended: then nobody waits any more."""
 STARTS_AGAIN_S = 2.0
-LETS_IN_S = 30.0
 SAVES_WITHIN_S = 10.0
 """After the last step somebody has the whole model."""
 LOOKS_EVERY_S = 1.0
@@ -57,7 +56,7 @@ class Play:
         """When, the number of the fault or, for its end, one less than none."""
         self._begun: set[Fault] = set()
         self._starts_s: dict[str, float] = {}
-        self._looks_s = self._lets_in_s = 0.0
+        self._looks_s = 0.0
         self.mended_s = 0.0
 
     async def play(self) -> None:
@@ -80,7 +79,6 @@ class Play:
             self._due.append((began_s + fault.at_s + fault.lasts_s, -1 - number, fault))
         self._due.sort(key=lambda due: due[:2])
         self.mended_s = max((due[0] for due in self._due), default=began_s)
-        self._lets_in_s = self.mended_s + LETS_IN_S
         limit_s = self.mended_s - swarm.now_s + PATIENCE_S
         await swarm.until(self._is_over, "all have come to the end of the run", limit_s)
 
@@ -92,10 +90,6 @@ class Play:
             if not self._due:
                 self.deeds.mend_all()
         for peer in swarm.peers:
-            if self._is_let_in_by_nobody(peer):
-                swarm.kill(peer)
-                swarm.start(peer)
-                self._lets_in_s = swarm.now_s + LETS_IN_S
             if judge.starts_again(peer):
                 due_s = self._starts_s.setdefault(peer.name, swarm.now_s + STARTS_AGAIN_S)
                 if swarm.now_s >= due_s:
@@ -105,14 +99,6 @@ class Play:
             self._looks_s = swarm.now_s + LOOKS_EVERY_S
             judge.require_bounds(swarm)
         return not self._due and all(self._is_done(peer) for peer in swarm.peers)
-
-    def _is_let_in_by_nobody(self, peer: Peer) -> bool:
-        """Whoever was welcomed before the last step and let in by nobody asks on for ever: known,
-        and its owner starts it again."""
-        if self._due or self._swarm.now_s < self._lets_in_s or not peer.is_running:
-            return False
-        others = [other for other in self._swarm.peers if other is not peer and other.process]
-        return _is_joining(peer) and all(self._is_done(it) or _is_joining(it) for it in others)
 
     def _do(self, fault: Fault, is_end: bool) -> None:
         """None begins after the last step."""
@@ -133,10 +119,6 @@ class Play:
         if peer.was_killed or judge.starts_again(peer) or peer.ended is None:
             return False
         return peer.ended.done() or peer.told_step() == self._steps
-
-
-def _is_joining(peer: Peer) -> bool:
-    return peer.is_running and peer.standing().startswith(("joining", "syncing"))
 
 
 def play_seed(

@@ -20,11 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-<<<<<<< HEAD
-SAID = {2: "57d7bc3b9fe800795ed7c6a849017615b70001e3fa977d18834b1aafbd7a7a8a"}
-=======
-SAID = {2: "ea31bab9863036f8d6a9374b4f800bcae4cf8dafb760547df2b44bdde43583fc"}
->>>>>>> w-muon
+SAID = {2: "9828204c825cceac19cfef74ef91995e467bfe193f368b85a6ed8ce4279905cc"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

@@ -97,8 +97,8 @@ def simulate(
     codec: Annotated[
         str | None,
         typer.Option(
-            help="Of all tensors, instead of the run's: fp32, fp16, bf16, int8; or, of the reduction "
-            "alone, sparse or sign."
+            help="Of all tensors, instead of the run's: fp32, fp16, bf16, int8; or, of the "
+            "reduction alone, sparse or sign."
         ),
     ] = None,
     reduction: Annotated[

@@ -169,8 +169,8 @@ def _with_update(spec: RunSpec, block: LayerCost) -> LayerCost:
 
 def _update_flops(spec: RunSpec) -> int:
     """Of a block, where Muon makes its matrices orthogonal: three products of matrices in each
-    iteration; else not counted. To be exact on any device they are in float64, in which a processor's are half as
-    fast; inner steps need not be."""
+    iteration; else not counted. To be exact on any device they are in float64, in which a
+    processor's are half as fast; inner steps need not be."""
     if spec.optimizer.kind != "muon":
         return 0
     model = spec.model

@@ -37,5 +37,5 @@ class Rhythm:
         """A silence that is longer is evidence."""
         if len(self._longest_ns) < FEWEST_SLOTS:
             return most_ns
-        usual_ns = max(map(itemgetter(1), self._longest_ns))
+        usual_ns: int = max(map(itemgetter(1), self._longest_ns))
         return min(most_ns, max(least_ns, FACTOR * usual_ns))

@@ -60,6 +60,15 @@ def test_a_wait_for_nothing_ends_the_world() -> None:
         within(scene)
 
 
+def test_in_a_world_that_has_ended_nothing_begins() -> None:
+    """Else what its garbage has to say to its end would go on, in the middle of something else."""
+    loop = VirtualLoop()
+    loop.close()
+    for begin in (loop.call_soon, lambda call: loop.call_later(1.0, call)):
+        with pytest.raises(RuntimeError, match="has ended"):
+            begin(print)
+
+
 def test_a_job_takes_the_time_that_it_says_and_jobs_of_one_executor_take_turns() -> None:
     async def scene(loop: VirtualLoop) -> None:
         process = process_of(loop)

@@ -7,6 +7,7 @@ program) is rare and long, and the longest silence of the last minute tells of i
 """
 
 from collections import deque
+from operator import itemgetter
 
 SECOND_NS = 1_000_000_000
 SLOT_NS = SECOND_NS
@@ -36,5 +37,5 @@ class Rhythm:
         """A silence that is longer is evidence."""
         if len(self._longest_ns) < FEWEST_SLOTS:
             return most_ns
-        usual_ns = max(silent_ns for _, silent_ns in self._longest_ns)
+        usual_ns: int = max(map(itemgetter(1), self._longest_ns))
         return min(most_ns, max(least_ns, FACTOR * usual_ns))

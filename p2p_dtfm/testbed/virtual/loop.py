@@ -22,6 +22,7 @@ JOB_NS = 100_000
 _START_NS = 1_000 * 1_000_000_000
 ROUNDING_S = 1e-9
 """What is due so soon is due now: times are sums of fractions of seconds."""
+_IS_OVER = "the world has ended: what ends with it begins nothing any more"
 
 
 class NothingHappens(Exception):
@@ -161,6 +162,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
+        if self._closed:  # type: ignore[attr-defined]
+            raise RuntimeError(_IS_OVER)
         turn = Turn(0.0, callback, args, _here(context))
         self._ready.append(turn)
         return turn
@@ -172,6 +175,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
+        if self._closed:  # type: ignore[attr-defined]
+            raise RuntimeError(_IS_OVER)
         turn = Turn(when, callback, args, _here(context))
         heapq.heappush(self._later, (when, self.next_number(), turn))
         return turn

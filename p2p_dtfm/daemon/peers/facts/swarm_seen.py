@@ -70,8 +70,7 @@ async def looking_on(initial_peers: Sequence[str]) -> AsyncIterator[Onlooker]:
 async def looking_from(host: Host, initial_peers: Sequence[str]) -> AsyncIterator[Onlooker]:
     """Over a host that is connected to them. Raises `UserError`."""
     async with contextlib.AsyncExitStack() as stack:
-        control = await ControlPlane(host, _refuse, name="control").ready()
-        stack.push_async_callback(control.close)
+        control = ControlPlane(host, _refuse, name="control")  # it asks; others may serve there
         directory = await Directory.start(host, initial_peers, serves=False)
         stack.push_async_callback(directory.close)
         yield Onlooker(host, control, directory)

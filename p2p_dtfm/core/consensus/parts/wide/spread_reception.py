@@ -15,6 +15,7 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
 EARLY_LIMIT = 128
+GIVERS_LIMIT = 4096
 
 
 class SpreadReception:
@@ -73,7 +74,11 @@ class SpreadReception:
         state.others.bodies.keep(message.bodies)
         self._note_rows(message)
         attempts, sender = state.attempts, message.sender.peer_id
+        if attempts.spread_number != message.number or len(attempts.givers) > GIVERS_LIMIT:
+            attempts.givers = {}
         attempts.spread_number, attempts.spread_giver = message.number, sender
+        for signed in message.contributions:
+            attempts.givers.setdefault(signed.signature, sender)
         held = self._wide(message)
         if held is not None:
             held[1].giver = sender
@@ -81,8 +86,7 @@ class SpreadReception:
             verdict = Verdict([], "it says Ready of some")
         else:
             gather = self._as_gather(message, held[0] if held is not None else None)
-            verdict = self._reception.receive(gather, now_ns)
-        attempts.spread_giver = ""
+            verdict = self._read(gather, now_ns)
         held = self._wide(message)
         if held is None:
             return Verdict(verdict.actions + self._missed(message), verdict.reason)
@@ -97,6 +101,12 @@ class SpreadReception:
         if grew and attempt.may_be_agreed:
             actions += self._gathering.check_ready(now_ns)
         return Verdict(actions, verdict.reason)
+
+    def _read(self, gather: Gather, now_ns: int) -> Verdict:
+        try:
+            return self._reception.receive(gather, now_ns)
+        finally:
+            self._state.attempts.spread_giver = ""
 
     def _wide(self, message: Spread) -> tuple[Attempt, Wide] | None:
         """The attempt under way, if the message is of that."""

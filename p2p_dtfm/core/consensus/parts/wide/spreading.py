@@ -13,7 +13,7 @@ from p2p_dtfm.core.consensus.actions import Actions, PassOnSoon, SendMessage
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.message_parts import message_parts
-from p2p_dtfm.core.consensus.attempts.wide import Item, News, Source, Wide
+from p2p_dtfm.core.consensus.attempts.wide import Item, News, Place, Source, Wide
 from p2p_dtfm.core.consensus.overlay.grid import Grid, grid_in_order, hosts_of, near_grid
 from p2p_dtfm.core.messages.agreement_messages import (
     Bodies,
@@ -147,14 +147,15 @@ class Spreading:
         """Something may be new: it goes on at once, or soon and with what comes meanwhile."""
         wide = attempt.wide
         assert wide is not None
-        me, source = self._state.me.peer_id, self._source(attempt, wide)
+        me, place = self._state.me.peer_id, self._place_of(attempt, wide)
+        givers = self._state.attempts.givers
         before = len(wide.news)
         for member in islice(attempt.known, wide.counts.get("contributions", 0), None):
             wide.makers[member.peer_id] = member
-        wide.note("contributions", attempt.known.values(), source, me)
-        wide.note("contradicted", attempt.set_aside.contradicted.values(), source, me)
-        wide.note("charges", attempt.charges.values(), source, me)
-        wide.note("ready", attempt.ready.values(), source, me)
+        wide.note("contributions", attempt.known.values(), place, me, givers)
+        wide.note("contradicted", attempt.set_aside.contradicted.values(), place, me, givers)
+        wide.note("charges", attempt.charges.values(), place, me)
+        wide.note("ready", attempt.ready.values(), place, me)
         says_more = not wide.hasty and wide.digest_told != attempt.digests[attempt.me][1]
         leaves = len(attempt.universe) > len(self.place(attempt, wide).places)
         new = wide.news[before:]
@@ -167,11 +168,15 @@ class Spreading:
         wide.is_due = True
         return [PassOnSoon(batch_ns)]
 
-    def _source(self, attempt: Attempt, wide: Wide) -> Source:
+    def _place_of(self, attempt: Attempt, wide: Wide) -> Place:
         grid, me = self.place(attempt, wide), self._state.me.peer_id
-        if wide.giver not in grid.places or me not in grid.places:
-            return Source.OUTSIDE
-        return Source.ROW if grid.are_row_mates(me, wide.giver) else Source.ACROSS
+
+        def place(giver: str) -> Source:
+            if giver not in grid.places or me not in grid.places:
+                return Source.OUTSIDE
+            return Source.ROW if grid.are_row_mates(me, giver) else Source.ACROSS
+
+        return place
 
     def pass_on(self, now_ns: int) -> Actions:
         """The time for it has come."""
@@ -319,6 +324,7 @@ class Spreading:
         wide = attempt.wide
         assert wide is not None
         wide.repairs += 1
+        wide.digest_told = ""
         actions = self.flush(attempt, now_ns)
         grid, lost, me = self.place(attempt, wide), self._lost(attempt), attempt.me.peer_id
         frozen = attempt.snapshot is not None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.consensus.actions import Actions, PassOnSoon, SendMessage
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
-from p2p_dtfm.core.consensus.attempts.wide import Item, Source, Wide
+from p2p_dtfm.core.consensus.attempts.wide import Item, Place, Source, Wide
 from p2p_dtfm.core.consensus.overlay.grid import hosts_of
 from p2p_dtfm.core.messages.agreement_messages import Active, ActiveSet, Synced, Tidings
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
@@ -50,18 +50,21 @@ class Telling:
             news.synced[state.me] = said
         else:
             news.active[state.me] = said
-        self._note(news, Source.OUTSIDE)
+        self._note(news, lambda _: Source.OUTSIDE)
         return self._flush(view, news)
 
     def hear(self, view: View, message: Tidings) -> Actions:
         """What is new in it has been added to the news: it goes on soon."""
         state, news = self._state, self.news_of(view.id)
         grid, me, giver = state.grid_of(view), state.me.peer_id, message.sender.peer_id
-        source = Source.OUTSIDE
-        if giver in grid.places and me in grid.places:
-            source = Source.ROW if grid.are_row_mates(me, giver) else Source.ACROSS
+
+        def place(giver: str) -> Source:
+            if giver not in grid.places or me not in grid.places:
+                return Source.OUTSIDE
+            return Source.ROW if grid.are_row_mates(me, giver) else Source.ACROSS
+
         news.wide.giver = giver
-        is_new = self._note(news, source)
+        is_new = self._note(news, place)
         news.wide.giver = ""
         actions = self._answer(view, news, message)
         if is_new and not news.wide.is_due:
@@ -92,10 +95,10 @@ class Telling:
         own = [s for s in (news.synced.get(state.me), news.active.get(state.me)) if s is not None]
         return [SendMessage(chosen, _tidings(state.me, view.id, own, wants))] if chosen else []
 
-    def _note(self, news: ViewNews, source: Source) -> bool:
+    def _note(self, news: ViewNews, place: Place) -> bool:
         before, me = len(news.wide.news), self._state.me.peer_id
-        news.wide.note("synced", news.synced.values(), source, me)
-        news.wide.note("active", news.active.values(), source, me)
+        news.wide.note("synced", news.synced.values(), place, me)
+        news.wide.note("active", news.active.values(), place, me)
         return any(it.source is not Source.ROW for it in news.wide.news[before:])
 
     def _near(self, view: View, news: ViewNews) -> Sequence[str]:

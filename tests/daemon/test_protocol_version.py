@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "76d042b2251690f1391561fca639fce5766f2f045129db263b876a0b1443d779"}
+SAID = {2: "1de62196626d70f6fb853c2f7157e500b647766517e5198eedd9427d4bd56eda"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

@@ -67,18 +67,9 @@ class SpreadReception:
         state = self._state
         if message.planned != (message.number % 2 == 0):
             raise PeerFault("a view with a number of the wrong parity", message.sender.peer_id)
-        ready = self._said_ready(message)
-        self._keep_own_view()
-        for record in message.bodies.records:
-            state.open_record(record)
-        state.others.bodies.keep(message.bodies)
-        self._note_rows(message)
-        attempts, sender = state.attempts, message.sender.peer_id
-        if attempts.spread_number != message.number or len(attempts.givers) > GIVERS_LIMIT:
-            attempts.givers = {}
-        attempts.spread_number, attempts.spread_giver = message.number, sender
-        for signed in message.contributions:
-            attempts.givers.setdefault(signed.signature, sender)
+        ready, sender = self._said_ready(message), message.sender.peer_id
+        self._keep_bodies(message)
+        self._note_giver(message)
         held = self._wide(message)
         if held is not None:
             held[1].giver = sender
@@ -101,6 +92,21 @@ class SpreadReception:
         if grew and attempt.may_be_agreed:
             actions += self._gathering.check_ready(now_ns)
         return Verdict(actions, verdict.reason)
+
+    def _keep_bodies(self, message: Spread) -> None:
+        self._keep_own_view()
+        for record in message.bodies.records:
+            self._state.open_record(record)
+        self._state.others.bodies.keep(message.bodies)
+        self._note_rows(message)
+
+    def _note_giver(self, message: Spread) -> None:
+        attempts, sender = self._state.attempts, message.sender.peer_id
+        if attempts.spread_number != message.number or len(attempts.givers) > GIVERS_LIMIT:
+            attempts.givers = {}
+        attempts.spread_number, attempts.spread_giver = message.number, sender
+        for signed in message.contributions:
+            attempts.givers.setdefault(signed.signature, sender)
 
     def _read(self, gather: Gather, now_ns: int) -> Verdict:
         try:

@@ -326,28 +326,29 @@ class Spreading:
         wide.repairs += 1
         wide.digest_told = ""
         actions = self.flush(attempt, now_ns)
-        grid, lost, me = self.place(attempt, wide), self._lost(attempt), attempt.me.peer_id
-        frozen = attempt.snapshot is not None
-        wants = tuple(sorted(m.peer_id for m in attempt.waits_for)) if not frozen else ()
-        due = attempt.snapshot.contributors if attempt.snapshot is not None else ()
-        has_planned = attempt.plan is not None
-        wants_ready = tuple(m.peer_id for m in due if has_planned and m not in attempt.ready)
-        if me in grid.places:
-            near = [peer for peer in grid.row_mates(me) if peer not in lost]
-            far = [peer for peer in grid.across(me, lost)]
-            asked = [it[wide.repairs % len(it)] for it in (far, near) if it][:ASKED_AT_ONCE]
-        else:
-            asked = [self._host(attempt, wide, grid, attempt.me)] if grid.places else []
-        first = [it.item for it in wide.news[:1]] + [attempt.known[attempt.me]]
-        if (wants or wants_ready or not wide.hasty) and asked:
-            head = self._message(attempt, _signed(first), with_proofs=False, knows=Knows.NOTHING)
+        wants, wants_ready = _lacking(attempt)
+        asked, first = self._asked(attempt, wide), self._first(attempt, wide)
+        if asked and (wants or wants_ready or not wide.hasty):
+            head = self._message(attempt, first, with_proofs=False, knows=Knows.NOTHING)
             asking = msgspec.structs.replace(head, wants=wants, wants_ready=wants_ready)
-            actions.append(SendMessage(tuple(asked), asking))
+            actions.append(SendMessage(asked, asking))
         # who has not been heard of, and hears of the attempt from its neighbours only
         unheard = {peer for peer in wants if peer in wide.neighbours and peer not in asked}
-        if unheard:
-            actions += self._tell(attempt, sorted(unheard), _signed(first), with_proofs=True)
-        return actions
+        return actions + self._tell(attempt, sorted(unheard), first, with_proofs=True)
+
+    def _asked(self, attempt: Attempt, wide: Wide) -> tuple[str, ...]:
+        """Other neighbours each time; of who has no place, another host."""
+        grid, lost, me = self.place(attempt, wide), self._lost(attempt), attempt.me.peer_id
+        if me not in grid.places:
+            return (self._host(attempt, wide, grid, attempt.me),) if grid.places else ()
+        near = tuple(peer for peer in grid.row_mates(me) if peer not in lost)
+        chosen = [it[wide.repairs % len(it)] for it in (grid.across(me, lost), near) if it]
+        return tuple(chosen[:ASKED_AT_ONCE])
+
+    def _first(self, attempt: Attempt, wide: Wide) -> list[Item]:
+        """What lets others take part: by what this peer does, and its own contribution."""
+        first = [it.item for it in wide.news[:1]] + [attempt.known[attempt.me]]
+        return _signed(first)
 
     def answer(self, attempt: Attempt, message: Spread) -> Actions:
         """What somebody asks for, as far as this peer has it."""
@@ -356,6 +357,14 @@ class Spreading:
         items += [r for m, r in attempt.ready.items() if m.peer_id in wants_ready]
         to = (message.sender.peer_id,)
         return self._tell(attempt, to, items, with_proofs=bool(wants), knows=Knows.NOTHING)
+
+
+def _lacking(attempt: Attempt) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Whose contribution this peer lacks, or whose Ready."""
+    if attempt.snapshot is None:
+        return tuple(sorted(member.peer_id for member in attempt.waits_for)), ()
+    due = attempt.snapshot.contributors if attempt.plan is not None else ()
+    return (), tuple(member.peer_id for member in due if member not in attempt.ready)
 
 
 def _signed(items: Iterable[Item]) -> list[Item]:

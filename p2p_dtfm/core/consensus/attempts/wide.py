@@ -34,6 +34,19 @@ class News:
 
 
 @dataclass
+class Told:
+    """How far the news have been passed on, and to whom."""
+
+    row_at: int = 0
+    across_at: int = 0
+    across_to: frozenset[str] = frozenset()
+    leaf_at: dict[str, int] = field(default_factory=dict)
+    digest_told: str = ""
+    flushed_ns: int | None = None
+    is_due: bool = False
+
+
+@dataclass
 class Wide:
     """`news` grows only; whoever is told has a place in it."""
 
@@ -47,17 +60,19 @@ class Wide:
     """Of contributions, by peer id."""
     news: list[News] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    row_at: int = 0
-    across_at: int = 0
-    across_to: frozenset[str] = frozenset()
-    leaf_at: dict[str, int] = field(default_factory=dict)
+    told: Told = field(default_factory=Told)
     giver: str = ""
     """Of the message that is being read."""
-    flushed_ns: int | None = None
-    is_due: bool = False
-    digest_told: str = ""
     repairs: int = 0
     leaves: tuple[object, list[str]] | None = None
+
+    def not_from_row(self) -> list[Item]:
+        """What this peer's row has not been told."""
+        return [it.item for it in self.news[self.told.row_at :] if it.source is not Source.ROW]
+
+    def from_outside(self) -> list[Item]:
+        """What the other rows have not been told."""
+        return [it.item for it in self.news[self.told.across_at :] if it.source is Source.OUTSIDE]
 
     def note(
         self,

@@ -64,7 +64,6 @@ class SpreadReception:
         state.attempts.early = [*early, message][-EARLY_LIMIT:]
 
     def _receive(self, message: Spread, now_ns: int) -> Verdict:
-        state = self._state
         if message.planned != (message.number % 2 == 0):
             raise PeerFault("a view with a number of the wrong parity", message.sender.peer_id)
         ready, sender = self._said_ready(message), message.sender.peer_id
@@ -122,8 +121,10 @@ class SpreadReception:
         if (message.planned, message.base) != (attempt.planned, attempt.base):
             return None
         if attempt.wide is None:  # others know of many more
-            attempt.wide = Wide(hasty=False)
-        return attempt, attempt.wide
+            attempt.passed_on.wide = Wide(hasty=False)
+        wide = attempt.passed_on.wide
+        assert wide is not None
+        return attempt, wide
 
     def _as_gather(self, message: Spread, attempt: Attempt | None) -> Gather:
         verify, bodies = self._state.settings.verify, self._state.others.bodies

@@ -60,7 +60,7 @@ class Spreading:
         state, rows = self._state, tuple[int, ...]()
         has_failed = state.promises.passed_number > state.view_id.number
         is_first = not has_failed and not state.attempts.failures
-        attempt.wide = Wide(hasty=is_first, giver=state.attempts.spread_giver)
+        attempt.passed_on.wide = Wide(hasty=is_first, giver=state.attempts.spread_giver)
         bodies = state.others.bodies
         if state.is_newcomer and mine.joiners:
             mine, rows = self._arranged(mine)
@@ -156,16 +156,16 @@ class Spreading:
         wide.note("contradicted", attempt.set_aside.contradicted.values(), place, me, givers)
         wide.note("charges", attempt.charges.values(), place, me)
         wide.note("ready", attempt.ready.values(), place, me)
-        says_more = not wide.hasty and wide.digest_told != attempt.digests[attempt.me][1]
+        says_more = not wide.hasty and wide.told.digest_told != attempt.digests[attempt.me][1]
         leaves = len(attempt.universe) > len(self.place(attempt, wide).places)
         new = wide.news[before:]
-        if wide.is_due or not (says_more or leaves or any(map(_goes_on, new))):
+        if wide.told.is_due or not (says_more or leaves or any(map(_goes_on, new))):
             return []
         batch_ns = self._state.timing.batch_ns
         own = any(it.source is Source.OUTSIDE for it in new)
-        if own and (wide.flushed_ns is None or now_ns - wide.flushed_ns >= batch_ns):
+        if own and (wide.told.flushed_ns is None or now_ns - wide.told.flushed_ns >= batch_ns):
             return self.flush(attempt, now_ns)
-        wide.is_due = True
+        wide.told.is_due = True
         return [PassOnSoon(batch_ns)]
 
     def _place_of(self, attempt: Attempt, wide: Wide) -> Place:
@@ -181,7 +181,7 @@ class Spreading:
     def pass_on(self, now_ns: int) -> Actions:
         """The time for it has come."""
         attempt = self._state.attempt
-        if attempt is None or attempt.wide is None or not attempt.wide.is_due:
+        if attempt is None or attempt.wide is None or not attempt.wide.told.is_due:
             return []
         return self.flush(attempt, now_ns)
 
@@ -189,20 +189,22 @@ class Spreading:
         """To each neighbour what it has not been told."""
         wide, me = attempt.wide, self._state.me.peer_id
         assert wide is not None
-        wide.is_due, wide.flushed_ns = False, now_ns
+        wide.told.is_due, wide.told.flushed_ns = False, now_ns
         grid, lost, actions = self.place(attempt, wide), self._lost(attempt), Actions()
         told = set[str]()
         if me in grid.places:
             row = tuple(peer for peer in grid.row_mates(me) if peer not in lost)
-            new = [it.item for it in wide.news[wide.row_at :] if it.source is not Source.ROW]
+            new = wide.not_from_row()
             actions += self._tell(attempt, row, new)
             told |= set(row) if new else set()
             across = grid.across(me, lost)
             actions += self._tell_stand_ins(attempt, wide, across)
-            new = [it.item for it in wide.news[wide.across_at :] if it.source is Source.OUTSIDE]
+            new = [
+                it.item for it in wide.news[wide.told.across_at :] if it.source is Source.OUTSIDE
+            ]
             actions += self._tell(attempt, across, new)
             told |= set(across) if new else set()
-        wide.row_at = wide.across_at = len(wide.news)
+        wide.told.row_at = wide.told.across_at = len(wide.news)
         for leaf in self._leaves(attempt, wide, grid):
             actions += self._tell_leaf(attempt, wide, leaf)
         if me not in grid.places and grid.places:
@@ -211,16 +213,16 @@ class Spreading:
 
     def _tell_stand_ins(self, attempt: Attempt, wide: Wide, across: Sequence[str]) -> Actions:
         """Who passed on to its row is found to be lost: perhaps it has not done so."""
-        before, wide.across_to = wide.across_to, frozenset(across)
+        before, wide.told.across_to = wide.told.across_to, frozenset(across)
         new = tuple(peer for peer in across if before and peer not in before)
-        told = wide.news[: wide.across_at] if new else []
+        told = wide.news[: wide.told.across_at] if new else []
         items = [it.item for it in told if it.source is Source.OUTSIDE]
         return self._tell(attempt, new, items)
 
     def _tell_leaf(self, attempt: Attempt, wide: Wide, leaf: str) -> Actions:
-        begin = wide.leaf_at.get(leaf, 0)
+        begin = wide.told.leaf_at.get(leaf, 0)
         new = [it.item for it in wide.news[begin:] if it.giver != leaf]
-        wide.leaf_at[leaf] = len(wide.news)
+        wide.told.leaf_at[leaf] = len(wide.news)
         return self._tell(
             attempt,
             (leaf,),
@@ -232,9 +234,9 @@ class Spreading:
     def _tell_digest(self, attempt: Attempt, wide: Wide, told: set[str]) -> Actions:
         """That this peer knows all, where that is waited for."""
         mine = attempt.digests[attempt.me][1]
-        if wide.hasty or mine in ("", wide.digest_told):
+        if wide.hasty or mine in ("", wide.told.digest_told):
             return []
-        wide.digest_told = mine
+        wide.told.digest_told = mine
         lost = self._lost(attempt)
         to = tuple(sorted(peer for peer in wide.neighbours if peer not in told | lost))
         return [SendMessage(to, self._head(attempt))] if to else []
@@ -324,7 +326,7 @@ class Spreading:
         wide = attempt.wide
         assert wide is not None
         wide.repairs += 1
-        wide.digest_told = ""
+        wide.told.digest_told = ""
         actions = self.flush(attempt, now_ns)
         wants, wants_ready = _lacking(attempt)
         asked, first = self._asked(attempt, wide), self._first(attempt, wide)

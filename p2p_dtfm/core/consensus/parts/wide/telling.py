@@ -67,8 +67,8 @@ class Telling:
         is_new = self._note(news, place)
         news.wide.giver = ""
         actions = self._answer(view, news, message)
-        if is_new and not news.wide.is_due:
-            news.wide.is_due = True
+        if is_new and not news.wide.told.is_due:
+            news.wide.told.is_due = True
             actions.append(PassOnSoon(state.timing.batch_ns))
         return actions
 
@@ -77,7 +77,7 @@ class Telling:
         state, actions = self._state, Actions()
         for view in (state.view, state.next_view):
             news = self._views.get(view.id) if view is not None else None
-            if view is not None and news is not None and news.wide.is_due:
+            if view is not None and news is not None and news.wide.told.is_due:
                 actions += self._flush(view, news)
         return actions
 
@@ -122,22 +122,24 @@ class Telling:
     def _flush(self, view: View, news: ViewNews) -> Actions:
         wide, grid, lost = news.wide, self._state.grid_of(view), self._lost
         me, actions = self._state.me.peer_id, Actions()
-        wide.is_due = False
+        wide.told.is_due = False
         if me in grid.places:
             row = tuple(peer for peer in grid.row_mates(me) if peer not in lost)
-            new = [it.item for it in wide.news[wide.row_at :] if it.source is not Source.ROW]
+            new = wide.not_from_row()
             actions += self._tell(view, row, new)
-            new = [it.item for it in wide.news[wide.across_at :] if it.source is Source.OUTSIDE]
+            new = [
+                it.item for it in wide.news[wide.told.across_at :] if it.source is Source.OUTSIDE
+            ]
             actions += self._tell(view, grid.across(me, lost), new)
             others = self._leaves(view)
         else:
             others = list(hosts_of(me, None, grid)[:1])
         for leaf in others:
-            begin = wide.leaf_at.get(leaf, 0)
+            begin = wide.told.leaf_at.get(leaf, 0)
             new = [it.item for it in wide.news[begin:] if it.giver != leaf]
             actions += self._tell(view, (leaf,), new)
-            wide.leaf_at[leaf] = len(wide.news)
-        wide.row_at = wide.across_at = len(wide.news)
+            wide.told.leaf_at[leaf] = len(wide.news)
+        wide.told.row_at = wide.told.across_at = len(wide.news)
         return actions
 
     def _tell(self, view: View, to: tuple[str, ...], items: list[Item]) -> Actions:

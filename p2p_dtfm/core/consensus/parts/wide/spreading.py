@@ -9,7 +9,7 @@ from itertools import islice
 
 import msgspec
 
-from p2p_dtfm.core.consensus.actions import Actions, PassOnSoon, SendMessage
+from p2p_dtfm.core.consensus.actions import BATCH_NS, Actions, PassOnSoon, SendMessage
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.message_parts import message_parts
@@ -161,12 +161,11 @@ class Spreading:
         new = wide.news[before:]
         if wide.told.is_due or not (says_more or leaves or any(map(_goes_on, new))):
             return []
-        batch_ns = self._state.timing.batch_ns
         own = any(it.source is Source.OUTSIDE for it in new)
-        if own and (wide.told.flushed_ns is None or now_ns - wide.told.flushed_ns >= batch_ns):
+        if own and (wide.told.flushed_ns is None or now_ns - wide.told.flushed_ns >= BATCH_NS):
             return self.flush(attempt, now_ns)
         wide.told.is_due = True
-        return [PassOnSoon(batch_ns)]
+        return [PassOnSoon(BATCH_NS)]
 
     def _place_of(self, attempt: Attempt, wide: Wide) -> Place:
         grid, me = self.place(attempt, wide), self._state.me.peer_id

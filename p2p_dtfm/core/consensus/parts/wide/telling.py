@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.consensus.actions import Actions, PassOnSoon, SendMessage
+from p2p_dtfm.core.consensus.actions import BATCH_NS, Actions, PassOnSoon, SendMessage
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.wide import Item, Place, Source, Wide
 from p2p_dtfm.core.consensus.overlay.grid import hosts_of
@@ -69,7 +69,7 @@ class Telling:
         actions = self._answer(view, news, message)
         if is_new and not news.wide.told.is_due:
             news.wide.told.is_due = True
-            actions.append(PassOnSoon(state.timing.batch_ns))
+            actions.append(PassOnSoon(BATCH_NS))
         return actions
 
     def pass_on(self) -> Actions:

@@ -86,7 +86,8 @@ class ScenarioWorld(AgreementWorld):
 
     def __init__(self, scenario: Scenario, records: dict[str, PeerRecord]) -> None:
         template = next(iter(records.values()))
-        timing = replace(Timing(), join_window_ns=0)
+        is_many = len(records) > MANY_ABOVE  # then many may ask at once
+        timing = Timing() if is_many else replace(Timing(), join_window_ns=0)
         super().__init__(1, WORKLOAD, template, small_plan, timing=timing)
         self.scenario, self.records = scenario, records
         self.plan_ns = 1

@@ -12,6 +12,10 @@ from p2p_dtfm.core.recovery.view import View
 SECOND_NS = 1_000_000_000
 
 
+BATCH_NS = SECOND_NS // 50
+"""What is to be passed on along the overlay waits so long for more of it."""
+
+
 @dataclass(frozen=True)
 class Timing:
     """How long each part may take without progress."""
@@ -41,8 +45,6 @@ class Timing:
     """A newcomer that hears of no view for so long makes one with other newcomers; 0: never."""
     wide_above: int = 64
     """In a view of more members each speaks with its neighbours of the overlay, not with all."""
-    batch_ns: int = SECOND_NS // 50
-    """What is to be passed on waits so long for more of it."""
 
 
 LAN = Timing(resend_ns=SECOND_NS // 2, retry_ns=2 * SECOND_NS)

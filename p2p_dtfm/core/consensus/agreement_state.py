@@ -118,6 +118,8 @@ class Attempts:
     """Of the attempt that was heard of along the overlay."""
     spread_giver: str = ""
     """By whom, while that is read."""
+    givers: dict[bytes, str] = field(default_factory=dict)
+    """By signature of a contribution to that attempt: who was the first to give it."""
     early: list[Spread] = field(default_factory=list)
     """Of an attempt in which this peer may not take part so far."""
     disagreements: int = 0

@@ -110,7 +110,7 @@ class Background:
         self._liveness.watch(watched, now_ns)
         for suspicion in self._liveness.tick(now_ns):
             self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
-        for suspicion in step_watch.tick(agreement, watched, now_ns):
+        for suspicion in step_watch.tick(agreement, {*watched, self._me}, now_ns):
             self._do(agreement.holds_up(suspicion.peer_id, suspicion.reason, now_ns))
         doubted = agreement.doubted
         self._liveness.doubt(doubted - self._doubted)

@@ -111,7 +111,7 @@ class Effects:
         elif status.state in (State.MEASURING, State.JOINING):
             status.say(State.SYNCING, f"takes its place in view {view.id.number}")
         status.troubles.over(NOBODY_ANSWERS)
-        for peer_id in view.member_ids:
+        for peer_id in sorted(membership.agreement.watched):  # of many, the neighbours only
             life.spawn(self._connect(peer_id))
         participant.step_watch.took_over(view, step)
         membership.plan_times.took_over(view)

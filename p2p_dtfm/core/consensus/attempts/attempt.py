@@ -72,9 +72,12 @@ class Attempt:
     """Of each, its round and what it knows then."""
     passed_on: PassedOn = field(default_factory=PassedOn)
     outcome: Outcome = field(default_factory=Outcome)
-    wide: Wide | None = None
-    """In a swarm of many."""
     _cache: dict[str, tuple[object, object]] = field(default_factory=dict)
+
+    @property
+    def wide(self) -> Wide | None:
+        """In a swarm of many: what is passed on along the overlay."""
+        return self.passed_on.wide
 
     @property
     def snapshot(self) -> Snapshot | None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Charge, Contribution, Ready
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
@@ -61,6 +62,8 @@ class PassedOn:
     """Of views that contributors are in."""
     told: set[str] = field(default_factory=set)
     """Who was sent this peer's contribution."""
+    wide: Wide | None = None
+    """In a swarm of many."""
 
 
 @dataclass

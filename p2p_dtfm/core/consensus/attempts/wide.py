@@ -1,6 +1,6 @@
 """Of an attempt in a swarm of many: what is new to this peer, and how far it has been passed on."""
 
-from collections.abc import ValuesView
+from collections.abc import Callable, Mapping, ValuesView
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -10,6 +10,7 @@ from p2p_dtfm.core.messages.agreement_messages import Active, Charge, Ready, Syn
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member
 
+Givers = Mapping[bytes, str]
 Item = Signed | Charge | Ready | Synced | Active
 
 
@@ -21,11 +22,28 @@ class Source(Enum):
     ROW = "its own row: only those without a place for whom this peer speaks"
 
 
+Place = Callable[[str], Source]
+"""From where somebody's word comes; "" is this peer's own."""
+
+
 @dataclass(frozen=True)
 class News:
     item: Item
     source: Source
     giver: str
+
+
+@dataclass
+class Told:
+    """How far the news have been passed on, and to whom."""
+
+    row_at: int = 0
+    across_at: int = 0
+    across_to: frozenset[str] = frozenset()
+    leaf_at: dict[str, int] = field(default_factory=dict)
+    digest_told: str = ""
+    flushed_ns: int | None = None
+    is_due: bool = False
 
 
 @dataclass
@@ -42,29 +60,45 @@ class Wide:
     """Of contributions, by peer id."""
     news: list[News] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    row_at: int = 0
-    across_at: int = 0
-    across_to: frozenset[str] = frozenset()
-    leaf_at: dict[str, int] = field(default_factory=dict)
+    told: Told = field(default_factory=Told)
     giver: str = ""
     """Of the message that is being read."""
-    flushed_ns: int | None = None
-    is_due: bool = False
-    digest_told: str = ""
     repairs: int = 0
     leaves: tuple[object, list[str]] | None = None
 
-    def note(self, kind: str, items: ValuesView[Item], source: Source, me: str) -> None:
-        """All of a kind, in their order: those beyond the ones that were noted before are new."""
+    def not_from_row(self) -> list[Item]:
+        """What this peer's row has not been told."""
+        return [it.item for it in self.news[self.told.row_at :] if it.source is not Source.ROW]
+
+    def from_outside(self) -> list[Item]:
+        """What the other rows have not been told."""
+        return [it.item for it in self.news[self.told.across_at :] if it.source is Source.OUTSIDE]
+
+    def note(
+        self,
+        kind: str,
+        items: ValuesView[Item],
+        place: Place,
+        me: str,
+        givers: Givers | None = None,
+    ) -> None:
+        """All of a kind, in their order: those beyond the ones that were noted before are new.
+
+        `givers`: by signature, who gave a contribution: it may count only later, by what another
+        one gives.
+        """
         before = self.counts.get(kind, 0)
         if len(items) == before:
             return
         new = list(islice(items, before, None))
         self.counts[kind] = before + len(new)
         for item in new:
-            own = _maker(item) == me
-            news = News(item, Source.OUTSIDE, "") if own else News(item, source, self.giver)
-            self.news.append(news)
+            giver = self.giver
+            if givers and isinstance(item, Signed):
+                giver = givers.get(item.signature, giver)
+            if _maker(item) == me:
+                giver = ""
+            self.news.append(News(item, place(giver), giver))
 
 
 def _maker(item: Item) -> str:

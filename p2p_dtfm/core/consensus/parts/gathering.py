@@ -228,7 +228,8 @@ class Gathering:
         if attempt.round <= ROUNDS_LIMIT and lasts_ns < patience_ns:
             attempt.clock.progress_ns = now_ns
         if attempt.wide is not None:
-            return self.check_settled(attempt, now_ns) + self._spreading.note(attempt, now_ns)
+            passed_on = self._spreading.note(attempt, now_ns)
+            return passed_on + self.check_settled(attempt, now_ns)
         others = attempt.others
         actions: Actions = []
         new = tuple(peer_id for peer_id in others if peer_id not in attempt.passed_on.told)

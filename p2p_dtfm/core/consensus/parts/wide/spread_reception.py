@@ -15,6 +15,7 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
 EARLY_LIMIT = 128
+GIVERS_LIMIT = 4096
 
 
 class SpreadReception:
@@ -63,17 +64,11 @@ class SpreadReception:
         state.attempts.early = [*early, message][-EARLY_LIMIT:]
 
     def _receive(self, message: Spread, now_ns: int) -> Verdict:
-        state = self._state
         if message.planned != (message.number % 2 == 0):
             raise PeerFault("a view with a number of the wrong parity", message.sender.peer_id)
-        ready = self._said_ready(message)
-        self._keep_own_view()
-        for record in message.bodies.records:
-            state.open_record(record)
-        state.others.bodies.keep(message.bodies)
-        self._note_rows(message)
-        attempts, sender = state.attempts, message.sender.peer_id
-        attempts.spread_number, attempts.spread_giver = message.number, sender
+        ready, sender = self._said_ready(message), message.sender.peer_id
+        self._keep_bodies(message)
+        self._note_giver(message)
         held = self._wide(message)
         if held is not None:
             held[1].giver = sender
@@ -81,8 +76,7 @@ class SpreadReception:
             verdict = Verdict([], "it says Ready of some")
         else:
             gather = self._as_gather(message, held[0] if held is not None else None)
-            verdict = self._reception.receive(gather, now_ns)
-        attempts.spread_giver = ""
+            verdict = self._read(gather, now_ns)
         held = self._wide(message)
         if held is None:
             return Verdict(verdict.actions + self._missed(message), verdict.reason)
@@ -98,6 +92,27 @@ class SpreadReception:
             actions += self._gathering.check_ready(now_ns)
         return Verdict(actions, verdict.reason)
 
+    def _keep_bodies(self, message: Spread) -> None:
+        self._keep_own_view()
+        for record in message.bodies.records:
+            self._state.open_record(record)
+        self._state.others.bodies.keep(message.bodies)
+        self._note_rows(message)
+
+    def _note_giver(self, message: Spread) -> None:
+        attempts, sender = self._state.attempts, message.sender.peer_id
+        if attempts.spread_number != message.number or len(attempts.givers) > GIVERS_LIMIT:
+            attempts.givers = {}
+        attempts.spread_number, attempts.spread_giver = message.number, sender
+        for signed in message.contributions:
+            attempts.givers.setdefault(signed.signature, sender)
+
+    def _read(self, gather: Gather, now_ns: int) -> Verdict:
+        try:
+            return self._reception.receive(gather, now_ns)
+        finally:
+            self._state.attempts.spread_giver = ""
+
     def _wide(self, message: Spread) -> tuple[Attempt, Wide] | None:
         """The attempt under way, if the message is of that."""
         attempt = self._state.attempt
@@ -106,8 +121,10 @@ class SpreadReception:
         if (message.planned, message.base) != (attempt.planned, attempt.base):
             return None
         if attempt.wide is None:  # others know of many more
-            attempt.wide = Wide(hasty=False)
-        return attempt, attempt.wide
+            attempt.passed_on.wide = Wide(hasty=False)
+        wide = attempt.passed_on.wide
+        assert wide is not None
+        return attempt, wide
 
     def _as_gather(self, message: Spread, attempt: Attempt | None) -> Gather:
         verify, bodies = self._state.settings.verify, self._state.others.bodies

@@ -9,11 +9,11 @@ from itertools import islice
 
 import msgspec
 
-from p2p_dtfm.core.consensus.actions import Actions, PassOnSoon, SendMessage
+from p2p_dtfm.core.consensus.actions import BATCH_NS, Actions, PassOnSoon, SendMessage
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.message_parts import message_parts
-from p2p_dtfm.core.consensus.attempts.wide import Item, News, Source, Wide
+from p2p_dtfm.core.consensus.attempts.wide import Item, News, Place, Source, Wide
 from p2p_dtfm.core.consensus.overlay.grid import Grid, grid_in_order, hosts_of, near_grid
 from p2p_dtfm.core.messages.agreement_messages import (
     Bodies,
@@ -60,7 +60,7 @@ class Spreading:
         state, rows = self._state, tuple[int, ...]()
         has_failed = state.promises.passed_number > state.view_id.number
         is_first = not has_failed and not state.attempts.failures
-        attempt.wide = Wide(hasty=is_first, giver=state.attempts.spread_giver)
+        attempt.passed_on.wide = Wide(hasty=is_first, giver=state.attempts.spread_giver)
         bodies = state.others.bodies
         if state.is_newcomer and mine.joiners:
             mine, rows = self._arranged(mine)
@@ -147,36 +147,40 @@ class Spreading:
         """Something may be new: it goes on at once, or soon and with what comes meanwhile."""
         wide = attempt.wide
         assert wide is not None
-        me, source = self._state.me.peer_id, self._source(attempt, wide)
+        me, place = self._state.me.peer_id, self._place_of(attempt, wide)
+        givers = self._state.attempts.givers
         before = len(wide.news)
         for member in islice(attempt.known, wide.counts.get("contributions", 0), None):
             wide.makers[member.peer_id] = member
-        wide.note("contributions", attempt.known.values(), source, me)
-        wide.note("contradicted", attempt.set_aside.contradicted.values(), source, me)
-        wide.note("charges", attempt.charges.values(), source, me)
-        wide.note("ready", attempt.ready.values(), source, me)
-        says_more = not wide.hasty and wide.digest_told != attempt.digests[attempt.me][1]
+        wide.note("contributions", attempt.known.values(), place, me, givers)
+        wide.note("contradicted", attempt.set_aside.contradicted.values(), place, me, givers)
+        wide.note("charges", attempt.charges.values(), place, me)
+        wide.note("ready", attempt.ready.values(), place, me)
+        says_more = not wide.hasty and wide.told.digest_told != attempt.digests[attempt.me][1]
         leaves = len(attempt.universe) > len(self.place(attempt, wide).places)
         new = wide.news[before:]
-        if wide.is_due or not (says_more or leaves or any(map(_goes_on, new))):
+        if wide.told.is_due or not (says_more or leaves or any(map(_goes_on, new))):
             return []
-        batch_ns = self._state.timing.batch_ns
         own = any(it.source is Source.OUTSIDE for it in new)
-        if own and (wide.flushed_ns is None or now_ns - wide.flushed_ns >= batch_ns):
+        if own and (wide.told.flushed_ns is None or now_ns - wide.told.flushed_ns >= BATCH_NS):
             return self.flush(attempt, now_ns)
-        wide.is_due = True
-        return [PassOnSoon(batch_ns)]
+        wide.told.is_due = True
+        return [PassOnSoon(BATCH_NS)]
 
-    def _source(self, attempt: Attempt, wide: Wide) -> Source:
+    def _place_of(self, attempt: Attempt, wide: Wide) -> Place:
         grid, me = self.place(attempt, wide), self._state.me.peer_id
-        if wide.giver not in grid.places or me not in grid.places:
-            return Source.OUTSIDE
-        return Source.ROW if grid.are_row_mates(me, wide.giver) else Source.ACROSS
+
+        def place(giver: str) -> Source:
+            if giver not in grid.places or me not in grid.places:
+                return Source.OUTSIDE
+            return Source.ROW if grid.are_row_mates(me, giver) else Source.ACROSS
+
+        return place
 
     def pass_on(self, now_ns: int) -> Actions:
         """The time for it has come."""
         attempt = self._state.attempt
-        if attempt is None or attempt.wide is None or not attempt.wide.is_due:
+        if attempt is None or attempt.wide is None or not attempt.wide.told.is_due:
             return []
         return self.flush(attempt, now_ns)
 
@@ -184,20 +188,22 @@ class Spreading:
         """To each neighbour what it has not been told."""
         wide, me = attempt.wide, self._state.me.peer_id
         assert wide is not None
-        wide.is_due, wide.flushed_ns = False, now_ns
+        wide.told.is_due, wide.told.flushed_ns = False, now_ns
         grid, lost, actions = self.place(attempt, wide), self._lost(attempt), Actions()
         told = set[str]()
         if me in grid.places:
             row = tuple(peer for peer in grid.row_mates(me) if peer not in lost)
-            new = [it.item for it in wide.news[wide.row_at :] if it.source is not Source.ROW]
+            new = wide.not_from_row()
             actions += self._tell(attempt, row, new)
             told |= set(row) if new else set()
             across = grid.across(me, lost)
             actions += self._tell_stand_ins(attempt, wide, across)
-            new = [it.item for it in wide.news[wide.across_at :] if it.source is Source.OUTSIDE]
+            new = [
+                it.item for it in wide.news[wide.told.across_at :] if it.source is Source.OUTSIDE
+            ]
             actions += self._tell(attempt, across, new)
             told |= set(across) if new else set()
-        wide.row_at = wide.across_at = len(wide.news)
+        wide.told.row_at = wide.told.across_at = len(wide.news)
         for leaf in self._leaves(attempt, wide, grid):
             actions += self._tell_leaf(attempt, wide, leaf)
         if me not in grid.places and grid.places:
@@ -206,16 +212,16 @@ class Spreading:
 
     def _tell_stand_ins(self, attempt: Attempt, wide: Wide, across: Sequence[str]) -> Actions:
         """Who passed on to its row is found to be lost: perhaps it has not done so."""
-        before, wide.across_to = wide.across_to, frozenset(across)
+        before, wide.told.across_to = wide.told.across_to, frozenset(across)
         new = tuple(peer for peer in across if before and peer not in before)
-        told = wide.news[: wide.across_at] if new else []
+        told = wide.news[: wide.told.across_at] if new else []
         items = [it.item for it in told if it.source is Source.OUTSIDE]
         return self._tell(attempt, new, items)
 
     def _tell_leaf(self, attempt: Attempt, wide: Wide, leaf: str) -> Actions:
-        begin = wide.leaf_at.get(leaf, 0)
+        begin = wide.told.leaf_at.get(leaf, 0)
         new = [it.item for it in wide.news[begin:] if it.giver != leaf]
-        wide.leaf_at[leaf] = len(wide.news)
+        wide.told.leaf_at[leaf] = len(wide.news)
         return self._tell(
             attempt,
             (leaf,),
@@ -227,9 +233,9 @@ class Spreading:
     def _tell_digest(self, attempt: Attempt, wide: Wide, told: set[str]) -> Actions:
         """That this peer knows all, where that is waited for."""
         mine = attempt.digests[attempt.me][1]
-        if wide.hasty or mine in ("", wide.digest_told):
+        if wide.hasty or mine in ("", wide.told.digest_told):
             return []
-        wide.digest_told = mine
+        wide.told.digest_told = mine
         lost = self._lost(attempt)
         to = tuple(sorted(peer for peer in wide.neighbours if peer not in told | lost))
         return [SendMessage(to, self._head(attempt))] if to else []
@@ -319,29 +325,31 @@ class Spreading:
         wide = attempt.wide
         assert wide is not None
         wide.repairs += 1
+        wide.told.digest_told = ""
         actions = self.flush(attempt, now_ns)
-        grid, lost, me = self.place(attempt, wide), self._lost(attempt), attempt.me.peer_id
-        frozen = attempt.snapshot is not None
-        wants = tuple(sorted(m.peer_id for m in attempt.waits_for)) if not frozen else ()
-        due = attempt.snapshot.contributors if attempt.snapshot is not None else ()
-        has_planned = attempt.plan is not None
-        wants_ready = tuple(m.peer_id for m in due if has_planned and m not in attempt.ready)
-        if me in grid.places:
-            near = [peer for peer in grid.row_mates(me) if peer not in lost]
-            far = [peer for peer in grid.across(me, lost)]
-            asked = [it[wide.repairs % len(it)] for it in (far, near) if it][:ASKED_AT_ONCE]
-        else:
-            asked = [self._host(attempt, wide, grid, attempt.me)] if grid.places else []
-        first = [it.item for it in wide.news[:1]] + [attempt.known[attempt.me]]
-        if (wants or wants_ready or not wide.hasty) and asked:
-            head = self._message(attempt, _signed(first), with_proofs=False, knows=Knows.NOTHING)
+        wants, wants_ready = _lacking(attempt)
+        asked, first = self._asked(attempt, wide), self._first(attempt, wide)
+        if asked and (wants or wants_ready or not wide.hasty):
+            head = self._message(attempt, first, with_proofs=False, knows=Knows.NOTHING)
             asking = msgspec.structs.replace(head, wants=wants, wants_ready=wants_ready)
-            actions.append(SendMessage(tuple(asked), asking))
+            actions.append(SendMessage(asked, asking))
         # who has not been heard of, and hears of the attempt from its neighbours only
         unheard = {peer for peer in wants if peer in wide.neighbours and peer not in asked}
-        if unheard:
-            actions += self._tell(attempt, sorted(unheard), _signed(first), with_proofs=True)
-        return actions
+        return actions + self._tell(attempt, sorted(unheard), first, with_proofs=True)
+
+    def _asked(self, attempt: Attempt, wide: Wide) -> tuple[str, ...]:
+        """Other neighbours each time; of who has no place, another host."""
+        grid, lost, me = self.place(attempt, wide), self._lost(attempt), attempt.me.peer_id
+        if me not in grid.places:
+            return (self._host(attempt, wide, grid, attempt.me),) if grid.places else ()
+        near = tuple(peer for peer in grid.row_mates(me) if peer not in lost)
+        chosen = [it[wide.repairs % len(it)] for it in (grid.across(me, lost), near) if it]
+        return tuple(chosen[:ASKED_AT_ONCE])
+
+    def _first(self, attempt: Attempt, wide: Wide) -> list[Item]:
+        """What lets others take part: by what this peer does, and its own contribution."""
+        first = [it.item for it in wide.news[:1]] + [attempt.known[attempt.me]]
+        return _signed(first)
 
     def answer(self, attempt: Attempt, message: Spread) -> Actions:
         """What somebody asks for, as far as this peer has it."""
@@ -350,6 +358,14 @@ class Spreading:
         items += [r for m, r in attempt.ready.items() if m.peer_id in wants_ready]
         to = (message.sender.peer_id,)
         return self._tell(attempt, to, items, with_proofs=bool(wants), knows=Knows.NOTHING)
+
+
+def _lacking(attempt: Attempt) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Whose contribution this peer lacks, or whose Ready."""
+    if attempt.snapshot is None:
+        return tuple(sorted(member.peer_id for member in attempt.waits_for)), ()
+    due = attempt.snapshot.contributors if attempt.plan is not None else ()
+    return (), tuple(member.peer_id for member in due if member not in attempt.ready)
 
 
 def _signed(items: Iterable[Item]) -> list[Item]:

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.consensus.actions import Actions, PassOnSoon, SendMessage
+from p2p_dtfm.core.consensus.actions import BATCH_NS, Actions, PassOnSoon, SendMessage
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
-from p2p_dtfm.core.consensus.attempts.wide import Item, Source, Wide
+from p2p_dtfm.core.consensus.attempts.wide import Item, Place, Source, Wide
 from p2p_dtfm.core.consensus.overlay.grid import hosts_of
 from p2p_dtfm.core.messages.agreement_messages import Active, ActiveSet, Synced, Tidings
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
@@ -50,23 +50,26 @@ class Telling:
             news.synced[state.me] = said
         else:
             news.active[state.me] = said
-        self._note(news, Source.OUTSIDE)
+        self._note(news, lambda _: Source.OUTSIDE)
         return self._flush(view, news)
 
     def hear(self, view: View, message: Tidings) -> Actions:
         """What is new in it has been added to the news: it goes on soon."""
         state, news = self._state, self.news_of(view.id)
         grid, me, giver = state.grid_of(view), state.me.peer_id, message.sender.peer_id
-        source = Source.OUTSIDE
-        if giver in grid.places and me in grid.places:
-            source = Source.ROW if grid.are_row_mates(me, giver) else Source.ACROSS
+
+        def place(giver: str) -> Source:
+            if giver not in grid.places or me not in grid.places:
+                return Source.OUTSIDE
+            return Source.ROW if grid.are_row_mates(me, giver) else Source.ACROSS
+
         news.wide.giver = giver
-        is_new = self._note(news, source)
+        is_new = self._note(news, place)
         news.wide.giver = ""
         actions = self._answer(view, news, message)
-        if is_new and not news.wide.is_due:
-            news.wide.is_due = True
-            actions.append(PassOnSoon(state.timing.batch_ns))
+        if is_new and not news.wide.told.is_due:
+            news.wide.told.is_due = True
+            actions.append(PassOnSoon(BATCH_NS))
         return actions
 
     def pass_on(self) -> Actions:
@@ -74,7 +77,7 @@ class Telling:
         state, actions = self._state, Actions()
         for view in (state.view, state.next_view):
             news = self._views.get(view.id) if view is not None else None
-            if view is not None and news is not None and news.wide.is_due:
+            if view is not None and news is not None and news.wide.told.is_due:
                 actions += self._flush(view, news)
         return actions
 
@@ -92,10 +95,10 @@ class Telling:
         own = [s for s in (news.synced.get(state.me), news.active.get(state.me)) if s is not None]
         return [SendMessage(chosen, _tidings(state.me, view.id, own, wants))] if chosen else []
 
-    def _note(self, news: ViewNews, source: Source) -> bool:
+    def _note(self, news: ViewNews, place: Place) -> bool:
         before, me = len(news.wide.news), self._state.me.peer_id
-        news.wide.note("synced", news.synced.values(), source, me)
-        news.wide.note("active", news.active.values(), source, me)
+        news.wide.note("synced", news.synced.values(), place, me)
+        news.wide.note("active", news.active.values(), place, me)
         return any(it.source is not Source.ROW for it in news.wide.news[before:])
 
     def _near(self, view: View, news: ViewNews) -> Sequence[str]:
@@ -119,22 +122,24 @@ class Telling:
     def _flush(self, view: View, news: ViewNews) -> Actions:
         wide, grid, lost = news.wide, self._state.grid_of(view), self._lost
         me, actions = self._state.me.peer_id, Actions()
-        wide.is_due = False
+        wide.told.is_due = False
         if me in grid.places:
             row = tuple(peer for peer in grid.row_mates(me) if peer not in lost)
-            new = [it.item for it in wide.news[wide.row_at :] if it.source is not Source.ROW]
+            new = wide.not_from_row()
             actions += self._tell(view, row, new)
-            new = [it.item for it in wide.news[wide.across_at :] if it.source is Source.OUTSIDE]
+            new = [
+                it.item for it in wide.news[wide.told.across_at :] if it.source is Source.OUTSIDE
+            ]
             actions += self._tell(view, grid.across(me, lost), new)
             others = self._leaves(view)
         else:
             others = list(hosts_of(me, None, grid)[:1])
         for leaf in others:
-            begin = wide.leaf_at.get(leaf, 0)
+            begin = wide.told.leaf_at.get(leaf, 0)
             new = [it.item for it in wide.news[begin:] if it.giver != leaf]
             actions += self._tell(view, (leaf,), new)
-            wide.leaf_at[leaf] = len(wide.news)
-        wide.row_at = wide.across_at = len(wide.news)
+            wide.told.leaf_at[leaf] = len(wide.news)
+        wide.told.row_at = wide.told.across_at = len(wide.news)
         return actions
 
     def _tell(self, view: View, to: tuple[str, ...], items: list[Item]) -> Actions:

@@ -78,6 +78,7 @@ def test_a_view_that_is_agreed_on_after_the_last_step_is_waited_for_by_nobody() 
         peer.agreement.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
     view = first.view
     world.run_until(lambda: first.agreement.step == LAST_STEP)
+    world.transfer_ns = 60 * SECOND_NS  # it has no states when that step commits
     world.ask_to_join("p2", "p0")
     world.run_until(lambda: late.agreement.attempting)
     assert first.agreement.step == LAST_STEP, "the last one is under way"

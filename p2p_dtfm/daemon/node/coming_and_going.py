@@ -55,6 +55,7 @@ class Entry:
         while len(membership.joiners()) + 1 < expected and now.monotonic_s() < end_s:
             if self._was_found():
                 log.info("a view of this run is there: asks to be let in, and founds nothing")
+                membership.founds = False
                 await self.join()
                 return
             present = len(membership.joiners()) + 1

@@ -53,7 +53,8 @@ class Takeover:
         """After the last step there is none with which a planned view could be taken over: whoever
         waits for one is told, when it asks again, that the run is complete."""
         state = self._state
-        state.drop_next_view()
+        if state.next_view is not None:
+            state.drop_next_view()
         if state.attempt is not None and state.attempt.planned:
             state.give_up(now_ns)
 

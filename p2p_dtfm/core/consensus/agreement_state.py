@@ -12,7 +12,6 @@ from p2p_dtfm.core.consensus.attempts.said_ready import SaidReady
 from p2p_dtfm.core.consensus.overlay.grid import Grid, grid_of_view
 from p2p_dtfm.core.consensus.overlay.plan_neighbours import plan_neighbours
 from p2p_dtfm.core.consensus.views.known_views import KnownViews
-from p2p_dtfm.core.consensus.views.origins import origins_by_most, origins_of_founders
 from p2p_dtfm.core.membership.accusers import Accusers
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.newcomers import Newcomers
@@ -168,16 +167,6 @@ class Others:
     told_ns: dict[str, int] = field(default_factory=dict)
     foreign_told_ns: int | None = None
     """When the user was told last of another swarm of this run."""
-
-    def says_ready(self, view: View, attempt: Attempt, is_newcomer: bool) -> None:
-        """What it comes from is known from now on. Whoever has been in a view goes by those that it
-        was in itself."""
-        origins: set[KnownView] | None = None
-        if is_newcomer:
-            origins = origins_by_most(attempt.counted)
-            if not self.views.history:
-                origins |= origins_of_founders(attempt.counted, self.familiar)
-        self.views.says_ready(view, attempt.sources, origins)
 
 
 class AgreementState:

@@ -24,6 +24,7 @@ from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.syncing import Syncing
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
 from p2p_dtfm.core.consensus.parts.wide.spreading import Spreading
+from p2p_dtfm.core.consensus.views.origins import origins_of_newcomer
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
     Contribution,
@@ -313,7 +314,12 @@ class Gathering:
         attempt.clock.progress_ns = now_ns
         promises, view = state.promises, View(snapshot, plan)
         promises.readied_number = max(promises.readied_number, attempt.number)
-        state.others.says_ready(view, attempt, state.is_newcomer)
+        others = state.others
+        origins = None
+        if state.is_newcomer:
+            was_in_none = not others.views.history
+            origins = origins_of_newcomer(attempt.counted, others.familiar, was_in_none)
+        others.views.says_ready(view, attempt.sources, origins)
         ready = Ready(state.me, view.id, plan.digest(), members_digest(snapshot.members))
         mine = attempt.ready[state.me] = stated(ready, state.settings.sign)
         promises.said_ready.add(attempt, mine)

@@ -4,11 +4,20 @@ So it belongs to what they belong to, should they meet the others again.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.messages.agreement_messages import Contribution, KnownView
 from p2p_dtfm.core.protocol.snapshot import ViewId
+
+
+def origins_of_newcomer(
+    parts: Collection[Contribution], familiar: FamiliarPeers, was_in_none: bool
+) -> set[KnownView]:
+    """`was_in_none`: it has been in no view yet; else it goes by those that it was in itself where
+    newcomers make one of their own."""
+    founders = origins_of_founders(parts, familiar) if was_in_none else set()
+    return origins_by_most(parts) | founders
 
 
 def origins_by_most(parts: Iterable[Contribution]) -> set[KnownView]:

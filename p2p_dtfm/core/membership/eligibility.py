@@ -51,20 +51,25 @@ def unanswered(
     """Who is still waited for: not heard from, not marked absent, not accused by all heard from.
 
     `watchers`: in a swarm of many only these have anything to do with a peer, so not accused by
-    most of those of them that are heard from.
+    most of those of them that are heard from and not in doubt themselves. Where there are none,
+    all others that are not in doubt must have accused it, or all where everybody is.
     """
     named = set(named)
     heard = named & set(known)
     waited = set()
     accused = {item.of for item in accusations}
+    certain = heard - accused
     for member in named - heard - absent:
         if heard and member not in accused:
             waited.add(member)
         elif watchers is not None:
             near = watchers.get(member.peer_id, ())
-            asked = [by for by in heard if by.peer_id in near]
-            accusing = sum(1 for by in asked if Accusation(by, member) in accusations)
-            if 2 * accusing <= len(asked):
+            asked = [by for by in certain if by.peer_id in near]
+            needed = len(asked) // 2 + 1 if asked else len(certain or heard)
+            accusing = sum(
+                Accusation(by, member) in accusations for by in asked or certain or heard
+            )
+            if not heard or accusing < needed:
                 waited.add(member)
         elif not heard or any(Accusation(by, member) not in accusations for by in heard):
             waited.add(member)

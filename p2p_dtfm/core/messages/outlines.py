@@ -30,6 +30,7 @@ from p2p_dtfm.core.protocol.snapshot import Member
 
 OUTLINE = "outline"
 RECORDS_LIMIT = 4096
+RECORDS_LIMIT_BYTES = 16 << 20
 VIEWS_LIMIT = 64
 
 
@@ -84,6 +85,7 @@ class NamedBodies:
 
     def __init__(self) -> None:
         self._records: dict[bytes, Signed] = {}
+        self._records_bytes = 0
         self._views: dict[bytes, KnownView] = {}
         self._plans: dict[str, Plan] = {}
         self._presents: dict[tuple[bytes, bool], PresentView] = {}
@@ -93,10 +95,17 @@ class NamedBodies:
     def keep_record(self, record: Signed) -> bytes:
         """Whoever gave it has been checked. Returns its name."""
         name = record_name(record)
-        while len(self._records) >= RECORDS_LIMIT:
-            del self._records[next(iter(self._records))]
-        self._records[name] = record
+        if name not in self._records:
+            self._records_bytes += len(record.payload)
+            self._records[name] = record
+        while len(self._records) > RECORDS_LIMIT or self._records_bytes > RECORDS_LIMIT_BYTES:
+            oldest = next(iter(self._records))
+            self._records_bytes -= len(self._records.pop(oldest).payload)
         return name
+
+    def record(self, name: bytes) -> Signed | None:
+        """None: it is not known, or not any more."""
+        return self._records.get(name)
 
     def keep_view(self, view: KnownView) -> bytes:
         """Returns its name."""
@@ -166,7 +175,7 @@ class NamedBodies:
 
     def filled(self, outline: Outline) -> Contribution | None:
         """With what it names; None where that is not known."""
-        record = self._records.get(outline.record)
+        record = self.record(outline.record)
         present = self._present(outline)
         if record is None or (outline.view and present is None):
             return None

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.silence import silent_in
+from p2p_dtfm.core.messages.agreement_messages import Accusation
 from p2p_dtfm.core.protocol.snapshot import Member, names_of
 from p2p_dtfm.core.recovery.view import View
 
@@ -48,7 +49,7 @@ def stall_verdict(attempt: Attempt, view: View | None) -> StallVerdict:
         blamed = are_newcomers_links(silent, view)
         remedy = Remedy.KEEP_OUT if is_gathering and blamed else Remedy.HELD_UP
         return StallVerdict(remedy, reason, silent, blamed)
-    if is_gathering and silent:
+    if is_gathering and silent and not _is_said_already(attempt, silent):
         return StallVerdict(Remedy.ACCUSE, reason, silent)
     remedy = Remedy.REOPEN if view is not None else _of_newcomer(attempt)
     return StallVerdict(remedy, reason, silent)
@@ -62,6 +63,14 @@ def _of_newcomer(attempt: Attempt) -> Remedy:
 def _are_dispensable(silent: set[Member], attempt: Attempt) -> bool:
     """In a planned attempt steps go on meanwhile: it is no reason to go on without a member."""
     return bool(silent) and not (attempt.planned and silent & attempt.members)
+
+
+def _is_said_already(attempt: Attempt, silent: Collection[Member]) -> bool:
+    """In a swarm of many, where not all watch all: this peer has accused them, and that has not
+    helped. Some that are heard from may be gone since, and would have to accuse them, too."""
+    if attempt.wide is None:
+        return False
+    return all(Accusation(attempt.me, member) in attempt.charges for member in silent)
 
 
 def are_newcomers_links(silent: Collection[Member], view: View | None) -> bool:

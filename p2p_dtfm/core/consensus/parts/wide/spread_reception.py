@@ -1,6 +1,9 @@
 """What arrives along the overlay: it is read as the Gather and the Ready that it stands for."""
 
-from p2p_dtfm.core.consensus.actions import Actions, SendMessage, Verdict
+from bisect import bisect_right
+from itertools import accumulate
+
+from p2p_dtfm.core.consensus.actions import Actions, SendMessage, Verdict, refused
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.wide import Wide
@@ -15,6 +18,7 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
 EARLY_LIMIT = 128
+EARLY_LIMIT_BYTES = 16 << 20
 GIVERS_LIMIT = 4096
 
 
@@ -36,6 +40,8 @@ class SpreadReception:
 
     def receive(self, message: Spread, now_ns: int) -> Verdict:
         """Raises `PeerFault`."""
+        if not self._may_be_of_many(message):
+            return refused("it is for a swarm of many, and nobody known has said that this is one")
         was_in = self._wide(message) is not None
         verdict = self._receive(message, now_ns)
         if self._wide(message) is None:
@@ -47,6 +53,22 @@ class SpreadReception:
             if one.number == message.number and one.base == message.base:
                 actions += self._receive(one, now_ns).actions
         return Verdict(actions, verdict.reason)
+
+    def _may_be_of_many(self, message: Spread) -> bool:
+        """Whoever has been in a view with this peer may know of more. Nobody else makes the members
+        of a small view speak along an overlay, nor keep what it names."""
+        state, sender = self._state, message.sender
+        if state.is_newcomer or len(state.members) > state.timing.wide_above:
+            return True
+        attempt = state.attempt
+        is_under_way = attempt is not None and attempt.wide is not None
+        return is_under_way or sender in state.members or self._is_familiar(sender.peer_id)
+
+    def _is_familiar(self, peer_id: str) -> bool:
+        others = self._state.others
+        if others.familiar.holds(peer_id):
+            return True
+        return any(peer_id in known.peer_ids for known in others.views.history)
 
     def _keep_own_view(self) -> None:
         """Fellows name it: they do not send it along."""
@@ -61,7 +83,9 @@ class SpreadReception:
         if message.number <= max(state.promises.passed_number, state.view_id.number):
             return
         early = [it for it in state.attempts.early if it.number >= message.number]
-        state.attempts.early = [*early, message][-EARLY_LIMIT:]
+        early = [*early, message][-EARLY_LIMIT:]
+        sizes = list(accumulate(map(_held_bytes, reversed(early))))
+        state.attempts.early = early[len(early) - bisect_right(sizes, EARLY_LIMIT_BYTES) :]
 
     def _receive(self, message: Spread, now_ns: int) -> Verdict:
         if message.planned != (message.number % 2 == 0):
@@ -191,6 +215,11 @@ class SpreadReception:
             certificates=(view.certificate,),
         )
         return [SendMessage((message.sender.peer_id,), proof)]
+
+
+def _held_bytes(message: Spread) -> int:
+    """Most of what it holds."""
+    return sum(len(it.payload) for it in (*message.contributions, *message.bodies.records))
 
 
 def _says_ready_only(message: Spread, attempt: Attempt) -> bool:

@@ -32,7 +32,7 @@ from p2p_dtfm.sim.faults.simulated_process import Key
 
 SEEDS = 80
 BATCH = 20
-FOUND_WITHIN = 120
+FOUND_WITHIN = 60
 FAULTS_AT_LEAST = 10
 
 REGRESSIONS = {
@@ -157,7 +157,7 @@ def test_a_holder_that_does_not_wait_for_its_guardian_is_found(
 ) -> None:
     without_lagging(monkeypatch)
     monkeypatch.setattr(Receipts, "waits_for", lambda self, step: ())
-    _, violation = first_seed_that_fails(says=("loses",), loss=0.15, first=40)
+    _, violation = first_seed_that_fails(says=("loses",), loss=0.15, first=60)
     assert "loses" in violation
 
 
@@ -171,7 +171,7 @@ def test_a_guardian_that_nobody_waits_for_at_first_is_found(
 
     without_lagging(monkeypatch)
     monkeypatch.setattr(Receipts, "__init__", later)
-    _, violation = first_seed_that_fails(says=("loses",), first=120)
+    _, violation = first_seed_that_fails(says=("loses",), first=170)
     assert "loses" in violation
 
 
@@ -277,7 +277,7 @@ def test_counting_on_what_another_state_made_is_found(monkeypatch: pytest.Monkey
         return original(plan, target, parts)
 
     monkeypatch.setattr(attempt, "replay_of", any_step)
-    first_seed_that_fails()
+    first_seed_that_fails(first=12)
 
 
 def test_a_forgotten_view_check_is_found() -> None:

@@ -212,8 +212,8 @@ class Faults:
     def _has_stand_ins(self, victim: SimulatedPeer) -> bool:
         """While a view trains: all its members are well, and each layer has another holder that has
         got the state, or, if the victim alone holds it, a guardian that has it from the start or
-        has acknowledged it. Others may still commit the step for which the victim has said
-        Prepared.
+        has acknowledged it, a whole cut where guardians lag. Others may still commit the step
+        for which the victim has said Prepared.
         """
         view, peers = victim.view, self.world.peers
         if view is None or not isinstance(view.plan, Plan) or victim.receipts is None:
@@ -235,7 +235,9 @@ class Faults:
         if guardian is None or victim.receipts is None:
             return False
         if view.cut_pace is not None:
-            return False  # what it has is a copy of some step: `_has_whole_cut` looks at all of it
+            # by its word: whether copies are there that are said to be shows when it is gone
+            clock = victim.cuts.clock
+            return invariants.may_go_back_to_cut and clock is not None and clock.safe >= 0
         if victim.receipts.received_all_of(guardian):
             return True
         # With a guardian from the start no step of the view commits before it has the state.

@@ -30,7 +30,7 @@ from p2p_dtfm.sim.faults.simulated_microbatches import SimulatedMicrobatches
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import Key
 
-SEEDS = 80
+SEEDS = 40
 BATCH = 20
 FOUND_WITHIN = 60
 FAULTS_AT_LEAST = 10
@@ -157,7 +157,7 @@ def test_a_holder_that_does_not_wait_for_its_guardian_is_found(
 ) -> None:
     without_lagging(monkeypatch)
     monkeypatch.setattr(Receipts, "waits_for", lambda self, step: ())
-    _, violation = first_seed_that_fails(says=("loses",), loss=0.15, first=60)
+    _, violation = first_seed_that_fails(says=("loses",), loss=0.15, first=66)
     assert "loses" in violation
 
 
@@ -277,7 +277,7 @@ def test_counting_on_what_another_state_made_is_found(monkeypatch: pytest.Monkey
         return original(plan, target, parts)
 
     monkeypatch.setattr(attempt, "replay_of", any_step)
-    first_seed_that_fails(first=12)
+    first_seed_that_fails(first=15)
 
 
 def test_a_forgotten_view_check_is_found() -> None:

@@ -72,7 +72,7 @@ def test_nobody_is_called_dead_because_machines_are_loaded(seed: int) -> None:
 
 def test_without_doubt_in_their_own_loops_they_would_accuse() -> None:
     """So the schedule is a test at all."""
-    assert any(Loaded(seed, WITHOUT_DOUBT, LONGEST_S).called_dead() for seed in range(12))
+    assert any(Loaded(seed, WITHOUT_DOUBT, LONGEST_S).called_dead() for seed in range(9, 12))
 
 
 def test_who_stops_for_good_is_missed_within_five_seconds() -> None:

@@ -60,18 +60,14 @@ def unanswered(
     accused = {item.of for item in accusations}
     certain = heard - accused
     for member in named - heard - absent:
-        if heard and member not in accused:
-            waited.add(member)
-        elif watchers is not None:
-            near = watchers.get(member.peer_id, ())
-            asked = [by for by in certain if by.peer_id in near]
-            needed = len(asked) // 2 + 1 if asked else len(certain or heard)
-            accusing = sum(
-                Accusation(by, member) in accusations for by in asked or certain or heard
-            )
-            if not heard or accusing < needed:
-                waited.add(member)
-        elif not heard or any(Accusation(by, member) not in accusations for by in heard):
+        if watchers is None:
+            must, needed = heard, len(heard)
+        else:
+            near = {by for by in certain if by.peer_id in watchers.get(member.peer_id, ())}
+            must = near or certain or heard
+            needed = len(near) // 2 + 1 if near else len(must)
+        accusing = sum(Accusation(by, member) in accusations for by in must)
+        if not heard or member not in accused or accusing < needed:
             waited.add(member)
     return waited
 

@@ -46,13 +46,19 @@ def stall_verdict(attempt: Attempt, view: View | None) -> StallVerdict:
         f"view {attempt.number} had no answer from {names_of(waits_for or silent) or 'all alike'}"
     )
     if attempt.planned:
-        blamed = are_newcomers_links(silent, view)
-        remedy = Remedy.KEEP_OUT if is_gathering and blamed else Remedy.HELD_UP
-        return StallVerdict(remedy, reason, silent, blamed)
+        return _of_planned(attempt, view, silent, reason)
     if is_gathering and silent and not _is_said_already(attempt, silent):
         return StallVerdict(Remedy.ACCUSE, reason, silent)
     remedy = Remedy.REOPEN if view is not None else _of_newcomer(attempt)
     return StallVerdict(remedy, reason, silent)
+
+
+def _of_planned(
+    attempt: Attempt, view: View | None, silent: tuple[Member, ...], reason: str
+) -> StallVerdict:
+    blamed = are_newcomers_links(silent, view)
+    remedy = Remedy.KEEP_OUT if attempt.snapshot is None and blamed else Remedy.HELD_UP
+    return StallVerdict(remedy, reason, silent, blamed)
 
 
 def _of_newcomer(attempt: Attempt) -> Remedy:

@@ -62,9 +62,14 @@ class Dashboard:
         return json.loads(self._request("GET", "/api/state", {}).read())
 
     def offers(self) -> list[str]:
-        events = self._request("GET", "/api/events", {})
-        while events.readline() != b"event: actions\n":
-            pass
+        """None while one process takes the page over from another."""
+        try:
+            events = self._request("GET", "/api/events", {})
+        except (OSError, http.client.HTTPException):
+            return []
+        while (line := events.readline()) != b"event: actions\n":
+            if not line:
+                return []
         return json.loads(events.readline().removeprefix(b"data: "))
 
     def _request(self, method: str, path: str, headers: dict[str, str]) -> http.client.HTTPResponse:

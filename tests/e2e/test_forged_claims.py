@@ -177,8 +177,9 @@ def test_a_strangers_claims_and_another_plan_move_nobody(
             log = (child.home / "stderr").read_text(errors="replace")
             assert "Traceback" not in log and "rejoins" not in log, log[-2000:]
         assert lies, "the newcomer had its say"
+        # Each of three who join costs an attempt or a few; what was claimed began at a million.
         views = {facts_of(child)["view"] for child in swarm.children}
-        assert max(views) < before["view"] + 10
+        assert max(views) < before["view"] + 100
 
 
 def facts_of(child: Child) -> dict:  # type: ignore[type-arg]

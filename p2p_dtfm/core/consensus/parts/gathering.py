@@ -223,6 +223,8 @@ class Gathering:
         Everyone sends its contribution and its `own` evidence to all, and says when it knows all;
         `resend` repairs.
         """
+        if attempt.wide is not None:
+            self._spreading.place(attempt, attempt.wide)  # by that, who is still waited for
         attempt.next_round()
         lasts_ns = now_ns - attempt.clock.began_ns
         patience_ns = DEADLINES_LIMIT * self._state.timing.gather_ns

@@ -192,17 +192,19 @@ class Spreading:
         grid, lost, actions = self.place(attempt, wide), self._lost(attempt), Actions()
         told = set[str]()
         if me in grid.places:
-            row = tuple(peer for peer in grid.row_mates(me) if peer not in lost)
+            # who is in doubt may live, and must know as much as all others: nobody relies on it
+            row = grid.row_mates(me)
             new = wide.not_from_row()
             actions += self._tell(attempt, row, new)
             told |= set(row) if new else set()
             across = grid.across(me, lost)
             actions += self._tell_stand_ins(attempt, wide, across)
+            far = tuple(dict.fromkeys((*across, *grid.across(me))))
             new = [
                 it.item for it in wide.news[wide.told.across_at :] if it.source is Source.OUTSIDE
             ]
-            actions += self._tell(attempt, across, new)
-            told |= set(across) if new else set()
+            actions += self._tell(attempt, far, new)
+            told |= set(far) if new else set()
         wide.told.row_at = wide.told.across_at = len(wide.news)
         for leaf in self._leaves(attempt, wide, grid):
             actions += self._tell_leaf(attempt, wide, leaf)
@@ -236,8 +238,7 @@ class Spreading:
         if wide.hasty or mine in ("", wide.told.digest_told):
             return []
         wide.told.digest_told = mine
-        lost = self._lost(attempt)
-        to = tuple(sorted(peer for peer in wide.neighbours if peer not in told | lost))
+        to = tuple(sorted(wide.neighbours - told))
         return [SendMessage(to, self._head(attempt))] if to else []
 
     def _tell(
@@ -335,7 +336,21 @@ class Spreading:
             actions.append(SendMessage(asked, asking))
         # who has not been heard of, and hears of the attempt from its neighbours only
         unheard = {peer for peer in wants if peer in wide.neighbours and peer not in asked}
-        return actions + self._tell(attempt, sorted(unheard), first, with_proofs=True)
+        actions += self._tell(attempt, sorted(unheard), first, with_proofs=True)
+        return actions + self._tell_disputed(attempt, wide)
+
+    def _tell_disputed(self, attempt: Attempt, wide: Wide) -> Actions:
+        """To neighbours that do not say the same, others each time. Nobody asks for an accusation
+        that has been lost on its way, nor for the contribution of one that it can do without."""
+        behind = [] if attempt.is_waiting else sorted(m.peer_id for m in attempt.dissenting)
+        if attempt.snapshot is not None or not behind:
+            return []
+        begin = wide.repairs * ASKED_AT_ONCE
+        chosen = {behind[(begin + n) % len(behind)] for n in range(ASKED_AT_ONCE)}
+        doubted = {charge.of for charge in attempt.charges}
+        items: list[Item] = [s for m, s in attempt.known.items() if m in doubted]
+        items += [*attempt.set_aside.contradicted.values(), *attempt.charges.values()]
+        return self._tell(attempt, sorted(chosen), items, knows=Knows.NOTHING)
 
     def _asked(self, attempt: Attempt, wide: Wide) -> tuple[str, ...]:
         """Other neighbours each time; of who has no place, another host."""
@@ -343,8 +358,9 @@ class Spreading:
         if me not in grid.places:
             return (self._host(attempt, wide, grid, attempt.me),) if grid.places else ()
         near = tuple(peer for peer in grid.row_mates(me) if peer not in lost)
-        chosen = [it[wide.repairs % len(it)] for it in (grid.across(me, lost), near) if it]
-        return tuple(chosen[:ASKED_AT_ONCE])
+        ways = [it for it in (grid.across(me, lost), near) if it]
+        ways = ways or [it for it in (grid.across(me), grid.row_mates(me)) if it]
+        return tuple(it[wide.repairs % len(it)] for it in ways[:ASKED_AT_ONCE])
 
     def _first(self, attempt: Attempt, wide: Wide) -> list[Item]:
         """What lets others take part: by what this peer does, and its own contribution."""
@@ -356,6 +372,7 @@ class Spreading:
         wants, wants_ready = set(message.wants), set(message.wants_ready)
         items: list[Item] = [s for m, s in attempt.known.items() if m.peer_id in wants]
         items += [r for m, r in attempt.ready.items() if m.peer_id in wants_ready]
+        items += [said for it, said in attempt.charges.items() if it.of.peer_id in wants]
         to = (message.sender.peer_id,)
         return self._tell(attempt, to, items, with_proofs=bool(wants), knows=Knows.NOTHING)
 

@@ -1,0 +1,87 @@
+"""Along the overlay of a swarm of many: what is lost on its way comes after all, and who is in
+doubt hears of everything."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.messages.agreement_messages import Spread
+from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.sim.faults.agreement_seeds import TIMING
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from tests.core.builders import WORKLOAD, record
+from tests.core.liars import are_together, one_pipeline, trains_on, view_of
+
+NAMES = ["a", "b", "c", "d", "e", "f"]
+Loses = Callable[[str, str, Any], bool]
+
+
+class OverlayWorld(AgreementWorld):
+    """`loses` says which messages never arrive."""
+
+    loses: Loses = staticmethod(lambda sender, receiver, message: False)
+
+    def send(self, sender: str, receiver: str, message: Any) -> None:
+        if not self.loses(sender, receiver, message):
+            super().send(sender, receiver, message)
+
+
+def many() -> OverlayWorld:
+    world = OverlayWorld(
+        1, WORKLOAD, record("template"), one_pipeline, timing=replace(TIMING, wide_above=3)
+    )
+    world.rejoins = True
+    for name in NAMES:
+        world.add_peer(name)
+        world.peers[name].agreement.wants_view()
+    world.after(3 * SECOND_NS, lambda: world.found("a"))
+    world.run_until(lambda: are_together(world, NAMES))
+    trains_on(world, NAMES)
+    for peer in world.peers.values():
+        peer.agreement._state.attempts.failures = 1  # the next one is in no haste
+    return world
+
+
+def test_an_accusation_that_is_lost_on_its_way_is_told_again() -> None:
+    """Without it one of them knows something else than all others, for as long as it takes."""
+    world, lost = many(), set[tuple[Member, Member]]()
+    before = view_of(world, "a").id.number
+
+    def loses(sender: str, receiver: str, message: Any) -> bool:
+        if receiver != "e" or not isinstance(message, Spread):
+            return False
+        said = {(it.accusation.by, it.accusation.of) for it in message.accusations}
+        first = bool(said - lost)
+        lost.update(said)
+        return first
+
+    world.loses = loses
+    world.cut({("b", "c"), ("c", "b")}, "one link")
+
+    def in_next() -> bool:
+        views = [peer.view for peer in world.peers.values() if peer.name not in "bc"]
+        return all(view is not None and view.id.number > before for view in views)
+
+    world.run_until(in_next, limit_s=20)
+    assert lost
+    assert {view_of(world, name).id.number for name in "adef"} == {before + 2}
+
+
+def test_who_is_in_doubt_hears_what_all_others_hear() -> None:
+    """It may be right, or live: else it calls all of those silent that do not speak with it."""
+    world = many()
+    doubted = world.peers["b"].agreement.me
+    for name in "acde":
+        world.peers[name].agreement._state.distrust_members({doubted})
+    world.loses = lambda sender, receiver, message: (
+        isinstance(message, Spread) and bool(message.wants)
+    )
+    world.crash("f", lose_disk=False)
+    world.run_until(lambda: world.peers["b"].agreement._state.attempt is not None)
+
+    def knows_all() -> bool:
+        attempt = world.peers["b"].agreement._state.attempt
+        return attempt is not None and {it.peer_id for it in attempt.known} == set("abcde")
+
+    world.run_until(knows_all, limit_s=1)

@@ -15,11 +15,12 @@ from p2p_dtfm.core.protocol.errors import UserError
 class ExportFormat(StrEnum):
     HF = "hf"
     SAFETENSORS = "safetensors"
+    GGUF = "gguf"
 
 
 @app.command()
 def export(
-    out: Annotated[Path, typer.Option(help="A new directory (hf) or file (safetensors).")],
+    out: Annotated[Path, typer.Option(help="A new directory (hf) or file (safetensors, gguf).")],
     checkpoint: Annotated[
         Path | None,
         typer.Argument(
@@ -28,7 +29,11 @@ def export(
         ),
     ] = None,
     form: Annotated[
-        ExportFormat, typer.Option("--format", help="For transformers, or one file of tensors.")
+        ExportFormat,
+        typer.Option(
+            "--format",
+            help="For transformers (hf), llama.cpp (gguf), or one file under our own names.",
+        ),
     ] = ExportFormat.HF,
     imported: Annotated[
         Path | None,
@@ -48,6 +53,7 @@ def export(
         model_in,
     )
     from p2p_dtfm.train.hugging_face.families import CLASSES, family_of
+    from p2p_dtfm.train.hugging_face.gguf_export import export_gguf
     from p2p_dtfm.train.model.generate import whole_checkpoint
 
     comes_from_import = checkpoint is not None and is_imported(checkpoint)
@@ -57,7 +63,7 @@ def export(
         directory = whole_checkpoint(checkpoint or newest_checkpoint(home))
     model = model_in(directory)
     tokenizer = None
-    if form is ExportFormat.HF and not comes_from_import:
+    if form is not ExportFormat.SAFETENSORS and not comes_from_import:
         try:
             tokenizer = tokenizer_of(directory)
         except UserError as error:
@@ -69,12 +75,16 @@ def export(
 
         if form is ExportFormat.HF:
             export_hugging_face(directory, out, tokenizer, progress, imported)
+        elif form is ExportFormat.GGUF:
+            export_gguf(directory, out, tokenizer, progress, imported)
         else:
             export_safetensors(directory, out, progress)
     typer.echo(f"the model of {model.spec.name} after step {model.step} is in {out}")
     if form is ExportFormat.HF:
         family = CLASSES[family_of(model.spec.model)]
         typer.echo(f"load it with: transformers.{family}.from_pretrained({str(out)!r})")
+    elif form is ExportFormat.GGUF:
+        typer.echo(f"try it with: llama-cli -m {out}")
 
 
 @app.command(name="import")

@@ -22,6 +22,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.train.data.tokenizer import END_OF_DOCUMENT, Tokenizer
 from p2p_dtfm.train.hugging_face.configuration import CONFIGURATION_NAME, configuration_of
 from p2p_dtfm.train.hugging_face.families import Part, family_of, own_parts, parts_of
+from p2p_dtfm.train.hugging_face.model_card import CARD_NAME, Told, model_card
 from p2p_dtfm.train.hugging_face.model_import import (
     INITIAL_NAME,
     ORIGIN_FILES,
@@ -38,6 +39,7 @@ from p2p_dtfm.train.model.initial_state import initial_layer_state, initial_path
 from p2p_dtfm.train.model.tensor_file import Entry, entry_bytes, file_bytes, write_tensors
 
 Naming = Callable[[ModelSpec, int, str, tuple[int, ...]], list[Part]]
+NOTHING_TOLD = Told()
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -102,11 +104,13 @@ def export_hugging_face(
     tokenizer: Tokenizer | None,
     progress: Progress = lambda done_bytes, total_bytes: None,
     imported: Path | None = None,
+    told: Told = NOTHING_TOLD,
 ) -> None:
     """Make the directory `out` from the checkpoint of one step, or from an imported model.
 
     Raises `UserError`. Without a tokenizer the directory holds the model alone; an imported model
     takes its own along, and that of `imported`, which `import` made, goes along with a checkpoint.
+    `told` goes into the model's card.
     `out` appears whole or not at all.
     """
     require_new(out)
@@ -124,6 +128,8 @@ def export_hugging_face(
         if model.origin is not None and model.origin.is_dir():
             _copy_origin(model.origin, temporary)
         _write_json(temporary / CONFIGURATION_NAME, configuration(model, tokenizer))
+        card = model_card(model.spec, model.step, told)
+        (temporary / CARD_NAME).write_text(card, encoding="utf-8")
         os.replace(temporary, out)
     except OSError as error:
         raise not_written(out, error) from error

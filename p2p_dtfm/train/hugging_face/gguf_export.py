@@ -36,6 +36,8 @@ from p2p_dtfm.train.model.block import attention_factor, frequencies
 from p2p_dtfm.train.model.gpt import layer_count, layer_entries
 
 _SPLITTING = {"": "gpt-2", "llama3": "llama-bpe", "qwen2": "qwen2"}
+_ZERO_BYTE = "\u0100"
+"""The symbol of the byte that ends a text, as byte-level tokenizers write it."""
 _ROPE_FACTORS = "rope_freqs.weight"
 _BESIDE_TENSORS_BYTES = 1 << 20
 
@@ -204,16 +206,15 @@ def _splitting(content: Mapping[str, Any]) -> str:
 def _merges(content: Mapping[str, Any]) -> list[str]:
     merges = content["model"].get("merges") or ()
     words = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
-    # A file without a merge is refused. Two bytes that make no token are taken apart again.
-    zero = "\u0100"
-    return words or [f"{zero} {zero}"]
+    # A file without a merge is refused. These two bytes occur in no UTF-8 text.
+    return words or ["\u00ff \u00fe"]
 
 
 def _describe_special(
     writer: Any, model: Model, content: Mapping[str, Any], by_id: Mapping[int, str]
 ) -> None:
     stated = special_tokens(model.origin)
-    end = next((token for token, piece in by_id.items() if piece == "\u0100"), None)
+    end = next((token for token, piece in by_id.items() if piece == _ZERO_BYTE), None)
     say = {
         "bos_token_id": writer.add_bos_token_id,
         "eos_token_id": writer.add_eos_token_id,

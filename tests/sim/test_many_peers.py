@@ -9,7 +9,7 @@ from p2p_dtfm.sim.faults.agreement_seeds import TIMING, run_seed
 WIDE = replace(TIMING, wide_above=3)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 12, 110])
+@pytest.mark.parametrize("seed", [0, 1, 110])
 def test_what_holds_under_faults_holds_along_the_overlay(seed: int) -> None:
     result = run_seed(seed, WIDE)
     assert not result.violation, "\n".join(result.story[-20:])

@@ -7,6 +7,7 @@ from itertools import islice
 
 from p2p_dtfm.core.consensus.overlay.grid import Grid
 from p2p_dtfm.core.messages.agreement_messages import Active, Charge, Ready, Synced
+from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member
 
@@ -78,6 +79,8 @@ class Wide:
     """Of the message that is being read."""
     repairs: int = 0
     leaves: tuple[object, list[str]] | None = None
+    hosts: dict[Member, tuple[PeerRecord | None, tuple[str, ...]]] = field(default_factory=dict)
+    """Of who has no place, by the record that it has given."""
 
     def not_from_row(self) -> list[Item]:
         """What this peer's row has not been told."""

@@ -37,6 +37,11 @@ class Grid:
         return {peer: (n, at) for n, row in enumerate(self.rows) for at, peer in enumerate(row)}
 
     @cached_property
+    def in_order(self) -> list[str]:
+        """Of their names."""
+        return sorted(self.places)
+
+    @cached_property
     def links(self) -> MemberLinks:
         """What records say of the ways to them."""
         return MemberLinks(self.places)
@@ -194,7 +199,7 @@ def hosts_of(peer_id: str, record: PeerRecord | None, grid: Grid) -> tuple[str, 
     links = grid.links.of(record) if record is not None else {}
     near = sorted((link.round_trip_ns, it) for it, link in links.items() if it in places)
     chosen = dict.fromkeys(other for _, other in near[: HOSTS // 2])
-    everybody = sorted(places)
+    everybody = grid.in_order
     start = int(digest_bytes(peer_id.encode())[:12], 16)
     for n in range(min(HOSTS, len(everybody))):
         chosen[everybody[(start + n * (len(everybody) // HOSTS + 1)) % len(everybody)]] = None

@@ -170,6 +170,9 @@ class Syncing:
         state = self._state
         view = state.next_view
         assert view is not None
+        size = view.state_bytes_of(newcomer.peer_id)
+        if not size:
+            return 0
         snapshot, members = view.snapshot, {member.peer_id for member in state.members}
         takes = snapshot.record(newcomer.peer_id)
         rates = [
@@ -177,7 +180,6 @@ class Syncing:
             for giver in snapshot.records
             if giver.peer_id in members and giver.link_to(newcomer.peer_id) is not None
         ]
-        size = view.state_bytes_of(newcomer.peer_id)
         needs_ns = duration_ns(size, max(1, max(rates, default=UNKNOWN_BYTES_PER_S)))
         return min(needs_ns, state.timing.sync_ns)
 

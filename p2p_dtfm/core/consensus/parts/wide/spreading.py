@@ -121,8 +121,11 @@ class Spreading:
 
     def _host(self, attempt: Attempt, wide: Wide, grid: Grid, leaf: Member) -> str:
         lost = self._lost(attempt)
-        hosts = [p for p in hosts_of(leaf.peer_id, self._record(attempt, leaf), grid)]
-        alive = [peer for peer in hosts if peer not in lost] or hosts or [""]
+        record, held = self._record(attempt, leaf), wide.hosts.get(leaf)
+        if held is None or held[0] is not record or not grid.places:
+            held = wide.hosts[leaf] = record, hosts_of(leaf.peer_id, record, grid)
+        hosts = held[1]
+        alive = [peer for peer in hosts if peer not in lost] or [*hosts] or [""]
         heard = leaf in attempt.opened or leaf == attempt.me
         return alive[0 if heard and leaf != attempt.me else wide.repairs % len(alive)]
 

@@ -110,6 +110,8 @@ class Attempt:
 
     def add(self, signed: Signed, contribution: Contribution) -> None:
         keeps, count = self._is_named_already(contribution), len(self.opened)
+        if contribution.present is not None:
+            self._cache["has_members"] = (None, None)
         self.opened[contribution.member] = contribution
         self.known[contribution.member] = signed
         if keeps:  # it names nobody who is not named already
@@ -223,10 +225,8 @@ class Attempt:
         held = self._cache.get("snapshot_ids")
         if held is None or held[0] is not self.snapshot:
             members = self.snapshot.contributors if self.snapshot is not None else ()
-            held = self._cache["snapshot_ids"] = (
-                self.snapshot,
-                frozenset(m.peer_id for m in members),
-            )
+            ids = frozenset(member.peer_id for member in members)
+            held = self._cache["snapshot_ids"] = (self.snapshot, ids)
         assert isinstance(held[1], frozenset)
         return held[1]
 
@@ -306,7 +306,7 @@ class Attempt:
 
     @property
     def only_newcomers(self) -> bool:
-        return all(part.present is None for part in self.opened.values())
+        return "has_members" not in self._cache
 
     @property
     def has_lost_members(self) -> bool:

@@ -178,7 +178,8 @@ class Takeover:
         """Its steps may commit once all members are active."""
         state = self._state
         if state.ledger is not None:
-            state.ledger.may_commit = set(state.members) <= state.active.keys()
+            is_near = len(state.active) >= len(state.members)
+            state.ledger.may_commit = is_near and set(state.members) <= state.active.keys()
 
     def tell_active(self, now_ns: int) -> Actions:
         """To those that have not said it, and with the certificate if they are late."""

@@ -158,8 +158,8 @@ class Spreading:
         came_from = whence(self.place(attempt, wide), me)
         givers = self._state.attempts.givers
         before = len(wide.news)
-        for member in islice(attempt.known, wide.counts.get("contributions", 0), None):
-            wide.makers[member.peer_id] = member
+        count = len(attempt.known) - wide.counts.get("contributions", 0)
+        wide.makers |= {it.peer_id: it for it in islice(reversed(attempt.known), count)}
         wide.note("contributions", attempt.known.values(), came_from, me, givers)
         wide.note("contradicted", attempt.set_aside.contradicted.values(), came_from, me, givers)
         wide.note("charges", attempt.charges.values(), came_from, me)

@@ -8,6 +8,7 @@ from p2p_dtfm.core.consensus.parts.wide.telling import Telling
 from p2p_dtfm.core.cost_model.links.swarm_links import UNKNOWN_BYTES_PER_S, SwarmLinks
 from p2p_dtfm.core.cost_model.placement_problem import duration_ns
 from p2p_dtfm.core.messages.agreement_messages import Heartbeat, Synced
+from p2p_dtfm.core.messages.message_bounds import NEWCOMERS_LIMIT
 from p2p_dtfm.core.messages.statements import stated
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
@@ -190,8 +191,9 @@ class Syncing:
 
     @property
     def needy(self) -> tuple[str, ...]:
-        """Who is to join with the next view, and has not said that it has its states."""
-        return tuple(member.peer_id for member in self._unsynced_newcomers)
+        """Who is to join with the next view, and has not said that it has its states: as many as a
+        heartbeat may name."""
+        return tuple(member.peer_id for member in self._unsynced_newcomers[:NEWCOMERS_LIMIT])
 
     def note_progress(self, message: Heartbeat, now_ns: int) -> None:
         """A newcomer gets on by the word of those who give to it. Its own counts only where there

@@ -301,9 +301,11 @@ class Spreading:
         def size_of(item: Item) -> int:
             if not isinstance(item, Signed):
                 return 256
-            parts = self._parts(attempt, [item])
-            records = sum(len(part.record.payload) for part in parts)
-            return len(item.payload) + 256 + records
+            parts, named = self._parts(attempt, [item]), attempt.passed_on.newcomers
+            records = [part.record for part in parts]
+            if not attempt.only_newcomers:
+                records += [named[it] for part in parts for it in part.joiners if it in named]
+            return len(item.payload) + 256 + sum(len(it.payload) for it in records)
 
         return size_of
 

@@ -113,8 +113,8 @@ class Wide:
         before = self.counts.get(kind, 0)
         if len(items) == before:
             return
-        new = [*islice(reversed(items), len(items) - before)][::-1]
-        self.counts[kind] = len(items)
+        new = list(islice(items, before, None))
+        self.counts[kind] = before + len(new)
         for item in new:
             giver = self.giver
             if givers and isinstance(item, Signed):

@@ -211,7 +211,7 @@ def test_two_members_that_share_a_short_name_are_taken_for_unmeasured(
     alike = {each.peer_id: short_name(each.peer_id) for each in small.records}
     alike[small.records[1].peer_id] = alike[small.records[0].peer_id]
     monkeypatch.setattr(
-        "p2p_dtfm.core.cost_model.links.swarm_links.short_name", lambda name: alike[name]
+        "p2p_dtfm.core.cost_model.links.member_links.short_name", lambda name: alike[name]
     )
     doubtful = SwarmLinks(small.records)
     ids = [each.peer_id for each in small.records]

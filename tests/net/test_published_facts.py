@@ -13,8 +13,8 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.directory.directory import Directory
 from p2p_dtfm.net.directory.facts import (
-    Place,
     PublishedFacts,
+    PublishedPart,
     facts_key,
     open_facts,
     sign_facts,
@@ -29,7 +29,7 @@ from tests.net.net_support import hosts, run
 
 SPEC = run_spec().canonical_bytes()
 RUN = digest_bytes(SPEC)
-PLACE = Place(3, "ab" * 32, 0, 1, 2, 5, 8, 100, 250_000_000)
+PLACE = PublishedPart(3, "ab" * 32, 0, 1, 2, 5, 8, 100, 250_000_000)
 
 
 def told(identity: Identity, sequence: int = 1, **changes: object) -> Signed:

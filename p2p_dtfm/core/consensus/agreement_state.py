@@ -285,7 +285,7 @@ class AgreementState:
             if view is None or self.me not in view.members:
                 continue
             if self.is_wide(view):
-                found |= self.grid_of(view).neighbours(self.me.peer_id)
+                found |= self.grid_of(view).watchers.get(self.me.peer_id, frozenset())
                 found |= plan_neighbours(view.plan, self.me.peer_id)
             else:
                 found |= set(view.member_ids)

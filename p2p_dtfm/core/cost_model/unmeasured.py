@@ -7,8 +7,11 @@ there are many). In a large swarm, in which nobody measures all, links to any me
 its line carries shows on them. Where training begins all are alike, and nobody is held back.
 """
 
+from collections import Counter
+
 import msgspec
 
+from p2p_dtfm.core.protocol.facts.brief_links import measured_links, short_name
 from p2p_dtfm.core.protocol.records import Intent, PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 
@@ -22,18 +25,21 @@ def held_back(snapshot: Snapshot) -> frozenset[str]:
     stages = set(snapshot.present.stage_holders())
     holders = [record for record in snapshot.records if record.peer_id in stages]
     needed = min(len(holders), LINKS_ENOUGH)
+    is_many = any(record.brief is not msgspec.UNSET for record in snapshot.records)
+    names = Counter(short_name(it.peer_id) for it in snapshot.records) if is_many else Counter()
     return frozenset(
         record.peer_id
         for record in snapshot.records
         if record.intent is Intent.TRAIN
         and record.peer_id not in stages
-        and _measured(record, holders, snapshot) < needed
+        and _measured(record, holders, names) < needed
     )
 
 
-def _measured(record: PeerRecord, holders: list[PeerRecord], snapshot: Snapshot) -> int:
+def _measured(record: PeerRecord, holders: list[PeerRecord], names: Counter[bytes]) -> int:
+    """`names`: the short ones, of how many members each is."""
     if record.brief is not msgspec.UNSET:
-        return sum(record.link_to(other.peer_id) is not None for other in snapshot.records)
+        return sum(names[name] for name in measured_links(record.brief))
     return sum(_is_measured(record, holder) for holder in holders)
 
 

@@ -14,6 +14,10 @@ it may be cut off again at once."""
 REMEMBERED = 1024
 WAITING_LIMIT = 32
 """So many wait at once; who asks meanwhile asks again."""
+WAITING_WIDE_LIMIT = 128
+WAITING_WIDE_LIMIT_BYTES = 768 * 1024
+"""The same in a view of many, where records are brief: a storm should come in with one view.
+Together they must fit in a message with what else it says."""
 FOUNDING_LIMIT = 1023
 """With who founds a run: it keeps nobody from training."""
 SILENT_ONCE = 1
@@ -36,6 +40,11 @@ class Newcomers:
     @property
     def waiting(self) -> tuple[str, ...]:
         return tuple(sorted(self._asked))
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of the records of those that wait."""
+        return sum(len(signed.payload) for _, signed in self._asked.values())
 
     @property
     def is_full(self) -> bool:

@@ -17,7 +17,10 @@ def newer(left: PeerRecord, right: PeerRecord) -> PeerRecord:
 
 def newest_lives(members: Iterable[Member]) -> frozenset[Member]:
     """Each peer in the newest of its lives that is named."""
+    named = frozenset(members)
+    if len({member.peer_id for member in named}) == len(named):
+        return named
     newest: dict[str, int] = {}
-    for member in members:
+    for member in named:
         newest[member.peer_id] = max(newest.get(member.peer_id, 0), member.life)
     return frozenset(Member(peer_id, life) for peer_id, life in newest.items())

@@ -1,7 +1,7 @@
 """A view: one snapshot, its plan, and who takes part."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from p2p_dtfm.core.cost_model.cuts import CutPace
 from p2p_dtfm.core.cost_model.guardians import (
@@ -46,7 +46,7 @@ class View:
     @cached_property
     def guards(self) -> dict[int, str]:
         """The guardian of each layer that a single member holds."""
-        return guards_in(self.snapshot, self.plan)
+        return _guards(self._named)
 
     def guarded_by(self, peer_id: str) -> set[int]:
         """The layers of which a peer is the guardian."""
@@ -63,7 +63,7 @@ class View:
     def cut_pace(self) -> CutPace | None:
         """How often copies of all layers are taken for guardians that lag; None where those that
         there are keep up with each step."""
-        return cut_pace(self.snapshot, self.plan, self.guards)
+        return _pace(self._named)
 
     def goes_on_with_cuts_of(self, before: "View") -> bool:
         """Whether a cut that is under way in the view before is not begun anew in this one: all
@@ -91,7 +91,31 @@ class View:
         return unguarded_layers(self.snapshot, self.plan)
 
     @cached_property
+    def _named(self) -> "_Named":
+        return _Named(self.id, self.plan.digest(), self)
+
+    @cached_property
     def _layers(self) -> dict[str, range]:
         if not isinstance(self.plan, Plan):
             return {}
         return {s.peer_id: s.layers for pipeline in self.plan.pipelines for s in pipeline.stages}
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Equal names are equal snapshots and plans: what follows from these is computed once in a
+    process, however many peers are in it."""
+
+    id: ViewId
+    plan_digest: str
+    view: View = field(compare=False)
+
+
+@lru_cache(maxsize=8)
+def _guards(named: _Named) -> dict[int, str]:
+    return guards_in(named.view.snapshot, named.view.plan)
+
+
+@lru_cache(maxsize=8)
+def _pace(named: _Named) -> CutPace | None:
+    return cut_pace(named.view.snapshot, named.view.plan, named.view.guards)

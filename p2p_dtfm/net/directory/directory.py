@@ -26,8 +26,8 @@ from p2p_dtfm.net.contacts.addresses import parse_address
 from p2p_dtfm.net.directory import node as directory_node
 from p2p_dtfm.net.directory.facts import (
     Facts,
-    Place,
     PublishedFacts,
+    PublishedPart,
     facts_key,
     open_facts,
     sign_facts,
@@ -225,7 +225,7 @@ class Directory:
         self,
         run_digest: str,
         record: Signed,
-        place: Place | None,
+        place: PublishedPart | None,
         expires_in_s: float = FACTS_TTL_S,
     ) -> bool:
         """Say what this peer can do and does. False (and logged) if refused."""

@@ -19,7 +19,7 @@ DIGEST_LIMIT = 64
 HEXADECIMAL = set("0123456789abcdef")
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class PublishedPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What a member does in the view in force. A spare has no layers."""
 
     view: int
@@ -41,7 +41,7 @@ class PublishedFacts(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     expires_ms: int
     record: Signed
     """As in a request to join."""
-    place: Place | None
+    place: PublishedPart | None
     """None: in no view."""
 
 
@@ -49,7 +49,7 @@ class Facts(msgspec.Struct, frozen=True):
     """Opened and checked."""
 
     record: PeerRecord
-    place: Place | None
+    place: PublishedPart | None
     expires_ms: int
 
 
@@ -75,7 +75,7 @@ def open_facts(signed: Signed) -> Facts:
     return Facts(open_record(told.record, run_digest, verify), told.place, told.expires_ms)
 
 
-def _require_sane(place: Place, peer_id: str) -> None:
+def _require_sane(place: PublishedPart, peer_id: str) -> None:
     numbers = [getattr(place, name) for name in place.__struct_fields__ if name != "snapshot"]
     is_digest = len(place.snapshot) <= DIGEST_LIMIT and set(place.snapshot) <= HEXADECIMAL
     if not is_digest or any(not 0 <= number < 1 << 60 for number in numbers):

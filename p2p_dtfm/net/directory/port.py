@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.net.directory.facts import Place
+from p2p_dtfm.net.directory.facts import PublishedPart
 from p2p_dtfm.net.directory.values import Presence
 
 
@@ -22,7 +22,9 @@ class DirectoryPort(Protocol):
     @property
     def nodes(self) -> tuple[str, ...]: ...
 
-    async def publish_facts(self, run_digest: str, record: Signed, place: Place | None) -> bool: ...
+    async def publish_facts(
+        self, run_digest: str, record: Signed, place: PublishedPart | None
+    ) -> bool: ...
 
     async def publish_run(self, run_digest: str, signed: Signed) -> bool: ...
 

@@ -7,7 +7,7 @@ import msgspec
 
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.net.directory.directory import PRESENCE_TTL_S
-from p2p_dtfm.net.directory.facts import Place
+from p2p_dtfm.net.directory.facts import PublishedPart
 from p2p_dtfm.net.directory.values import Presence
 from p2p_dtfm.ports import now
 from p2p_dtfm.testbed.virtual.host import VirtualHost
@@ -54,7 +54,9 @@ class VirtualDirectory:
     def nodes(self) -> tuple[str, ...]:
         return tuple(sorted(self._host.linked))
 
-    async def publish_facts(self, run_digest: str, record: Signed, place: Place | None) -> bool:
+    async def publish_facts(
+        self, run_digest: str, record: Signed, place: PublishedPart | None
+    ) -> bool:
         return True  # nobody reads them there
 
     async def publish_run(self, run_digest: str, signed: Signed) -> bool:

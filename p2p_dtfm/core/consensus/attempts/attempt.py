@@ -109,23 +109,43 @@ class Attempt:
         self.digests[self.me] = (self.round + 1, self.digest if is_told else "")
 
     def add(self, signed: Signed, contribution: Contribution) -> None:
-        keeps = self._is_named_already(contribution)
+        keeps, count = self._is_named_already(contribution), len(self.opened)
+        if contribution.present is not None:
+            self._cache["has_members"] = (None, None)
         self.opened[contribution.member] = contribution
         self.known[contribution.member] = signed
         if keeps:  # it names nobody who is not named already
             sizes = len(self.opened), len(self.set_aside.contradicted)
             self._cache["universe"] = (sizes, self._cache["universe"][1])
+            members = self._cache.get("members")
+            if members is not None and members[0] == count and members[1]:
+                self._cache["members"] = (len(self.opened), members[1])
 
     def _is_named_already(self, part: Contribution) -> bool:
         held, first = self._cache.get("universe"), self._cache.get("present")
         sizes = len(self.opened), len(self.set_aside.contradicted)
         if part.present is not None and first is None:
             self._cache["present"] = (part.present.members, None)
-        if held is None or held[0] != sizes or part.member in self.opened or part.joiners:
+        if held is None or held[0] != sizes or part.member in self.opened:
             return False
         assert isinstance(held[1], frozenset)
         here = part.present.members if part.present is not None else None
-        return (here is None or (first is not None and first[0] is here)) and part.member in held[1]
+        is_known = here is None or (first is not None and first[0] is here)
+        if not is_known or part.member not in held[1]:
+            return False
+        return held[1].issuperset(part.joiners) or self._names_more(part, sizes)
+
+    def _names_more(self, part: Contribution, sizes: tuple[int, int]) -> bool:
+        """Newcomers of whom no other life is named: there is nothing else to look at."""
+        new, named_ids = set(part.joiners) - self.universe, self.awaited_ids
+        new_ids = {member.peer_id for member in new}
+        is_plain = len(new_ids) == len(new) and named_ids.isdisjoint(new_ids)
+        if part.present is None or not self.planned or not is_plain:
+            return False
+        named = self.universe | new
+        self._cache["universe"] = (sizes, named)
+        self._cache["awaited_ids"] = (named, named_ids | new_ids)
+        return True
 
     def park(self, signed: Signed, contribution: Contribution) -> None:
         """Keep it until somebody names its contributor."""
@@ -141,6 +161,8 @@ class Attempt:
     def believe_absent(self, has_waited: Callable[[Member], bool]) -> bool:
         """Who is silent by the word of most of those heard, or of one where this peer has waited
         too; True if that is news."""
+        if not self.evidence.called_absent:
+            return False
         heard = len(self.universe & set(self.opened))
         news = {
             member
@@ -203,10 +225,8 @@ class Attempt:
         held = self._cache.get("snapshot_ids")
         if held is None or held[0] is not self.snapshot:
             members = self.snapshot.contributors if self.snapshot is not None else ()
-            held = self._cache["snapshot_ids"] = (
-                self.snapshot,
-                frozenset(m.peer_id for m in members),
-            )
+            ids = frozenset(member.peer_id for member in members)
+            held = self._cache["snapshot_ids"] = (self.snapshot, ids)
         assert isinstance(held[1], frozenset)
         return held[1]
 
@@ -286,7 +306,7 @@ class Attempt:
 
     @property
     def only_newcomers(self) -> bool:
-        return all(part.present is None for part in self.opened.values())
+        return "has_members" not in self._cache
 
     @property
     def has_lost_members(self) -> bool:

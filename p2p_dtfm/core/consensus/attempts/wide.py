@@ -7,6 +7,7 @@ from itertools import islice
 
 from p2p_dtfm.core.consensus.overlay.grid import Grid
 from p2p_dtfm.core.messages.agreement_messages import Active, Charge, Ready, Synced
+from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member
 
@@ -14,7 +15,7 @@ Givers = Mapping[bytes, str]
 Item = Signed | Charge | Ready | Synced | Active
 
 
-class Source(Enum):
+class CameFrom(Enum):
     """Where news came from decides who hears of it."""
 
     OUTSIDE = "this peer itself, or one without a place in the grid: all neighbours hear of it"
@@ -22,14 +23,27 @@ class Source(Enum):
     ROW = "its own row: only those without a place for whom this peer speaks"
 
 
-Place = Callable[[str], Source]
+Whence = Callable[[str], CameFrom]
 """From where somebody's word comes; "" is this peer's own."""
+ASKED_AT_ONCE = 2
+"""Neighbours that are asked for what is missing, others each time."""
+
+
+def whence(grid: Grid, me: str) -> Whence:
+    """By where its giver stands in the grid."""
+
+    def came_from(giver: str) -> CameFrom:
+        if giver not in grid.places or me not in grid.places:
+            return CameFrom.OUTSIDE
+        return CameFrom.ROW if grid.are_row_mates(me, giver) else CameFrom.ACROSS
+
+    return came_from
 
 
 @dataclass(frozen=True)
 class News:
     item: Item
-    source: Source
+    came_from: CameFrom
     giver: str
 
 
@@ -65,20 +79,29 @@ class Wide:
     """Of the message that is being read."""
     repairs: int = 0
     leaves: tuple[object, list[str]] | None = None
+    hosts: dict[Member, tuple[PeerRecord | None, tuple[str, ...]]] = field(default_factory=dict)
+    """Of who has no place, by the record that it has given."""
 
     def not_from_row(self) -> list[Item]:
         """What this peer's row has not been told."""
-        return [it.item for it in self.news[self.told.row_at :] if it.source is not Source.ROW]
+        return [it.item for it in self.news[self.told.row_at :] if it.came_from is not CameFrom.ROW]
 
     def from_outside(self) -> list[Item]:
         """What the other rows have not been told."""
-        return [it.item for it in self.news[self.told.across_at :] if it.source is Source.OUTSIDE]
+        return [
+            it.item for it in self.news[self.told.across_at :] if it.came_from is CameFrom.OUTSIDE
+        ]
+
+    def for_leaf(self, leaf: str) -> list[Item]:
+        """What one without a place has not been told, and has not given; it counts as told."""
+        begin, self.told.leaf_at[leaf] = self.told.leaf_at.get(leaf, 0), len(self.news)
+        return [it.item for it in self.news[begin:] if it.giver != leaf]
 
     def note(
         self,
         kind: str,
         items: ValuesView[Item],
-        place: Place,
+        came_from: Whence,
         me: str,
         givers: Givers | None = None,
     ) -> None:
@@ -98,7 +121,7 @@ class Wide:
                 giver = givers.get(item.signature, giver)
             if _maker(item) == me:
                 giver = ""
-            self.news.append(News(item, place(giver), giver))
+            self.news.append(News(item, came_from(giver), giver))
 
 
 def _maker(item: Item) -> str:

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import isqrt
 
-import msgspec
-
+from p2p_dtfm.core.cost_model.links.member_links import MemberLinks
 from p2p_dtfm.core.protocol.canonical import digest_bytes
-from p2p_dtfm.core.protocol.facts.brief_links import measured_links, short_name
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
 
@@ -39,14 +37,19 @@ class Grid:
         return {peer: (n, at) for n, row in enumerate(self.rows) for at, peer in enumerate(row)}
 
     @cached_property
-    def short_names(self) -> dict[bytes, str]:
-        """As records of large swarms name them."""
-        return {short_name(peer): peer for peer in self.places}
+    def in_order(self) -> list[str]:
+        """Of their names."""
+        return sorted(self.places)
 
-    def row_mates(self, peer_id: str) -> tuple[str, ...]:
-        """All others in its row."""
+    @cached_property
+    def links(self) -> MemberLinks:
+        """What records say of the ways to them."""
+        return MemberLinks(self.places)
+
+    def row_mates(self, peer_id: str, lost: Collection[str] = ()) -> tuple[str, ...]:
+        """All others in its row that are not lost."""
         row, _ = self.places[peer_id]
-        return tuple(peer for peer in self.rows[row] if peer != peer_id)
+        return tuple(it for it in self.rows[row] if it != peer_id and it not in lost)
 
     def across(self, peer_id: str, lost: Collection[str] = ()) -> tuple[str, ...]:
         """One in each other row, that passes on what this peer says; none where all are lost."""
@@ -139,22 +142,14 @@ def _round_trips(records: Iterable[PeerRecord]) -> dict[str, dict[str, int]]:
     """Both ways alike: the shorter one of the two that were measured."""
     records = list(records)
     found: dict[str, dict[str, int]] = {record.peer_id: {} for record in records}
-    named = {short_name(peer_id): peer_id for peer_id in found}
+    members = MemberLinks(found)
     for record in records:
         me = record.peer_id
-        for other, ns in _measured(record, named).items():
+        for other, link in members.of(record).items():
             if other in found and other != me:
-                shorter_ns = min(ns, found[other].get(me, ns))
+                shorter_ns = min(link.round_trip_ns, found[other].get(me, link.round_trip_ns))
                 found[me][other] = found[other][me] = shorter_ns
     return found
-
-
-def _measured(record: PeerRecord, named: Mapping[bytes, str]) -> dict[str, int]:
-    """To whom it names in full or, in a large swarm, in short."""
-    if record.brief is msgspec.UNSET:
-        return {other: link.round_trip_ns for other, link in record.links.items()}
-    links = measured_links(record.brief).items()
-    return {named[name]: link.round_trip_ns for name, link in links if name in named}
 
 
 def _cut(near: list[str], size: int) -> list[list[str]]:
@@ -201,10 +196,10 @@ def hosts_of(peer_id: str, record: PeerRecord | None, grid: Grid) -> tuple[str, 
     """Who speaks with a peer that has no place in the grid: the nearest ones, and others that
     follow from its name."""
     places = grid.places
-    links = _measured(record, grid.short_names) if record is not None else {}
-    near = sorted((ns, it) for it, ns in links.items() if it in places)
+    links = grid.links.of(record) if record is not None else {}
+    near = sorted((link.round_trip_ns, it) for it, link in links.items() if it in places)
     chosen = dict.fromkeys(other for _, other in near[: HOSTS // 2])
-    everybody = sorted(places)
+    everybody = grid.in_order
     start = int(digest_bytes(peer_id.encode())[:12], 16)
     for n in range(min(HOSTS, len(everybody))):
         chosen[everybody[(start + n * (len(everybody) // HOSTS + 1)) % len(everybody)]] = None

@@ -10,6 +10,7 @@ from p2p_dtfm.core.consensus.actions import (
     refused,
 )
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.overlay.grid import hosts_of
 from p2p_dtfm.core.consensus.parts.activity import Activity
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.views.view_precedence import Side, outranks, own_side, side_of
@@ -24,6 +25,9 @@ in common: one member's acquaintance does not outweigh the others."""
 FOREIGN_TOLD_NS = 600 * SECOND_NS
 TOLD_AT_ONCE = 16
 """So many peers outside the view are told of it at a time, in turns."""
+TOLD_BY_ALL_EVERY = 64
+"""In a view of many those tell a peer who would speak for it, and one time in so many all: perhaps
+the others do not know of it."""
 
 
 class Meeting:
@@ -173,6 +177,11 @@ class Meeting:
         said = signers(message.certificate, state.settings.verify)
         return message.sender in message.members and set(message.members) <= said
 
+    def _hosted(self, view: View, outside: list[str]) -> list[str]:
+        """Of many members a few tell each: the proof of a view grows with them."""
+        grid, me = self._state.grid_of(view), self._state.me.peer_id
+        return [it for it in outside if me in hosts_of(it, None, grid)]
+
     def meet(self, now_ns: int) -> Actions:
         """Peers outside the view are told of it now and then."""
         state, view = self._state, self._state.view_in_force
@@ -181,5 +190,7 @@ class Meeting:
         state.present.met_ns = now_ns
         members = set(view.member_ids)
         outside = [peer_id for peer_id in state.others.familiar.all if peer_id not in members]
+        if state.is_wide(view) and state.prng.below(TOLD_BY_ALL_EVERY):
+            outside = self._hosted(view, outside)
         to = state.others.familiar.next_of(outside, TOLD_AT_ONCE)
         return [SendMessage(to, self._outsiders.standing_of(view))] if to else []

@@ -38,9 +38,19 @@ class Outsiders:
         """Somebody outside the view speaks: it hears of the view."""
         view = self._state.view_in_force
         is_told = not self.may_tell(sender.peer_id, now_ns)
-        if view is None or sender in view.members or is_told:
+        if view is None or is_told or sender in view.members or self._comes_along(sender):
             return []
         return self.tell(sender.peer_id, self.standing_of(view), now_ns)
+
+    def _comes_along(self, sender: Member) -> bool:
+        """Into a view of many that is agreed on, or about to be: it needs no proof of this one."""
+        state = self._state
+        if state.next_view is not None:
+            return state.is_wide(state.next_view) and sender in state.next_view.members
+        attempt = state.attempt
+        if attempt is None or attempt.wide is None or attempt.snapshot is None:
+            return False
+        return sender in attempt.snapshot.contributors
 
     def may_tell(self, peer_id: str, now_ns: int) -> bool:
         """Whether the last such message was long enough ago."""

@@ -5,7 +5,12 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.parts.opening import Opening
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
-from p2p_dtfm.core.membership.newcomers import FOUNDING_LIMIT, WAITING_LIMIT
+from p2p_dtfm.core.membership.newcomers import (
+    FOUNDING_LIMIT,
+    WAITING_LIMIT,
+    WAITING_WIDE_LIMIT,
+    WAITING_WIDE_LIMIT_BYTES,
+)
 from p2p_dtfm.core.messages.agreement_messages import JoinRequest
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.records import PeerRecord
@@ -55,12 +60,21 @@ class Requests:
         actions += self._outsiders.tell_while_frozen(sender, now_ns)
         if state.ends_here:
             return Verdict(actions, "the run is complete: nobody joins it")
-        limit = FOUNDING_LIMIT if state.is_newcomer else WAITING_LIMIT
-        if not newcomers.ask(record, message.record, now_ns, limit):
+        if not newcomers.ask(record, message.record, now_ns, self._room(message)):
             return Verdict(actions, "it has asked before, or was kept out of late")
         report = Report(f"{record.peer_id} asks to join")
         opened = self._opening.open_if_due(now_ns)
         return Verdict([*actions, report, *opened], "the next view may let it in")
+
+    def _room(self, message: JoinRequest) -> int:
+        """How many may wait."""
+        state = self._state
+        if state.is_newcomer:
+            return FOUNDING_LIMIT
+        if state.view is None or not state.is_wide(state.view):
+            return WAITING_LIMIT
+        size_bytes = state.others.newcomers.waiting_bytes + len(message.record.payload)
+        return WAITING_WIDE_LIMIT if size_bytes <= WAITING_WIDE_LIMIT_BYTES else 0
 
     def _open(self, sender: str, message: JoinRequest) -> PeerRecord:
         size = len(message.record.payload)

@@ -8,6 +8,7 @@ from p2p_dtfm.core.consensus.parts.wide.telling import Telling
 from p2p_dtfm.core.cost_model.links.swarm_links import UNKNOWN_BYTES_PER_S, SwarmLinks
 from p2p_dtfm.core.cost_model.placement_problem import duration_ns
 from p2p_dtfm.core.messages.agreement_messages import Heartbeat, Synced
+from p2p_dtfm.core.messages.message_bounds import NEWCOMERS_LIMIT
 from p2p_dtfm.core.messages.statements import stated
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
@@ -170,6 +171,9 @@ class Syncing:
         state = self._state
         view = state.next_view
         assert view is not None
+        size = view.state_bytes_of(newcomer.peer_id)
+        if not size:
+            return 0
         snapshot, members = view.snapshot, {member.peer_id for member in state.members}
         takes = snapshot.record(newcomer.peer_id)
         rates = [
@@ -177,7 +181,6 @@ class Syncing:
             for giver in snapshot.records
             if giver.peer_id in members and giver.link_to(newcomer.peer_id) is not None
         ]
-        size = view.state_bytes_of(newcomer.peer_id)
         needs_ns = duration_ns(size, max(1, max(rates, default=UNKNOWN_BYTES_PER_S)))
         return min(needs_ns, state.timing.sync_ns)
 
@@ -188,8 +191,9 @@ class Syncing:
 
     @property
     def needy(self) -> tuple[str, ...]:
-        """Who is to join with the next view, and has not said that it has its states."""
-        return tuple(member.peer_id for member in self._unsynced_newcomers)
+        """Who is to join with the next view, and has not said that it has its states: as many as a
+        heartbeat may name."""
+        return tuple(member.peer_id for member in self._unsynced_newcomers[:NEWCOMERS_LIMIT])
 
     def note_progress(self, message: Heartbeat, now_ns: int) -> None:
         """A newcomer gets on by the word of those who give to it. Its own counts only where there

@@ -122,7 +122,7 @@ class Takeover:
 
     def _end_attempts(self, view: View, now_ns: int) -> None:
         """What was tried or agreed before is over."""
-        state, attempts = self._state, self._state.attempts
+        state, attempts, members = self._state, self._state.attempts, set(view.member_ids)
         if view.snapshot.planned or 0 < attempts.replan_number <= view.id.number:
             attempts.replan_reason = ""  # a planned view has everybody's records, whoever asked
         if attempts.under_way is not None:
@@ -135,7 +135,10 @@ class Takeover:
         following.synced = set()
         state.promises.said_ready.take_over()
         state.others.views.takes_over(view)
-        state.others.opened_records = {}
+        opened = state.others.opened_records  # of members most stay the same: no second look
+        state.others.opened_records = {
+            signed: record for signed, record in opened.items() if record.peer_id in members
+        }
 
     def _enter_view(self, view: View, now_ns: int) -> None:
         state, before = self._state, self._state.present
@@ -175,7 +178,8 @@ class Takeover:
         """Its steps may commit once all members are active."""
         state = self._state
         if state.ledger is not None:
-            state.ledger.may_commit = set(state.members) <= state.active.keys()
+            is_near = len(state.active) >= len(state.members)
+            state.ledger.may_commit = is_near and set(state.members) <= state.active.keys()
 
     def tell_active(self, now_ns: int) -> Actions:
         """To those that have not said it, and with the certificate if they are late."""

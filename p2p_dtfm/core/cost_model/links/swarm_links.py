@@ -14,7 +14,8 @@ from enum import StrEnum
 import msgspec
 
 from p2p_dtfm.core.cost_model.links.coordinates import round_trip_us
-from p2p_dtfm.core.protocol.facts.brief_links import Coordinate, Link, measured_links, short_name
+from p2p_dtfm.core.cost_model.links.member_links import MemberLinks
+from p2p_dtfm.core.protocol.facts.brief_links import Coordinate, Link
 from p2p_dtfm.core.protocol.records import PeerRecord, Reachability
 
 UNKNOWN_ROUND_TRIP_NS = 300_000_000
@@ -41,7 +42,8 @@ class SwarmLinks:
 
     def __init__(self, records: Iterable[PeerRecord]) -> None:
         self._records = {record.peer_id: record for record in records}
-        self._measured = _by_id(self._records)
+        members = MemberLinks(self._records)
+        self._measured = {it: members.of(record) for it, record in self._records.items()}
         places = {
             peer_id: record.brief.at
             for peer_id, record in sorted(self._records.items())
@@ -103,23 +105,6 @@ class SwarmLinks:
 def limit(bytes_per_s: int) -> int:
     """What is stated as 0 is not limited."""
     return bytes_per_s or UNLIMITED_BYTES_PER_S
-
-
-def _by_id(records: Mapping[str, PeerRecord]) -> dict[str, Mapping[str, Link]]:
-    """A short name that two members share means neither."""
-    shared = Counter(map(short_name, records))
-    named = {short_name(peer_id): peer_id for peer_id in records}
-    found: dict[str, Mapping[str, Link]] = {}
-    for peer_id, record in records.items():
-        if record.brief is msgspec.UNSET:
-            found[peer_id] = record.links
-        else:
-            found[peer_id] = {
-                named[short]: link
-                for short, link in measured_links(record.brief).items()
-                if shared[short] == 1
-            }
-    return found
 
 
 class _Estimates:

@@ -6,7 +6,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Sign
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.self_record import SelfRecord
-from p2p_dtfm.net.directory.facts import Place
+from p2p_dtfm.net.directory.facts import PublishedPart
 from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.ports import now
 
@@ -16,7 +16,7 @@ REFRESH_S = 80.0
 log = logging.getLogger("p2p_dtfm")
 
 
-def place_of(view: View | None, peer_id: str, step: int) -> Place | None:
+def place_of(view: View | None, peer_id: str, step: int) -> PublishedPart | None:
     """A member's part in the view in force; None where it is no member."""
     if view is None or peer_id not in view.member_ids:
         return None
@@ -25,10 +25,10 @@ def place_of(view: View | None, peer_id: str, step: int) -> Place | None:
     number, digest = view.id.number, view.id.snapshot
     if not isinstance(plan, Plan) or place is None:
         step_ns = plan.predicted_step_ns if isinstance(plan, Plan) else 0
-        return Place(number, digest, 0, 0, 0, 0, 0, step, step_ns)
+        return PublishedPart(number, digest, 0, 0, 0, 0, 0, step, step_ns)
     pipeline = plan.pipelines[place[0]]
     stage = pipeline.stages[place[1]]
-    return Place(
+    return PublishedPart(
         number,
         digest,
         *place,

@@ -13,7 +13,14 @@ from p2p_dtfm.core.consensus.actions import BATCH_NS, Actions, PassOnSoon, SendM
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.message_parts import message_parts
-from p2p_dtfm.core.consensus.attempts.wide import Item, News, Place, Source, Wide
+from p2p_dtfm.core.consensus.attempts.wide import (
+    ASKED_AT_ONCE,
+    CameFrom,
+    Item,
+    News,
+    Wide,
+    whence,
+)
 from p2p_dtfm.core.consensus.overlay.grid import Grid, grid_in_order, hosts_of, near_grid
 from p2p_dtfm.core.messages.agreement_messages import (
     Bodies,
@@ -27,9 +34,6 @@ from p2p_dtfm.core.messages.outlines import record_name, sign_outline
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member
-
-ASKED_AT_ONCE = 2
-"""Neighbours that are asked for what is missing, others each time."""
 
 
 class Knows(Enum):
@@ -117,8 +121,11 @@ class Spreading:
 
     def _host(self, attempt: Attempt, wide: Wide, grid: Grid, leaf: Member) -> str:
         lost = self._lost(attempt)
-        hosts = [p for p in hosts_of(leaf.peer_id, self._record(attempt, leaf), grid)]
-        alive = [peer for peer in hosts if peer not in lost] or hosts or [""]
+        record, held = self._record(attempt, leaf), wide.hosts.get(leaf)
+        if held is None or held[0] is not record or not grid.places:
+            held = wide.hosts[leaf] = record, hosts_of(leaf.peer_id, record, grid)
+        hosts = held[1]
+        alive = [peer for peer in hosts if peer not in lost] or [*hosts] or [""]
         heard = leaf in attempt.opened or leaf == attempt.me
         return alive[0 if heard and leaf != attempt.me else wide.repairs % len(alive)]
 
@@ -147,35 +154,26 @@ class Spreading:
         """Something may be new: it goes on at once, or soon and with what comes meanwhile."""
         wide = attempt.wide
         assert wide is not None
-        me, place = self._state.me.peer_id, self._place_of(attempt, wide)
+        me = self._state.me.peer_id
+        came_from = whence(self.place(attempt, wide), me)
         givers = self._state.attempts.givers
         before = len(wide.news)
-        for member in islice(attempt.known, wide.counts.get("contributions", 0), None):
-            wide.makers[member.peer_id] = member
-        wide.note("contributions", attempt.known.values(), place, me, givers)
-        wide.note("contradicted", attempt.set_aside.contradicted.values(), place, me, givers)
-        wide.note("charges", attempt.charges.values(), place, me)
-        wide.note("ready", attempt.ready.values(), place, me)
+        count = len(attempt.known) - wide.counts.get("contributions", 0)
+        wide.makers |= {it.peer_id: it for it in islice(reversed(attempt.known), count)}
+        wide.note("contributions", attempt.known.values(), came_from, me, givers)
+        wide.note("contradicted", attempt.set_aside.contradicted.values(), came_from, me, givers)
+        wide.note("charges", attempt.charges.values(), came_from, me)
+        wide.note("ready", attempt.ready.values(), came_from, me)
         says_more = not wide.hasty and wide.told.digest_told != attempt.digests[attempt.me][1]
         leaves = len(attempt.universe) > len(self.place(attempt, wide).places)
         new = wide.news[before:]
         if wide.told.is_due or not (says_more or leaves or any(map(_goes_on, new))):
             return []
-        own = any(it.source is Source.OUTSIDE for it in new)
+        own = any(it.came_from is CameFrom.OUTSIDE for it in new)
         if own and (wide.told.flushed_ns is None or now_ns - wide.told.flushed_ns >= BATCH_NS):
             return self.flush(attempt, now_ns)
         wide.told.is_due = True
         return [PassOnSoon(BATCH_NS)]
-
-    def _place_of(self, attempt: Attempt, wide: Wide) -> Place:
-        grid, me = self.place(attempt, wide), self._state.me.peer_id
-
-        def place(giver: str) -> Source:
-            if giver not in grid.places or me not in grid.places:
-                return Source.OUTSIDE
-            return Source.ROW if grid.are_row_mates(me, giver) else Source.ACROSS
-
-        return place
 
     def pass_on(self, now_ns: int) -> Actions:
         """The time for it has come."""
@@ -200,9 +198,7 @@ class Spreading:
             across = grid.across(me, lost)
             actions += self._tell_stand_ins(attempt, wide, across)
             far = tuple(dict.fromkeys((*across, *grid.across(me))))
-            new = [
-                it.item for it in wide.news[wide.told.across_at :] if it.source is Source.OUTSIDE
-            ]
+            new = wide.from_outside()
             actions += self._tell(attempt, far, new)
             told |= set(far) if new else set()
         wide.told.row_at = wide.told.across_at = len(wide.news)
@@ -217,20 +213,13 @@ class Spreading:
         before, wide.told.across_to = wide.told.across_to, frozenset(across)
         new = tuple(peer for peer in across if before and peer not in before)
         told = wide.news[: wide.told.across_at] if new else []
-        items = [it.item for it in told if it.source is Source.OUTSIDE]
+        items = [it.item for it in told if it.came_from is CameFrom.OUTSIDE]
         return self._tell(attempt, new, items)
 
     def _tell_leaf(self, attempt: Attempt, wide: Wide, leaf: str) -> Actions:
-        begin = wide.told.leaf_at.get(leaf, 0)
-        new = [it.item for it in wide.news[begin:] if it.giver != leaf]
-        wide.told.leaf_at[leaf] = len(wide.news)
-        return self._tell(
-            attempt,
-            (leaf,),
-            new,
-            with_proofs=begin == 0,
-            knows=Knows.VIEWS if begin else Knows.NOTHING,
-        )
+        is_first = not wide.told.leaf_at.get(leaf, 0)
+        knows = Knows.NOTHING if is_first else Knows.VIEWS
+        return self._tell(attempt, (leaf,), wide.for_leaf(leaf), with_proofs=is_first, knows=knows)
 
     def _tell_digest(self, attempt: Attempt, wide: Wide, told: set[str]) -> Actions:
         """That this peer knows all, where that is waited for."""
@@ -313,9 +302,11 @@ class Spreading:
         def size_of(item: Item) -> int:
             if not isinstance(item, Signed):
                 return 256
-            parts = self._parts(attempt, [item])
-            records = sum(len(part.record.payload) for part in parts)
-            return len(item.payload) + 256 + records
+            parts, named = self._parts(attempt, [item]), attempt.passed_on.newcomers
+            records = [part.record for part in parts]
+            if not attempt.only_newcomers:
+                records += [named[it] for part in parts for it in part.joiners if it in named]
+            return len(item.payload) + 256 + sum(len(it.payload) for it in records)
 
         return size_of
 
@@ -357,8 +348,7 @@ class Spreading:
         grid, lost, me = self.place(attempt, wide), self._lost(attempt), attempt.me.peer_id
         if me not in grid.places:
             return (self._host(attempt, wide, grid, attempt.me),) if grid.places else ()
-        near = tuple(peer for peer in grid.row_mates(me) if peer not in lost)
-        ways = [it for it in (grid.across(me, lost), near) if it]
+        ways = [it for it in (grid.across(me, lost), grid.row_mates(me, lost)) if it]
         ways = ways or [it for it in (grid.across(me), grid.row_mates(me)) if it]
         return tuple(it[wide.repairs % len(it)] for it in ways[:ASKED_AT_ONCE])
 
@@ -391,7 +381,7 @@ def _signed(items: Iterable[Item]) -> list[Item]:
 
 def _goes_on(news: News) -> bool:
     """A charge may be of who has passed on what this peer said."""
-    return news.source is not Source.ROW or isinstance(news.item, Charge)
+    return news.came_from is not CameFrom.ROW or isinstance(news.item, Charge)
 
 
 def ready_sets(ready: Iterable[Ready]) -> tuple[ReadySet, ...]:

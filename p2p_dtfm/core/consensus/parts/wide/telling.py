@@ -5,14 +5,20 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.consensus.actions import BATCH_NS, Actions, PassOnSoon, SendMessage
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
-from p2p_dtfm.core.consensus.attempts.wide import Item, Place, Source, Wide
+from p2p_dtfm.core.consensus.attempts.wide import (
+    ASKED_AT_ONCE,
+    CameFrom,
+    Item,
+    Whence,
+    Wide,
+    whence,
+)
 from p2p_dtfm.core.consensus.overlay.grid import hosts_of
 from p2p_dtfm.core.messages.agreement_messages import Active, ActiveSet, Synced, Tidings
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
 
 VIEWS_KEPT = 4
-ASKED_AT_ONCE = 2
 
 
 @dataclass
@@ -50,21 +56,14 @@ class Telling:
             news.synced[state.me] = said
         else:
             news.active[state.me] = said
-        self._note(news, lambda _: Source.OUTSIDE)
+        self._note(news, lambda _: CameFrom.OUTSIDE)
         return self._flush(view, news)
 
     def hear(self, view: View, message: Tidings) -> Actions:
         """What is new in it has been added to the news: it goes on soon."""
         state, news = self._state, self.news_of(view.id)
-        grid, me, giver = state.grid_of(view), state.me.peer_id, message.sender.peer_id
-
-        def place(giver: str) -> Source:
-            if giver not in grid.places or me not in grid.places:
-                return Source.OUTSIDE
-            return Source.ROW if grid.are_row_mates(me, giver) else Source.ACROSS
-
-        news.wide.giver = giver
-        is_new = self._note(news, place)
+        news.wide.giver = message.sender.peer_id
+        is_new = self._note(news, whence(state.grid_of(view), state.me.peer_id))
         news.wide.giver = ""
         actions = self._answer(view, news, message)
         if is_new and not news.wide.told.is_due:
@@ -95,16 +94,16 @@ class Telling:
         own = [s for s in (news.synced.get(state.me), news.active.get(state.me)) if s is not None]
         return [SendMessage(chosen, _tidings(state.me, view.id, own, wants))] if chosen else []
 
-    def _note(self, news: ViewNews, place: Place) -> bool:
+    def _note(self, news: ViewNews, came_from: Whence) -> bool:
         before, me = len(news.wide.news), self._state.me.peer_id
-        news.wide.note("synced", news.synced.values(), place, me)
-        news.wide.note("active", news.active.values(), place, me)
-        return any(it.source is not Source.ROW for it in news.wide.news[before:])
+        news.wide.note("synced", news.synced.values(), came_from, me)
+        news.wide.note("active", news.active.values(), came_from, me)
+        return any(it.came_from is not CameFrom.ROW for it in news.wide.news[before:])
 
     def _near(self, view: View, news: ViewNews) -> Sequence[str]:
         grid, me, lost = self._state.grid_of(view), self._state.me.peer_id, self._lost
         if me in grid.places:
-            return [*grid.across(me, lost), *(p for p in grid.row_mates(me) if p not in lost)]
+            return [*grid.across(me, lost), *grid.row_mates(me, lost)]
         return hosts_of(me, None, grid)
 
     @property
@@ -124,21 +123,13 @@ class Telling:
         me, actions = self._state.me.peer_id, Actions()
         wide.told.is_due = False
         if me in grid.places:
-            row = tuple(peer for peer in grid.row_mates(me) if peer not in lost)
-            new = wide.not_from_row()
-            actions += self._tell(view, row, new)
-            new = [
-                it.item for it in wide.news[wide.told.across_at :] if it.source is Source.OUTSIDE
-            ]
-            actions += self._tell(view, grid.across(me, lost), new)
+            actions += self._tell(view, grid.row_mates(me, lost), wide.not_from_row())
+            actions += self._tell(view, grid.across(me, lost), wide.from_outside())
             others = self._leaves(view)
         else:
             others = list(hosts_of(me, None, grid)[:1])
         for leaf in others:
-            begin = wide.told.leaf_at.get(leaf, 0)
-            new = [it.item for it in wide.news[begin:] if it.giver != leaf]
-            actions += self._tell(view, (leaf,), new)
-            wide.told.leaf_at[leaf] = len(wide.news)
+            actions += self._tell(view, (leaf,), wide.for_leaf(leaf))
         wide.told.row_at = wide.told.across_at = len(wide.news)
         return actions
 

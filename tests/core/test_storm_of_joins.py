@@ -1,0 +1,65 @@
+"""Many that ask at once: who must answer follows from what was known, and many may wait."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.membership.eligibility import universe
+from p2p_dtfm.core.membership.newcomers import WAITING_LIMIT, WAITING_WIDE_LIMIT
+from p2p_dtfm.core.messages.agreement_messages import JoinRequest, PresentView, open_contribution
+from p2p_dtfm.core.protocol.records import sign_record
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
+from tests.core.builders import record
+from tests.core.liars import contribution, say, swarm
+
+VIEW = ViewId(2, "e" * 64)
+MEMBERS = tuple(Member(name, 1) for name in "abcd")
+SAID = [
+    ("b", (Member("n1", 1),)),
+    ("c", (Member("n1", 1), Member("n2", 3))),
+    ("d", (Member("n2", 4),)),  # a later life of one that is named already
+    ("n1", ()),
+]
+
+
+@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 1, 0, 3), (3, 0, 2, 1), (1, 3, 2, 0)])
+def test_who_must_answer_is_the_same_one_by_one_and_all_at_once(
+    planned: bool, order: tuple[int, ...]
+) -> None:
+    number, base = (4, VIEW) if planned else (3, GENESIS)
+    attempt = Attempt(MEMBERS[0], number, planned, base, 4)
+    present = PresentView(VIEW, MEMBERS, None)
+    for name, joiners in [("a", ()), *(SAID[at] for at in order)]:
+        here = present if Member(name, 1) in MEMBERS else None
+        signed = contribution(number, here, Member(name, 1), joiners=joiners)
+        part = open_contribution(signed, verify)
+        if here is not None:  # as what is filled from one view has one
+            part = msgspec.structs.replace(part, present=present)
+        attempt.add(signed, part)
+        assert attempt.universe == universe(attempt.opened, planned)
+        assert attempt.awaited_ids == {member.peer_id for member in attempt.universe}
+        assert attempt.members == set(MEMBERS)
+        assert not attempt.only_newcomers
+
+
+@pytest.mark.parametrize(
+    ("wide_above", "waiting"), [(64, WAITING_LIMIT), (1, WAITING_WIDE_LIMIT)], ids=["few", "many"]
+)
+def test_at_the_door_of_one_member_more_wait_where_it_is_one_of_many(
+    wide_above: int, waiting: int
+) -> None:
+    world = swarm(["a", "b"])
+    agreement = world.peers["a"].agreement
+    settings = agreement._state.settings
+    settings.timing = replace(settings.timing, wide_above=wide_above, join_window_ns=1 << 60)
+    for number in range(waiting + 20):
+        name = f"n{number:03}"
+        mine = msgspec.structs.replace(record(name), run_digest=settings.run_digest)
+        request = JoinRequest(sign_record(mine, sign_for(name)), None, 0)
+        _, fault = say(world, name, "a", request)
+        assert fault is None
+    assert len(agreement.joiners) == waiting

@@ -5,7 +5,6 @@ import os
 import shlex
 import subprocess
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,8 +26,12 @@ class ProcessorLauncher:
 
     def launch(self, kernel: str, blocks: int, threads: int, *arguments: Argument) -> None:
         """See `Launcher`."""
+        self.launch_raw(kernel, blocks, threads, [_as_argument(each) for each in arguments])
+
+    def launch_raw(self, kernel: str, blocks: int, threads: int, given: list[object]) -> None:
+        """With arguments as C takes them."""
         library = self._libraries[_SOURCE_OF[kernel]]
-        function, given = library[kernel], [_as_argument(each) for each in arguments]
+        function = library[kernel]
         order = range(blocks)
         for block in reversed(order) if self._backwards else order:
             library.place(block, blocks, threads)
@@ -57,4 +60,3 @@ def _as_argument(value: Argument) -> object:
     return ctypes.c_longlong(value) if isinstance(value, int) else ctypes.c_float(value)
 
 
-Compiled = Callable[[bool], ProcessorLauncher]

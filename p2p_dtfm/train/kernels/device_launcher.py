@@ -1,5 +1,7 @@
 """Kernels on a CUDA device, compiled and started by CuPy, in PyTorch's own stream."""
 
+from typing import Any
+
 import cupy
 import numpy
 import torch
@@ -17,7 +19,7 @@ class DeviceLauncher:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._index = torch.cuda.current_device() if device.index is None else device.index
-        self._functions = {}
+        self._functions: dict[str, Any] = {}
         with cupy.cuda.Device(self._index):
             for source, names in KERNELS.items():
                 module = cupy.RawModule(

@@ -4,6 +4,7 @@ import ctypes
 import importlib.util
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,13 +116,14 @@ def _of_numpy(value: numpy.generic) -> object:
 
 
 @pytest.fixture
-def cupy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
+def cupy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuPy]:
     fake = FakeCuPy(ProcessorLauncher(tmp_path))
     monkeypatch.setitem(sys.modules, "cupy", fake)
     stream = SimpleNamespace(cuda_stream=77)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.delitem(sys.modules, "p2p_dtfm.train.kernels.device_launcher", raising=False)
-    return fake
+    yield fake
+    sys.modules.pop("p2p_dtfm.train.kernels.device_launcher", None)
 
 
 def test_cupy_is_asked_for_the_kernels_in_torchs_stream(cupy: FakeCuPy) -> None:

@@ -1,5 +1,6 @@
 """The kernels' source, run by the processor, gives the bits of the torch twins."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def numbers(count: int, seed: int = 0) -> Tensor:
         kind = (place + seed) % 8
         if kind == 1:
             found = any_bits().view(torch.float32)
+            found[:3] = torch.tensor([math.inf, -math.inf, math.nan])
         elif kind == 2:
             found = any_bits().view(torch.float32)
             found = torch.where(found.isfinite(), found, -0.0)
@@ -80,7 +82,7 @@ def assert_same(found: Tensor, wanted: Tensor) -> None:
 def test_the_numbers_are_of_all_kinds() -> None:
     values = numbers(100_003)
     bits = values.view(torch.int32)
-    assert values.isnan().any()
+    assert values.isnan().any() and values.isposinf().any() and values.isneginf().any()
     assert ((values.abs() < 1.17e-38) & (values != 0)).sum() > 1000
     assert (bits == 0).any() and (bits == -(1 << 31)).any()
 
@@ -96,7 +98,7 @@ def test_codecs(name: str | tuple[int, int, int], count: int, use_kernels: UseKe
         spec = CodecSpec(sparse=SparseSpec(one_in=name[0], keep_percent=name[1], bits=name[2]))
     codec = codec_of("sparse" if isinstance(name, tuple) else name, spec)
     values = numbers(count, 1)
-    values[:64] = float("inf")  # and one block of few other numbers
+    values[:64] = math.inf  # and one block of few other numbers
     payload = bytes(codec.encode(values, TURN))
     decoded = codec.decode(payload, (count,), TURN)
     small = [(n, bytes(codec.encode(values[9000 : 9000 + n], TURN))) for n in range(0, 1100, 61)]

@@ -116,8 +116,8 @@ def _of_numpy(value: numpy.generic) -> object:
 
 
 @pytest.fixture
-def cupy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuPy]:
-    fake = FakeCuPy(ProcessorLauncher(tmp_path))
+def cupy(processor: ProcessorLauncher, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuPy]:
+    fake = FakeCuPy(processor)
     monkeypatch.setitem(sys.modules, "cupy", fake)
     stream = SimpleNamespace(cuda_stream=77)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)

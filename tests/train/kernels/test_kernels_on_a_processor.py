@@ -27,11 +27,6 @@ counts = pytest.mark.parametrize("count", [100_003, MANY])
 UseKernels = Callable[[], None]
 
 
-@pytest.fixture(scope="session")
-def processor(tmp_path_factory: pytest.TempPathFactory) -> ProcessorLauncher:
-    return ProcessorLauncher(tmp_path_factory.mktemp("kernels"))
-
-
 @pytest.fixture
 def use_kernels(processor: ProcessorLauncher, monkeypatch: pytest.MonkeyPatch) -> UseKernels:
     def use() -> None:

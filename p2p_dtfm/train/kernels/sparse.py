@@ -13,7 +13,7 @@ _BLOCK = 512
 class Choice(NamedTuple):
     """Which elements may travel: see `codecs.selection`."""
 
-    count: int
+    elements: int
     one_in: int
     place: int
     """Signed."""
@@ -23,7 +23,7 @@ class Choice(NamedTuple):
     @property
     def selected(self) -> int:
         """How many those are."""
-        return -(-self.count // self.one_in)
+        return -(-self.elements // self.one_in)
 
 
 def selected(launcher: Launcher, values: Tensor, choice: Choice) -> Tensor:
@@ -63,7 +63,7 @@ def decoded(
 
     `strata`: int64, in rising order, of the kept elements; None: all of them are kept.
     """
-    values = torch.zeros(choice.count, device=packed.device)
+    values = torch.zeros(choice.elements, device=packed.device)
     fault = torch.zeros(1, dtype=torch.int32, device=packed.device)
     kept = choice.selected if strata is None else strata.numel()
     given = (scales, packed, strata, kept, bits, *choice, values, fault)

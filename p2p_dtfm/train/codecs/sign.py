@@ -5,8 +5,6 @@ Signs with one magnitude for many (Seide et al. 2014, "1-bit stochastic gradient
 `segment_reduction`).
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -17,6 +15,8 @@ from p2p_dtfm.train.kernels import sign as kernel
 
 BLOCK = 512
 """Elements that share a magnitude: 3% more bytes."""
+_NOT_A_NUMBER = 0x7FC0
+"""The one NaN of bf16, of many, that travels."""
 
 
 class Sign(Codec):
@@ -69,4 +69,6 @@ def _means(flat: Tensor) -> Tensor:
     if missing:
         means[-1:] *= BLOCK / (BLOCK - missing)
     largest = torch.finfo(torch.bfloat16).max
-    return torch.where(means.isfinite(), means.clamp(max=largest), math.nan).to(torch.bfloat16)
+    found = means.clamp(max=largest).to(torch.bfloat16).view(torch.int16)
+    # conversions of NaN differ between processors, and even within one
+    return torch.where(means.isfinite(), found, _NOT_A_NUMBER).view(torch.bfloat16)

@@ -5,8 +5,8 @@ from functools import cache
 
 import torch
 
-from p2p_dtfm.train.kernels.launcher import Launcher
 from p2p_dtfm.train.kernels.known_answer import KNOWN_ANSWER, answer_of
+from p2p_dtfm.train.kernels.launcher import Launcher
 
 _log = logging.getLogger(__name__)
 

@@ -58,5 +58,3 @@ def _as_argument(value: Argument) -> object:
     if value is None:
         return ctypes.c_void_p(0)
     return ctypes.c_longlong(value) if isinstance(value, int) else ctypes.c_float(value)
-
-

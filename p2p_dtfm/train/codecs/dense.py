@@ -7,6 +7,7 @@ from torch import Tensor
 
 from p2p_dtfm.train.codecs.codec import FIRST, VERSION_BYTES, Codec, Turn
 from p2p_dtfm.train.codecs.packing import Buffer, join
+from p2p_dtfm.train.kernels import choice, int8
 
 INT8_BLOCK = 128
 """Elements that share a scale: 3% more bytes, and one large value spoils only its block."""
@@ -96,8 +97,13 @@ class Int8(Codec):
 
     def encode(self, values: Tensor, turn: Turn = FIRST) -> Buffer:
         flat = _flat(values)
+        launcher = choice.launcher_for(flat.device)
+        if launcher:
+            return join([int8.encode(launcher, flat, self.version)])
         blocks = _in_blocks(flat)
-        steps = blocks.abs().amax(dim=1) / _INT8_LEVELS
+        largest = blocks.abs().amax(dim=1)
+        # by a tensor: a quotient by a number is a product with its reciprocal on some devices
+        steps = largest / torch.full_like(largest, _INT8_LEVELS)
         steps = torch.where(torch.isfinite(steps), steps, math.nan)
         levels = torch.where(steps[:, None] > 0, blocks / steps[:, None], 0.0).round_()
         levels = levels.clamp_(-_INT8_LEVELS, _INT8_LEVELS).to(torch.int8)
@@ -106,6 +112,12 @@ class Int8(Codec):
 
     def _decoded(self, payload: Tensor, count: int, turn: Turn) -> Tensor:
         body = self._without_version(payload)
+        launcher = choice.launcher_for(payload.device)
+        if launcher:
+            values, is_negative = int8.decode(launcher, body, count)
+            if is_negative:
+                raise self._fault("a negative step")
+            return values
         steps_end = 4 * -(-count // INT8_BLOCK)
         steps = body[:steps_end].view(torch.float32)
         if bool((steps < 0).any()):

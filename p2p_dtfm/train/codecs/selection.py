@@ -32,7 +32,7 @@ def selected_indices(
     if one_in == 1:
         return strata
     starts = strata * one_in
-    first = _mix(strata + _signed(turn.place))
+    first = _mix(strata + signed(turn.place))
     widths = torch.full_like(strata, one_in)
     widths[-1:] = count - one_in * (strata.numel() - 1)
     return starts + (first + turn.step % (one_in * 64)) % widths
@@ -51,6 +51,7 @@ def _shifted(values: Tensor, bits: int) -> Tensor:
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _signed(place: int) -> int:
+def signed(place: int) -> int:
+    """The same 64 bits."""
     assert 0 <= place < 1 << 64, place
     return place - (1 << 64) if place >> 63 else place

@@ -5,16 +5,18 @@ Signs with one magnitude for many (Seide et al. 2014, "1-bit stochastic gradient
 `segment_reduction`).
 """
 
-import math
-
 import torch
 from torch import Tensor
 
 from p2p_dtfm.train.codecs.codec import FIRST, VERSION_BYTES, Codec, Turn
 from p2p_dtfm.train.codecs.packing import Buffer, join, pack, packed_bytes, unpack
+from p2p_dtfm.train.kernels import choice
+from p2p_dtfm.train.kernels import sign as kernel
 
 BLOCK = 512
 """Elements that share a magnitude: 3% more bytes."""
+_NOT_A_NUMBER = 0x7FC0
+"""The one NaN of bf16, of many, that travels."""
 
 
 class Sign(Codec):
@@ -32,11 +34,20 @@ class Sign(Codec):
     def encode(self, values: Tensor, turn: Turn = FIRST) -> Buffer:
         assert values.dtype == torch.float32, values.dtype
         flat = values.detach().reshape(-1)
+        launcher = choice.launcher_for(flat.device)
+        if launcher:
+            return join([kernel.encode(launcher, flat.contiguous(), self.version)])
         signs = pack((flat < 0).to(torch.uint8), 1)
         return join([self._version_tensor(flat.device), _means(flat), signs])
 
     def _decoded(self, payload: Tensor, count: int, turn: Turn) -> Tensor:
         body = self._without_version(payload)
+        launcher = choice.launcher_for(payload.device)
+        if launcher:
+            values, is_negative = kernel.decode(launcher, body, count)
+            if is_negative:
+                raise self._fault("a negative magnitude")
+            return values
         means_end = 2 * -(-count // BLOCK)
         means = body[:means_end].view(torch.bfloat16).to(torch.float32)
         if bool((means < 0).any()):
@@ -58,4 +69,6 @@ def _means(flat: Tensor) -> Tensor:
     if missing:
         means[-1:] *= BLOCK / (BLOCK - missing)
     largest = torch.finfo(torch.bfloat16).max
-    return torch.where(means.isfinite(), means.clamp(max=largest), math.nan).to(torch.bfloat16)
+    found = means.clamp(max=largest).to(torch.bfloat16).view(torch.int16)
+    # conversions of NaN differ between processors, and even within one
+    return torch.where(means.isfinite(), found, _NOT_A_NUMBER).view(torch.bfloat16)

@@ -13,7 +13,10 @@ from torch import Tensor
 from p2p_dtfm.core.protocol.run_spec import SparseSpec
 from p2p_dtfm.train.codecs.codec import FIRST, VERSION_BYTES, Codec, Turn
 from p2p_dtfm.train.codecs.packing import Buffer, join, pack, packed_bytes, unpack
-from p2p_dtfm.train.codecs.selection import selected_count, selected_indices
+from p2p_dtfm.train.codecs.selection import selected_count, selected_indices, signed
+from p2p_dtfm.train.kernels import choice
+from p2p_dtfm.train.kernels import sparse as kernel
+from p2p_dtfm.train.kernels.launcher import Launcher
 
 BLOCK = 512
 """Kept elements that share a scale."""
@@ -60,17 +63,29 @@ class Sparse(Codec):
         version = self._version_tensor(flat.device)
         if not flat.numel():
             return join([version])
-        indices = selected_indices(flat.numel(), self.one_in, turn, flat.device)
-        selected = flat[indices]
-        marks = _largest(selected, self.kept_count(flat.numel()))
+        launcher = choice.launcher_for(flat.device)
+        count, mark_bytes = flat.numel(), self._mark_bytes(flat.numel())
+        if launcher:
+            selected = kernel.selected(launcher, flat.contiguous(), self._choice(count, turn))
+            marks = _largest(selected, self.kept_count(count))
+            packed_marks = kernel.packed_marks(launcher, marks)
+            scales, packed = kernel.quantised(launcher, selected[marks], self.bits)
+            return join([version, scales, packed_marks[:mark_bytes], packed])
+        selected = flat[selected_indices(count, self.one_in, turn, flat.device)]
+        marks = _largest(selected, self.kept_count(count))
         scales, numbers = self._quantised(selected[marks])
-        packed_marks = pack(marks.to(torch.uint8), 1)[: self._mark_bytes(flat.numel())]
+        packed_marks = pack(marks.to(torch.uint8), 1)[:mark_bytes]
         return join([version, scales, packed_marks, pack(numbers, self.bits)])
+
+    def _choice(self, count: int, turn: Turn) -> kernel.Choice:
+        step = turn.step % (self.one_in * 64)
+        return kernel.Choice(count, self.one_in, signed(turn.place), step)
 
     def _quantised(self, kept: Tensor) -> tuple[Tensor, Tensor]:
         """Least magnitude and step of each block [2 * blocks]; numbers, uint8."""
         magnitudes = _in_blocks(kept.abs())
         least, steps = self._scales(magnitudes, kept.numel())
+        least = torch.where(least.isnan(), math.nan, least)  # the one NaN, of many
         steps = torch.where(torch.isfinite(steps), steps, math.nan)
         levels = torch.where(steps > 0, (magnitudes - least) / steps, 0.0).round_()
         numbers = levels.clamp_(0, self._levels).to(torch.uint8).view(-1)[: kept.numel()]
@@ -87,7 +102,9 @@ class Sparse(Codec):
         if self.bits == 2:
             return _two_levels(magnitudes)
         least = magnitudes.amin(dim=1, keepdim=True)
-        return least, (magnitudes.amax(dim=1, keepdim=True) - least) / self._levels
+        reach = magnitudes.amax(dim=1, keepdim=True) - least
+        # by a tensor: a quotient by a number is a product with its reciprocal on some devices
+        return least, reach / torch.full_like(reach, self._levels)
 
     @property
     def _levels(self) -> int:
@@ -102,11 +119,29 @@ class Sparse(Codec):
         scales_end = 8 * -(-kept // BLOCK)
         marks_end = scales_end + self._mark_bytes(count)
         marks = self._marks(body[scales_end:marks_end], selected, kept)
+        launcher = choice.launcher_for(payload.device)
+        if launcher:
+            packed, chosen = body[marks_end:], self._choice(count, turn)
+            strata = marks.nonzero().view(-1) if kept < selected else None
+            return self._scattered(launcher, body[:scales_end], packed, strata, chosen)
         values = self._values(body[:scales_end], body[marks_end:], kept)
         indices = selected_indices(count, self.one_in, turn, body.device)
         decoded = torch.zeros(count, dtype=torch.float32, device=body.device)
         decoded[indices[marks]] = values
         return decoded
+
+    def _scattered(
+        self,
+        launcher: Launcher,
+        scales: Tensor,
+        packed: Tensor,
+        strata: Tensor | None,
+        chosen: kernel.Choice,
+    ) -> Tensor:
+        values, is_negative = kernel.decoded(launcher, scales, packed, strata, self.bits, chosen)
+        if is_negative:
+            raise self._fault("a negative magnitude or step")
+        return values
 
     def _marks(self, packed: Tensor, selected: int, kept: int) -> Tensor:
         if kept == selected:

@@ -23,6 +23,7 @@ from torch import Tensor
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.codecs import Buffer, Codec, Turn
+from p2p_dtfm.train.kernels import choice, feedback
 from p2p_dtfm.train.stage.finite import NotFinite, is_finite
 
 
@@ -92,7 +93,7 @@ class SegmentReduction:
             raise NotFinite(f"the gradient of layer {layer} is not finite")
         self.reduced[start:end].copy_(gradient)
         if self._owed_before is not None:
-            self.reduced[start:end] += self._owed_before[start:end]
+            add_owed(self.reduced[start:end], self._owed_before[start:end])
 
     def layers_of(self, chunk: int) -> list[int]:
         """The layers that must be filled before a chunk can travel."""
@@ -177,4 +178,22 @@ class SegmentReduction:
 
     def _owe(self, chunk: int, values: Tensor, decoded: Tensor) -> None:
         if self.owed is not None:
-            torch.sub(values, decoded, out=self._of(self.owed, chunk))
+            owe(values, decoded, self._of(self.owed, chunk))
+
+
+def add_owed(values: Tensor, owed: Tensor) -> None:
+    """In place."""
+    launcher = choice.launcher_for(values.device)
+    if launcher:
+        feedback.add(launcher, values, owed)
+    else:
+        values += owed
+
+
+def owe(values: Tensor, decoded: Tensor, owed: Tensor) -> None:
+    """Into `owed`: what the decoded lack."""
+    launcher = choice.launcher_for(values.device)
+    if launcher:
+        feedback.owe(launcher, values, decoded, owed)
+    else:
+        torch.sub(values, decoded, out=owed)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.kernels import adam_w as kernel
+from p2p_dtfm.train.kernels import choice
 
 CHUNK_ELEMENTS = {"cpu": 1 << 16}
 """So much of parameters, gradient, moments and scratch is 1.25 MiB: it stays in the cache over the
@@ -51,7 +53,9 @@ class AdamW:
         limit = CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS_ELSEWHERE)
         self._chunks = list(_chunks(shapes, limit))
         largest = max((end - start for start, end, _ in self._chunks), default=0)
-        self._scratch = torch.empty(largest, device=device)
+        self._launcher = choice.launcher_for(device)
+        """None: the operations below."""
+        self._scratch = torch.empty(0 if self._launcher else largest, device=device)
 
     @torch.no_grad()
     def step(self, parameters: Tensor, gradient: Tensor, learning_rate: float) -> None:
@@ -67,6 +71,12 @@ class AdamW:
         for start, end, decays in self._chunks:
             value, slope = parameters[start:end], gradient[start:end]
             first, second = self._first[start:end], self._second[start:end]
+            if self._launcher:
+                betas = (beta1, 1.0 - beta1, beta2, 1.0 - beta2)
+                kept = decay if decays else 1.0
+                scalars = kernel.Scalars(*betas, scale2, settings.epsilon, kept, step_size)
+                kernel.step(self._launcher, value, slope, (first, second), scalars)
+                continue
             scratch = self._scratch[: end - start]
             torch.mul(slope, slope, out=scratch)
             second.mul_(beta2).add_(scratch.mul_(1.0 - beta2))

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from p2p_dtfm.train.kernels import choice, norm
+
 _LANES = 1 << 16
 
 
@@ -13,6 +15,9 @@ def squared_norm(gradient: Tensor) -> float:
     lanes, and the lanes by halving: no order is left to a library or to its thread count.
     """
     assert gradient.dim() == 1 and gradient.dtype == torch.float32
+    launcher = choice.launcher_for(gradient.device)
+    if launcher:
+        return norm.squared(launcher, gradient.contiguous())
     lanes = torch.zeros(_LANES, dtype=torch.float64, device=gradient.device)
     for start in range(0, gradient.numel(), _LANES):
         squares = gradient[start : start + _LANES].detach().double().square_()

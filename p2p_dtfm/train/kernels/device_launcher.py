@@ -1,0 +1,46 @@
+"""Kernels on a CUDA device, compiled and started by CuPy, in PyTorch's own stream."""
+
+from typing import Any
+
+import cupy
+import numpy
+import torch
+from torch import Tensor
+
+from p2p_dtfm.train.kernels.launcher import COMPILER_OPTIONS, KERNELS, Argument, source_text
+
+
+class DeviceLauncher:
+    """All sources are compiled at once, so that one which fails does so before a step.
+
+    Raises what CuPy raises.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._functions: dict[str, Any] = {}
+        with cupy.cuda.Device(self._index):
+            for source, names in KERNELS.items():
+                module = cupy.RawModule(
+                    code=source_text(source), options=COMPILER_OPTIONS, backend="nvrtc"
+                )
+                for name in names:
+                    self._functions[name] = module.get_function(name)
+
+    def launch(self, kernel: str, blocks: int, threads: int, *arguments: Argument) -> None:
+        """See `Launcher`."""
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        given = tuple(map(as_argument, arguments))
+        with cupy.cuda.Device(self._index), cupy.cuda.ExternalStream(stream, self._index):
+            self._functions[kernel]((blocks,), (threads,), given)
+
+
+def as_argument(value: Argument) -> numpy.generic:
+    """What CuPy passes on as it is: eight bytes, or four for a float."""
+    if isinstance(value, Tensor):
+        assert value.is_contiguous()
+        return numpy.uint64(value.data_ptr())
+    if value is None:
+        return numpy.uint64(0)
+    return numpy.int64(value) if isinstance(value, int) else numpy.float32(value)

@@ -1,0 +1,161 @@
+"""The kernels' source, run by the processor, gives the bits of the torch twins."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec, SparseSpec
+from p2p_dtfm.train.codecs import Turn, codec_of
+from p2p_dtfm.train.kernels import choice
+from p2p_dtfm.train.kernels.known_answer import KNOWN_ANSWER, answer_of
+from p2p_dtfm.train.stage.segment_reduction import add_owed, owe
+from p2p_dtfm.train.updates.adam_w import AdamW
+from p2p_dtfm.train.updates.exact_sums import squared_norm
+from tests.train.kernels.processor import ProcessorLauncher
+
+TURN = Turn(place=(1 << 63) + 12345, step=1_000_003)
+RUN = 4096
+"""Neighbours of one kind: some blocks have no NaN."""
+MANY = pytest.param(10_000_019, marks=pytest.mark.nightly)
+counts = pytest.mark.parametrize("count", [100_003, MANY])
+
+UseKernels = Callable[[], None]
+
+
+@pytest.fixture
+def use_kernels(processor: ProcessorLauncher, monkeypatch: pytest.MonkeyPatch) -> UseKernels:
+    def use() -> None:
+        monkeypatch.setattr(choice, "launcher_for", lambda device: processor)
+
+    return use
+
+
+def numbers(count: int, seed: int = 0) -> Tensor:
+    """Runs of normal values at all scales, of any bits (NaN and infinities among them), of finite
+    ones, of those next to zero, of zeros of both signs, and of few different ones."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def any_bits() -> Tensor:
+        return torch.randint(-(1 << 31), 1 << 31, (RUN,), generator=generator).to(torch.int32)
+
+    runs = []
+    for place in range(-(-count // RUN)):
+        scale = torch.randint(-140, 120, (1,), generator=generator)
+        run = torch.randn(RUN, generator=generator).double() * torch.exp2(scale.double())
+        found = run.to(torch.float32)
+        kind = (place + seed) % 8
+        if kind == 1:
+            found = any_bits().view(torch.float32)
+            found[:3] = torch.tensor([math.inf, -math.inf, math.nan])
+        elif kind == 2:
+            found = any_bits().view(torch.float32)
+            found = torch.where(found.isfinite(), found, -0.0)
+        elif kind == 3:
+            found = (any_bits() & -0x7F800001).view(torch.float32)
+        elif kind == 4:
+            found = torch.where(any_bits() > 0, -0.0, 0.0)
+        elif kind == 5:
+            found = found.sign() * torch.where(any_bits() > 0, 3e38, 0.5)
+        runs.append(found)
+    return torch.cat(runs)[:count].clone()
+
+
+def assert_same(found: Tensor, wanted: Tensor) -> None:
+    """The same bits; of NaN there are many, and processors write different ones."""
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape
+    is_nan = wanted.isnan()
+    assert torch.equal(found.isnan(), is_nan)
+    kind = torch.int32 if wanted.dtype == torch.float32 else torch.int64
+    assert torch.equal(found.view(kind)[~is_nan], wanted.view(kind)[~is_nan])
+
+
+def test_the_numbers_are_of_all_kinds() -> None:
+    values = numbers(100_003)
+    bits = values.view(torch.int32)
+    assert values.isnan().any() and values.isposinf().any() and values.isneginf().any()
+    assert ((values.abs() < 1.17e-38) & (values != 0)).sum() > 1000
+    assert (bits == 0).any() and (bits == -(1 << 31)).any()
+
+
+SPARSE = [(1, 100, 4), (3, 30, 1), (3, 30, 2), (5, 60, 8)]
+
+
+@counts
+@pytest.mark.parametrize("name", ["int8", "sign", *SPARSE], ids=str)
+def test_codecs(name: str | tuple[int, int, int], count: int, use_kernels: UseKernels) -> None:
+    spec = CodecSpec()
+    if isinstance(name, tuple):
+        spec = CodecSpec(sparse=SparseSpec(one_in=name[0], keep_percent=name[1], bits=name[2]))
+    codec = codec_of("sparse" if isinstance(name, tuple) else name, spec)
+    values = numbers(count, 1)
+    values[:64] = math.inf  # and one block of few other numbers
+    payload = bytes(codec.encode(values, TURN))
+    decoded = codec.decode(payload, (count,), TURN)
+    small = [(n, bytes(codec.encode(values[9000 : 9000 + n], TURN))) for n in range(0, 1100, 61)]
+    use_kernels()
+    assert bytes(codec.encode(values, TURN)) == payload
+    assert_same(codec.decode(payload, (count,), TURN), decoded)
+    for length, wanted in small:
+        assert bytes(codec.encode(values[9000 : 9000 + length], TURN)) == wanted
+        assert codec.decode(wanted, (length,), TURN).shape == (length,)
+    broken = bytearray(codec.payload_bytes(count))
+    broken[:8] = payload[:4] + b"\0\0\x80\xbf"  # -1, or in two bytes 0 and -1
+    if isinstance(name, str) or name[1] == 100:
+        with pytest.raises(PeerFault, match="a negative"):
+            codec.decode(broken, (count,), TURN)
+
+
+@counts
+def test_adam_w(spec: RunSpec, count: int, use_kernels: UseKernels) -> None:
+    shapes = [(10, count // 20), (count - count // 20 * 10,)]
+    start, slopes = numbers(count, 2), [numbers(count, seed) for seed in (3, 4)]
+
+    def trained() -> tuple[Tensor, Tensor, Tensor]:
+        values, moments = start.clone(), (torch.zeros(count), torch.zeros(count))
+        stepping = AdamW(spec, shapes, moments, 0)
+        for slope in slopes:
+            stepping.step(values, slope.clone(), 0.01)
+        return values, *moments
+
+    by_twin = trained()
+    use_kernels()
+    for found, wanted in zip(trained(), by_twin, strict=True):
+        assert_same(found, wanted)
+
+
+@counts
+def test_what_is_owed(count: int, use_kernels: UseKernels) -> None:
+    values, decoded = numbers(count, 5), numbers(count, 6)
+
+    def both() -> tuple[Tensor, Tensor]:
+        total, owed = values.clone(), torch.empty(count)
+        add_owed(total, decoded)
+        owe(values, decoded, owed)
+        return total, owed
+
+    by_twin = both()
+    use_kernels()
+    for found, wanted in zip(both(), by_twin, strict=True):
+        assert_same(found, wanted)
+
+
+@counts
+def test_norms(count: int, use_kernels: UseKernels) -> None:
+    values = numbers(count, 7)
+    finite = torch.where(values.isfinite(), values, 0.0)
+    given = [values, finite, finite * 1e-30, finite[:1000], finite[:65_537]]
+    wanted = torch.tensor([squared_norm(each) for each in given], dtype=torch.float64)
+    use_kernels()
+    found = torch.tensor([squared_norm(each) for each in given], dtype=torch.float64)
+    assert_same(found, wanted)
+
+
+def test_no_thread_waits_for_an_earlier_one(tmp_path: Path, processor: ProcessorLauncher) -> None:
+    here = torch.device("cpu")
+    backwards = ProcessorLauncher(tmp_path, backwards=True)
+    assert answer_of(processor, here) == answer_of(backwards, here) == KNOWN_ANSWER

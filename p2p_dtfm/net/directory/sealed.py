@@ -46,7 +46,9 @@ class Seal:
         text = b"p2p-dtfm directory slot " + name.encode()
         return hmac.digest(self._key, text, hashlib.sha256).hex()
 
-    def close(self, name: str, peer_id: str, value: Signed, expires_ms: int, signer: Sign) -> Signed:
+    def close(
+        self, name: str, peer_id: str, value: Signed, expires_ms: int, signer: Sign
+    ) -> Signed:
         """`value` as a stranger may keep it."""
         nonce, slot = secrets.token_bytes(NONCE_BYTES), self.slot(name)
         box = nonce + self._cipher.encrypt(nonce, encode(value), slot.encode())

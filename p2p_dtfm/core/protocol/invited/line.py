@@ -6,9 +6,9 @@ import zlib
 
 import msgspec
 
-from p2p_dtfm.core.gate.invitations import SKEW_S, Link
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.invited.chains import SKEW_S, Link
 from p2p_dtfm.core.protocol.signed import Signed
 
 PREFIX = "p2pi1-"
@@ -29,6 +29,7 @@ class InvitationLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     seed: bytes
     """Of the line's own key, which signs for the peer that comes by it."""
     chain: tuple[Signed, ...]
+    """Empty in a run that asks for no invitation."""
     addresses: tuple[str, ...]
     """Of several members: any one of them is enough."""
 
@@ -42,8 +43,9 @@ class InvitationLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
         return self._link.holder
 
     @property
-    def expires_s(self) -> int:
-        return self._link.expires_s
+    def expires_s(self) -> int | None:
+        """None: never."""
+        return self._link.expires_s if self.chain else None
 
     @property
     def _link(self) -> Link:
@@ -65,7 +67,7 @@ def read_line(text: str) -> InvitationLine:
         unpacking = zlib.decompressobj()
         line = decode(unpacking.decompress(packed, UNPACKED_LIMIT_BYTES), InvitationLine)
         sizes = {len(line.run), len(line.directory_key), len(line.seed)}
-        if not unpacking.eof or sizes != {KEY_BYTES} or not line.chain or not line.addresses:
+        if not unpacking.eof or sizes != {KEY_BYTES} or not line.addresses:
             raise ValueError
         _ = line.expires_s
     except (ValueError, PeerFault, zlib.error, binascii.Error) as error:
@@ -78,7 +80,7 @@ def read_line(text: str) -> InvitationLine:
 
 def require_in_time(line: InvitationLine, now_s: int) -> None:
     """Raises `UserError` where its time is over by this machine's clock, and by some minutes."""
-    if now_s > line.expires_s + SKEW_S:
+    if line.expires_s is not None and now_s > line.expires_s + SKEW_S:
         raise UserError(
             "the invitation has expired, by this machine's clock",
             (ASK_AGAIN, "or set this machine's clock, if it is wrong"),

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from p2p_dtfm.core.gate.invitations import (
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.invited.chains import (
     NOT_INVITED,
     SKEW_S,
     Chain,
@@ -10,7 +11,6 @@ from p2p_dtfm.core.gate.invitations import (
     open_chain,
     open_revocation,
 )
-from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed, Verify
 
 GUESTS_LIMIT = 4096
@@ -95,7 +95,11 @@ class GuestList:
 
     def may_revoke(self, giver: str, holder: str) -> bool:
         """By what is known here: the founder everybody, others those that they have invited."""
-        above = (c.holders[: c.holders.index(holder)] for c in self._chains.values() if holder in c.holders)
+        above = (
+            c.holders[: c.holders.index(holder)]
+            for c in self._chains.values()
+            if holder in c.holders
+        )
         return giver == self._founder or any(giver in holders for holders in above)
 
     @property

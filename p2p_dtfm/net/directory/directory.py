@@ -151,7 +151,7 @@ class Directory:
         key = presence_key(presence.run_digest, shard_of(presence.peer_id))
         if (seal := self._seals.get(presence.run_digest)) is not None:
             signer = self._host.identity.sign
-            signed = seal.close(key, presence.peer_id, signed, expires_ms, signer)
+            signed = seal.close(key, signed, expires_ms, signer)
             key = sealed_key(seal.slot(key))
         subkey = base58.b58decode(presence.peer_id)
         reason = await self._store(key, signed, expires_ms / 1000, subkey)

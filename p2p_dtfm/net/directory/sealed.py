@@ -46,13 +46,11 @@ class Seal:
         text = b"p2p-dtfm directory slot " + name.encode()
         return hmac.digest(self._key, text, hashlib.sha256).hex()
 
-    def close(
-        self, name: str, peer_id: str, value: Signed, expires_ms: int, signer: Sign
-    ) -> Signed:
-        """`value` as a stranger may keep it."""
+    def close(self, name: str, value: Signed, expires_ms: int, signer: Sign) -> Signed:
+        """`value`, of this very peer, as a stranger may keep it."""
         nonce, slot = secrets.token_bytes(NONCE_BYTES), self.slot(name)
         box = nonce + self._cipher.encrypt(nonce, encode(value), slot.encode())
-        return sign(peer_id, SEALED_KIND, encode(Sealed(expires_ms, slot, box)), signer)
+        return sign(value.peer_id, SEALED_KIND, encode(Sealed(expires_ms, slot, box)), signer)
 
     def open(self, name: str, value: bytes) -> Signed:
         """What was closed under `name`. Raises `PeerFault`."""

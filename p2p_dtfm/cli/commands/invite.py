@@ -1,5 +1,6 @@
 """Inviting others, and taking invitations back."""
 
+import importlib
 import json
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -8,9 +9,8 @@ import typer
 from rich.console import Console
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
-from p2p_dtfm.cli.terminal.durations import duration
+from p2p_dtfm.cli.terminal.durations import duration, seconds_of
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.daemon.machine.hours import seconds_of
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 
 
@@ -66,7 +66,7 @@ def _order(home: Any, what: str) -> Any:
 
 def _show_qr(line: str) -> None:
     try:
-        import segno
+        segno = importlib.import_module("segno")
     except ImportError as error:
         raise UserError(
             "QR codes need the package segno", "pip install segno; or paste the line"

@@ -6,6 +6,7 @@ import logging
 import msgspec
 
 from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local

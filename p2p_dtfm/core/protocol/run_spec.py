@@ -164,7 +164,7 @@ class AdmissionSpec(Section):
     key: str = Field(
         default="",
         pattern="^([0-9a-f]{64})?$",
-        description="seals what members of an invited run say in the directory; founding chooses it",
+        description="seals what members of an invited run say in the directory; chosen by founding",
     )
 
     @model_validator(mode="after")

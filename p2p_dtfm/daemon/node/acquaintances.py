@@ -71,7 +71,7 @@ class Acquaintances:
         """With the directory, through those that were reached. Raises `UserError` if the initial
         peers do not do; those that are only remembered may be nodes of it or not."""
         host, serves = network.host, not network.reachability.is_behind_router
-        world, book = local.world, network.guest_book
+        world = local.world
         for address in network.first_contacts:
             peer_id, where = parse_address(address)
             network.messenger.learn(peer_id, (where,))
@@ -84,15 +84,14 @@ class Acquaintances:
             directory = await world.start_directory(host, (), serves)
             await directory.meet(peer_ids_of(network.first_contacts))
         found = cls(local, network, past, directory)
-        if book is not None:
-            found.seal_directory()
+        found.seal_directory()
         return found
 
     def seal_directory(self) -> None:
         """In a run by invitation members find one another there, and nobody else."""
         book = self._network.guest_book
-        assert book is not None
-        self.directory.seal(book.run_digest, book.directory_key)
+        if book is not None:
+            self.directory.seal(book.run_digest, book.directory_key)
 
     async def close(self) -> None:
         self.be_silent()

@@ -63,6 +63,12 @@ class GuestBook:
         """None where this peer needs none: the founder."""
         return Introduction(self._kept.chain) if self._kept.chain else None
 
+    @property
+    def known(self) -> GuestList:
+        """Once the run is known."""
+        assert self.guests is not None
+        return self.guests
+
     def come_by(self, line: InvitationLine) -> None:
         """This peer's user has pasted it. Raises `UserError` if it has expired, or is damaged."""
         self.directory_key = line.directory_key
@@ -93,16 +99,14 @@ class GuestBook:
 
     def introduced(self, sender: str, chain: tuple[Signed, ...]) -> None:
         """Somebody says by what it comes. Raises `PeerFault`."""
-        assert self.guests is not None
-        before = self.guests.chain_of(sender)
-        self.guests.introduce(sender, chain, int(now.wall_s()))
-        if self.guests.chain_of(sender) != before:
+        before = self.known.chain_of(sender)
+        self.known.introduce(sender, chain, int(now.wall_s()))
+        if self.known.chain_of(sender) != before:
             self.save()
 
     def revoked(self, signed: Sequence[Signed]) -> None:
         """By word of another member; it may have come a long way. Raises `PeerFault`."""
-        assert self.guests is not None
-        news = [each for each in signed if self.guests.revoke(each)]
+        news = [each for each in signed if self.known.revoke(each)]
         if news:
             self.changes += 1
             self.save()
@@ -110,8 +114,7 @@ class GuestBook:
     def invite(self, expires_s: int, may_invite: bool, addresses: Sequence[str]) -> InvitationLine:
         """A new line. Raises `UserError` if this peer may not invite. `expires_s`: Unix time."""
         own = self._kept.chain
-        guests, me = self.guests, self._identity.peer_id
-        assert guests is not None
+        guests, me = self.known, self._identity.peer_id
         chain = guests.chain_of(me)
         if chain is not None and not (chain.may_invite and len(own) + 2 <= CHAIN_LIMIT):
             raise UserError(
@@ -130,8 +133,7 @@ class GuestBook:
     def revoke(self, holder: str) -> None:
         """Take back what a peer, or a line, was given. Raises `UserError` if that is not this
         peer's to do."""
-        guests, me = self.guests, self._identity.peer_id
-        assert guests is not None
+        guests, me = self.known, self._identity.peer_id
         chain = guests.chain_of(holder)
         words = [Revocation(run_mark(self.run_digest), holder, False, int(now.wall_s()))]
         if chain is not None:  # nor does it come back by another key

@@ -43,8 +43,7 @@ class GuestWatch:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _require_own(self) -> None:
-        guests = self._book.guests
-        assert guests is not None
+        guests = self._book.known
         if (reason := guests.refusal(self._messenger.me)) is not None:
             raise UserError(
                 f"this peer is no longer in the run: {reason}",
@@ -54,8 +53,7 @@ class GuestWatch:
 
     def _tell(self) -> bool:
         """Whether there was something to tell: who is new in a view knows nothing yet."""
-        guests, view = self._book.guests, self._agreement.view
-        assert guests is not None
+        guests, view = self._book.known, self._agreement.view
         state = (view.id if view is not None else None, self._book.changes)
         if view is None or state == self._told or not guests.revocations:
             return False
@@ -66,8 +64,7 @@ class GuestWatch:
         return True
 
     def _hold_up(self) -> None:
-        guests, agreement = self._book.guests, self._agreement
-        assert guests is not None
+        guests, agreement = self._book.known, self._agreement
         view = agreement.view
         out, told = frozenset[str](), self._held_up
         for each in (view, agreement.next_view):

@@ -1,39 +1,122 @@
-"""What a node keeps of a run by invitation tells it nothing, and takes the room of one peer."""
+"""Sealed records: whole, in their order, once each, and nothing else is taken."""
 
-import base58
+import os
+import random
+import socket
+import struct
+
 import pytest
 
-from p2p_dtfm.core.protocol.canonical import encode
-from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.net.contacts.identity import identity_of_seed
-from p2p_dtfm.net.directory.sealed import Seal, sealed_key
-from p2p_dtfm.net.directory.validator import DirectoryValidator
-from p2p_dtfm.net.directory.values import Presence, key_bytes, presence_key, sign_presence
-from p2p_dtfm.net.hivemind_parts import get_dht_time
+from p2p_dtfm.net.direct import sealed
+from p2p_dtfm.net.direct.sealed import PIECE_BYTES, Keys, SealedSocket
 
-RUN = "ab" * 32
-ADDRESS = "/ip4/198.51.100.7/tcp/31330"
+SECRETS = bytes(range(64))
 
 
-def test_only_who_has_the_key_reads_or_finds_a_sealed_presence() -> None:
-    me, eve = (identity_of_seed(bytes([number]) * 32) for number in (1, 2))
-    seal, name = Seal(b"k" * 32), presence_key(RUN, 0)
-    expires_ms = int((get_dht_time() + 90) * 1000)
-    presence = sign_presence(Presence(me.peer_id, 1, (ADDRESS,), RUN, expires_ms), me.sign)
-    closed = seal.close(name, presence, expires_ms, me.sign)
-    value = encode(closed)
-    assert seal.open(name, value) == presence
-    for told in (RUN, ADDRESS, "198.51.100.7"):
-        assert told.encode() not in value
-    other = Seal(b"x" * 32)
-    assert other.slot(name) != seal.slot(name)
-    with pytest.raises(PeerFault, match="another key"):
-        other.open(name, value)
-    key, subkey = key_bytes(sealed_key(seal.slot(name))), base58.b58decode(me.peer_id)
-    expires_s = expires_ms / 1000
-    assert DirectoryValidator.refusal(key, subkey, value, expires_s) is None
-    of_eve = base58.b58decode(eve.peer_id)
-    assert "another peer" in (DirectoryValidator.refusal(key, of_eve, value, expires_s) or "")
-    elsewhere = key_bytes(sealed_key(other.slot(name)))
-    assert "not its own" in (DirectoryValidator.refusal(elsewhere, subkey, value, expires_s) or "")
-    assert "another time" in (DirectoryValidator.refusal(key, subkey, value, expires_s + 9) or "")
+def _ends() -> tuple[SealedSocket, SealedSocket, socket.socket]:
+    """A sender, a receiver, and the socket by which the sender's bytes come to it."""
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setblocking(False)
+    one, other = b"one way", b"other way"
+    sender = SealedSocket(ours, Keys(SECRETS, one), Keys(SECRETS, other))
+    receiver = SealedSocket(theirs, Keys(SECRETS, other), Keys(SECRETS, one))
+    return sender, receiver, ours
+
+
+def _records(pieces: list[bytes]) -> list[bytes]:
+    """As they travel."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    sender, found = SealedSocket(ours, Keys(SECRETS, b"one way"), Keys(SECRETS, b"")), []
+    for piece in pieces:
+        sender.send(piece)
+        found.append(theirs.recv(1 << 20))
+    return found
+
+
+def _all_of(receiver: SealedSocket) -> bytes:
+    """What can be taken now."""
+    target, found = memoryview(bytearray(1 << 20)), bytearray()
+    try:
+        while count := receiver.recv_into(target):
+            found += target[:count]
+    except BlockingIOError:
+        pass
+    return bytes(found)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bytes_come_as_they_were_given_however_they_are_cut(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed, "RECORDS_OF_A_KEY", 5)
+    chance = random.Random(seed)
+    sizes = [1, 8, 1000, 16_384, PIECE_BYTES - 1, PIECE_BYTES]
+    pieces = [os.urandom(chance.choice(sizes)) for _ in range(40)]
+    sender, receiver, _ = _ends()
+    sent, taken, due = 0, bytearray(), b"".join(pieces)
+    target = memoryview(bytearray(PIECE_BYTES))
+    while len(taken) < len(due):
+        if sent < len(pieces):
+            try:
+                sender.send(pieces[sent])
+                sent += 1
+            except BlockingIOError:
+                pass
+        try:
+            count = receiver.recv_into(target[: chance.choice(sizes)])
+        except BlockingIOError:
+            continue
+        taken += target[:count]
+    assert bytes(taken) == due
+
+
+def test_what_was_changed_left_out_doubled_or_reordered_is_not_taken() -> None:
+    first, second, third = _records([b"first", b"second", b"a third"])
+
+    def taken(travelled: bytes) -> bytes:
+        _, receiver, ours = _ends()
+        ours.send(travelled)
+        return _all_of(receiver)
+
+    assert taken(first + second + third) == b"firstseconda third"
+    flipped = bytearray(first)
+    flipped[6] ^= 1
+    shorter = struct.pack(">I", 4) + first[4:-1]
+    for travelled in (second, first + first, first + third, second + first, flipped, shorter):
+        with pytest.raises(ConnectionAbortedError, match="not as it was sealed"):
+            taken(bytes(travelled))
+    for length in (0, PIECE_BYTES + 1, 0xFFFFFFFF):
+        with pytest.raises(ConnectionAbortedError, match=f"a record of {length} bytes"):
+            taken(struct.pack(">I", length) + bytes(64))
+
+
+def test_what_one_sends_cannot_be_given_back_to_it() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    peer = SealedSocket(theirs, Keys(SECRETS, b"one way"), Keys(SECRETS, b"other way"))
+    peer.send(b"mine")
+    ours.send(ours.recv(1 << 10))
+    with pytest.raises(ConnectionAbortedError, match="not as it was sealed"):
+        _all_of(peer)
+
+
+def test_an_end_inside_a_record_is_no_clean_end() -> None:
+    (record,) = _records([b"whole"])
+    for travelled, is_clean in ((record, True), (record[:-1], False), (record[:2], False)):
+        _, receiver, ours = _ends()
+        ours.send(travelled)
+        ours.close()
+        if is_clean:
+            assert _all_of(receiver) == b"whole"
+        else:
+            with pytest.raises(ConnectionResetError, match="inside a record"):
+                _all_of(receiver)
+
+
+def test_who_waits_between_records_holds_no_memory_for_them() -> None:
+    sender, receiver, _ = _ends()
+    sender.send(b"word")
+    assert _all_of(receiver) == b"word"
+    assert receiver._arrived is None and sender._sealed is None

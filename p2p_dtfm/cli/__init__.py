@@ -33,6 +33,7 @@ def main() -> None:
         data,
         demo,
         doctor,
+        invite,
         models,
         plan,
         swarm,

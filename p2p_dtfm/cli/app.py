@@ -32,6 +32,9 @@ def run(
         list[str] | None,
         typer.Option("--initial-peers", help="Join the swarm of this address; may be repeated."),
     ] = None,
+    invite: Annotated[
+        str | None, typer.Option("--invite", help="Join with this line of p2p-dtfm invite.")
+    ] = None,
     run: Annotated[
         str | None, typer.Option("--run", help="Found a swarm with this run spec (file or name).")
     ] = None,

@@ -5,13 +5,23 @@ from typing import Any
 
 import pytest
 
-from p2p_dtfm.core.gate.gate_table import Role
+from p2p_dtfm.core.gate.gate_table import FIRST_WORDS, TABLE, Role
 from p2p_dtfm.core.messages.agreement_messages import Gather, KnownView
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.invited.chains import (
+    Link,
+    Revocation,
+    bound_to,
+    run_mark,
+    sign_link,
+    sign_revocation,
+)
+from p2p_dtfm.core.protocol.invited.guest_list import GuestList
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.daemon.peers.gate import GateKeeper
-from p2p_dtfm.daemon.peers.wire import FollowLayers, Hello, Knock
+from p2p_dtfm.daemon.peers.wire import FollowLayers, Hello, Introduction, Knock
+from p2p_dtfm.net.contacts.identity import identity_of_seed, verify
 from p2p_dtfm.net.door import BUSY
 
 VIEW = ViewId(2, "ab")
@@ -121,3 +131,39 @@ def test_the_door_counts_what_it_refuses_and_asks_to_come_again() -> None:
     leave = keeper.enter("a", "blob", 10)
     assert callable(leave)
     leave()
+
+
+def test_a_run_by_invitation_answers_nobody_who_is_not_invited() -> None:
+    founder, guest, key = (identity_of_seed(bytes([n]) * 32) for n in (1, 2, 3))
+    run = "ab" * 32
+    line = Link(run_mark(run), key.peer_id, True, False, 2_000_000_000)
+    signed = (sign_link(line, founder.peer_id, founder.sign),)
+    keeper = _keeper(_agreement(view=_view("me", "a")), vouched=("friend",))
+    keeper.guests = GuestList(founder.peer_id, run, verify)
+    for kind in (*TABLE, "something new"):
+        if kind not in FIRST_WORDS:
+            with pytest.raises(PeerFault, match="not invited"):
+                keeper.require("nobody", kind)
+    for said in (Hello(2, ()), Knock(run)):
+        with pytest.raises(PeerFault, match="this run is by invitation"):
+            keeper.require_message("friend", said, 40)
+    assert "not invited" in str(keeper.enter("nobody", "directory", 0))
+    keeper.require_message("nobody", Introduction(()), 40)  # and what comes of it is refused
+    keeper.guests.introduce(guest.peer_id, bound_to(signed, run, guest.peer_id, key.sign), 0)
+    assert keeper.role_of(guest.peer_id) is Role.NEWCOMER
+    keeper.require_message(guest.peer_id, Hello(2, ()), 40)
+    keeper.require(guest.peer_id, "manifest")
+    word = Revocation(run_mark(run), guest.peer_id, False, 0)
+    keeper.guests.revoke(sign_revocation(word, founder.peer_id, founder.sign))
+    assert keeper.role_of(guest.peer_id) is Role.STRANGER and not keeper.trusts(guest.peer_id)
+    with pytest.raises(PeerFault, match="was revoked by the founder"):
+        keeper.require_message(guest.peer_id, Hello(2, ()), 40)
+    assert keeper.role_of(founder.peer_id) is Role.NEWCOMER, "it needs no invitation"
+
+
+def test_outside_of_views_a_run_by_invitation_hears_no_stranger_either() -> None:
+    keeper = _keeper(_agreement())
+    keeper.guests = GuestList("founder", "ab" * 32, verify)
+    assert keeper.is_outside
+    with pytest.raises(PeerFault, match="not invited"):
+        keeper.require_message("nobody", _gather("nobody"), 100)

@@ -15,10 +15,12 @@ from p2p_dtfm.daemon.machine.away import Away, StepAside
 from p2p_dtfm.daemon.machine.home import is_full
 from p2p_dtfm.daemon.machine.settings import Settings, given_zeros
 from p2p_dtfm.daemon.node.resident import Resident
+from p2p_dtfm.daemon.peers.guests.pasted_line import with_invitation
 
 
 def run_daemon(settings: Settings) -> int:
     """Run until the end; the exit code. What nobody foresaw is logged whole, with exit code 1."""
+    settings = with_invitation(settings)
     return _run(Resident(settings, steps_aside=True), settings, given_zeros(settings))
 
 

@@ -78,19 +78,21 @@ class _Sender:
 
 class Gate:
     """`role_of` says what a sender is now, `is_outside` whether this peer is in no view, `is_open`
-    whether the run gives its files to everybody."""
+    whether the run gives its files to everybody, `is_closed` whether it is for guests alone."""
 
     def __init__(
         self,
         role_of: Callable[[str], Role],
         is_outside: Callable[[], bool] = lambda: False,
         is_open: Callable[[], bool] = lambda: False,
+        is_closed: Callable[[], bool] = lambda: False,
     ) -> None:
         self.refused: collections.Counter[tuple[str, str, str]] = collections.Counter()
         """How often, by (role, kind, reason)."""
         self._role_of = role_of
         self._is_outside = is_outside
         self._is_open = is_open
+        self._is_closed = is_closed
         self._senders: collections.OrderedDict[str, _Sender] = collections.OrderedDict()
         self._classes: dict[tuple[Role, str], _Bucket] = {}
         self._serving: collections.Counter[tuple[Role, str]] = collections.Counter()
@@ -101,7 +103,7 @@ class Gate:
         """Whether `sender` may say this now. With `stays` it counts as being served until `left`
         is called with the role that it was admitted in."""
         role = self._role_of(sender)
-        row = row_of(kind, self._is_open())
+        row = row_of(kind, self._is_open(), self._is_closed())
         held = self._sender(sender)
         reason = self._reason(held, role, row, kind, size_bytes, now_ns)
         if reason is None and stays and self._is_full(held, role, row, kind):

@@ -100,6 +100,9 @@ TABLE: dict[str, Row] = {
     "Gather of a stranger": Row(
         EVERYBODY, _STRANGERS_GATHER, Rate(2, 6), Rate(10, 30), stranger_bytes=_STRANGERS_GATHER
     ),
+    # of a run by invitation
+    "Introduction": Row(EVERYBODY, 4 * KIB, Rate(1, 8), Rate(20, 60)),
+    "Revocations": Row(NEAR, 512 * KIB, near=Rate(2, 40)),
     # calls, before they are read
     "control": Row(
         EVERYBODY, MIB + 64, Rate(40, 160), Rate(400, 1200), stranger_bytes=STANDING_BYTES + 64
@@ -130,8 +133,19 @@ OPEN_FILES = Row(EVERYBODY, KIB, Rate(50, 200), Rate(200, 400))
 """In a run whose admission is open, whoever asks gets all files."""
 
 
-def row_of(kind: str, is_open: bool) -> Row:
-    """The row of a kind, in a run that is open to everybody or not."""
+FIRST_WORDS = ("control", "Introduction")
+"""All that strangers may say in a run by invitation."""
+
+
+def row_of(kind: str, is_open: bool, is_closed: bool = False) -> Row:
+    """The row of a kind, in a run that is open to everybody, by invitation, or neither."""
     if is_open and kind in FILES:
         return OPEN_FILES
-    return TABLE.get(kind, MEMBERS_ONLY)
+    row = TABLE.get(kind, MEMBERS_ONLY)
+    return _for_guests(row) if is_closed and kind not in FIRST_WORDS else row
+
+
+def _for_guests(row: Row) -> Row:
+    strangers = frozenset({Role.STRANGER})
+    outside = None if row.outside is None else row.outside - strangers
+    return msgspec.structs.replace(row, roles=row.roles - strangers, outside=outside)

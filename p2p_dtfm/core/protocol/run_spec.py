@@ -150,11 +150,34 @@ class LimitsSpec(Section):
 class AdmissionSpec(Section):
     """Who gets the manifest, the data and the weights of the run."""
 
-    mode: Literal["members", "open"] = Field(
+    mode: Literal["members", "open", "invited"] = Field(
         default="members",
         description="members: data and weights go to members alone, the manifest and the tokenizer "
-        "also to who asks to join; open: to everybody who asks",
+        "also to who asks to join; open: to everybody who asks; invited: nothing at all to anybody "
+        "who does not show an invitation",
     )
+    founder: str = Field(
+        default="",
+        pattern="^([1-9A-HJ-NP-Za-km-z]{40,64})?$",
+        description="whose word invitations rest on; founding fills it in",
+    )
+    key: str = Field(
+        default="",
+        pattern="^([0-9a-f]{64})?$",
+        description="seals what members of an invited run say in the directory; chosen by founding",
+    )
+
+    @model_validator(mode="after")
+    def _founder_invites(self) -> "AdmissionSpec":
+        if self.mode != "invited" and (self.founder or self.key):
+            raise ValueError('admission.founder and admission.key count only with mode = "invited"')
+        if bool(self.founder) != bool(self.key):
+            raise ValueError("admission.founder and admission.key are filled in together")
+        return self
+
+    @property
+    def is_invited(self) -> bool:
+        return self.mode == "invited"
 
 
 class CheckpointSpec(Section):
@@ -253,12 +276,15 @@ class RunSpec(Section):
             del values["optimizer"]["kind"], values["optimizer"]["muon"]
         if not self.limits.least_gain:
             del values["limits"]["least_gain"]
+        if not self.admission.founder:
+            del values["admission"]["founder"], values["admission"]["key"]
         return encode(_floats_to_text(values))
 
     @property
     def unmarked(self) -> "RunSpec":
         """The same spec, whichever founding of it this is."""
-        return self.model_copy(update={"founding": ""})
+        open_to = AdmissionSpec(mode=self.admission.mode)
+        return self.model_copy(update={"founding": "", "admission": open_to})
 
     def digest(self) -> str:
         """The name of the run."""

@@ -55,6 +55,7 @@ class Settings(BaseModel):
         default=True, description="look for members that were met before on the local network"
     )
     initial_peers: tuple[str, ...] = Field(default=(), description="addresses of a swarm to join")
+    invite: str = Field(default="", description="join with this line, which a member has given")
     run_digest: str = Field(
         default="", pattern="^[0-9a-f]{0,64}$", description="join only the run of this digest"
     )

@@ -6,6 +6,7 @@ import logging
 import msgspec
 
 from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
@@ -75,11 +76,22 @@ class Acquaintances:
             peer_id, where = parse_address(address)
             network.messenger.learn(peer_id, (where,))
         if meeting_points(local.settings, network):
-            directory = await world.start_directory(host, network.first_contacts, serves)
+            try:
+                directory = await world.start_directory(host, network.first_contacts, serves)
+            except UserError as error:
+                raise await network.why_turned_away(error) from error
         else:
             directory = await world.start_directory(host, (), serves)
             await directory.meet(peer_ids_of(network.first_contacts))
-        return cls(local, network, past, directory)
+        found = cls(local, network, past, directory)
+        found.seal_directory()
+        return found
+
+    def seal_directory(self) -> None:
+        """In a run by invitation members find one another there, and nobody else."""
+        book = self._network.guest_book
+        if book is not None:
+            self.directory.seal(book.run_digest, book.directory_key)
 
     async def close(self) -> None:
         self.be_silent()

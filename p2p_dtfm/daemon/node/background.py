@@ -12,6 +12,7 @@ from p2p_dtfm.daemon.machine.disk import keep_under
 from p2p_dtfm.daemon.node.coming_and_going import TICK_S, Departure
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.facts.publishing import Publishing
+from p2p_dtfm.daemon.peers.guests.guest_watch import GuestWatch
 from p2p_dtfm.daemon.peers.self_record import LinkNews
 from p2p_dtfm.net.contacts.addresses import is_relayed
 from p2p_dtfm.net.directory.values import Presence
@@ -59,7 +60,9 @@ class Background:
         self._planned_for: View | None = None
         """The view in force, and when this peer's loop first saw it."""
         self._publishing = Publishing(
-            membership.acquaintances.directory, self._run.digest, participant.local.settings.publish
+            membership.acquaintances.directory,
+            self._run.digest,
+            participant.local.settings.publish and not self._run.spec.admission.is_invited,
         )
         self._placed_s = 0.0
         self._places_of: View | None = None
@@ -80,6 +83,9 @@ class Background:
         if local.disk_limit_bytes:
             directory = local.home.run_directory(self._run.digest)
             local.life.spawn(keep_under(local.home.root, directory, local.disk_limit_bytes))
+        if (book := self._network.guest_book) is not None and book.guests is not None:
+            watch = GuestWatch(book, self._agreement, self._messenger, self._do)
+            local.life.spawn(watch.keep())
         local.life.spawn(self._record_loop())
         local.life.spawn(self._data_loop())
         local.life.spawn(self._timeline_loop())

@@ -90,13 +90,16 @@ class Daemon:
         if settings.tensorboard is not None:
             local.event_files = EventFiles(settings.tensorboard)
             stack.callback(local.event_files.close)
-        network = await Network.start(local, life, past.addresses, stack)
+        network = await Network.start(local, life, past, stack)
         self._status_api = StatusApi(local, network)
         await self._status_api.start(stack)
         acquaintances = await Acquaintances.start(local, network, past)
         stack.push_async_callback(acquaintances.close)
         joining = Joining(local, network, acquaintances)
         run = await joining.enter_run()
+        if run.spec.admission.is_invited:
+            network.let_in_by_invitation(run.spec, local.home.run_directory(run.digest))
+            acquaintances.seal_directory()
         membership = Membership(local, network, acquaintances, run, joining)
         participant = await Participant.start(membership, stack)
         stack.callback(local.life.cancel_tasks)

@@ -34,6 +34,7 @@ from p2p_dtfm.daemon.peers.wire import (
     FollowEnded,
     FollowLayers,
     Hello,
+    Introduction,
     Knock,
     KnownPeers,
     LayerOffered,
@@ -41,6 +42,7 @@ from p2p_dtfm.daemon.peers.wire import (
     LayersCommitted,
     Message,
     PeerAddress,
+    Revocations,
     StateDigest,
     TraceRequest,
     WaitingPeer,
@@ -92,6 +94,9 @@ class Dispatch:
         if isinstance(message, Knock):
             self._admit(sender, message)
             return b""
+        if isinstance(message, Introduction | Revocations):
+            self._of_guests(sender, message)
+            return b""
         if isinstance(message, TraceRequest):
             return self._network.traces.answer(message)
         try:
@@ -105,6 +110,20 @@ class Dispatch:
             log.log(level, "refused a %s of %s: %s", type(message).__name__, sender, fault.cause)
             raise
         return encode(await self._known_peers()) if isinstance(message, JoinRequest) else b""
+
+    def _of_guests(self, sender: str, message: Introduction | Revocations) -> None:
+        """Who may be in a run by invitation; elsewhere it means nothing."""
+        book = self._network.guest_book
+        if book is None:
+            return
+        try:
+            if isinstance(message, Introduction):
+                book.introduced(sender, message.chain)
+            else:
+                book.revoked(message.signed)
+        except PeerFault:
+            self._keeper.blame(sender, message)
+            raise
 
     async def _receive_steps(self, sender: str, message: PreparedSteps) -> None:
         """One after another: each is counted before the next one is looked at."""

@@ -14,7 +14,7 @@ from p2p_dtfm.core.membership.fellows import is_worth_a_return
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.records import Device
-from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.run_spec import AdmissionSpec, RunSpec
 from p2p_dtfm.daemon.machine.resident_limit import planned_bytes
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
@@ -100,7 +100,7 @@ class Joining:
         spec, prepared = await asyncio.to_thread(
             prepare_run, path, scratch, self._progress_of_data()
         )
-        spec = self._which_founding(spec)
+        spec = _with_founder(self._which_founding(spec), self._network.me.peer_id)
         was_in_it = self._has_met_somebody(spec.digest()) or self._was_in(spec.digest())
         if self._local.settings.initial_peers or was_in_it:
             self.founds = False
@@ -337,6 +337,14 @@ class Joining:
                     raise
             self._network.messenger.forget_knocks()
             await asyncio.sleep(KNOCK_PAUSE_S)
+
+
+def _with_founder(spec: RunSpec, peer_id: str) -> RunSpec:
+    """A run by invitation rests on its founder's word, and has a key for its directory."""
+    if not spec.admission.is_invited or spec.admission.founder:
+        return spec
+    admission = AdmissionSpec(mode="invited", founder=peer_id, key=secrets.token_hex(32))
+    return spec.model_copy(update={"admission": admission})
 
 
 async def measure(local: Local, network: Network, run: Run) -> SelfRecord:

@@ -1,5 +1,6 @@
 """A daemon's place in the network: there before any run is known, and it outlives none of them."""
 
+import asyncio
 import contextlib
 import logging
 from pathlib import Path
@@ -7,20 +8,27 @@ from typing import Protocol
 
 from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS, WAN_LIVENESS, Liveness
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, PeerFault, UserError
+from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
+from p2p_dtfm.core.protocol.invited.line import read_line
+from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
+from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.peers.gate import GateKeeper
+from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook, book_of, not_let_in
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.reachability import ReachabilityService
-from p2p_dtfm.daemon.peers.wire import Hello, Knock, Message, unpack
+from p2p_dtfm.daemon.peers.recall import Past
+from p2p_dtfm.daemon.peers.wire import Hello, Introduction, Knock, Message, unpack
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.telemetry.trace_collector import TraceCollector
+from p2p_dtfm.net.contacts.addresses import peer_ids_of
 from p2p_dtfm.net.contacts.first_contacts import (
     FIRST_CONNECT_DEADLINE_S,
     reach_any,
     reach_first_peers,
 )
-from p2p_dtfm.net.errors import nobody_listens
+from p2p_dtfm.net.errors import Unreachable, nobody_listens
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.shaping import LineLimit, Shape, Shaper
@@ -57,7 +65,7 @@ class NoRunYet:
     """Before this peer takes part in a run."""
 
     async def answer(self, sender: str, message: Message) -> bytes:
-        if isinstance(message, Hello | Knock):
+        if isinstance(message, Hello | Introduction | Knock):
             raise PeerFault("this peer has no run yet, try again in a moment", sender)
         raise PeerFault("this peer does not take part in a run yet", sender)
 
@@ -91,6 +99,8 @@ class Network:
         """Of each connected peer, the address of its end; empty on loopback."""
         self.liveness = Liveness(LAN_LIVENESS if settings.is_near else WAN_LIVENESS)
         self.keeper = GateKeeper.of(host)
+        self.guest_book: GuestBook | None = None
+        """Of a run by invitation, as soon as it is known to be one."""
         self.reachability = ReachabilityService(host, settings.relay)
         self.control = ControlPlane(host, self._serve)
         self.messenger = Messenger(
@@ -117,22 +127,22 @@ class Network:
         cls,
         local: Local,
         life: int,
-        remembered: tuple[str, ...] | None,
+        past: Past,
         stack: contextlib.AsyncExitStack,
     ) -> "Network":
-        """`remembered`: addresses of the run to come back to; None where there is none. Raises
-        `UserError` if nobody who should be there is reached."""
+        """Raises `UserError` if nobody who should be there is reached, or lets this peer in."""
         settings, status = local.settings, local.status
         status.say(State.STARTING, "starts libp2p")
         host = await local.world.start_host(local.home.identity, settings.listen, settings.announce)
         stack.push_async_callback(host.close)
-        network = cls(local, host, life, await _first_contacts(local, host, remembered))
+        network = cls(local, host, life, await _first_contacts(local, host, past.addresses))
         local.observer.guarded_by(network.keeper.refused_most)
         network._limit_line(local)
         local.observer.seen.names.own(host.peer_id, local.settings.name)
         log.info("peer %s (%s)", local.observer.seen.names.of(host.peer_id), host.peer_id)
         await network.control.ready()  # from now on others are answered
         stack.push_async_callback(network.control.close)
+        await network._introduce(local, past)
         await network.reachability.ready()
         stack.push_async_callback(network.reachability.close)
         status.say(State.STARTING, "asks whether others can reach this machine")
@@ -154,6 +164,45 @@ class Network:
             host.shaper = LineLimit(
                 _bytes_per_s(settings.uplink_mbps), _bytes_per_s(settings.downlink_mbps)
             )
+
+    async def _introduce(self, local: Local, past: Past) -> None:
+        """To a run by invitation, before anything else is asked for. Raises `UserError` where all
+        who answer refuse it."""
+        settings, recalled = local.settings, past.recalled
+        line = read_line(settings.invite) if settings.invite else None
+        digest = recalled.run_digest if recalled is not None else settings.run_digest
+        spec = recalled.spec if recalled is not None else None
+        if line is None and (spec is None or not spec.admission.is_invited):
+            return
+        directory = local.home.run_directory(digest)
+        self.guest_book = book_of(directory, self.host.identity, line, spec)
+        if self.guest_book is None or self.guest_book.introduction is None:
+            return
+        self.messenger.introduction = self.guest_book.introduction
+        contacts = peer_ids_of(self.first_contacts)
+        answers = await asyncio.gather(*map(self.messenger.turned_away, contacts))
+        reasons = [reason for reason in answers if reason]
+        if reasons and len(reasons) == len(answers):
+            raise not_let_in(reasons[0])
+
+    async def why_turned_away(self, error: UserError) -> UserError:
+        """Where the first contacts refuse what everybody may have, they may say why."""
+        hello = Hello(PROTOCOL_VERSION, ())
+        for peer_id in peer_ids_of(self.first_contacts):
+            try:
+                await self.messenger.ask(peer_id, hello, CALL_LIMIT_S)
+            except (Unreachable, PeerFault) as answer:
+                if NOT_INVITED in answer.cause:
+                    return not_let_in(answer.cause)
+        return error
+
+    def let_in_by_invitation(self, spec: RunSpec, directory: Path) -> None:
+        """The run is known to be by invitation. Raises `UserError` where this peer has none."""
+        book = self.guest_book
+        if book is None or book.run_digest != spec.digest():
+            book = self.guest_book = GuestBook(directory, spec.digest(), self.host.identity)
+        self.keeper.guests = book.open_for(spec)
+        self.messenger.introduction = book.introduction
 
     def others(self) -> list[str]:
         """All peers of whom it is known where they are."""

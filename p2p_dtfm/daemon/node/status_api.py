@@ -9,6 +9,7 @@ import msgspec
 
 from p2p_dtfm import __version__
 from p2p_dtfm.core.membership.weak_points import WeakPoints, weak_points
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.view import View
@@ -17,6 +18,7 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.peers.guests.desk import addresses_to_tell, new_line, revoke
 from p2p_dtfm.daemon.peers.reachability import relay_of
 from p2p_dtfm.daemon.telemetry.trace_collector import STEPS_LIMIT, peer_traces_json
 from p2p_dtfm.net.contacts.addresses import is_relayed
@@ -67,13 +69,43 @@ class StatusApi:
         local.dashboard.show(local.observer.state, actions)
         await local.dashboard.start(local.settings.dashboard, local.home.root)
         api = LocalApi(
-            make_app(readers, actions, {"trace": self._trace_json}, {"pause-for": pause_for}),
+            make_app(
+                readers,
+                actions,
+                {"trace": self._trace_json},
+                {"pause-for": pause_for, "invite": self._invite, "revoke": self._revoke},
+            ),
             local.home.socket,
         )
         await api.start()
         stack.push_async_callback(api.close)
         if local.dashboard.address is not None:
             log.info("dashboard %s", local.dashboard.address)
+
+    async def _invite(self, parameters: Mapping[str, str]) -> dict[str, Any]:
+        """A line for others to join with, or why there is none."""
+        participant, view = self.participant, self._view
+        if participant is None or view is None:
+            return _explained(_IN_NO_VIEW)
+        network, me = self._network, self._network.me.peer_id
+        others = {r.peer_id: network.messenger.where(r.peer_id) for r in view.snapshot.records}
+        memory = participant.membership.acquaintances.memory
+        points = memory.meeting_points if memory is not None else ()
+        own = await network.host.addresses()
+        told = addresses_to_tell(own, {k: v for k, v in others.items() if k != me}, points)
+        digest = participant.membership.run.digest
+        try:
+            return new_line(network.guest_book, digest, parameters, told)
+        except UserError as error:
+            return _explained(error)
+
+    async def _revoke(self, parameters: Mapping[str, str]) -> dict[str, Any]:
+        view, names = self._view, self._local.observer.seen.names
+        members = view.member_ids if view is not None else ()
+        try:
+            return revoke(self._network.guest_book, parameters.get("who", ""), members, names.of)
+        except UserError as error:
+            return _explained(error)
 
     @property
     def _view(self) -> View | None:
@@ -235,6 +267,17 @@ class StatusApi:
             "losses": list(history.losses),
             "held_out_losses": list(history.held_out),
         }
+
+
+_IN_NO_VIEW = UserError(
+    "the daemon is in no view yet, so it cannot say where the run is",
+    "try again in a moment: p2p-dtfm status shows how far it is",
+)
+
+
+def _explained(error: UserError) -> dict[str, Any]:
+    """For the command, which says it to the user."""
+    return {"error": error.cause, "fixes": list(error.fixes)}
 
 
 def way_words(far_end: str | None) -> str | None:

@@ -8,10 +8,12 @@ from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.gate.admissions import Admissions
 from p2p_dtfm.core.gate.gate import Admitted, Gate, Reason, Refusal
 from p2p_dtfm.core.gate.gate_table import NEAR, Role
-from p2p_dtfm.core.messages.agreement_messages import Gather, Spread
+from p2p_dtfm.core.messages.agreement_messages import Gather, JoinRequest, Spread
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
+from p2p_dtfm.core.protocol.invited.guest_list import GuestList
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.peers.wire import Message
+from p2p_dtfm.daemon.peers.wire import Hello, Knock, Message
 from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.door import BUSY, Leave
 from p2p_dtfm.net.libp2p.port import HostPort
@@ -21,6 +23,8 @@ from p2p_dtfm.web.state import RefusedCount
 FORMER_LIMIT = 4096
 REFUSED_SHOWN = 128
 TOLD_EVERY_S = 10.0
+ENTERING = (Hello, Knock, JoinRequest)
+"""What comes of them is of use to whoever is to join, and to nobody else."""
 _SOON = (Reason.RATE, Reason.TOGETHER, Reason.AT_ONCE)
 
 log = logging.getLogger("p2p_dtfm.gate")
@@ -35,8 +39,15 @@ class GateKeeper:
         self.admissions = Admissions()
         self.is_open = False
         """Whether the run gives its files to everybody."""
+        self.guests: GuestList | None = None
+        """Of a run by invitation: everybody else is told nothing."""
         self._agreement: Agreement | None = None
-        self._gate = Gate(self.role_of, lambda: self.is_outside, lambda: self.is_open)
+        self._gate = Gate(
+            self.role_of,
+            lambda: self.is_outside,
+            lambda: self.is_open,
+            lambda: self.guests is not None,
+        )
         self._seen_views: tuple[View | None, View | None] = (None, None)
         self._members: frozenset[str] = frozenset()
         self._in_force: frozenset[str] = frozenset()
@@ -78,7 +89,9 @@ class GateKeeper:
 
     def role_of(self, peer_id: str) -> Role:
         """What a peer is to this one now."""
-        agreement = self._agreement
+        agreement, guests = self._agreement, self.guests
+        if guests is not None and guests.refusal(peer_id) is not None:
+            return Role.STRANGER
         if agreement is None:
             return Role.MEMBER if peer_id in self._vouched else self._newcomer_or_stranger(peer_id)
         self._look_at_views(agreement)
@@ -93,6 +106,8 @@ class GateKeeper:
         return self._newcomer_or_stranger(peer_id)
 
     def _newcomer_or_stranger(self, peer_id: str) -> Role:
+        if self.guests is not None:
+            return Role.NEWCOMER if self.guests.admits(peer_id) else Role.STRANGER
         admitted = self.admissions.holds(peer_id, now.monotonic_ns())
         return Role.NEWCOMER if admitted else Role.STRANGER
 
@@ -110,9 +125,11 @@ class GateKeeper:
         """Whether this peer calls another wherever it is said to be: members, and those whom its
         user or the member that it asked has named. Who is agreed on, and yet to join, comes by
         itself: it may never take anything over."""
+        role = self.role_of(peer_id)
+        if self.guests is not None and self.guests.refusal(peer_id) is not None:
+            return False
         if peer_id in self._vouched:
             return True
-        role = self.role_of(peer_id)
         return role is Role.FORMER or (
             role is Role.MEMBER and (self.is_outside or peer_id in self._in_force)
         )
@@ -135,11 +152,20 @@ class GateKeeper:
     def require_message(self, sender: str, message: Message, size_bytes: int) -> None:
         """As `require`; a Gather of somebody unknown must carry what a member has signed."""
         kind = type(message).__name__
+        if isinstance(message, ENTERING):
+            self.require_guest(sender)
         if isinstance(message, Gather | Spread) and self.role_of(sender) is Role.STRANGER:
             self._look_at_members()
             if not self.is_outside and self._members & {s.peer_id for s in message.contributions}:
                 kind = "Gather of a stranger"
         self.require(sender, kind, size_bytes)
+
+    def require_guest(self, sender: str) -> None:
+        """Raises `PeerFault` where the run is by invitation and `sender` has shown none."""
+        guests = self.guests
+        if guests is not None and not guests.admits(sender):
+            reason = guests.refusal(sender) or "this run is by invitation"
+            raise PeerFault(f"{NOT_INVITED}: {reason}", sender)
 
     def _look_at_members(self) -> None:
         if self._agreement is not None:
@@ -156,6 +182,8 @@ class GateKeeper:
     def _told(self, sender: str, kind: str, refusal: Refusal) -> str:
         """The refusal in words; logged now and then, or a flood would fill the log."""
         text = f"{kind}: {refusal.reason.value} of a {refusal.role.value}"
+        if self.guests is not None and refusal.role is Role.STRANGER:
+            text = f"{NOT_INVITED} ({text})"
         now_s = now.monotonic_s()
         self._untold += 1
         if now_s - self._told_s > TOLD_EVERY_S:

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from p2p_dtfm.core.messages.agreement_messages import Standing
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.daemon.peers.wire import Knock, Message, pack
+from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
+from p2p_dtfm.daemon.peers.wire import Introduction, Knock, Message, pack
 from p2p_dtfm.net.contacts.calling import NO_WAY, put_newest
 from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable, in_plain_words
@@ -70,6 +71,9 @@ class Messenger:
         """Of the run to join, once it is known."""
         self.passed_over: dict[str, str] = {}
         """Who answered which run it trains, and could not be followed; and why."""
+        self.introduction: Introduction | None = None
+        """What each peer is told before anything else, in a run by invitation."""
+        self._introduced: dict[str, None] = {}
         self._knocked_s: dict[str, float] = {}
         self.heard_s: dict[str, float] = {}
         """When each peer last answered or spoke, on this process's monotonic clock."""
@@ -157,13 +161,38 @@ class Messenger:
         """Send and wait for the reply. Raises `Unreachable` or `Refused`."""
         try:
             await self.connect(peer_id)
+            await self._introduce(peer_id)
             reply = await self._control.call(peer_id, pack(self._life, message), deadline_s)
         except Unreachable as error:
             self._connected.discard(peer_id)
             self._on_failed(peer_id, error.cause)
             raise
+        except Refused as refusal:
+            if NOT_INVITED in refusal.cause:  # it may have been started again since
+                self._introduced.pop(peer_id, None)
+            raise
         self.heard(peer_id)
         return reply
+
+    async def turned_away(self, peer_id: str) -> str:
+        """Why a peer does not let this one in; empty if it does, or does not answer."""
+        try:
+            await self._introduce(peer_id)
+        except (Unreachable, Refused) as error:
+            return error.cause if NOT_INVITED in error.cause else ""
+        return ""
+
+    async def _introduce(self, peer_id: str) -> None:
+        """Once, before all else, say by what this peer comes. Raises `Unreachable`, `Refused`."""
+        if self.introduction is None or peer_id in self._introduced:
+            return
+        put_newest(self._introduced, peer_id, None, PEERS_LIMIT)
+        try:
+            await self._control.call(peer_id, pack(self._life, self.introduction), DEADLINE_S)
+        except (Unreachable, Refused) as error:
+            self._introduced.pop(peer_id, None)
+            if isinstance(error, Unreachable) or NOT_INVITED in error.cause:
+                raise
 
     async def connect(self, peer_id: str) -> None:
         """Make sure that there is a connection, if it is known where to."""

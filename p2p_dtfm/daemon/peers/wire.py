@@ -33,6 +33,19 @@ class Knock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="knock"
     run_digest: str
 
 
+class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="introduction"):
+    """By what the sender comes to a run by invitation: said before anything else. Empty where it
+    founded it."""
+
+    chain: tuple[Signed, ...]
+
+
+class Revocations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="revocations"):
+    """Invitations that were taken back, each signed by who may."""
+
+    signed: tuple[Signed, ...]
+
+
 class PeerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peer_id: str
     addresses: tuple[str, ...]
@@ -197,6 +210,8 @@ class TraceReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Message = (
     Hello
     | Knock
+    | Introduction
+    | Revocations
     | Gather
     | Spread
     | Tidings

@@ -5,6 +5,7 @@ Keys are named by their content, so that a validator needs to know no run before
     p2p-dtfm/1/presence/RUN/SHARD   dictionary: 38-byte peer id -> Signed presence
     p2p-dtfm/1/facts/RUN/PEER       Signed facts of a member: its record and its part in the plan
     p2p-dtfm/1/run/RUN              Signed run spec whose payload has the digest RUN
+    p2p-dtfm/1/sealed/SLOT          dictionary: peer id -> a presence of a run by invitation, sealed
 
 A peer's shard follows from its id. What is read here is a hint: two readers may see different
 peers at one instant, and a plan is never computed from it.
@@ -32,6 +33,7 @@ from p2p_dtfm.net.directory.facts import (
     open_facts,
     sign_facts,
 )
+from p2p_dtfm.net.directory.sealed import Seal, sealed_key
 from p2p_dtfm.net.directory.validator import DirectoryValidator
 from p2p_dtfm.net.directory.values import (
     SHARDS,
@@ -97,6 +99,7 @@ class Directory:
         self._presence: Presence | None = None
         self._presence_ttl_s = PRESENCE_TTL_S
         self._runs: dict[str, Signed] = {}
+        self._seals: dict[str, Seal] = {}
 
     @classmethod
     async def start(
@@ -132,6 +135,10 @@ class Directory:
         await asyncio.gather(*(whereabouts.greet(parse_address(at)[0]) for at in others))
         return cls(host, node, others, validator)
 
+    def seal(self, run_digest: str, key: bytes) -> None:
+        """From now on what is said and read of this run is for those who have its key."""
+        self._seals[run_digest] = Seal(key)
+
     async def publish_presence(
         self, presence: Presence, expires_in_s: float = PRESENCE_TTL_S
     ) -> bool:
@@ -142,6 +149,10 @@ class Directory:
         dated = msgspec.structs.replace(presence, expires_ms=expires_ms)
         signed = sign_presence(dated, self._host.identity.sign)
         key = presence_key(presence.run_digest, shard_of(presence.peer_id))
+        if (seal := self._seals.get(presence.run_digest)) is not None:
+            signer = self._host.identity.sign
+            signed = seal.close(key, signed, expires_ms, signer)
+            key = sealed_key(seal.slot(key))
         subkey = base58.b58decode(presence.peer_id)
         reason = await self._store(key, signed, expires_ms / 1000, subkey)
         if reason is not None:
@@ -151,8 +162,8 @@ class Directory:
     async def present_peers(self, run_digest: str) -> list[Presence]:
         """Who says that it takes part in a run, sorted by peer id: a hint, and a recent one."""
         self._validator.own(run_digest)
-        keys = [presence_key(run_digest, shard) for shard in range(SHARDS)]
-        present = self._opened(await self._get(keys), run_digest)
+        found = await self._get(self._presence_keys(run_digest))
+        present = self._opened(found, run_digest)
         for presence in present.values():
             self._remember(presence)
         return [present[peer_id] for peer_id in sorted(present)]
@@ -169,7 +180,7 @@ class Directory:
     ) -> list[list[Presence]]:
         """The same, of each node apart: what one invents hides nothing that others hold."""
         self._validator.own(run_digest)
-        keys = [presence_key(run_digest, shard) for shard in range(SHARDS)]
+        keys = self._presence_keys(run_digest)
         ids = {key: DHTID.generate(source=key) for key in keys}
         asked = [
             self._node.protocol.call_find(PeerID.from_base58(peer_id), list(ids.values()))
@@ -190,11 +201,19 @@ class Directory:
         table = self._node.protocol.routing_table
         return tuple(sorted(peer.to_base58() for peer in table.uid_to_peer_id.values()))
 
+    def _presence_keys(self, run_digest: str) -> list[str]:
+        keys = [presence_key(run_digest, shard) for shard in range(SHARDS)]
+        seal = self._seals.get(run_digest)
+        return keys if seal is None else [sealed_key(seal.slot(key)) for key in keys]
+
     def _opened(self, values: Iterable[object], run_digest: str) -> dict[str, Presence]:
-        present = {}
+        present, seal = {}, self._seals.get(run_digest)
         for value in values:
             for entry in entries_of(value):
-                presence = _try_open_presence(entry)
+                if seal is not None:
+                    presence = _try_unseal(seal, entry, run_digest)
+                else:
+                    presence = _try_open_presence(entry)
                 if presence is not None and presence.run_digest == run_digest:
                     present[presence.peer_id] = presence
         return present
@@ -254,6 +273,8 @@ class Directory:
     async def publish_run(self, run_digest: str, signed: Signed) -> bool:
         """Publish a run spec; kept alive by `refresh`. False (and logged) if refused."""
         open_run(signed, run_digest)
+        if run_digest in self._seals:
+            return True  # it is told to those alone who are let in
         self._runs[run_digest] = signed
         self._validator.own(run_digest)
         expires_s = get_dht_time() + RUN_TTL_S
@@ -390,6 +411,16 @@ def _try_open_presence(value: object) -> Presence | None:
     except PeerFault as fault:
         log.debug("presence in the directory: %s", fault)
         return None
+
+
+def _try_unseal(seal: Seal, value: object, run_digest: str) -> Presence | None:
+    """In whichever shard it stands: it says so itself."""
+    if not isinstance(value, bytes):
+        return None
+    for shard in range(SHARDS):
+        with contextlib.suppress(PeerFault):
+            return open_presence(seal.open(presence_key(run_digest, shard), value))
+    return None
 
 
 def _try_open_facts(value: object) -> Facts | None:

@@ -17,6 +17,7 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.net.contacts.identity import is_peer_id
 from p2p_dtfm.net.directory.facts import FACTS_KIND, facts_key, open_facts
 from p2p_dtfm.net.directory.held_facts import HeldFacts
+from p2p_dtfm.net.directory.sealed import SEALED_KIND, open_sealed, sealed_key
 from p2p_dtfm.net.directory.values import (
     PRESENCE_KIND,
     RUN_KIND,
@@ -120,6 +121,8 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
                 return _refusal_of_facts(key, subkey, signed, expires_s)
             if signed.kind == RUN_KIND:
                 return _refusal_of_run(key, subkey, signed, expires_s)
+            if signed.kind == SEALED_KIND:
+                return _refusal_of_sealed(key, subkey, signed, expires_s)
         except PeerFault as fault:
             return fault.cause
         return f"unknown kind {one_line(signed.kind, 32)!r}"
@@ -132,6 +135,8 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
         if subkey is None:
             self._remember_run(digest_bytes(signed.payload), record.expiration_time)
             return None
+        if signed.kind == SEALED_KIND:
+            return self._refusal_of_member(record, subkey, len(value), False, now)
         run_digest = open_presence(signed).run_digest
         is_own = run_digest in self._own
         if not self._knows(run_digest, now):
@@ -209,6 +214,19 @@ def _refusal_of_presence(
         return "a presence under a key that is not its own"
     if expires_s != presence.expires_ms / 1000:
         return "a presence that expires at another time than its peer signed"
+    return _refusal_of_time(expires_s, PRESENCE_TTL_LIMIT_S)
+
+
+def _refusal_of_sealed(
+    key: bytes, subkey: bytes | None, signed: Signed, expires_s: float
+) -> str | None:
+    if not is_peer_id(signed.peer_id) or subkey != base58.b58decode(signed.peer_id):
+        return "a sealed value under the name of another peer"
+    sealed = open_sealed(signed)
+    if key != key_bytes(sealed_key(sealed.slot)):
+        return "a sealed value under a key that is not its own"
+    if expires_s != sealed.expires_ms / 1000:
+        return "a sealed value that expires at another time than its peer signed"
     return _refusal_of_time(expires_s, PRESENCE_TTL_LIMIT_S)
 
 

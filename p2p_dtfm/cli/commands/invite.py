@@ -1,0 +1,74 @@
+"""Inviting others, and taking invitations back."""
+
+import importlib
+import json
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import typer
+from rich.console import Console
+
+from p2p_dtfm.cli.app import HomeOption, JsonOption, app
+from p2p_dtfm.cli.terminal.durations import duration, seconds_of
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.local_client import call_daemon
+
+
+@app.command()
+def invite(
+    home: HomeOption = None,
+    expires: Annotated[
+        str, typer.Option("--expires", help="How long others can join with it: 2h, 7d.")
+    ] = "7d",
+    may_invite: Annotated[
+        bool, typer.Option("--may-invite", help="Who joins with it may invite others.")
+    ] = False,
+    qr: Annotated[bool, typer.Option("--qr", help="Show it as a QR code, too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print one line with which others join; it works while any one of several members lives."""
+    seconds = seconds_of(expires)
+    asked = urlencode({"seconds": seconds, "may_invite": int(may_invite)})
+    made = _order(home, f"invite?{asked}")
+    if as_json:
+        typer.echo(json.dumps(made))
+        return
+    typer.echo(f"p2p-dtfm --invite {made['line']}")
+    if qr:
+        _show_qr(made["line"])
+    say = Console(stderr=True, highlight=False, soft_wrap=True).print
+    if made["name"] is None:
+        say("anybody may join this run: the line only says where it is")
+        return
+    rights = " and invite others" if made["may_invite"] else ""
+    say(f"whoever has this line can join{rights}, for {duration(seconds)}")
+    say(f"to take it back: p2p-dtfm revoke {made['name']}")
+
+
+@app.command()
+def revoke(
+    who: Annotated[str, typer.Argument(help="A member's name or id, or an invitation.")],
+    home: HomeOption = None,
+) -> None:
+    """Take an invitation back: a member goes with the next view; with a line, all who came by it
+    go."""
+    done = _order(home, f"revoke?{urlencode({'who': who})}")
+    typer.echo(f"{done['revoked']} is revoked; the other members are told")
+
+
+def _order(home: Any, what: str) -> Any:
+    """Raises `UserError` with the daemon's own reason."""
+    answer = call_daemon(home, what, "POST")
+    if "error" in answer:
+        raise UserError(answer["error"], tuple(answer["fixes"]))
+    return answer
+
+
+def _show_qr(line: str) -> None:
+    try:
+        segno = importlib.import_module("segno")
+    except ImportError as error:
+        raise UserError(
+            "QR codes need the package segno", "pip install segno; or paste the line"
+        ) from error
+    segno.make(f"p2p-dtfm --invite {line}", error="l").terminal(compact=True)

@@ -1,0 +1,150 @@
+"""Who is let into a run by invitation: whom the founder's word reaches, and nobody took back."""
+
+import msgspec
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.invited.chains import (
+    NOT_INVITED,
+    SKEW_S,
+    Chain,
+    Revocation,
+    open_chain,
+    open_revocation,
+)
+from p2p_dtfm.core.protocol.signed import Signed, Verify
+
+GUESTS_LIMIT = 4096
+REVOCATIONS_LIMIT = 1024
+OF_ONE_LIMIT = 64
+"""Revocations of one that is not the founder."""
+
+
+class SavedGuests(msgspec.Struct, frozen=True):
+    """What outlives the daemon: who came in before its line expired may come back."""
+
+    guests: dict[str, tuple[Signed, ...]] = {}
+    revocations: tuple[Signed, ...] = ()
+
+
+class GuestList:
+    """Of one run, as one member knows it. Times are Unix seconds, and arguments."""
+
+    def __init__(self, founder: str, run_digest: str, verify: Verify) -> None:
+        self._founder = founder
+        self._run_digest = run_digest
+        self._verify = verify
+        self._shown: dict[str, tuple[Signed, ...]] = {}
+        self._chains: dict[str, Chain] = {}
+        self._revocations: dict[tuple[str, str], tuple[Revocation, Signed]] = {}
+
+    def introduce(self, peer_id: str, shown: tuple[Signed, ...], now_s: int) -> None:
+        """A peer shows by what it comes. Raises `PeerFault` with the reason in words."""
+        if peer_id == self._founder:
+            return
+        chain = open_chain(shown, self._founder, self._run_digest, peer_id, self._verify)
+        before = self._chains.get(peer_id)
+        is_guest = before is not None and before.holders == chain.holders
+        if (reason := self._taken_back(chain, is_guest)) is not None:
+            raise PeerFault(f"{NOT_INVITED}: {reason}", peer_id)
+        if not is_guest and now_s > chain.expires_s + SKEW_S:
+            late_s = now_s - chain.expires_s
+            raise PeerFault(
+                f"{NOT_INVITED}: the invitation expired {_about(late_s)} ago, by this clock",
+                peer_id,
+            )
+        self._shown[peer_id], self._chains[peer_id] = shown, chain
+        if len(self._chains) > GUESTS_LIMIT:
+            oldest = next(iter(self._chains))
+            del self._chains[oldest], self._shown[oldest]
+
+    def admits(self, peer_id: str) -> bool:
+        """Whether it has been let in, and that holds."""
+        if peer_id == self._founder:
+            return True
+        return peer_id in self._chains and self.refusal(peer_id) is None
+
+    def refusal(self, peer_id: str) -> str | None:
+        """Why a peer is out that may have been in; None if nothing is known against it."""
+        chain = self._chains.get(peer_id)
+        if chain is not None:
+            return self._taken_back(chain, is_guest=True)
+        return self._word_against(peer_id, {self._founder}, is_guest=True)
+
+    def revoke(self, signed: Signed) -> bool:
+        """Whether this is news. Raises `PeerFault`."""
+        revocation = open_revocation(signed, self._run_digest, self._verify)
+        key = (signed.peer_id, revocation.holder)
+        held = self._revocations.get(key)
+        if held is not None and not (held[0].stays_for_guests and not revocation.stays_for_guests):
+            return False
+        if revocation.holder == self._founder:
+            raise PeerFault("revokes the founder", signed.peer_id)
+        of_one = sum(giver == signed.peer_id for giver, _ in self._revocations)
+        is_founder = signed.peer_id == self._founder
+        full = len(self._revocations) >= REVOCATIONS_LIMIT
+        if not is_founder and (full or of_one >= OF_ONE_LIMIT):
+            raise PeerFault("has revoked more than is remembered", signed.peer_id)
+        self._revocations[key] = revocation, signed
+        if len(self._revocations) > REVOCATIONS_LIMIT:  # the founder's word is never refused
+            others = (it for it in self._revocations if it[0] != self._founder)
+            del self._revocations[next(others, next(iter(self._revocations)))]
+        return True
+
+    def chain_of(self, peer_id: str) -> Chain | None:
+        return self._chains.get(peer_id)
+
+    def may_revoke(self, giver: str, holder: str) -> bool:
+        """By what is known here: the founder everybody, others those that they have invited."""
+        above = (
+            c.holders[: c.holders.index(holder)]
+            for c in self._chains.values()
+            if holder in c.holders
+        )
+        return giver == self._founder or any(giver in holders for holders in above)
+
+    @property
+    def revocations(self) -> tuple[Signed, ...]:
+        """In the order in which they came."""
+        return tuple(signed for _, signed in self._revocations.values())
+
+    def saved(self) -> SavedGuests:
+        return SavedGuests(dict(self._shown), self.revocations)
+
+    def restore(self, saved: SavedGuests) -> None:
+        """What this home wrote down; what does not hold any more is left out."""
+        for peer_id, shown in saved.guests.items():
+            try:
+                chain = open_chain(shown, self._founder, self._run_digest, peer_id, self._verify)
+            except PeerFault:
+                continue
+            self._shown[peer_id], self._chains[peer_id] = shown, chain
+        for signed in saved.revocations[:REVOCATIONS_LIMIT]:
+            try:
+                self.revoke(signed)
+            except PeerFault:
+                continue
+
+    def _taken_back(self, chain: Chain, is_guest: bool) -> str | None:
+        """Whoever stands above a holder in its chain may take back what it was given."""
+        above = {self._founder}
+        for holder in chain.holders:
+            if (reason := self._word_against(holder, above, is_guest)) is not None:
+                return reason
+            above.add(holder)
+        return None
+
+    def _word_against(self, holder: str, above: set[str], is_guest: bool) -> str | None:
+        for giver in sorted(above):
+            held = self._revocations.get((giver, holder))
+            if held is not None and not (held[0].stays_for_guests and is_guest):
+                who = "the founder" if giver == self._founder else giver
+                return f"the invitation was revoked by {who}"
+        return None
+
+
+def _about(seconds: int) -> str:
+    for unit_s, name in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
+        if seconds >= unit_s:
+            count = seconds // unit_s
+            return f"{count} {name}{'s' * (count != 1)}"
+    return f"{seconds} seconds"

@@ -1,0 +1,88 @@
+"""The line that one pastes: all that a machine needs to find a run and to be let in."""
+
+import base64
+import binascii
+import zlib
+
+import msgspec
+
+from p2p_dtfm.core.protocol.canonical import decode, encode
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.invited.chains import SKEW_S, Link
+from p2p_dtfm.core.protocol.signed import Signed
+
+PREFIX = "p2pi1-"
+TEXT_LIMIT = 8192
+UNPACKED_LIMIT_BYTES = 16384
+ADDRESSES_LIMIT = 5
+KEY_BYTES = 32
+ASK_AGAIN = "ask whoever invited you for a new line: p2p-dtfm invite prints one"
+
+
+class InvitationLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Whoever has it is invited."""
+
+    run: bytes
+    """Its digest."""
+    directory_key: bytes
+    """With which members find one another."""
+    seed: bytes
+    """Of the line's own key, which signs for the peer that comes by it."""
+    chain: tuple[Signed, ...]
+    """Empty in a run that asks for no invitation."""
+    addresses: tuple[str, ...]
+    """Of several members: any one of them is enough."""
+
+    @property
+    def run_digest(self) -> str:
+        return self.run.hex()
+
+    @property
+    def holder(self) -> str:
+        """The line's name, by which it can be revoked."""
+        return self._link.holder
+
+    @property
+    def expires_s(self) -> int | None:
+        """None: never."""
+        return self._link.expires_s if self.chain else None
+
+    @property
+    def _link(self) -> Link:
+        return decode(self.chain[-1].payload, Link)
+
+    def text(self) -> str:
+        packed = zlib.compress(encode(self), 9)
+        return PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+
+def read_line(text: str) -> InvitationLine:
+    """Raises `UserError` if it is damaged."""
+    word = "".join(text.split())
+    try:
+        if not word.startswith(PREFIX) or len(word) > TEXT_LIMIT:
+            raise ValueError
+        coded = word[len(PREFIX) :]
+        packed = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)
+        unpacking = zlib.decompressobj()
+        line = decode(unpacking.decompress(packed, UNPACKED_LIMIT_BYTES), InvitationLine)
+        sizes = {len(line.run), len(line.directory_key), len(line.seed)}
+        if not unpacking.eof or sizes != {KEY_BYTES} or not line.addresses:
+            raise ValueError
+        _ = line.expires_s
+    except (ValueError, PeerFault, zlib.error, binascii.Error) as error:
+        raise UserError(
+            "this is no whole invitation",
+            (f"paste the whole line, which begins with {PREFIX}", ASK_AGAIN),
+        ) from error
+    return line
+
+
+def require_in_time(line: InvitationLine, now_s: int) -> None:
+    """Raises `UserError` where its time is over by this machine's clock, and by some minutes."""
+    if line.expires_s is not None and now_s > line.expires_s + SKEW_S:
+        raise UserError(
+            "the invitation has expired, by this machine's clock",
+            (ASK_AGAIN, "or set this machine's clock, if it is wrong"),
+            exit_code=5,
+        )

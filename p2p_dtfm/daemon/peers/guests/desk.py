@@ -1,0 +1,94 @@
+"""Where a member's user invites others, and takes invitations back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.invited.line import (
+    ADDRESSES_LIMIT,
+    KEY_BYTES,
+    PREFIX,
+    InvitationLine,
+    read_line,
+)
+from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook
+from p2p_dtfm.net.contacts.addresses import host_and_port, is_relayed
+from p2p_dtfm.net.contacts.identity import is_peer_id
+from p2p_dtfm.ports import now
+
+OWN_LIMIT = 2
+EXPIRES_LIMIT_S = 10 * 365 * 86_400
+
+
+def addresses_to_tell(
+    own: Sequence[str], others: Mapping[str, Sequence[str]], points: Sequence[str]
+) -> tuple[str, ...]:
+    """Two of this peer's, one of each of some others, and where it met the run itself: any one that
+    lives is enough."""
+    mine = sorted(own, key=_worth)[:OWN_LIMIT]
+    theirs = (min(where, key=_worth) for where in others.values() if where)
+    return tuple(dict.fromkeys((*mine, *theirs, *points)))[:ADDRESSES_LIMIT]
+
+
+def _worth(address: str) -> tuple[bool, bool]:
+    """What can be called from elsewhere comes first."""
+    host = "" if is_relayed(address) else host_and_port(address)[0]
+    return host.startswith("127.") or host == "::1", is_relayed(address)
+
+
+def new_line(
+    book: GuestBook | None,
+    run_digest: str,
+    parameters: Mapping[str, str],
+    addresses: Sequence[str],
+) -> dict[str, Any]:
+    """What `p2p-dtfm invite` prints. Where the run asks for no invitation, the line only says where
+    it is. Raises `UserError`."""
+    if book is None or book.guests is None:
+        nothing = bytes(KEY_BYTES)
+        line = InvitationLine(bytes.fromhex(run_digest), nothing, nothing, (), tuple(addresses))
+        return {"line": line.text(), "name": None, "expires_s": None, "may_invite": False}
+    length = parameters.get("seconds", "")
+    if not length.isdecimal() or not 60 <= int(length) <= EXPIRES_LIMIT_S:
+        raise UserError(
+            "an invitation lasts from a minute to ten years", "for example --expires 7d"
+        )
+    may_invite = parameters.get("may_invite") == "1"
+    line = book.invite(int(now.wall_s()) + int(length), may_invite, addresses)
+    return {
+        "line": line.text(),
+        "name": line.holder,
+        "expires_s": line.expires_s,
+        "may_invite": may_invite,
+    }
+
+
+def revoke(
+    book: GuestBook | None, who: str, members: Sequence[str], name_of: Callable[[str], str]
+) -> dict[str, Any]:
+    """A member by name or id, or a line. Raises `UserError`."""
+    if book is None or book.guests is None:
+        raise UserError(
+            "this run is not by invitation, so nobody can be revoked",
+            'found one whose run spec says [admission] mode = "invited"',
+        )
+    holder = _whom(book, who.strip(), members, name_of)
+    book.revoke(holder)
+    return {"revoked": holder}
+
+
+def _whom(book: GuestBook, who: str, members: Sequence[str], name_of: Callable[[str], str]) -> str:
+    if who.startswith(PREFIX):
+        line = read_line(who)
+        if line.run_digest != book.run_digest:
+            raise UserError("that invitation is to another run", "use the home that gave it")
+        return line.holder
+    if is_peer_id(who):
+        return who
+    named = [peer_id for peer_id in members if name_of(peer_id) == who]
+    if len(named) != 1:
+        raise UserError(
+            f"{len(named) or 'no'} members are called {who!r}",
+            "p2p-dtfm peers lists them; or name its id, or the line that it came by",
+        )
+    return named[0]

@@ -1,0 +1,201 @@
+"""What a home knows of who may be in a run by invitation, and by what it came itself."""
+
+import contextlib
+import logging
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.invited.chains import (
+    CHAIN_LIMIT,
+    Link,
+    Revocation,
+    bound_to,
+    run_mark,
+    sign_link,
+    sign_revocation,
+)
+from p2p_dtfm.core.protocol.invited.guest_list import GuestList, SavedGuests
+from p2p_dtfm.core.protocol.invited.line import (
+    ADDRESSES_LIMIT,
+    ASK_AGAIN,
+    KEY_BYTES,
+    InvitationLine,
+    require_in_time,
+)
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.daemon.peers.wire import Introduction
+from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
+from p2p_dtfm.ports import disk, now
+
+FILE_NAME = "guests.json"
+FILE_LIMIT_BYTES = 16 << 20
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """In the run's directory."""
+
+    chain: tuple[Signed, ...] = ()
+    guests: SavedGuests = SavedGuests()
+
+
+class GuestBook:
+    """Of one run by invitation. `guests` is there once the run is known."""
+
+    def __init__(self, directory: Path, run_digest: str, identity: Identity) -> None:
+        self.run_digest = run_digest
+        self.directory_key = b""
+        self.changes = 0
+        """How often somebody's invitation was taken back, as far as is known here."""
+        self.guests: GuestList | None = None
+        self._path = directory / FILE_NAME
+        self._identity = identity
+        self._kept = self._read()
+
+    @property
+    def introduction(self) -> Introduction | None:
+        """None where this peer needs none: the founder."""
+        return Introduction(self._kept.chain) if self._kept.chain else None
+
+    @property
+    def known(self) -> GuestList:
+        """Once the run is known."""
+        assert self.guests is not None
+        return self.guests
+
+    def come_by(self, line: InvitationLine) -> None:
+        """This peer's user has pasted it. Raises `UserError` if it has expired, or is damaged."""
+        self.directory_key = line.directory_key
+        came_by_it = len(self._kept.chain) > 1 and self._kept.chain[:-1] == line.chain
+        if came_by_it or not line.chain:
+            return
+        require_in_time(line, int(now.wall_s()))
+        try:
+            signer = identity_of_seed(line.seed).sign
+            chain = bound_to(line.chain, line.run_digest, self._identity.peer_id, signer)
+        except PeerFault as fault:
+            raise UserError(f"the invitation is no good: {fault.cause}", ASK_AGAIN) from fault
+        self._kept = msgspec.structs.replace(self._kept, chain=chain)
+
+    def open_for(self, spec: RunSpec) -> GuestList:
+        """The run is known. Raises `UserError` where this peer may not be in it."""
+        admission, me = spec.admission, self._identity.peer_id
+        self.directory_key = bytes.fromhex(admission.key)
+        guests = GuestList(admission.founder, self.run_digest, verify)
+        guests.restore(self._kept.guests)
+        try:
+            guests.introduce(me, self._kept.chain, 0)
+        except PeerFault as fault:
+            raise not_let_in(fault.cause) from fault
+        self.guests = guests
+        self.save()
+        return guests
+
+    def introduced(self, sender: str, chain: tuple[Signed, ...]) -> None:
+        """Somebody says by what it comes. Raises `PeerFault`."""
+        before = self.known.chain_of(sender)
+        self.known.introduce(sender, chain, int(now.wall_s()))
+        if self.known.chain_of(sender) != before:
+            self.save()
+
+    def revoked(self, signed: Sequence[Signed]) -> None:
+        """By word of another member; it may have come a long way. Raises `PeerFault`."""
+        news = [each for each in signed if self.known.revoke(each)]
+        if news:
+            self.changes += 1
+            self.save()
+
+    def invite(self, expires_s: int, may_invite: bool, addresses: Sequence[str]) -> InvitationLine:
+        """A new line. Raises `UserError` if this peer may not invite. `expires_s`: Unix time."""
+        own = self._kept.chain
+        guests, me = self.known, self._identity.peer_id
+        chain = guests.chain_of(me)
+        if chain is not None and not (chain.may_invite and len(own) + 2 <= CHAIN_LIMIT):
+            raise UserError(
+                "this peer may not invite others",
+                "ask the founder: a line of p2p-dtfm invite --may-invite lets its peer invite",
+            )
+        ends_s = expires_s if chain is None else min(expires_s, chain.expires_s)
+        seed = secrets.token_bytes(KEY_BYTES)
+        holder = identity_of_seed(seed).peer_id
+        link = Link(run_mark(self.run_digest), holder, True, may_invite, ends_s)
+        signed = sign_link(link, me, self._identity.sign)
+        run, some = bytes.fromhex(self.run_digest), tuple(addresses)[:ADDRESSES_LIMIT]
+        line = InvitationLine(run, self.directory_key, seed, (*own, signed), some)
+        return line
+
+    def revoke(self, holder: str) -> None:
+        """Take back what a peer, or a line, was given. Raises `UserError` if that is not this
+        peer's to do."""
+        guests, me = self.known, self._identity.peer_id
+        chain = guests.chain_of(holder)
+        words = [Revocation(run_mark(self.run_digest), holder, False, int(now.wall_s()))]
+        if chain is not None:  # nor does it come back by another key
+            words.append(
+                msgspec.structs.replace(words[0], holder=chain.line, stays_for_guests=True)
+            )
+        signed = [sign_revocation(word, me, self._identity.sign) for word in words]
+        if not guests.may_revoke(me, holder):
+            raise UserError(
+                f"it was not this peer that invited {holder}",
+                "ask the founder, or whoever invited it",
+            )
+        try:
+            self.revoked(signed)
+        except PeerFault as fault:
+            raise UserError(f"cannot be revoked: {fault.cause}") from fault
+
+    def save(self) -> None:
+        """A full disk costs the memory, and nothing else."""
+        if self.guests is not None:
+            self._kept = msgspec.structs.replace(self._kept, guests=self.guests.saved())
+        try:
+            data = msgspec.json.encode(self._kept)
+            disk.write_whole(self._path, data, disk.ONLY_OWNER)
+        except OSError as error:
+            log.warning("cannot write down who was invited: %s", error)
+
+    def _read(self) -> _Kept:
+        try:
+            with self._path.open("rb") as file:
+                kept = msgspec.json.decode(file.read(FILE_LIMIT_BYTES), type=_Kept)
+        except FileNotFoundError:
+            return _Kept()
+        except (OSError, msgspec.MsgspecError, RecursionError) as error:
+            aside = self._path.with_suffix(".damaged")
+            log.warning("who was invited is not known: %s (set aside as %s)", error, aside)
+            with contextlib.suppress(OSError):
+                self._path.replace(aside)
+            return _Kept()
+        return kept
+
+
+def book_of(
+    directory: Path, identity: Identity, line: InvitationLine | None, recalled: RunSpec | None
+) -> GuestBook | None:
+    """By the line that was pasted, or what this home remembers; None where no run is known to be
+    by invitation."""
+    if line is not None and line.chain:
+        book = GuestBook(directory, line.run_digest, identity)
+        book.come_by(line)
+        return book
+    if recalled is not None and recalled.admission.is_invited:
+        book = GuestBook(directory, recalled.digest(), identity)
+        book.directory_key = bytes.fromhex(recalled.admission.key)
+        return book
+    return None
+
+
+def not_let_in(cause: str) -> UserError:
+    """Members have answered, and do not let this peer in."""
+    return UserError(
+        f"the members do not let this peer in: {cause}",
+        (ASK_AGAIN, "then join with it: p2p-dtfm --invite LINE"),
+        exit_code=5,
+    )

@@ -1,0 +1,79 @@
+"""Members whose invitation was taken back go with the next view; everybody hears of it."""
+
+import asyncio
+from collections.abc import Callable
+
+from p2p_dtfm.core.consensus.actions import Actions
+from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.peers.wire import Revocations
+from p2p_dtfm.ports import now
+
+LOOK_EVERY_S = 0.5
+"""And so long the others have to hear of it, before this peer asks for a view without it."""
+TOLD_AT_ONCE = 512
+
+
+class GuestWatch:
+    """Of a member; `do` carries out what the agreement asks for."""
+
+    def __init__(
+        self,
+        book: GuestBook,
+        agreement: Agreement,
+        messenger: Messenger,
+        do: Callable[[Actions], None],
+    ) -> None:
+        self._book = book
+        self._agreement = agreement
+        self._messenger = messenger
+        self._do = do
+        self._told: tuple[ViewId | None, int] = (None, 0)
+        self._held_up: tuple[ViewId | None, frozenset[str]] = (None, frozenset())
+
+    async def keep(self) -> None:
+        """For ever; raises `UserError` once this peer itself is out."""
+        while True:
+            self._require_own()
+            if not self._tell():
+                self._hold_up()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _require_own(self) -> None:
+        guests = self._book.known
+        if (reason := guests.refusal(self._messenger.me)) is not None:
+            raise UserError(
+                f"this peer is no longer in the run: {reason}",
+                "ask whoever invited you; what it has trained stays with the others",
+                exit_code=5,
+            )
+
+    def _tell(self) -> bool:
+        """Whether there was something to tell: who is new in a view knows nothing yet."""
+        guests, view = self._book.known, self._agreement.view
+        state = (view.id if view is not None else None, self._book.changes)
+        if view is None or state == self._told or not guests.revocations:
+            return False
+        self._told = state
+        message = Revocations(guests.revocations[-TOLD_AT_ONCE:])
+        for peer_id in view.member_ids:
+            self._messenger.tell(peer_id, message)
+        return True
+
+    def _hold_up(self) -> None:
+        guests, agreement = self._book.known, self._agreement
+        view = agreement.view
+        out, told = frozenset[str](), self._held_up
+        for each in (view, agreement.next_view):
+            members = each.member_ids if each is not None else ()
+            out |= {peer_id for peer_id in members if guests.refusal(peer_id) is not None}
+        state = (view.id if view is not None else None, out)
+        if not out or state == told:
+            return
+        self._held_up = state
+        for peer_id in sorted(out):
+            reason = guests.refusal(peer_id) or ""
+            self._do(agreement.holds_up(peer_id, reason, now.monotonic_ns()))

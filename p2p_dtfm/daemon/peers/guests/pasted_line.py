@@ -1,0 +1,25 @@
+"""What a pasted line says to the daemon: where to go, and to which run."""
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.invited.line import read_line
+from p2p_dtfm.daemon.machine.settings import Settings
+
+
+def with_invitation(settings: Settings) -> Settings:
+    """As if its addresses and its run had been typed. Raises `UserError`."""
+    if not settings.invite:
+        return settings
+    line = read_line(settings.invite)
+    if settings.run:
+        raise UserError(
+            "--invite joins a run that is there, --run founds one", "leave out one of them"
+        )
+    if settings.run_digest and not line.run_digest.startswith(settings.run_digest):
+        raise UserError(
+            f"the invitation is to run {line.run_digest[:16]}, not {settings.run_digest[:16]}",
+            "leave out --run-digest: the invitation names the run",
+        )
+    addresses = dict.fromkeys((*settings.initial_peers, *line.addresses))
+    return settings.model_copy(
+        update={"initial_peers": tuple(addresses), "run_digest": line.run_digest}
+    )

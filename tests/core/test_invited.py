@@ -1,0 +1,148 @@
+"""Chains of signatures: who may let whom in, until when, and who may take it back."""
+
+import pytest
+
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.invited.chains import (
+    Link,
+    Revocation,
+    bound_to,
+    run_mark,
+    sign_link,
+    sign_revocation,
+)
+from p2p_dtfm.core.protocol.invited.guest_list import GuestList
+from p2p_dtfm.core.protocol.invited.line import InvitationLine, read_line, require_in_time
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
+
+RUN, OTHER_RUN = "ab" * 32, "cd" * 32
+DAY_S = 86_400
+NOW_S = 1_800_000_000
+
+
+def peer(number: int) -> Identity:
+    return identity_of_seed(bytes([number]) * 32)
+
+
+FOUNDER, ALICE, BOB, EVE = (peer(number) for number in range(1, 5))
+LINE, SECOND = peer(101), peer(102)
+
+
+def line_of(
+    giver: Identity, key: Identity, above: tuple[Signed, ...] = (), **changes: object
+) -> tuple[Signed, ...]:
+    facts = {"may_invite": False, "expires_s": NOW_S + DAY_S, "run": RUN, **changes}
+    run = run_mark(str(facts.pop("run")))
+    link = Link(run, key.peer_id, True, **facts)  # type: ignore[arg-type]
+    return (*above, sign_link(link, giver.peer_id, giver.sign))
+
+
+def shown(who: Identity, line: tuple[Signed, ...], key: Identity) -> tuple[Signed, ...]:
+    return bound_to(line, RUN, who.peer_id, key.sign)
+
+
+def guests() -> GuestList:
+    return GuestList(FOUNDER.peer_id, RUN, verify)
+
+
+def refused(found: GuestList, who: Identity, chain: tuple[Signed, ...], now_s: int = NOW_S) -> str:
+    with pytest.raises(PeerFault) as fault:
+        found.introduce(who.peer_id, chain, now_s)
+    assert not found.admits(who.peer_id)
+    return fault.value.cause
+
+
+def test_the_founders_line_lets_in_whoever_has_it_and_nobody_else() -> None:
+    found, line = guests(), line_of(FOUNDER, LINE)
+    assert found.admits(FOUNDER.peer_id) and not found.admits(ALICE.peer_id)
+    chain = shown(ALICE, line, LINE)
+    found.introduce(ALICE.peer_id, chain, NOW_S)
+    assert found.admits(ALICE.peer_id)
+    assert "somebody else's" in refused(found, EVE, chain), "what Alice shows is of no use to Eve"
+    assert "not from who may give it" in refused(found, EVE, shown(EVE, line, EVE)[:1] * 2)
+    assert "0 signatures" in refused(found, EVE, ())
+
+
+def test_forged_foreign_and_late_invitations_are_refused_with_the_reason() -> None:
+    found = guests()
+    by_eve = shown(EVE, line_of(EVE, LINE), LINE)
+    assert "not from who may give it" in refused(found, EVE, by_eve)
+    first, last = shown(EVE, line_of(FOUNDER, LINE), LINE)
+    forged = Signed(first.peer_id, first.kind, first.payload, by_eve[0].signature)
+    assert "forged" in refused(found, EVE, (forged, last))
+    elsewhere = line_of(FOUNDER, LINE, run=OTHER_RUN)
+    assert "another run" in refused(found, EVE, shown(EVE, elsewhere, LINE))
+    chain = shown(ALICE, line_of(FOUNDER, LINE), LINE)
+    late_s = NOW_S + DAY_S + 2 * 3600
+    assert "expired 2 hours ago" in refused(found, ALICE, chain, late_s)
+    found.introduce(ALICE.peer_id, chain, NOW_S + DAY_S + 200)  # clocks differ by minutes
+    found.introduce(ALICE.peer_id, chain, late_s)  # who came in before may come back
+
+
+def test_only_who_may_invite_does_and_not_for_longer_than_itself() -> None:
+    found = guests()
+    plain = shown(ALICE, line_of(FOUNDER, LINE), LINE)
+    bobs = shown(BOB, line_of(ALICE, SECOND, plain), SECOND)
+    assert "may not invite others" in refused(found, BOB, bobs)
+    first, _ = plain
+    more = Link(run_mark(RUN), ALICE.peer_id, False, True, NOW_S + DAY_S)
+    greedy = (first, sign_link(more, LINE.peer_id, LINE.sign))
+    assert "a right that it has not" in refused(found, ALICE, greedy)
+    trusted = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)
+    bobs = shown(BOB, line_of(ALICE, SECOND, trusted, expires_s=NOW_S + 9 * DAY_S), SECOND)
+    assert "expired" in refused(guests(), BOB, bobs, NOW_S + 2 * DAY_S)
+    found.introduce(BOB.peer_id, bobs, NOW_S)
+    assert found.admits(BOB.peer_id)
+
+
+def revoke(found: GuestList, by: Identity, whom: Identity, stays: bool = False) -> None:
+    word = Revocation(run_mark(RUN), whom.peer_id, stays, NOW_S)
+    found.revoke(sign_revocation(word, by.peer_id, by.sign))
+
+
+def test_who_is_above_takes_back_and_who_is_beside_cannot() -> None:
+    found = guests()
+    trusted = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)
+    bobs = shown(BOB, line_of(ALICE, SECOND, trusted), SECOND)
+    found.introduce(ALICE.peer_id, trusted, NOW_S)
+    found.introduce(BOB.peer_id, bobs, NOW_S)
+    for nobody in (EVE, BOB):
+        revoke(found, nobody, ALICE)
+        assert found.admits(ALICE.peer_id) and not found.may_revoke(nobody.peer_id, ALICE.peer_id)
+    revoke(found, ALICE, BOB)
+    assert found.may_revoke(ALICE.peer_id, BOB.peer_id)
+    assert found.admits(ALICE.peer_id) and not found.admits(BOB.peer_id)
+    assert "was revoked" in (found.refusal(BOB.peer_id) or "")
+    assert "was revoked" in refused(found, BOB, bobs)
+    again = guests()  # as after a restart
+    again.restore(found.saved())
+    assert again.admits(ALICE.peer_id) and not again.admits(BOB.peer_id)
+    revoke(again, FOUNDER, LINE)
+    assert not again.admits(ALICE.peer_id), "all that came by the line go"
+
+
+def test_a_closed_line_keeps_its_guests_and_lets_nobody_else_in() -> None:
+    found, line = guests(), line_of(FOUNDER, LINE)
+    found.introduce(ALICE.peer_id, shown(ALICE, line, LINE), NOW_S)
+    revoke(found, FOUNDER, LINE, stays=True)
+    assert found.admits(ALICE.peer_id)
+    assert "revoked by the founder" in refused(found, BOB, shown(BOB, line, LINE))
+    with pytest.raises(PeerFault, match="revokes the founder"):
+        revoke(found, ALICE, FOUNDER)
+
+
+def test_a_line_is_read_whole_or_not_at_all() -> None:
+    chain = line_of(FOUNDER, LINE)
+    line = InvitationLine(
+        bytes.fromhex(RUN), b"k" * 32, b"s" * 32, chain, ("/ip4/1.2.3.4/tcp/5/p2p/" + "x" * 52,)
+    )
+    text = line.text()
+    assert read_line(f" {text[:60]}\n{text[60:]} ") == line and len(text) < 700
+    assert line.holder == LINE.peer_id
+    for damaged in ("", text[:-9], text[6:], text[:80] + "A" + text[81:], "p2pi1-" + "A" * 9000):
+        with pytest.raises(UserError, match="no whole invitation"):
+            read_line(damaged)
+    require_in_time(line, NOW_S + DAY_S + 200)
+    with pytest.raises(UserError, match="has expired"):
+        require_in_time(line, NOW_S + DAY_S + 400)

@@ -1,0 +1,51 @@
+"""A run by invitation, with real daemons: who is invited joins, who is not learns nothing, and who
+is revoked goes and does not come back."""
+
+import json
+from pathlib import Path
+
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
+from tests.e2e.helpers import logged, run_program, takes_part, wait_until, write_endless_spec
+
+SMALL = ("--threads", "1", "--dashboard", "off", "--no-nearby")
+
+
+def invited(member: Child, *options: str) -> str:
+    done = run_program("invite", "--home", member.home, "--json", *options)
+    assert done.returncode == 0, done.stderr
+    line = json.loads(done.stdout)["line"]
+    assert isinstance(line, str)
+    return line
+
+
+def test_invited_uninvited_and_revoked(tmp_path: Path) -> None:
+    spec = write_endless_spec(tmp_path, admission={"mode": "invited"})
+    with LocalSwarm(tmp_path, SMALL) as swarm:
+        founder, address = swarm.found(["--run", str(spec)])
+        wait_until(lambda: takes_part(founder), "the founder trains")
+        guest = swarm.start(["--invite", invited(founder)])
+        stranger = swarm.join(address)
+        wait_until(lambda: not stranger.running, "who is not invited is refused")
+        assert stranger.process.returncode == 5, stranger.log_tail()
+        assert logged(stranger, "not invited: this run is by invitation")
+        digest = (founder.status() or {})["run_digest"]
+        kept = [path for path in stranger.home.rglob("*") if path.is_file()]
+        assert not any(digest.encode() in path.read_bytes() for path in kept)
+        wait_until(lambda: takes_part(guest), "who is invited takes part")
+
+        facts = guest.status() or {}
+        refused = run_program("invite", "--home", guest.home)
+        assert refused.returncode == 2 and "may not invite others" in refused.stderr
+        done = run_program("revoke", facts["peer_id"], "--home", founder.home)
+        assert done.returncode == 0, done.stderr
+        wait_until(lambda: not guest.running, "who is revoked goes")
+        assert guest.process.returncode == 5, guest.log_tail()
+        assert logged(guest, "the invitation was revoked by the founder")
+        wait_until(
+            lambda: len((founder.status() or {"members": ()})["members"]) == 1, "a view without it"
+        )
+        views = [each for each in founder.events() if each["event"] == "view"]
+        again = swarm.start([], home=guest.home)
+        wait_until(lambda: not again.running, "nor does it come back")
+        assert again.process.returncode == 5, again.log_tail()
+        assert len(views) <= 4, "one view to let it in, one without it"

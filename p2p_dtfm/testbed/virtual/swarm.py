@@ -137,6 +137,8 @@ class Swarm:
         self.network = VirtualNetwork(loop, random.Random(f"links {seed}"))
         self.trace = self.network.links.trace
         self.peers: list[Peer] = []
+        self.memory_gib = MEMORY_GIB
+        """Of each machine."""
         self.plans: dict[bytes, Plan | NoPlan] = {}
         """By the snapshot's bytes."""
         self._seed = seed
@@ -160,7 +162,7 @@ class Swarm:
             "listen": ("/ip4/127.0.0.1/tcp/0",),
             "device": "cpu",
             "threads": 1,
-            "memory_gib": MEMORY_GIB,
+            "memory_gib": self.memory_gib,
             "exit_when_done": True,
         }
         made = Settings.model_validate(values | settings)

@@ -203,20 +203,21 @@ class Entry:
         except (Unreachable, PeerFault) as error:
             log.debug("not let in yet: %s", error)
             return isinstance(error, PeerFault) and not isinstance(error, Unreachable)
-        self._heed_end(member, known)
-        return known.lets_in and known.standing is None
+        return known.lets_in and not self._is_at_end(member, known)
 
-    def _heed_end(self, member: str, known: KnownPeers) -> None:
-        """Whether no step of the run is left to join, if somebody that this peer knows shows it.
+    def _is_at_end(self, member: str, known: KnownPeers) -> bool:
+        """Whether it says that no step of the run is left to join. It counts as true if somebody
+        that this peer knows shows it.
 
         Who says so and does not show it lets nobody in either: it may be a member only since the
         last step committed, and have nothing that shows it.
         """
+        if known.standing is None:
+            return False
         run, familiar = self._membership.run, self._membership.agreement.familiar
-        if known.standing is None or not familiar.holds(member):
-            return
-        if shows_end(member, known.standing, run.spec):
+        if familiar.holds(member) and shows_end(member, known.standing, run.spec):
             self._complete = RunComplete(run.digest[:16], run.spec.total_steps)
+        return True
 
     def _learn_known(self, known: KnownPeers) -> None:
         """What the member that this peer has asked says of others."""

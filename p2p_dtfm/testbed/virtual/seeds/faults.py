@@ -64,6 +64,8 @@ class Schedule:
     is_small: bool = False
     """The machines are near one another and have little memory: no one of them has room for the
     whole model, few layers are held twice, and guardians keep up with each step."""
+    stays_resident: bool = False
+    """Who is paused by its owner comes back in the same process."""
     writes_samples: bool = False
     """The model writes as it learns."""
 
@@ -99,5 +101,6 @@ def draw(seed: int) -> Schedule:
         tuple(joiners),
         tuple(faults),
         is_small=seed % 4 == 1,
+        stays_resident=seed % 8 == 6,
         writes_samples=seed % 8 == 2,
     )

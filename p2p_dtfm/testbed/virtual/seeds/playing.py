@@ -67,6 +67,7 @@ class Play:
         stays = {"exit_when_done": False, "samples": schedule.writes_samples}
         if schedule.is_small:
             swarm.memory_gib, swarm.network.links.are_near = SMALL_GIB, True
+        swarm.stays_resident = schedule.stays_resident
         expected = len(schedule.begun)
         founder = swarm.peer(schedule.begun[0], run=str(self._run), expect_peers=expected, **stays)
         known = [swarm.address(founder)]

@@ -1,8 +1,10 @@
 """Commands that bring models out and in: export, import."""
 
+import contextlib
+import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,15 +13,19 @@ from p2p_dtfm.cli.commands.data import newest_checkpoint, tokenizer_of
 from p2p_dtfm.cli.terminal.progress import progress_of_bytes
 from p2p_dtfm.core.protocol.errors import UserError
 
+if TYPE_CHECKING:
+    from p2p_dtfm.train.hugging_face.model_card import Told
+
 
 class ExportFormat(StrEnum):
     HF = "hf"
     SAFETENSORS = "safetensors"
+    GGUF = "gguf"
 
 
 @app.command()
 def export(
-    out: Annotated[Path, typer.Option(help="A new directory (hf) or file (safetensors).")],
+    out: Annotated[Path, typer.Option(help="A new directory (hf) or file (safetensors, gguf).")],
     checkpoint: Annotated[
         Path | None,
         typer.Argument(
@@ -28,7 +34,11 @@ def export(
         ),
     ] = None,
     form: Annotated[
-        ExportFormat, typer.Option("--format", help="For transformers, or one file of tensors.")
+        ExportFormat,
+        typer.Option(
+            "--format",
+            help="For transformers (hf), llama.cpp (gguf), or one file under our own names.",
+        ),
     ] = ExportFormat.HF,
     imported: Annotated[
         Path | None,
@@ -48,6 +58,7 @@ def export(
         model_in,
     )
     from p2p_dtfm.train.hugging_face.families import CLASSES, family_of
+    from p2p_dtfm.train.hugging_face.gguf_export import export_gguf
     from p2p_dtfm.train.model.generate import whole_checkpoint
 
     comes_from_import = checkpoint is not None and is_imported(checkpoint)
@@ -57,7 +68,7 @@ def export(
         directory = whole_checkpoint(checkpoint or newest_checkpoint(home))
     model = model_in(directory)
     tokenizer = None
-    if form is ExportFormat.HF and not comes_from_import:
+    if form is not ExportFormat.SAFETENSORS and not comes_from_import:
         try:
             tokenizer = tokenizer_of(directory)
         except UserError as error:
@@ -68,13 +79,75 @@ def export(
             tell(done_bytes, total_bytes, "writing")
 
         if form is ExportFormat.HF:
-            export_hugging_face(directory, out, tokenizer, progress, imported)
+            told = told_of(directory)
+            export_hugging_face(directory, out, tokenizer, progress, imported, told)
+        elif form is ExportFormat.GGUF:
+            export_gguf(directory, out, tokenizer, progress, imported)
         else:
             export_safetensors(directory, out, progress)
     typer.echo(f"the model of {model.spec.name} after step {model.step} is in {out}")
     if form is ExportFormat.HF:
         family = CLASSES[family_of(model.spec.model)]
         typer.echo(f"load it with: transformers.{family}.from_pretrained({str(out)!r})")
+    elif form is ExportFormat.GGUF:
+        typer.echo(f"try it with: llama-cli -m {out}")
+
+
+def told_of(directory: Path) -> "Told":
+    """What the home of a checkpoint knows of the run, as far as its files are there."""
+    from p2p_dtfm.core.protocol.errors import PeerFault
+    from p2p_dtfm.train.data import BlobStore, load_manifest
+    from p2p_dtfm.train.hugging_face.model_card import Told
+    from p2p_dtfm.train.model.checkpoint import read_manifest
+
+    if not (directory / "manifest.json").is_file():
+        return Told()  # imported, and not trained here
+    manifest = read_manifest(directory)
+    run = directory.parents[1]
+    notes = None
+    if (run / "blobs").is_dir():
+        path = BlobStore(run / "blobs").path(manifest.spec().data.manifest)
+        with contextlib.suppress(UserError, PeerFault):
+            notes = load_manifest(path).notes if path is not None else None
+    steps, members = _history(run, manifest.step)
+    return Told(
+        tokens=manifest.committed_tokens,
+        notes=notes,
+        members=sorted(members),
+        losses=_curve(steps, "loss"),
+        held_out=_curve(steps, "held_out_loss"),
+    )
+
+
+def _history(run: Path, until: int) -> tuple[dict[int, dict[str, Any]], set[str]]:
+    """Committed steps, the last word on each counting, and who was in any view."""
+    steps: dict[int, dict[str, Any]] = {}
+    members: set[str] = set()
+    for name in ("events.old", "events.jsonl"):
+        path = run / name
+        if not path.is_file():
+            continue
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                event = _event(line)
+                if event.get("event") == "step" and int(event.get("step", 0)) <= until:
+                    steps[int(event["step"])] = event
+                if event.get("event") == "view":
+                    members |= set(event.get("members", ()))
+    return steps, members
+
+
+def _event(line: str) -> dict[str, Any]:
+    """Empty for a line that was torn."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}
+
+
+def _curve(steps: dict[int, dict[str, Any]], name: str) -> list[tuple[int, float]]:
+    return [(step, event[name]) for step, event in sorted(steps.items()) if event.get(name)]
 
 
 @app.command(name="import")

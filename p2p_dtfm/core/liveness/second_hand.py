@@ -7,9 +7,9 @@ after it was last heard here. Machines that are busy delay the first, never make
 
 from collections.abc import Collection, Mapping
 
+from p2p_dtfm.core.liveness.rhythm import SECOND_NS
 from p2p_dtfm.core.messages.message_bounds import MISSED_LIMIT
 
-SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
 ASKED_NS = 3 * SECOND_NS
 """So long a question stands."""

@@ -235,6 +235,10 @@ class RunSpec(Section):
     def tokens_per_step(self) -> int:
         return self.batch.global_batch * self.model.context
 
+    def tokens_per_s(self, step_ns: int) -> float:
+        """At steps of this duration, above zero."""
+        return self.tokens_per_step * 1e9 / step_ns
+
     def canonical_bytes(self) -> bytes:
         """Canonical bytes; floats as their shortest decimal text, which reads back exactly."""
         return self._canonical

@@ -102,6 +102,25 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found
 
 
+def founding_snapshot(
+    run_digest: str, workload: Workload, records: Iterable[PeerRecord]
+) -> Snapshot:
+    """As if training began with these peers."""
+    in_order = sorted_records(list(records))
+    return Snapshot(
+        run_digest=run_digest,
+        workload=workload,
+        number=1,
+        previous=GENESIS,
+        planned=False,
+        records=in_order,
+        contributors=tuple(Member(record.peer_id, record.life) for record in in_order),
+        absent=(),
+        step=0,
+        present=None,
+    )
+
+
 def sorted_records(records: list[PeerRecord]) -> tuple[PeerRecord, ...]:
     """Canonical order of records in a snapshot."""
     return tuple(sorted(records, key=lambda record: record.peer_id))

@@ -134,8 +134,7 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
             return None
         run_digest = open_presence(signed).run_digest
         is_own = run_digest in self._own
-        if not is_own and self._runs.get(run_digest, 0.0) < now:
-            self.on_unknown_run(run_digest)
+        if not self._knows(run_digest, now):
             return "a presence in a run that is not known here"
         return self._refusal_of_member(record, subkey, len(value), is_own, now)
 
@@ -143,12 +142,17 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
         self, record: DHTRecord, signed: Signed, size: int
     ) -> str | None:
         now, found = get_dht_time(), open_facts(signed).record
-        is_own = found.run_digest in self._own
-        if not is_own and self._runs.get(found.run_digest, 0.0) < now:
-            self.on_unknown_run(found.run_digest)
+        if not self._knows(found.run_digest, now):
             return "facts of a run that is not known here"
-        charged = 0 if is_own else size
+        charged = 0 if found.run_digest in self._own else size
         return self._facts.refusal(record.key, found.version, charged, record.expiration_time, now)
+
+    def _knows(self, run_digest: str, now: float) -> bool:
+        """Or somebody is asked about the run."""
+        if run_digest in self._own or self._runs.get(run_digest, 0.0) >= now:
+            return True
+        self.on_unknown_run(run_digest)
+        return False
 
     def _remember_run(self, run_digest: str, expires: float) -> None:
         self._runs[run_digest] = max(expires, self._runs.pop(run_digest, 0.0))

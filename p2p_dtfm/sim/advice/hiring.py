@@ -93,7 +93,7 @@ def _hired(scenario: Scenario, spec: RunSpec) -> Hired | None:
     plan = compute_plan(scenario_snapshot(scenario, spec, AS_RUN))
     if isinstance(plan, NoPlan):
         return None
-    tokens_per_s = spec.tokens_per_step * 1e9 / plan.predicted_step_ns
+    tokens_per_s = spec.tokens_per_s(plan.predicted_step_ns)
     used = set(plan.stage_holders())
     kept = scenario.with_peers(tuple(p.name for p in scenario.peers if p.name in used))
     return Hired(kept, plan, tokens_per_s, price_per_hour(scenario, plan))

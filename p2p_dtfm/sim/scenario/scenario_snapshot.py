@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.records import (
     Reachability,
 )
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, sorted_records
+from p2p_dtfm.core.protocol.snapshot import Snapshot, founding_snapshot
 from p2p_dtfm.core.protocol.workload import (
     FLOAT_BYTES,
     KIBI,
@@ -131,19 +131,7 @@ def scenario_snapshot(scenario: Scenario, spec: RunSpec, execution: Execution = 
         )
         for peer in scenario.peers
     ]
-    records_in_order = sorted_records(records)
-    return Snapshot(
-        run_digest=digest,
-        workload=on_the_wire(workload, execution),
-        number=1,
-        previous=GENESIS,
-        planned=False,
-        records=records_in_order,
-        contributors=tuple(Member(record.peer_id, record.life) for record in records_in_order),
-        absent=(),
-        step=0,
-        present=None,
-    )
+    return founding_snapshot(digest, on_the_wire(workload, execution), records)
 
 
 def flops_of(peer: ScenarioPeer) -> int:

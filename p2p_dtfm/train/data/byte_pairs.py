@@ -18,12 +18,10 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 
 _AFTER_DIGITS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _BEFORE_DIGITS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-KNOWN_PATTERNS = frozenset(
-    (
-        rf"{_BEFORE_DIGITS}|\p{{N}}{{1,3}}{_AFTER_DIGITS}",  # Llama 3: up to three digits together
-        rf"{_BEFORE_DIGITS}|\p{{N}}{_AFTER_DIGITS}",  # Qwen 2 and 3: digits alone
-    )
-)
+KNOWN_PATTERNS = {
+    rf"{_BEFORE_DIGITS}|\p{{N}}{{1,3}}{_AFTER_DIGITS}": "llama3",  # up to three digits together
+    rf"{_BEFORE_DIGITS}|\p{{N}}{_AFTER_DIGITS}": "qwen2",  # digits alone; Qwen 3 as well
+}
 """How texts may be split into words, besides GPT-2's way, which the library knows by itself."""
 
 _Piece = Annotated[str, Meta(min_length=1, max_length=1 << 16)]

@@ -22,6 +22,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.train.data.tokenizer import END_OF_DOCUMENT, Tokenizer
 from p2p_dtfm.train.hugging_face.configuration import CONFIGURATION_NAME, configuration_of
 from p2p_dtfm.train.hugging_face.families import Part, family_of, own_parts, parts_of
+from p2p_dtfm.train.hugging_face.model_card import CARD_NAME, Told, model_card
 from p2p_dtfm.train.hugging_face.model_import import (
     INITIAL_NAME,
     ORIGIN_FILES,
@@ -38,6 +39,7 @@ from p2p_dtfm.train.model.initial_state import initial_layer_state, initial_path
 from p2p_dtfm.train.model.tensor_file import Entry, entry_bytes, file_bytes, write_tensors
 
 Naming = Callable[[ModelSpec, int, str, tuple[int, ...]], list[Part]]
+NOTHING_TOLD = Told()
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -83,30 +85,38 @@ def model_in(directory: Path) -> Model:
     return Model(spec, 0, layer_of, directory / ORIGIN_NAME)
 
 
+def model_from(source: Path, imported: Path | None) -> Model:
+    """As `model_in`; what `imported`, which `import` made, knows of its tokenizer goes along."""
+    model = model_in(source)
+    if imported is None:
+        return model
+    if not is_imported(imported):
+        raise UserError(
+            f"{imported} is no directory that import made",
+            "give the directory of the run spec, with initial/ beside it",
+        )
+    return replace(model, origin=imported / ORIGIN_NAME)
+
+
 def export_hugging_face(
     source: Path,
     out: Path,
     tokenizer: Tokenizer | None,
     progress: Progress = lambda done_bytes, total_bytes: None,
     imported: Path | None = None,
+    told: Told = NOTHING_TOLD,
 ) -> None:
     """Make the directory `out` from the checkpoint of one step, or from an imported model.
 
     Raises `UserError`. Without a tokenizer the directory holds the model alone; an imported model
     takes its own along, and that of `imported`, which `import` made, goes along with a checkpoint.
+    `told` goes into the model's card.
     `out` appears whole or not at all.
     """
-    _require_new(out)
-    model = model_in(source)
-    if imported is not None:
-        if not is_imported(imported):
-            raise UserError(
-                f"{imported} is no directory that import made",
-                "give the directory of the run spec, with initial/ beside it",
-            )
-        model = replace(model, origin=imported / ORIGIN_NAME)
+    require_new(out)
+    model = model_from(source, imported)
     family_of(model.spec.model)
-    _require_tied(model)
+    require_tied(model)
     temporary = out.with_name(out.name + ".partial")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -118,9 +128,11 @@ def export_hugging_face(
         if model.origin is not None and model.origin.is_dir():
             _copy_origin(model.origin, temporary)
         _write_json(temporary / CONFIGURATION_NAME, configuration(model, tokenizer))
+        card = model_card(model.spec, model.step, told)
+        (temporary / CARD_NAME).write_text(card, encoding="utf-8")
         os.replace(temporary, out)
     except OSError as error:
-        raise _not_written(out, error) from error
+        raise not_written(out, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -131,21 +143,21 @@ def export_safetensors(
     progress: Progress = lambda done_bytes, total_bytes: None,
 ) -> None:
     """Write all parameters, under our names, into one file. Raises `UserError`."""
-    _require_new(out)
+    require_new(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _write_model(model_in(source), out, own_parts, progress)
     except OSError as error:
-        raise _not_written(out, error) from error
+        raise not_written(out, error) from error
 
 
 def configuration(model: Model, tokenizer: Tokenizer | None) -> dict[str, object]:
     """The content of config.json."""
     end = None if tokenizer is None else int(tokenizer.encode(END_OF_DOCUMENT)[0])
-    return configuration_of(model.spec.model, end, _special_tokens(model.origin))
+    return configuration_of(model.spec.model, end, special_tokens(model.origin))
 
 
-def _special_tokens(origin: Path | None) -> Mapping[str, Any]:
+def special_tokens(origin: Path | None) -> Mapping[str, Any]:
     """Which the model had where it came from."""
     if origin is None:
         return {}
@@ -181,7 +193,7 @@ def _write_model(model: Model, path: Path, place: Naming, progress: Progress) ->
         "step": str(model.step),
     }
     total_bytes = file_bytes(entries, metadata)
-    _require_room(path, total_bytes)
+    require_room(path, total_bytes)
     write_tensors(path, entries, metadata, _parameters(model, place, progress, total_bytes))
     progress(total_bytes, total_bytes)
 
@@ -209,7 +221,7 @@ def _parameters(
             progress(done_bytes, total_bytes)
 
 
-def _require_tied(model: Model) -> None:
+def require_tied(model: Model) -> None:
     """Both copies of a shared matrix are the same bits."""
     if not model.spec.model.tied_head:
         return
@@ -222,14 +234,14 @@ def _require_tied(model: Model) -> None:
         )
 
 
-def _require_new(out: Path) -> None:
+def require_new(out: Path) -> None:
     if out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} exists and is not empty", "choose a new place for --out")
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} exists already", "choose a new place for --out")
 
 
-def _require_room(path: Path, needed_bytes: int) -> None:
+def require_room(path: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(path.parent).free
     if free_bytes < needed_bytes:
         raise UserError(
@@ -239,7 +251,7 @@ def _require_room(path: Path, needed_bytes: int) -> None:
         )
 
 
-def _not_written(out: Path, error: OSError) -> UserError:
+def not_written(out: Path, error: OSError) -> UserError:
     return UserError(
         f"cannot write {out}: {error.strerror or error}",
         "choose a directory that you may write to for --out, with enough space",

@@ -36,8 +36,7 @@ class EstimatesKept:
             return
         links = SwarmLinks(snapshot.records)
         if links.source(me, peer_id) is Source.ESTIMATED:
-            estimate = Link(*links.way(records[me], records[peer_id]))
-            self.measured(peer_id, estimate, link)
+            self.measured(peer_id, links.link(me, peer_id), link)
 
     def measured(self, peer_id: str, estimate: Link, link: Link) -> None:
         """A link that the plan in force has estimated."""

@@ -175,7 +175,7 @@ def plan_seen(seen: SwarmSeen) -> dict[str, Any] | None:
         "snapshot": newest[1],
         "step": max(place.step for place in inside.values()),
         "step_ns": step_ns,
-        "tokens_per_s": round(seen.spec.tokens_per_step * 1e9 / step_ns, 1) if step_ns else None,
+        "tokens_per_s": round(seen.spec.tokens_per_s(step_ns), 1) if step_ns else None,
         "pipelines": [
             {
                 "microbatches": inside[stages[0][1]].microbatches,

@@ -24,7 +24,7 @@ from p2p_dtfm.core.protocol.records import (
     Reachability,
 )
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, sorted_records
+from p2p_dtfm.core.protocol.snapshot import founding_snapshot
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.daemon.peers.facts.own_place import OwnPlace
 from p2p_dtfm.daemon.peers.facts.swarm_seen import Onlooker, SwarmSeen, looking_from, see
@@ -130,24 +130,12 @@ def _own_record(
 def _planned(seen: SwarmSeen, records: Sequence[PeerRecord]) -> Plan | None:
     """As if training began with them."""
     staying = [record for record in records if record.intent is not Intent.LEAVING]
-    snapshot = Snapshot(
-        run_digest=seen.run_digest,
-        workload=workload_of(seen.spec),
-        number=1,
-        previous=GENESIS,
-        planned=False,
-        records=sorted_records(staying),
-        contributors=tuple(Member(each.peer_id, each.life) for each in sorted_records(staying)),
-        absent=(),
-        step=0,
-        present=None,
-    )
-    plan = compute_plan(snapshot)
+    plan = compute_plan(founding_snapshot(seen.run_digest, workload_of(seen.spec), staying))
     return plan if isinstance(plan, Plan) else None
 
 
 def _rate(seen: SwarmSeen, plan: Plan | None) -> float:
-    return seen.spec.tokens_per_step * 1e9 / plan.predicted_step_ns if plan is not None else 0.0
+    return seen.spec.tokens_per_s(plan.predicted_step_ns) if plan is not None else 0.0
 
 
 def words(worth: Worth) -> str:

@@ -1,0 +1,280 @@
+"""A model as one GGUF file, which llama.cpp and what is built on it read.
+
+Names and keys are those of the `gguf` package. Matrices are [outputs, inputs], as ours are. Llama's
+rotary pairs are channels that lie side by side there, and half a head apart here: rows of queries
+and keys change places. Values stay fp32; llama.cpp's own tools make smaller ones of them.
+"""
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.model_spec import ModelSpec
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.data.byte_pairs import KNOWN_PATTERNS
+from p2p_dtfm.train.data.tokenizer import Tokenizer
+from p2p_dtfm.train.hugging_face.export import (
+    Model,
+    model_from,
+    not_written,
+    require_new,
+    require_room,
+    require_tied,
+    special_tokens,
+)
+from p2p_dtfm.train.hugging_face.families import family_of, parts_of
+from p2p_dtfm.train.hugging_face.model_import import TOKENIZER_NAME, Progress
+from p2p_dtfm.train.hugging_face.tokenizer_json import tokenizer_json
+from p2p_dtfm.train.model.block import attention_factor, frequencies
+from p2p_dtfm.train.model.gpt import layer_count, layer_entries
+
+_SPLITTING = {"": "gpt-2", "llama3": "llama-bpe", "qwen2": "qwen2"}
+_ZERO_BYTE = "\u0100"
+"""The symbol of the byte that ends a text, as byte-level tokenizers write it."""
+_ROPE_FACTORS = "rope_freqs.weight"
+_BESIDE_TENSORS_BYTES = 1 << 20
+
+
+def export_gguf(
+    source: Path,
+    out: Path,
+    tokenizer: Tokenizer | None,
+    progress: Progress = lambda done_bytes, total_bytes: None,
+    imported: Path | None = None,
+) -> None:
+    """Write the checkpoint of one step, or an imported model, into the file `out`.
+
+    Raises `UserError`, also for a model that llama.cpp would compute in another way. The file
+    appears whole or not at all.
+    """
+    library = _library()
+    require_new(out)
+    model = model_from(source, imported)
+    family = family_of(model.spec.model)
+    _require_known(model.spec.model, family)
+    require_tied(model)
+    partial = out.with_name(out.name + ".partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        tensors = list(_tensors(model.spec, family, library))
+        size_bytes = 4 * sum(int(np.prod(shape)) for _, shape in tensors)
+        require_room(out, size_bytes + _BESIDE_TENSORS_BYTES)
+        writer = library.GGUFWriter(partial, family)
+        _describe(writer, model, library)
+        _describe_tokens(writer, model, tokenizer, library)
+        for name, shape in tensors:
+            writer.add_tensor_info(name, shape, np.dtype(np.float32), 4 * int(np.prod(shape)))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        done_bytes = 0
+        for values in _values(model, family):
+            writer.write_tensor_data(values)
+            done_bytes += values.nbytes
+            progress(done_bytes, size_bytes)
+        writer.close()
+        partial.replace(out)
+    except OSError as error:
+        raise not_written(out, error) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("gguf")
+    except ImportError as error:
+        raise UserError(
+            "--format gguf needs the package gguf, which is not installed here",
+            ("pip install gguf", "or export for transformers: --format hf"),
+        ) from error
+
+
+def _require_known(model: ModelSpec, family: str) -> None:
+    rope = model.rope
+    unlike = [
+        (family == "qwen3" and model.attention_bias, "attention_bias is true"),
+        (family == "qwen3" and rope.scaling == "llama3", "rope.scaling is 'llama3'"),
+        (not rope.whole_rotations, "rope.whole_rotations is false"),
+    ]
+    reasons = [reason for is_so, reason in unlike if is_so]
+    if reasons:
+        raise UserError(
+            f"llama.cpp has no model like this one: its {family} comes nearest, and "
+            f"{', '.join(reasons)}",
+            "export for transformers: --format hf",
+        )
+
+
+# what is said of the model ------------------------------------------------------------------------
+
+
+def _describe(writer: Any, model: Model, library: Any) -> None:
+    spec = model.spec
+    shape = spec.model
+    writer.add_name(spec.name)
+    writer.add_description(f"run {spec.digest()}, after step {model.step}")
+    writer.add_file_type(library.LlamaFileType.ALL_F32)
+    writer.add_vocab_size(shape.vocabulary)
+    writer.add_context_length(shape.rope.positions or shape.context)
+    writer.add_embedding_length(shape.width)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.hidden_width)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads or shape.heads)
+    if shape.norm == "layer":
+        writer.add_layer_norm_eps(shape.norm_epsilon)
+        return
+    writer.add_layer_norm_rms_eps(shape.norm_epsilon)
+    writer.add_key_length(shape.each_head)
+    writer.add_value_length(shape.each_head)
+    _describe_rope(writer, shape, library)
+
+
+def _describe_rope(writer: Any, shape: ModelSpec, library: Any) -> None:
+    """`dynamic` needs no word: it begins beyond the positions that the model is made for."""
+    rope = shape.rope
+    writer.add_rope_dimension_count(shape.each_head)
+    writer.add_rope_freq_base(rope.theta)
+    if rope.scaling == "linear":
+        writer.add_rope_scaling_type(library.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope.factor)
+    if rope.scaling == "yarn":
+        writer.add_rope_scaling_type(library.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope.factor)
+        writer.add_rope_scaling_orig_ctx_len(rope.original_positions)
+        writer.add_rope_scaling_yarn_beta_fast(rope.fast_rotations)
+        writer.add_rope_scaling_yarn_beta_slow(rope.slow_rotations)
+        usual = rope.model_copy(update={"attention_factor": 0.0})
+        # theirs multiplies what follows from the factor alone
+        more = attention_factor(rope) / attention_factor(usual)
+        if more != 1.0:
+            writer.add_rope_scaling_attn_factors(more)
+
+
+def _describe_tokens(writer: Any, model: Model, tokenizer: Tokenizer | None, library: Any) -> None:
+    content = _tokenizer_content(model, tokenizer)
+    if content is None:
+        writer.add_tokenizer_model("no_vocab")
+        return
+    kinds = library.TokenType
+    by_id = {token: piece for piece, token in content["model"]["vocab"].items()}
+    special = {
+        added["id"]: (added["content"], kinds.CONTROL if added["special"] else kinds.USER_DEFINED)
+        for added in content.get("added_tokens") or ()
+    }
+    pieces, types = [], []
+    for token in range(model.spec.model.vocabulary):
+        normal = (by_id[token], kinds.NORMAL) if token in by_id else (f"[PAD{token}]", kinds.UNUSED)
+        piece, kind = special.get(token, normal)
+        pieces.append(piece)
+        types.append(kind)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(_splitting(content))
+    writer.add_token_list(pieces)
+    writer.add_token_types(types)
+    writer.add_token_merges(_merges(content))
+    _describe_special(writer, model, content, by_id)
+
+
+def _tokenizer_content(model: Model, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
+    """tokenizer.json, with its special tokens where the model came with them."""
+    origin = model.origin / TOKENIZER_NAME if model.origin is not None else None
+    try:
+        if origin is not None and origin.is_file():
+            content: dict[str, Any] = json.loads(origin.read_bytes())
+            return content
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {origin}: {error}", "import the model anew") from error
+    return json.loads(tokenizer_json(tokenizer)) if tokenizer is not None else None
+
+
+def _splitting(content: Mapping[str, Any]) -> str:
+    parts = (content.get("pre_tokenizer") or {}).get("pretokenizers") or ()
+    patterns = (part.get("pattern", {}).get("Regex", "") for part in parts)
+    known = next((KNOWN_PATTERNS[it] for it in patterns if it in KNOWN_PATTERNS), "")
+    return _SPLITTING[known]
+
+
+def _merges(content: Mapping[str, Any]) -> list[str]:
+    merges = content["model"].get("merges") or ()
+    words = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    # A file without a merge is refused. These two bytes occur in no UTF-8 text.
+    return words or ["\u00ff \u00fe"]
+
+
+def _describe_special(
+    writer: Any, model: Model, content: Mapping[str, Any], by_id: Mapping[int, str]
+) -> None:
+    stated = special_tokens(model.origin)
+    end = next((token for token, piece in by_id.items() if piece == _ZERO_BYTE), None)
+    say = {
+        "bos_token_id": writer.add_bos_token_id,
+        "eos_token_id": writer.add_eos_token_id,
+        "pad_token_id": writer.add_pad_token_id,
+    }
+    for name, add in say.items():
+        token = stated.get(name, end if name != "pad_token_id" and not stated else None)
+        token = token[0] if isinstance(token, list) and token else token
+        if isinstance(token, int):
+            add(token)
+    writer.add_add_bos_token(_begins_with_a_special_token(content))
+    template = model.origin / "chat_template.jinja" if model.origin is not None else None
+    if template is not None and template.is_file():
+        writer.add_chat_template(template.read_text(encoding="utf-8"))
+
+
+def _begins_with_a_special_token(content: Mapping[str, Any]) -> bool:
+    after = content.get("post_processor") or {}
+    steps = [after, *(after.get("processors") or ())]
+    firsts = [step["single"][0] for step in steps if step.get("single")]
+    return any("SpecialToken" in first for first in firsts)
+
+
+# tensors ------------------------------------------------------------------------------------------
+
+
+def _tensors(spec: RunSpec, family: str, library: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes, in the order of `_values`."""
+    model = spec.model
+    architecture = library.MODEL_ARCH[family.upper()]
+    names = library.get_tensor_name_map(architecture, model.layers)
+    if model.rope.scaling == "llama3":
+        yield _ROPE_FACTORS, (model.each_head // 2,)
+    for layer in range(layer_count(spec)):
+        for name, shape in layer_entries(spec, layer):
+            for part in parts_of(model, layer, name, shape):
+                theirs = names.get_name(part.name, try_suffixes=(".weight", ".bias"))
+                assert theirs is not None, part.name
+                yield theirs, part.shape
+
+
+def _values(model: Model, family: str) -> Iterator[np.ndarray]:
+    """fp32, one tensor after another."""
+    shape = model.spec.model
+    if shape.rope.scaling == "llama3":
+        plain = frequencies(shape.rope.model_copy(update={"scaling": "none"}), shape.each_head)
+        yield (plain / frequencies(shape.rope, shape.each_head)).numpy()
+    for layer in range(layer_count(model.spec)):
+        for name, parameter in model.layer(layer).named_parameters():
+            parts = parts_of(shape, layer, name, tuple(parameter.shape))
+            rows = [part.shape[0] for part in parts]
+            for part, tensor in zip(parts, parameter.split(rows) if rows else (), strict=True):
+                turned = family == "llama" and (".q_proj." in part.name or ".k_proj." in part.name)
+                placed = side_by_side(tensor, shape.each_head) if turned else tensor
+                yield placed.detach().to(torch.float32).contiguous().numpy()
+
+
+def side_by_side(rows: Tensor, head_width: int) -> Tensor:
+    """Rows [heads * head_width, ...], whose rotary pairs lie half a head apart, with each pair's
+    two one after the other."""
+    heads = rows.shape[0] // head_width
+    apart = rows.reshape(heads, 2, head_width // 2, *rows.shape[1:])
+    return apart.transpose(1, 2).reshape(rows.shape)

@@ -1,0 +1,119 @@
+"""One file for llama.cpp: read by the `gguf` package, and by what transformers makes of it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFReader
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.data.tokenizer import ByteTokenizer
+from p2p_dtfm.train.hugging_face.families import HEAD_NAME, TOKEN_NAMES
+from p2p_dtfm.train.hugging_face.gguf_export import export_gguf, side_by_side
+from p2p_dtfm.train.hugging_face.model_import import import_hugging_face
+from p2p_dtfm.train.model.checkpoint import save_layers
+from tests.models.conftest import make_spec, random_states
+from tests.models.families import CASES, made, make_model
+from tests.models.test_families import TRAINING, their_tokenizer
+
+UNKNOWN_THERE = {"qwen3, biases": "attention_bias", "yarn, all stated": "whole_rotations"}
+
+
+def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, object]]:
+    """Tensors and what is said of them."""
+    reader = GGUFReader(path)
+    said = {name: field.contents() for name, field in reader.fields.items()}
+    return {tensor.name: np.array(tensor.data) for tensor in reader.tensors}, said
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in UNKNOWN_THERE])
+def test_all_tensors_are_there_and_equal(case: str, tmp_path: Path) -> None:
+    model = made(case)
+    model.save_pretrained(tmp_path / "hf")
+    import_hugging_face(tmp_path / "hf", tmp_path / "in", "", TRAINING)
+    export_gguf(tmp_path / "in", tmp_path / "model.gguf", None)
+    tensors, said = read(tmp_path / "model.gguf")
+    family = str(said["general.architecture"])
+    assert family == CASES[case][0] and not list(tmp_path.glob("*.partial"))
+    theirs = model.state_dict()
+    config = model.config
+    expected = [theirs[TOKEN_NAMES[family]], theirs[HEAD_NAME]]
+    assert [tensors[name].shape for name in ("token_embd.weight", "output.weight")] == [
+        tuple(tensor.shape) for tensor in expected
+    ]
+    assert all(
+        np.array_equal(tensors[name], tensor.numpy())
+        for name, tensor in zip(("token_embd.weight", "output.weight"), expected, strict=True)
+    )
+    for layer in range(config.num_hidden_layers):
+        if family == "gpt2":
+            assert np.array_equal(
+                tensors[f"blk.{layer}.attn_qkv.weight"],
+                theirs[f"transformer.h.{layer}.attn.c_attn.weight"].t().numpy(),
+            )
+            continue
+        for name, letter in (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v")):
+            rows = theirs[f"model.layers.{layer}.self_attn.{name}.weight"]
+            if family == "llama" and letter != "v":
+                rows = side_by_side(rows, config.head_dim)
+            assert np.array_equal(tensors[f"blk.{layer}.attn_{letter}.weight"], rows.numpy())
+    # rope_freqs is made of the configuration, all else is a parameter
+    count = sum(value.size for name, value in tensors.items() if name != "rope_freqs.weight")
+    assert count == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_pairs_that_turn_together_lie_side_by_side() -> None:
+    """Turning neighbours there is turning halves here: the same products of queries and keys."""
+    heads, width, angle = 2, 6, torch.tensor([0.3, 0.7, 1.1])
+    rows = torch.randn(heads * width, 1)
+    first, second = rows.view(heads, 2, width // 2).unbind(1)
+    halves = torch.cat(
+        (first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()), 1
+    ).reshape(-1, 1)
+    even, odd = side_by_side(rows, width).view(heads, width // 2, 2).unbind(2)
+    neighbours = torch.stack(
+        (even * angle.cos() - odd * angle.sin(), odd * angle.cos() + even * angle.sin()), 2
+    ).reshape(-1, 1)
+    assert torch.equal(side_by_side(halves, width), neighbours)
+
+
+@pytest.mark.parametrize("case", UNKNOWN_THERE)
+def test_what_llama_cpp_would_compute_otherwise_is_refused(case: str, tmp_path: Path) -> None:
+    made(case).save_pretrained(tmp_path / "hf")
+    import_hugging_face(tmp_path / "hf", tmp_path / "in", "", TRAINING)
+    with pytest.raises(UserError, match=UNKNOWN_THERE[case]):
+        export_gguf(tmp_path / "in", tmp_path / "model.gguf", None)
+    assert not list(tmp_path.glob("model*"))
+
+
+def test_the_tokenizer_goes_along(tmp_path: Path) -> None:
+    tokenizer = their_tokenizer(280)
+    make_model("llama", vocab_size=288).save_pretrained(tmp_path / "hf")
+    tokenizer.save_pretrained(tmp_path / "hf")
+    import_hugging_face(tmp_path / "hf", tmp_path / "in", "", TRAINING)
+    export_gguf(tmp_path / "in", tmp_path / "model.gguf", None)
+    _, said = read(tmp_path / "model.gguf")
+    pieces, types = said["tokenizer.ggml.tokens"], said["tokenizer.ggml.token_type"]
+    assert isinstance(pieces, list) and isinstance(types, list) and len(pieces) == 288
+    content = json.loads((tmp_path / "hf" / "tokenizer.json").read_text())
+    assert all(pieces[token] == piece for piece, token in content["model"]["vocab"].items())
+    assert pieces[tokenizer.eos_token_id] == "<|end|>" and types[tokenizer.eos_token_id] == 3
+    assert types[287] == 5, "tokens without a meaning are marked as unused"
+    assert said["tokenizer.ggml.merges"] == [" ".join(it) for it in content["model"]["merges"]]
+    assert said["tokenizer.chat_template"] == tokenizer.chat_template
+
+
+def test_bytes_are_tokens_there_too(tmp_path: Path) -> None:
+    spec = make_spec()
+    saved = save_layers(tmp_path / "c", spec, 0, 0, random_states(spec))
+    export_gguf(saved, tmp_path / "model.gguf", ByteTokenizer())
+    tensors, said = read(tmp_path / "model.gguf")
+    assert said["tokenizer.ggml.model"] == "gpt2" and said["tokenizer.ggml.eos_token_id"] == 0
+    assert "after step 0" in str(said["general.description"])
+    assert said["gpt2.context_length"] == spec.model.context
+    with pytest.raises(UserError, match="exists"):
+        export_gguf(saved, tmp_path / "model.gguf", None)
+    assert len(said["tokenizer.ggml.merges"]) == 1  # type: ignore[arg-type]
+    assert tensors["position_embd.weight"].shape[0] == spec.model.context

@@ -8,14 +8,22 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
+from p2p_dtfm.core.messages.agreement_messages import Standing
+from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.daemon.node import coming_and_going
 from p2p_dtfm.daemon.node.coming_and_going import Entry
 from p2p_dtfm.daemon.peers.discovery import first_found
 from p2p_dtfm.daemon.peers.member_search import Found, Search, Sought
+from p2p_dtfm.daemon.peers.run_source import RunComplete
 from p2p_dtfm.daemon.peers.wire import KnownPeers, PeerAddress
 from p2p_dtfm.daemon.telemetry.status import Status
 from p2p_dtfm.net.errors import Refused, Unreachable
+
+SENDER = Member("somebody", 1)
+VIEW = ViewId(3, "ab" * 32)
+STANDING = Standing(SENDER, Certificate(VIEW, "", (SENDER,), ()), True, 9, ())
 
 
 class FakeAgreement:
@@ -28,12 +36,15 @@ class FakeAgreement:
         self.known_peers: tuple[str, ...] = ()
         self.familiar = FamiliarPeers("me")
         self.founded = False
+        self.others_have_a_view = False
+        self.missing_fellows = ()
 
     def wants_view(self) -> str:
         return "please"
 
     def found(self, now_ns: int) -> list[Any]:
-        self.founded, self.view = True, "alone"
+        self.founded = True
+        self.view = None if self.others_have_a_view else "alone"
         return []
 
 
@@ -47,6 +58,8 @@ class FakeMessenger:
         self.refuses: set[str] = set()
         self.newcomers: set[str] = set()
         """That live, and ask to be let in themselves."""
+        self.complete: set[str] = set()
+        """That say that the run is complete."""
         self.passed_over: dict[str, str] = {}
 
     async def ask(self, peer_id: str, message: object) -> bytes:
@@ -55,6 +68,8 @@ class FakeMessenger:
             raise Refused("busy", peer_id)
         if peer_id in self.newcomers:
             return encode(KnownPeers((), lets_in=False))
+        if peer_id in self.complete:
+            return encode(KnownPeers((), standing=STANDING))
         if peer_id not in self.living:
             raise Unreachable(peer_id, "no answer")
         self.agreement.view = "together"
@@ -92,14 +107,19 @@ class Newcomer(Entry):
         self.agreement = FakeAgreement()
         self.messenger = FakeMessenger(self.agreement)
         self.acquaintances = FakeAcquaintances(looks)
-        self.settings = SimpleNamespace(run=run, initial_peers=())
+        self.settings = SimpleNamespace(
+            run=run, initial_peers=(), expect_peers=1, expect_wait_s=1.0
+        )
         self.status = Status()
         self.resumed = False
         self.membership = SimpleNamespace(
             agreement=self.agreement,
             acquaintances=self.acquaintances,
             me=SimpleNamespace(peer_id="me"),
-            run=SimpleNamespace(digest="ab" * 32),
+            run=SimpleNamespace(digest="ab" * 32, spec=SimpleNamespace(total_steps=40)),
+            goes_on_from_own=True,
+            has_lost_memory=False,
+            joiners=lambda: (),
             founds=False,
             may_go_on_alone=bool(run),
             asked_first="",
@@ -319,3 +339,28 @@ def test_who_cannot_go_on_alone_at_once_does_not_begin_it_twice() -> None:
 
     play(twice)
     assert resumed == [True]
+
+
+def test_who_says_that_the_run_is_complete_and_does_not_show_it_is_not_asked_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It became a member with the last commit, and has nothing that shows it; others have."""
+    newcomer = Newcomer()
+    newcomer.messenger.known = ("shows-it", "only-says-it")
+    newcomer.messenger.complete = {"shows-it", "only-says-it"}
+    newcomer.agreement.familiar.meet(newcomer.messenger.known)
+    monkeypatch.setattr(coming_and_going, "shows_end", lambda peer, *_: peer == "shows-it")
+    with pytest.raises(RunComplete):
+        play(newcomer.join)
+    assert newcomer.messenger.asked.count("only-says-it") == 1
+
+
+def test_who_founds_a_run_of_which_there_is_a_view_asks_to_be_let_in() -> None:
+    """Those with whom it would have founded are members of that view since."""
+    newcomer = Newcomer()
+    newcomer.membership.founds = True
+    newcomer.agreement.others_have_a_view = True
+    newcomer.messenger.known, newcomer.messenger.living = ("member",), {"member"}
+    play(newcomer.found)
+    assert newcomer.agreement.founded and newcomer.agreement.view == "together"
+    assert not newcomer.membership.founds

@@ -11,6 +11,15 @@ from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
 
 
+def test_some_seeds_play_small_machines_samples_and_residents() -> None:
+    schedules = [draw(seed) for seed in range(8)]
+    assert [it.is_small for it in schedules].count(True) == 2
+    assert [it.writes_samples for it in schedules].count(True) == 1
+    assert [it.stays_resident for it in schedules].count(True) == 1
+    small = next(it for it in schedules if it.is_small)
+    assert small.only(frozenset()).is_small, "fewer faults, the same machines"
+
+
 def test_each_seed_draws_its_own_and_at_least_ten_faults_on_three_to_eight_daemons() -> None:
     schedules = [draw(seed) for seed in range(200)]
     assert schedules == [draw(seed) for seed in range(200)]
@@ -44,13 +53,42 @@ def test_a_planted_bug_is_gone_afterwards() -> None:
             assert owner.__dict__[name] is before, bug.name
 
 
+FOUND_BY = {
+    "prepared-gives-nothing": 9,
+    "new-holder-sleeps": 7,
+    "tasks-stay": 0,
+    "leaving-never-ends": 0,
+    "part-twice": 0,
+    "sum-not-taken": 0,
+    "update-twice": 0,
+    "step-twice": 25,
+    "rolled-in-words": 4,
+    "nothing-discarded": 6,
+    "cuts-dropped": 1,
+    "commits-without-one": 0,
+    "full-ends-training": 3,
+    "full-ends-history": 2,
+    "files-stay": 0,
+    "torn-memory": 8,
+    "end-not-shown": 507,
+    "founds-once": 513,
+    "home-stays-locked": 1,
+    "no-heartbeats": 2,
+    "in-pieces": 1,
+    "task-a-beat": 0,
+}
+"""The seeds that have found them. What is mended or drawn anew gives seeds other courses: then
+`python -m p2p_dtfm.testbed.virtual.planted --only NAME` says which one does."""
+
+
 @pytest.mark.nightly
-def test_bugs_that_few_seeds_find_are_found(tmp_path: Path) -> None:
-    """The others of the table take more seeds than a night has, or have not been found yet."""
+def test_bugs_that_seeds_have_found_are_found(tmp_path: Path) -> None:
+    """The others have not been found by any seed that was tried."""
     search = Search(Player(tmp_path))
-    names = ("prepared-gives-nothing", "update-twice", "full-ends-history", "tasks-stay")
-    bugs = [bug for bug in BUGS if bug.name in names]
-    assert [bug.name for bug in bugs if search.found(bug, within=5) is None] == []
+    bugs = [bug for bug in BUGS if bug.name in FOUND_BY]
+    assert len(bugs) == len(FOUND_BY) >= 20
+    missed = [b.name for b in bugs if search.found(b, 3, FOUND_BY[b.name]) is None]
+    assert missed == []
 
 
 def test_a_doubled_gradient_and_a_task_left_behind_are_found(tmp_path: Path) -> None:

@@ -66,6 +66,22 @@ class Entry:
             status.say(State.WAITING, "the newcomers measure the links between them")
             await asyncio.sleep(TICK_S)
         membership.actions.do(membership.agreement.found(now.monotonic_ns()))
+        await self._join_if_nothing_comes_of_it()
+
+    async def _join_if_nothing_comes_of_it(self) -> None:
+        """The newcomers that it founds with may be members of another view by then, which shows it
+        that there is one: it asks to be let in there, or hears that the run is complete."""
+        agreement = self._membership.agreement
+        since_s = now.monotonic_s()
+        while agreement.view is None:
+            if agreement.attempting or agreement.next_view is not None:
+                since_s = now.monotonic_s()
+            elif now.monotonic_s() - since_s >= FOUNDS_AFTER_S:
+                log.info("a view of this run is there: asks to be let in")
+                self._membership.founds = False
+                await self.join()
+                return
+            await asyncio.sleep(TICK_S)
 
     def _was_found(self) -> bool:
         """By members of the run that this peer was about to found again."""
@@ -187,16 +203,20 @@ class Entry:
         except (Unreachable, PeerFault) as error:
             log.debug("not let in yet: %s", error)
             return isinstance(error, PeerFault) and not isinstance(error, Unreachable)
-        return known.lets_in and not self._is_complete(member, known)
+        return known.lets_in and not self._is_at_end(member, known)
 
-    def _is_complete(self, member: str, known: KnownPeers) -> bool:
-        """Whether somebody that this peer knows shows that no step of the run is left to join."""
+    def _is_at_end(self, member: str, known: KnownPeers) -> bool:
+        """Whether it says that no step of the run is left to join. It counts as true if somebody
+        that this peer knows shows it.
+
+        Who says so and does not show it lets nobody in either: it may be a member only since the
+        last step committed, and have nothing that shows it.
+        """
+        if known.standing is None:
+            return False
         run, familiar = self._membership.run, self._membership.agreement.familiar
-        if known.standing is None or not familiar.holds(member):
-            return False
-        if not shows_end(member, known.standing, run.spec):
-            return False
-        self._complete = RunComplete(run.digest[:16], run.spec.total_steps)
+        if familiar.holds(member) and shows_end(member, known.standing, run.spec):
+            self._complete = RunComplete(run.digest[:16], run.spec.total_steps)
         return True
 
     def _learn_known(self, known: KnownPeers) -> None:

@@ -139,6 +139,10 @@ class Daemon:
         """Leave like any peer, but to come back: `run` ends with `pause_reason` set."""
         self._local.life.pause(reason)
 
+    def leave(self) -> None:
+        """For good, even if a pause has begun."""
+        self._local.life.leave()
+
     @property
     def run_digest(self) -> str:
         """Of the run that it took part in, or empty."""

@@ -66,6 +66,8 @@ class Resident:
         self._seen = Seen() if away is None else Seen.of(away.shown)
         self._last: dict[str, Any] = {} if away is None else away.status
         self._last_state: DashboardState | None = None if away is None else away.shown
+        self.decide: Callable[[bool], None] | None = None
+        """While it stays away: to take part again, or to end."""
 
     def named(self, text: str) -> str:
         """With names for the ids of peers."""
@@ -96,10 +98,8 @@ class Resident:
             if not await self._stay_away(away.reason, away.until_hours, away.until_s):
                 return 0
             settings = Settings.model_validate(away.come_back)
-        from p2p_dtfm.daemon.node.daemon import Daemon  # only now: torch and libp2p come with it
-
         while True:
-            daemon = Daemon(settings, self._dashboard, self._seen)
+            daemon = self.make_daemon(settings, self._dashboard, self._seen)
             try:
                 code = await self._take_part_within_hours(daemon, past)
             except UserError as error:
@@ -117,6 +117,12 @@ class Resident:
             self._step_aside_if_may(reason, settings, until_s)
             if not await self._stay_away(reason, reason == self._outside, until_s):
                 return 0
+
+    def make_daemon(self, settings: Settings, dashboard: DashboardHost, seen: Seen) -> "Daemon":
+        """On this machine; one of another world says so."""
+        from p2p_dtfm.daemon.node.daemon import Daemon  # only now: torch and libp2p come with it
+
+        return Daemon(settings, dashboard, seen)
 
     def _step_aside_if_may(self, reason: str, come_back: Settings, until_s: float | None) -> None:
         """Raises `StepAside`."""
@@ -191,6 +197,7 @@ class Resident:
             return {"state": "paused"}
 
         home.acquire()
+        self.decide = decide
         status.say(State.PAUSED, reason)
         self._seen.events.add(Event(round(now.wall_s(), 3), "note", f"paused: {reason}"))
         shown = self._shown_while_away()
@@ -220,6 +227,7 @@ class Resident:
                     decide(True)
             return going_on.result()
         finally:
+            self.decide = None
             await api.close()
             home.release()
 

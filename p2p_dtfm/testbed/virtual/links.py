@@ -16,6 +16,7 @@ MILLISECOND_NS = 1_000_000
 RETRANSMISSION_NS = 200 * MILLISECOND_NS
 SLOWER = 50
 SLOW_NS = 120 * MILLISECOND_NS
+NEARER = 20
 PATIENCE_S = 30.0
 """A connection whose link is cut for longer is given up by both ends."""
 
@@ -62,6 +63,8 @@ class Links:
         self._loop = loop
         self._now_ns = now_ns
         self._draws = draws
+        self.are_near = False
+        """All machines are in one room."""
         self._links: dict[tuple[str, str], Link] = {}
 
     def of(self, origin: str, goal: str) -> Link:
@@ -70,6 +73,8 @@ class Links:
         if link is None:
             latency_ns = self._draws.randrange(MILLISECOND_NS // 5, 10 * MILLISECOND_NS)
             bytes_per_s = self._draws.randrange(10_000_000, 120_000_000)
+            if self.are_near:
+                latency_ns, bytes_per_s = latency_ns // NEARER, bytes_per_s * NEARER
             link = self._links[origin, goal] = Link(latency_ns, bytes_per_s)
         return link
 

@@ -27,9 +27,11 @@ from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.machine.world import MakeStageRunner
 from p2p_dtfm.daemon.node.daemon import Daemon
+from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
 from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.libp2p.port import HostPort
@@ -64,6 +66,8 @@ class Peer:
     process: Process | None = None
     daemon: Daemon | None = None
     host: VirtualHost | None = None
+    resident: "_VirtualResident | None" = None
+    """What stays while its owner has paused it, where it was started so."""
     ended: asyncio.Task[int] | None = None
     past: list[Process] = field(default_factory=list)
     past_errors: list[tuple[BaseException, bool]] = field(default_factory=list)
@@ -86,6 +90,11 @@ class Peer:
     @property
     def was_killed(self) -> bool:
         return self.process is not None and self.process.is_dead
+
+    @property
+    def is_away(self) -> bool:
+        """Paused by its owner; `Swarm.come_back` ends that."""
+        return self.is_running and self.resident is not None and self.resident.decide is not None
 
     def _lives(self) -> bool:
         return self.process is not None and not self.process.is_dead
@@ -137,6 +146,10 @@ class Swarm:
         self.network = VirtualNetwork(loop, random.Random(f"links {seed}"))
         self.trace = self.network.links.trace
         self.peers: list[Peer] = []
+        self.memory_gib = MEMORY_GIB
+        """Of each machine."""
+        self.stays_resident = False
+        """Who is paused by its owner stays, and comes back in the same process."""
         self.plans: dict[bytes, Plan | NoPlan] = {}
         """By the snapshot's bytes."""
         self._seed = seed
@@ -160,7 +173,7 @@ class Swarm:
             "listen": ("/ip4/127.0.0.1/tcp/0",),
             "device": "cpu",
             "threads": 1,
-            "memory_gib": MEMORY_GIB,
+            "memory_gib": self.memory_gib,
             "exit_when_done": True,
         }
         made = Settings.model_validate(values | settings)
@@ -189,8 +202,12 @@ class Swarm:
         peer.process.wall_ahead_ns = peer.wall_ahead_ns
         settings = peer.settings.model_copy(update=changes)
         world = _WorldOf(self, peer)
-        peer.daemon = Daemon(settings, DashboardHost(), world=world)
-        peer.ended = peer.process.begin(peer.daemon.run())
+        if self.stays_resident:
+            peer.resident = _VirtualResident(settings, peer, world)
+            peer.ended = peer.process.begin(peer.resident.run())
+        else:
+            peer.daemon = Daemon(settings, DashboardHost(), world=world)
+            peer.ended = peer.process.begin(peer.daemon.run())
 
     def kill(self, peer: Peer) -> None:
         """As by SIGKILL: nothing of it runs any more, and the others' connections break."""
@@ -215,6 +232,23 @@ class Swarm:
         assert peer.daemon is not None
         self.trace.note(self.loop.now_ns, "leave", peer.name)
         peer.daemon.pause("its owner needs the machine")
+
+    def come_back(self, peer: Peer) -> None:
+        """As by `p2p-dtfm resume`."""
+        assert peer.resident is not None and peer.resident.decide is not None
+        self.trace.note(self.loop.now_ns, "come back", peer.name)
+        peer.resident.decide(True)
+
+    def end(self, peer: Peer) -> None:
+        """As by a signal: it leaves, and nothing stays."""
+        if peer.is_away:
+            assert peer.resident is not None and peer.resident.decide is not None
+            peer.resident.decide(False)
+        elif peer.daemon is not None and peer.resident is not None:
+            self.trace.note(self.loop.now_ns, "end", peer.name)
+            peer.daemon.leave()
+        else:
+            self.leave(peer)
 
     def set_clock(self, peer: Peer, ahead_s: float) -> None:
         """The wall clock, of the world's time."""
@@ -248,7 +282,7 @@ class Swarm:
     def forget(self) -> None:
         """All that ran."""
         for peer in self.peers:
-            peer.daemon = peer.ended = peer.host = None
+            peer.daemon = peer.resident = peer.ended = peer.host = None
         self.network.hosts.clear()
 
     # waiting -------------------------------------------------------------------------------------
@@ -275,6 +309,19 @@ class NeverHappened(AssertionError):
             lines += [f"  {peer.name}: {peer.standing()}", *peer.waits()]
         failures = [f"  {peer.name}: {text}" for peer in peers for text in peer.failures()]
         super().__init__("\n".join([f"not within {limit_s:g} s: {what}", *lines, *failures]))
+
+
+class _VirtualResident(Resident):
+    """Its daemons are those of a peer of the swarm."""
+
+    def __init__(self, settings: Settings, peer: Peer, world: "_WorldOf") -> None:
+        super().__init__(settings)
+        self._peer = peer
+        self._world = world
+
+    def make_daemon(self, settings: Settings, dashboard: DashboardHost, seen: Seen) -> Daemon:
+        self._peer.daemon = Daemon(settings, dashboard, seen, world=self._world)
+        return self._peer.daemon
 
 
 class _WorldOf:

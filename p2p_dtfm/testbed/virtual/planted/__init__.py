@@ -4,4 +4,5 @@ patches         something else for a time, in place of what is there
 waiting         who is not woken, not asked, or never ends
 states          gradients and states that are wrong, lost or doubled
 disks           what is written, and read again
+lives           who comes and goes, and what it owes the others meanwhile
 """

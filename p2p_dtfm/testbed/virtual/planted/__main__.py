@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from p2p_dtfm.testbed.virtual.planted.disks import DISKS
+from p2p_dtfm.testbed.virtual.planted.lives import LIVES
 from p2p_dtfm.testbed.virtual.planted.patches import Planted, planted
 from p2p_dtfm.testbed.virtual.planted.states import STATES
 from p2p_dtfm.testbed.virtual.planted.waiting import WAITING
@@ -22,7 +23,7 @@ from p2p_dtfm.testbed.virtual.seeds.player import (
     memory_disk,
 )
 
-BUGS = (*WAITING, *STATES, *DISKS)
+BUGS = (*WAITING, *STATES, *DISKS, *LIVES)
 
 
 class Search:

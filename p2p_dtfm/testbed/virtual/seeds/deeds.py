@@ -82,7 +82,9 @@ class Deeds:
         for peer in self._swarm.peers:
             if peer.process is not None and peer.process.is_paused:
                 self._swarm.resume(peer)
-            if peer.was_killed or _has_left(peer):
+            if peer.is_away:
+                self._swarm.come_back(peer)
+            elif peer.was_killed or _has_left(peer):
                 self._swarm.start(peer)
 
     def _tell(self, what: str) -> None:
@@ -97,7 +99,7 @@ class Deeds:
     def _may_go(self, peer: Peer) -> bool:
         """Somebody else stays."""
         living = [item for item in self._swarm.peers if item.is_running]
-        return peer.is_running and len(living) > 1
+        return peer.is_running and not peer.is_away and len(living) > 1
 
     def _kill(self, fault: Fault, how: Callable[[Peer], None]) -> bool:
         peer = self._one(fault)
@@ -110,6 +112,8 @@ class Deeds:
         may = not peer.is_running
         if may:
             self._swarm.start(peer)
+        elif peer.is_away:
+            self._swarm.come_back(peer)
         return may
 
     def _pause(self, fault: Fault) -> bool:

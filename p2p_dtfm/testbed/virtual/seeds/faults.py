@@ -1,7 +1,7 @@
 """What is to happen in a seed: how many daemons there are, and what is done to them when."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 NAMES = "abcdefghijkl"
 BEGUN = (3, 5)
@@ -61,6 +61,13 @@ class Schedule:
     """The founder first."""
     joiners: tuple[str, ...]
     faults: tuple[Fault, ...]
+    is_small: bool = False
+    """The machines are near one another and have little memory: no one of them has room for the
+    whole model, few layers are held twice, and guardians keep up with each step."""
+    stays_resident: bool = False
+    """Who is paused by its owner comes back in the same process."""
+    writes_samples: bool = False
+    """The model writes as it learns."""
 
     @property
     def has_only_crashes(self) -> bool:
@@ -70,7 +77,7 @@ class Schedule:
     def only(self, kept: frozenset[int]) -> "Schedule":
         """With these of its faults, by their place in it."""
         faults = tuple(fault for place, fault in enumerate(self.faults) if place in kept)
-        return Schedule(self.begun, self.joiners, faults)
+        return replace(self, faults=faults)
 
 
 def draw(seed: int) -> Schedule:
@@ -89,4 +96,11 @@ def draw(seed: int) -> Schedule:
         at_s = draws.uniform(FIRST_S, LAST_S)
         faults.append(Fault(at_s, lasts_s, kind, whom, draws.random()))
     faults.sort(key=lambda fault: fault.at_s)
-    return Schedule(tuple(begun), tuple(joiners), tuple(faults))
+    return Schedule(
+        tuple(begun),
+        tuple(joiners),
+        tuple(faults),
+        is_small=seed % 4 == 1,
+        stays_resident=seed % 8 == 6,
+        writes_samples=seed % 8 == 2,
+    )

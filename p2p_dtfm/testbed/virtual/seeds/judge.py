@@ -174,7 +174,7 @@ async def require_clean_ends(swarm: Swarm) -> None:
     """Whoever is asked to leaves, and neither task nor file stays behind. Raises `Broken`."""
     for peer in swarm.peers:
         if peer.is_running:
-            swarm.leave(peer)
+            swarm.end(peer)
     try:
         await swarm.until(
             lambda: not any(peer.is_running for peer in swarm.peers),

@@ -20,6 +20,8 @@ from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Peer, Swarm, play
 PATIENCE_S = 300.0
 """Of virtual time, once all is mended: then nobody waits any more."""
 STARTS_AGAIN_S = 2.0
+SMALL_GIB = 0.7 / 1024
+"""Half of what a peer alone needs for the whole model."""
 SAVES_WITHIN_S = 10.0
 """After the last step somebody has the whole model."""
 LOOKS_EVERY_S = 1.0
@@ -61,7 +63,11 @@ class Play:
 
     async def play(self) -> None:
         swarm, schedule = self._swarm, self._schedule
-        stays = {"exit_when_done": False}  # for those that come back after the last step
+        # they stay for those that come back after the last step
+        stays = {"exit_when_done": False, "samples": schedule.writes_samples}
+        if schedule.is_small:
+            swarm.memory_gib, swarm.network.links.are_near = SMALL_GIB, True
+        swarm.stays_resident = schedule.stays_resident
         expected = len(schedule.begun)
         founder = swarm.peer(schedule.begun[0], run=str(self._run), expect_peers=expected, **stays)
         known = [swarm.address(founder)]

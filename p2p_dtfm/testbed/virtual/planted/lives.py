@@ -1,0 +1,128 @@
+"""Who comes, who goes, and what a daemon owes to the others while it lives."""
+
+import asyncio
+from typing import Any
+
+from p2p_dtfm.core.consensus.parts.takeover import Takeover
+from p2p_dtfm.core.liveness.liveness import Liveness
+from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.node.background import Background
+from p2p_dtfm.daemon.node.coming_and_going import Entry
+from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
+from p2p_dtfm.daemon.state_transfer.donor import Donor
+from p2p_dtfm.daemon.state_transfer.offers import Offers
+from p2p_dtfm.daemon.step.mailbox import Mailbox
+from p2p_dtfm.testbed.virtual.planted.patches import Patches, Planted
+
+FOR_EVER_S = 1e9
+
+
+def _who_cannot_show_the_end_is_asked(patches: Patches) -> None:
+    def is_at_end(entry: Any, member: str, known: Any) -> bool:
+        before, entry._complete = entry._complete, None
+        right(entry, member, known)
+        shown, entry._complete = entry._complete, entry._complete or before
+        return shown is not None
+
+    right = patches.put(Entry, "_is_at_end", is_at_end)
+
+
+def _founds_once(patches: Patches) -> None:
+    async def nothing(entry: Any) -> None:
+        """Whatever came of it."""
+
+    patches.put(Entry, "_join_if_nothing_comes_of_it", nothing)
+
+
+def _looks_for_nobody(patches: Patches) -> None:
+    async def find_others(entry: Any, pause_s: float) -> bool:
+        return False
+
+    patches.put(Entry, "_find_others", find_others)
+
+
+def _home_stays_locked(patches: Patches) -> None:
+    """Whoever starts again in it is told that a daemon runs there."""
+
+    def release(home: Any) -> None:
+        _KEPT.append(home)
+
+    patches.put(Home, "release", release)
+
+
+_KEPT: list[Any] = []
+
+
+def _active_is_said_once(patches: Patches) -> None:
+    patches.put(Takeover, "tell_active", lambda takeover, now_ns: [])
+
+
+def _nobody_is_missed(patches: Patches) -> None:
+    patches.put(Liveness, "tick", lambda liveness, now_ns: ())
+
+
+def _heart_does_not_beat(patches: Patches) -> None:
+    patches.put(Liveness, "due_heartbeats", lambda liveness, now_ns: ())
+
+
+def _models_stay_in_pieces(patches: Patches) -> None:
+    patches.nothing(Checkpoints, "_complete_later")
+
+
+def _offers_are_gone_at_once(patches: Patches) -> None:
+    def put(offers: Any, payload: bytes) -> str:
+        blob = str(right(offers, payload))
+        offers.remove(blob)
+        return blob
+
+    right = patches.put(Offers, "put", put)
+
+
+def _leavers_do_not_hand_over(patches: Patches) -> None:
+    """Who still fetches from it loses its only donor."""
+
+    async def drain(donor: Any, deadline_s: float = 0.0) -> None:
+        donor.close()
+
+    patches.put(Donor, "drain", drain)
+
+
+def _commits_are_not_passed_on(patches: Patches) -> None:
+    patches.nothing(Donor, "committed")
+
+
+def _arrivals_wake_nobody(patches: Patches) -> None:
+    def put(mailbox: Any, *args: Any) -> None:
+        right(mailbox, *args)
+        mailbox._arrived.clear()
+
+    right = patches.put(Mailbox, "put", put)
+
+
+def _each_beat_leaves_a_task(patches: Patches) -> None:
+    def beat(background: Any, now_ns: int) -> None:
+        asyncio.ensure_future(asyncio.sleep(FOR_EVER_S))  # noqa: RUF006 - it is the bug
+        right(background, now_ns)
+
+    right = patches.put(Background, "_beat", beat)
+
+
+LIVES = (
+    Planted(
+        "end-not-shown",
+        "who says that the run is complete and cannot show it is asked for ever",
+        _who_cannot_show_the_end_is_asked,
+    ),
+    Planted("founds-once", "a founder whom others have left waits for ever", _founds_once),
+    Planted("looks-for-nobody", "who knows nobody any more does not look", _looks_for_nobody),
+    Planted("home-stays-locked", "a daemon that has ended keeps its home", _home_stays_locked),
+    Planted("active-once", "Active that is lost is not said again", _active_is_said_once),
+    Planted("nobody-is-missed", "silence makes nobody suspect", _nobody_is_missed),
+    Planted("no-heartbeats", "nobody says that it lives", _heart_does_not_beat),
+    Planted("in-pieces", "nobody fetches the layers of others", _models_stay_in_pieces),
+    Planted("offers-gone", "offered states are gone at once", _offers_are_gone_at_once),
+    Planted("no-handing-over", "who leaves does not wait to be read", _leavers_do_not_hand_over),
+    Planted("commits-unsaid", "followers do not hear of commits", _commits_are_not_passed_on),
+    Planted("arrivals-unheard", "an activation wakes nobody", _arrivals_wake_nobody),
+    Planted("task-a-beat", "each beat leaves a task behind", _each_beat_leaves_a_task),
+)

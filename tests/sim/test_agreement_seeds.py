@@ -54,6 +54,7 @@ REGRESSIONS = {
     3772: "two leavers took the only copies of a layer along, while others dealt with a failure",
     4177: "the last that was left took its states along, though others had only failed",
     5063: "newcomers made a view of their own while members were slow to agree on theirs",
+    5084: "a step repeated from a cut was lost, and all that had been given up counted once more",
     6194: "a member crashed just before its view was taken over, and came back: nobody went on",
     7704: "a leaver that waited kept others from going back to what was left",
     9252: "a leaver went with its copy during a failure, and the next one took the last",

@@ -1,6 +1,6 @@
 """What must hold at every moment of a simulated run, whatever fails."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.messages.prepared import StepOutcome
@@ -147,12 +147,18 @@ class Invariants:
         """Whether guardians lagged where these steps were committed: their views said so.
 
         What a sleeper commits alone in a rival of `view`, of the same number, counts for nothing:
-        the steps that `view` repeats were committed before both.
+        the steps that `view` repeats were committed before both. So does the one step that a view
+        between them has made anew and `view` repeats: the others had been given up before it.
         """
         made = [self._committed_in.get(n, []) for n in range(step, self.furthest)]
         rivals = {it for views in made for it in views if view and it.number == view.number}
         counted = [[it for it in views if it not in rivals] or views for views in made]
-        return all(self.views[views[-1]].cut_pace is not None for views in counted if views)
+        if view and counted and len(counted[0]) > 1 and not self._lags(counted[0][-1:]):
+            counted[0] = counted[0][:-1]
+        return all(self._lags(views[-1:]) for views in counted if views)
+
+    def _lags(self, views: Sequence[ViewId]) -> bool:
+        return all(self.views[view].cut_pace is not None for view in views)
 
     @property
     def may_go_back_to_cut(self) -> bool:

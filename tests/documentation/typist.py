@@ -22,7 +22,7 @@ from tests.documentation.pages import ROOT, Block
 from tests.e2e.helpers import DEADLINE_S, wait_until
 
 IN_THIS_PROCESS = {
-    *("export", "generate", "id", "import", "leave", "pause", "resume"),
+    *("export", "generate", "id", "import", "invite", "leave", "pause", "resume"),
     *("peers", "plan", "prepare", "simulate", "status"),
 }
 SETTLED = {"training", "spare", "done"}

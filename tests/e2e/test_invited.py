@@ -4,6 +4,8 @@ is revoked goes and does not come back."""
 import json
 from pathlib import Path
 
+import pytest
+
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import logged, run_program, takes_part, wait_until, write_endless_spec
 
@@ -18,11 +20,14 @@ def invited(member: Child, *options: str) -> str:
     return line
 
 
+@pytest.mark.nightly
 def test_invited_uninvited_and_revoked(tmp_path: Path) -> None:
     spec = write_endless_spec(tmp_path, admission={"mode": "invited"})
     with LocalSwarm(tmp_path, SMALL) as swarm:
-        founder, address = swarm.found(["--run", str(spec)])
+        founder = swarm.start(["--run", str(spec)])
         wait_until(lambda: takes_part(founder), "the founder trains")
+        assert "p2p-dtfm invite prints a line" in (founder.home / "stdout").read_text()
+        (address, *_) = (founder.status() or {})["addresses"]
         guest = swarm.start(["--invite", invited(founder)])
         stranger = swarm.join(address)
         wait_until(lambda: not stranger.running, "who is not invited is refused")

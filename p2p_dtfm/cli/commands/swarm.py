@@ -100,9 +100,16 @@ def _rows(facts: dict[str, Any], named: Callable[[str], str]) -> list[tuple[str,
         ("would cut it", named(_weak_points(facts) or "") or None),
         ("checkpoints", facts["checkpoints"]),
         ("turned away", _turned_away(facts)),
-        *(("others join with", f"--initial-peers {each}") for each in facts["addresses"]),
+        *(("others join with", each) for each in _ways_in(facts)),
         ("dashboard", f"{facts['dashboard'] or 'off'}"),
     ]
+
+
+def _ways_in(facts: dict[str, Any]) -> list[str]:
+    """What others type, or how to get at it."""
+    if facts.get("admission") == "invited" and facts["addresses"]:
+        return ["a line that p2p-dtfm invite prints"]
+    return [f"--initial-peers {address}" for address in facts["addresses"]]
 
 
 def _safe(facts: dict[str, Any]) -> str | None:

@@ -53,7 +53,7 @@ def view_state(
         ),
         flows=tuple(flows(spec, snapshot, planned)) if planned else (),
         part=_part(snapshot, planned, me) if planned and me in numbers else None,
-        join_line=join_line(records, me, spec.digest()),
+        join_line="" if spec.admission.is_invited else join_line(records, me, spec.digest()),
     )
 
 

@@ -182,13 +182,16 @@ async def _print_invitation(participant: Participant) -> None:
     comes_back = participant.membership.acquaintances.comes_back
     what = "takes up" if comes_back or participant.checkpoints.saved else "founded"
     log.info("%s run %s (%s)", what, run.digest[:16], run.spec.name)
-    lines = ["", "others join with one of these lines:"]
-    lines += [f"  p2p-dtfm --initial-peers {address}" for address in addresses]
-    lines += [
-        f"  p2p-dtfm --initial-peers {address} --run-digest {run.digest}"
-        for address in participant.local.settings.initial_peers
-    ]
-    print("\n".join(lines), flush=True)
+    if run.spec.admission.is_invited:
+        lines = ["others join by invitation: p2p-dtfm invite prints a line for them"]
+    else:
+        lines = ["others join with one of these lines:"]
+        lines += [f"  p2p-dtfm --initial-peers {address}" for address in addresses]
+        lines += [
+            f"  p2p-dtfm --initial-peers {address} --run-digest {run.digest}"
+            for address in participant.local.settings.initial_peers
+        ]
+    print("\n".join(["", *lines]), flush=True)
 
 
 async def _until_end(departure: Departure) -> int:

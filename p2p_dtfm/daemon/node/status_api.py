@@ -140,13 +140,14 @@ class StatusApi:
 
     def _run_json(self) -> dict[str, Any]:
         if self.participant is None:
-            return dict.fromkeys(("run", "run_digest", "data", "checkpoints"))
+            return dict.fromkeys(("run", "run_digest", "data", "checkpoints", "admission"))
         run = self.participant.membership.run
         return {
             "run": run.spec.name,
             "run_digest": run.digest,
             "data": run.manifest.notes.describe(),
             "checkpoints": str(self._local.home.checkpoints(run.digest)),
+            "admission": run.spec.admission.mode,
         }
 
     def _view_json(self) -> dict[str, Any]:

@@ -1,0 +1,17 @@
+"""What is said of a run by invitation: not addresses that let nobody in."""
+
+from p2p_dtfm.cli.commands.invite import _show_qr
+from p2p_dtfm.cli.commands.swarm import _ways_in
+
+
+def test_a_picture_of_the_line_fits_a_terminal(capsys) -> None:  # type: ignore[no-untyped-def]
+    _show_qr("p2pi1-" + "A" * 600)
+    rows = capsys.readouterr().out.splitlines()
+    assert 20 < len(rows) < 70 and any("█" in row or "▀" in row for row in rows)
+
+
+def test_addresses_are_told_where_they_let_somebody_in() -> None:
+    facts = {"addresses": ["/ip4/1"], "admission": "members"}
+    assert _ways_in(facts) == ["--initial-peers /ip4/1"]
+    assert _ways_in({**facts, "admission": "invited"}) == ["a line that p2p-dtfm invite prints"]
+    assert _ways_in({"addresses": [], "admission": "invited"}) == []

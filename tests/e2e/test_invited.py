@@ -8,6 +8,7 @@ import pytest
 
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import logged, run_program, takes_part, wait_until, write_endless_spec
+from tests.e2e.test_coming_back import are_one_swarm, kill
 
 SMALL = ("--threads", "1", "--dashboard", "off", "--no-nearby")
 
@@ -54,3 +55,28 @@ def test_invited_uninvited_and_revoked(tmp_path: Path) -> None:
         wait_until(lambda: not again.running, "nor does it come back")
         assert again.process.returncode == 5, again.log_tail()
         assert len(views) <= 4, "one view to let it in, one without it"
+
+
+@pytest.mark.nightly
+def test_a_line_works_while_one_member_lives_and_the_founder_comes_back(tmp_path: Path) -> None:
+    line = ["--run", str(write_endless_spec(tmp_path, admission={"mode": "invited"}))]
+    with LocalSwarm(tmp_path, SMALL) as swarm:
+        founder = swarm.start(line)
+        wait_until(lambda: takes_part(founder), "the founder trains")
+        guest = swarm.start(["--invite", invited(founder, "--may-invite")])
+        wait_until(lambda: takes_part(guest), "the guest trains")
+        before = invited(founder)
+        kill(founder)
+        wait_until(lambda: len((guest.status() or {})["members"]) == 1, "the guest is alone")
+        third = swarm.start(["--invite", before])
+        wait_until(lambda: takes_part(third), "the founder's line leads in, through the guest")
+        again = swarm.start(line, home=founder.home)
+        everyone = [again, guest, third]
+        wait_until(lambda: are_one_swarm(everyone), "the founder is back in its run")
+        fourth = swarm.start(["--invite", invited(guest)])
+        wait_until(lambda: are_one_swarm([*everyone, fourth]), "a guest's guest joins")
+        kill(third)
+        third = swarm.start([], home=third.home)
+        wait_until(
+            lambda: are_one_swarm([again, guest, third, fourth]), "who has joined comes back"
+        )

@@ -1,15 +1,28 @@
 """A run by invitation, with real daemons: who is invited joins, who is not learns nothing, and who
 is revoked goes and does not come back."""
 
+import asyncio
+import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
+from p2p_dtfm.daemon.peers.home_memory import read_memory
+from p2p_dtfm.daemon.peers.wire import Hello, Introduction, Knock, pack
+from p2p_dtfm.net.directory.directory import Directory
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import logged, run_program, takes_part, wait_until, write_endless_spec
 from tests.e2e.test_coming_back import are_one_swarm, kill
 
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 SMALL = ("--threads", "1", "--dashboard", "off", "--no-nearby")
 
 
@@ -19,6 +32,38 @@ def invited(member: Child, *options: str) -> str:
     line = json.loads(done.stdout)["line"]
     assert isinstance(line, str)
     return line
+
+
+async def snoop(folder: Path, address: str, known: dict[str, Any]) -> list[bytes]:
+    """Everything that a copy of this software gets out of a member, though it is even told which
+    run that is, and of which data."""
+    host = await Host.start(folder / "snoop.key", LOOPBACK, initial_peers=[address])
+    member, got = address.rsplit("/", 1)[1], list[bytes]()
+
+    async def answer(sender: str, body: bytes) -> bytes:
+        got.append(body)
+        return b""
+
+    try:
+        control = await ControlPlane(host, answer).ready()
+        hello = Hello(PROTOCOL_VERSION, await host.addresses())
+        for message in (hello, Knock(known["run_digest"]), Introduction(())):
+            with contextlib.suppress(Refused, Unreachable):
+                got.append(await control.call(member, pack(1, message), 5.0))
+        blobs = BlobExchange(host, lambda digest: None)
+        for digest in (known["manifest"], known["run_digest"]):
+            with contextlib.suppress(BlobUnavailable):
+                got.append(await blobs.fetch_bytes(digest, [member], 1 << 20))
+        with contextlib.suppress(UserError):
+            directory = await Directory.start(host, [address])
+            present = await directory.present_peers(known["run_digest"])
+            facts = await directory.facts_of(known["run_digest"], [member])
+            got.append(repr((present, facts)).encode() if present or facts else b"")
+            got.append(b"spec" if await directory.fetch_run(known["run_digest"]) else b"")
+            await directory.close()
+    finally:
+        await host.close()
+    return [each for each in got if each]
 
 
 @pytest.mark.nightly
@@ -37,6 +82,12 @@ def test_invited_uninvited_and_revoked(tmp_path: Path) -> None:
         digest = (founder.status() or {})["run_digest"]
         kept = [path for path in stranger.home.rglob("*") if path.is_file()]
         assert not any(digest.encode() in path.read_bytes() for path in kept)
+        (directory,) = (founder.home / "runs").iterdir()
+        remembered = read_memory(directory)
+        assert remembered is not None
+        known = {"run_digest": digest, "manifest": remembered.spec.data.manifest}
+        got = asyncio.run(asyncio.wait_for(snoop(tmp_path, address, known), 60))
+        assert got == [], "whoever is not invited gets no word but why"
         wait_until(lambda: takes_part(guest), "who is invited takes part")
 
         facts = guest.status() or {}

@@ -229,6 +229,12 @@ def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(
     network = network_of()
     network.first_contacts = (at,)
     network.reachability = SimpleNamespace(is_behind_router=False)
+    network.guest_book = None
+
+    async def not_said(error: UserError) -> UserError:
+        return error
+
+    network.why_turned_away = not_said
     network.messenger.learn = lambda peer_id, addresses: None
     bare, told = (
         Local(settings_of(tmp_path, nearby=False, **given), DashboardHost())

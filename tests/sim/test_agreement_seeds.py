@@ -39,6 +39,7 @@ REGRESSIONS = {
     175: "an attempt that had failed began again under its number, and never settled",
     212: "who missed a takeover took part in the next attempt from a view that the others had left",
     250: "members of a split swarm went to and fro between its parts",
+    260: "a newcomer waited for ever for a view of one that had gone over to another in a new life",
     416: "a leaver took the next view for one without it, and left with the last states",
     523: "a guardian had the gradient of the last step, but not its outcome, and the step was lost",
     736: "a newcomer went on alone from the first step when the member that let it in was gone",

@@ -156,9 +156,11 @@ class Meeting:
         if waiting is not None and message.view.number >= waiting.id.number:
             if message.view == waiting.id:
                 return refused("it is the view that this peer waits for")
-            if message.sender not in waiting.snapshot.contributors:
+            lives = {member.peer_id: member.life for member in waiting.snapshot.contributors}
+            if message.sender.life < lives.get(message.sender.peer_id, message.sender.life + 1):
                 return refused("its sender has not agreed on the view that this peer waits for")
-            following.view = None  # it was never taken over: they have gone another way
+            # it was never taken over: they have gone another way, or that life of theirs has ended
+            following.view = None
         if not state.joining.wants_view or state.record is None or following.view is not None:
             return refused("it asks for no view now")
         attempt = state.attempt

@@ -53,6 +53,7 @@ def members(child: Child) -> int:
     return len((child.status() or {}).get("members", ()))
 
 
+@pytest.mark.nightly  # docs/bootstrap.md is typed in each run, up to the node's end
 def test_a_swarm_meets_at_a_bootstrap_node_and_outlives_it(tmp_path: Path) -> None:
     spec = write_spec(tmp_path)
     with (

@@ -30,8 +30,8 @@ from p2p_dtfm.sim.faults.simulated_microbatches import SimulatedMicrobatches
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import Key
 
-SEEDS = 30
-BATCH = 15
+SEEDS = 20
+BATCH = 10
 FOUND_WITHIN = 60
 FAULTS_AT_LEAST = 10
 

@@ -1,5 +1,6 @@
 """Kernels on a CUDA device, compiled and started by CuPy, in PyTorch's own stream."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cupy
@@ -19,14 +20,19 @@ class DeviceLauncher:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._index = torch.cuda.current_device() if device.index is None else device.index
-        self._functions: dict[str, Any] = {}
+        # NVRTC leaves the thread that calls it with another locale: text files would be ASCII
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="compiler") as beside:
+            self._functions = beside.submit(self._compiled).result()
+
+    def _compiled(self) -> dict[str, Any]:
+        functions: dict[str, Any] = {}
         with cupy.cuda.Device(self._index):
             for source, names in KERNELS.items():
                 module = cupy.RawModule(
                     code=source_text(source), options=COMPILER_OPTIONS, backend="nvrtc"
                 )
-                for name in names:
-                    self._functions[name] = module.get_function(name)
+                functions |= {name: module.get_function(name) for name in names}
+        return functions
 
     def launch(self, kernel: str, blocks: int, threads: int, *arguments: Argument) -> None:
         """See `Launcher`."""

@@ -2,9 +2,11 @@
 
 import ctypes
 import importlib.util
+import locale
 import logging
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,7 +70,10 @@ def _output(compiler: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> str:
 def test_all_architectures_are_compiled_for_and_nothing_is_fused(
     source: str, architecture: int, compiler: ctypes.CDLL
 ) -> None:
-    ptx = compiled(compiler, source, architecture)
+    before = locale.getencoding()
+    with ThreadPoolExecutor(max_workers=1) as beside:  # as `DeviceLauncher` does, and why
+        ptx = beside.submit(compiled, compiler, source, architecture).result()
+    assert locale.getencoding() == before
     for name in KERNELS[source]:
         assert f".entry {name}(" in ptx
     for inexact in ("fma.", "mad.f", ".ftz", ".approx", "rcp.", "div.full"):

@@ -17,6 +17,7 @@ from p2p_dtfm.core.consensus.views.view_precedence import Side, outranks, own_si
 from p2p_dtfm.core.messages.agreement_messages import KnownView, Standing
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
 
 FIRM_MEMBERS = 3
@@ -156,8 +157,7 @@ class Meeting:
         if waiting is not None and message.view.number >= waiting.id.number:
             if message.view == waiting.id:
                 return refused("it is the view that this peer waits for")
-            lives = {member.peer_id: member.life for member in waiting.snapshot.contributors}
-            if message.sender.life < lives.get(message.sender.peer_id, message.sender.life + 1):
+            if not _had_agreed(message.sender, waiting):
                 return refused("its sender has not agreed on the view that this peer waits for")
             # it was never taken over: they have gone another way, or that life of theirs has ended
             following.view = None
@@ -196,3 +196,9 @@ class Meeting:
             outside = self._hosted(view, outside)
         to = state.others.familiar.next_of(outside, TOLD_AT_ONCE)
         return [SendMessage(to, self._outsiders.standing_of(view))] if to else []
+
+
+def _had_agreed(sender: Member, view: View) -> bool:
+    """In this life, or in one before."""
+    agreed = view.snapshot.contributors
+    return any(it.peer_id == sender.peer_id and it.life <= sender.life for it in agreed)

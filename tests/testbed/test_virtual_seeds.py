@@ -55,7 +55,6 @@ def test_a_planted_bug_is_gone_afterwards() -> None:
 
 FOUND_BY = {
     "prepared-gives-nothing": 9,
-    "new-holder-sleeps": 7,
     "tasks-stay": 0,
     "leaving-never-ends": 0,
     "part-twice": 0,
@@ -64,7 +63,6 @@ FOUND_BY = {
     "step-twice": 25,
     "rolled-in-words": 4,
     "nothing-discarded": 6,
-    "cuts-dropped": 1,
     "commits-without-one": 0,
     "full-ends-training": 3,
     "full-ends-history": 2,

@@ -1,7 +1,6 @@
 """Commands that bring models out and in: export, import."""
 
 import contextlib
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -121,29 +120,16 @@ def told_of(directory: Path) -> "Told":
 
 def _history(run: Path, until: int) -> tuple[dict[int, dict[str, Any]], set[str]]:
     """Committed steps, the last word on each counting, and who was in any view."""
+    from p2p_dtfm.daemon.telemetry.event_log import read_events
+
     steps: dict[int, dict[str, Any]] = {}
     members: set[str] = set()
-    for name in ("events.old", "events.jsonl"):
-        path = run / name
-        if not path.is_file():
-            continue
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                event = _event(line)
-                if event.get("event") == "step" and int(event.get("step", 0)) <= until:
-                    steps[int(event["step"])] = event
-                if event.get("event") == "view":
-                    members |= set(event.get("members", ()))
+    for event in read_events(run):
+        if event.get("event") == "step" and int(event.get("step", 0)) <= until:
+            steps[int(event["step"])] = event
+        if event.get("event") == "view":
+            members |= set(event.get("members", ()))
     return steps, members
-
-
-def _event(line: str) -> dict[str, Any]:
-    """Empty for a line that was torn."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return {}
-    return event if isinstance(event, dict) else {}
 
 
 def _curve(steps: dict[int, dict[str, Any]], name: str) -> list[tuple[int, float]]:

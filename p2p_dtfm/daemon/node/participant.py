@@ -37,7 +37,7 @@ from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.telemetry.contribution import FILE, Contributions
 from p2p_dtfm.daemon.telemetry.device_pace import DevicePace
-from p2p_dtfm.daemon.telemetry.event_log import EventLog
+from p2p_dtfm.daemon.telemetry.event_log import FILE_NAME, EventLog
 from p2p_dtfm.daemon.trainer.sample_writer import Model, SampleWriter
 from p2p_dtfm.daemon.trainer.step_watch import StepWatch
 from p2p_dtfm.daemon.trainer.trainer import Trainer
@@ -82,7 +82,7 @@ class Participant:
         shutil.rmtree(directory / "offers", ignore_errors=True)  # of a process that was killed
         for leftover in run.blobs.root.glob(".*"):
             leftover.unlink(missing_ok=True)
-        self.events = EventLog(directory / "events.jsonl", local.status.troubles)
+        self.events = EventLog(directory / FILE_NAME, local.status.troubles)
         self.views: list[dict[str, Any]] = []
         """What the history keeps of each."""
         self.offers = Offers(directory / "offers")

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.ports import disk, now
 
 LIMIT_BYTES = 64 << 20
+FILE_NAME = "events.jsonl"
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -35,3 +37,19 @@ class EventLog:
                 f"the history of this run cannot be written: {error.strerror}",
                 f"free space on the disk of {self._path.parent}",
             )
+
+
+def read_events(directory: Path) -> Iterator[dict[str, Any]]:
+    """What is in a run's directory, oldest first. A line that was torn is left out."""
+    newest = directory / FILE_NAME
+    for path in (newest.with_suffix(".old"), newest):
+        if not path.is_file():
+            continue
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(event, dict):
+                    yield event

@@ -11,12 +11,11 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.records import PeerRecord, open_record
 from p2p_dtfm.core.protocol.signed import Sign, Signed, open_signed, sign
 from p2p_dtfm.net.contacts.identity import verify
-from p2p_dtfm.net.directory.values import VALUE_LIMIT_BYTES
+from p2p_dtfm.net.directory.values import HEXADECIMAL, VALUE_LIMIT_BYTES
 from p2p_dtfm.net.errors import one_line
 
 FACTS_KIND = "facts"
 DIGEST_LIMIT = 64
-HEXADECIMAL = set("0123456789abcdef")
 
 
 class PublishedPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -17,12 +17,11 @@ from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Sign, Signed, open_signed, sign
 from p2p_dtfm.net.contacts.identity import verify
-from p2p_dtfm.net.directory.values import VALUE_LIMIT_BYTES
+from p2p_dtfm.net.directory.values import HEXADECIMAL, VALUE_LIMIT_BYTES
 
 SEALED_KIND = "sealed"
 NONCE_BYTES = 12
 NAME_CHARACTERS = 64
-HEXADECIMAL = set("0123456789abcdef")
 
 
 class Sealed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from p2p_dtfm.net.hivemind_parts import DHTID
 PRESENCE_KIND = "presence"
 RUN_KIND = "run"
 VALUE_LIMIT_BYTES = 4096
+HEXADECIMAL = set("0123456789abcdef")
 SHARDS = 4
 ADDRESSES_LIMIT = 16
 ADDRESS_LIMIT_CHARACTERS = 200

@@ -185,7 +185,7 @@ def _tokenizer_configuration(spec: RunSpec) -> dict[str, object]:
 
 def _write_model(model: Model, path: Path, place: Naming, progress: Progress) -> None:
     spec = model.spec
-    entries = [entry for layer in range(layer_count(spec)) for entry in _placed(spec, layer, place)]
+    entries: list[Entry] = [(part.name, part.stored_shape) for part in places_of(spec, place)]
     metadata = {
         "format": "pt",
         "run": spec.digest(),
@@ -198,12 +198,19 @@ def _write_model(model: Model, path: Path, place: Naming, progress: Progress) ->
     progress(total_bytes, total_bytes)
 
 
-def _placed(spec: RunSpec, layer: int, place: Naming) -> list[Entry]:
-    return [
-        (part.name, part.stored_shape)
-        for name, shape in layer_entries(spec, layer)
-        for part in place(spec.model, layer, name, shape)
-    ]
+def places_of(spec: RunSpec, place: Naming) -> Iterator[Part]:
+    """Where each parameter of the whole model goes, in the order of `placed_tensors`."""
+    for layer in range(layer_count(spec)):
+        for name, shape in layer_entries(spec, layer):
+            yield from place(spec.model, layer, name, shape)
+
+
+def placed_tensors(model: Model, layer: int, place: Naming) -> Iterator[tuple[Part, Tensor]]:
+    """The parameters of a layer, each in as many tensors as it has places."""
+    for name, parameter in model.layer(layer).named_parameters():
+        parts = place(model.spec.model, layer, name, tuple(parameter.shape))
+        rows = [part.shape[0] for part in parts]
+        yield from zip(parts, parameter.split(rows) if rows else (), strict=True)
 
 
 def _parameters(
@@ -211,13 +218,9 @@ def _parameters(
 ) -> Iterator[Tensor]:
     done_bytes = 0
     for layer in range(layer_count(model.spec)):
-        for name, parameter in model.layer(layer).named_parameters():
-            shape = tuple(parameter.shape)
-            parts = place(model.spec.model, layer, name, shape)
-            rows = [part.shape[0] for part in parts]
-            for part, tensor in zip(parts, parameter.split(rows) if rows else (), strict=True):
-                yield tensor.t() if part.is_transposed else tensor
-            done_bytes += entry_bytes((name, shape))
+        for part, tensor in placed_tensors(model, layer, place):
+            yield tensor.t() if part.is_transposed else tensor
+            done_bytes += entry_bytes((part.name, part.shape))
             progress(done_bytes, total_bytes)
 
 

@@ -24,6 +24,8 @@ from p2p_dtfm.train.hugging_face.export import (
     Model,
     model_from,
     not_written,
+    placed_tensors,
+    places_of,
     require_new,
     require_room,
     require_tied,
@@ -33,7 +35,7 @@ from p2p_dtfm.train.hugging_face.families import family_of, parts_of
 from p2p_dtfm.train.hugging_face.model_import import TOKENIZER_NAME, Progress
 from p2p_dtfm.train.hugging_face.tokenizer_json import tokenizer_json
 from p2p_dtfm.train.model.block import attention_factor, frequencies
-from p2p_dtfm.train.model.gpt import layer_count, layer_entries
+from p2p_dtfm.train.model.gpt import layer_count
 
 _SPLITTING = {"": "gpt-2", "llama3": "llama-bpe", "qwen2": "qwen2"}
 _ZERO_BYTE = "\u0100"
@@ -248,12 +250,10 @@ def _tensors(spec: RunSpec, family: str, library: Any) -> Iterator[tuple[str, tu
     names = library.get_tensor_name_map(architecture, model.layers)
     if model.rope.scaling == "llama3":
         yield _ROPE_FACTORS, (model.each_head // 2,)
-    for layer in range(layer_count(spec)):
-        for name, shape in layer_entries(spec, layer):
-            for part in parts_of(model, layer, name, shape):
-                theirs = names.get_name(part.name, try_suffixes=(".weight", ".bias"))
-                assert theirs is not None, part.name
-                yield theirs, part.shape
+    for part in places_of(spec, parts_of):
+        theirs = names.get_name(part.name, try_suffixes=(".weight", ".bias"))
+        assert theirs is not None, part.name
+        yield theirs, part.shape
 
 
 def _values(model: Model, family: str) -> Iterator[np.ndarray]:
@@ -263,13 +263,10 @@ def _values(model: Model, family: str) -> Iterator[np.ndarray]:
         plain = frequencies(shape.rope.model_copy(update={"scaling": "none"}), shape.each_head)
         yield (plain / frequencies(shape.rope, shape.each_head)).numpy()
     for layer in range(layer_count(model.spec)):
-        for name, parameter in model.layer(layer).named_parameters():
-            parts = parts_of(shape, layer, name, tuple(parameter.shape))
-            rows = [part.shape[0] for part in parts]
-            for part, tensor in zip(parts, parameter.split(rows) if rows else (), strict=True):
-                turned = family == "llama" and (".q_proj." in part.name or ".k_proj." in part.name)
-                placed = side_by_side(tensor, shape.each_head) if turned else tensor
-                yield placed.detach().to(torch.float32).contiguous().numpy()
+        for part, tensor in placed_tensors(model, layer, parts_of):
+            turned = family == "llama" and (".q_proj." in part.name or ".k_proj." in part.name)
+            placed = side_by_side(tensor, shape.each_head) if turned else tensor
+            yield placed.detach().to(torch.float32).contiguous().numpy()
 
 
 def side_by_side(rows: Tensor, head_width: int) -> Tensor:

@@ -145,7 +145,7 @@ class StatusApi:
         return {
             "run": run.spec.name,
             "run_digest": run.digest,
-            "data": run.manifest.notes.describe(),
+            "data": run.manifest.describe(),
             "checkpoints": str(self._local.home.checkpoints(run.digest)),
             "admission": run.spec.admission.mode,
         }

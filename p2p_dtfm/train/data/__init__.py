@@ -10,6 +10,7 @@ from p2p_dtfm.train.data.dataset import Dataset, ShardMissing
 from p2p_dtfm.train.data.first_reading import Progress
 from p2p_dtfm.train.data.manifest import Manifest, ShardEntry, load_manifest, parse_manifest
 from p2p_dtfm.train.data.prepare import PreparedData, open_prepared, prepare
+from p2p_dtfm.train.data.quality.choosing import Wish
 from p2p_dtfm.train.data.saved_data_sets import stated_licence
 from p2p_dtfm.train.data.shard_files import ShardDamaged
 from p2p_dtfm.train.data.text_files import Skipped
@@ -34,6 +35,7 @@ __all__ = [
     "ShardMissing",
     "Skipped",
     "Tokenizer",
+    "Wish",
     "file_digest",
     "is_digest",
     "load_manifest",

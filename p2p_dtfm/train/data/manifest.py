@@ -19,6 +19,7 @@ SHARD_LIMIT_TOKENS = 1 << 28
 TOKENIZER_LIMIT_BYTES = 64 << 20
 
 _SHOWN_CHARACTERS = 200
+_SHOWN_RULES = 8
 
 Split = Literal["train", "held_out"]
 TokenType = Literal["uint8", "uint16", "uint32"]
@@ -70,6 +71,31 @@ class Totals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text_bytes: _Count
 
 
+class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Documents that a rule has left out, each counted with the first that it did not meet."""
+
+    rule: Annotated[str, Meta(max_length=2000)]
+    documents: _Count
+
+
+class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was made of the documents that were there: by which rules how many were left out."""
+
+    documents: _Count
+    """Before."""
+    left_out: Annotated[tuple[LeftOut, ...], Meta(max_length=128)]
+
+    def describe(self) -> str:
+        """A line for people, of bounded length."""
+        kept = self.documents - sum(each.documents for each in self.left_out)
+        shown = [f"{each.documents:,} by {_one_line(each.rule)}" for each in self.left_out]
+        more = ", ..." if len(shown) > _SHOWN_RULES else ""
+        return (
+            f"{kept:,} of {self.documents:,} documents kept; left out: "
+            f"{', '.join(shown[:_SHOWN_RULES]) or 'none'}{more}"
+        )
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Shards of a split are in corpus order; the order decides which sample is which."""
 
@@ -79,6 +105,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shards: Annotated[tuple[ShardEntry, ...], Meta(min_length=1, max_length=1 << 17)]
     totals: Totals
     notes: Notes
+    selection: Selection | msgspec.UnsetType = msgspec.UNSET
+    """Unset where all documents were taken, as in manifests that know nothing of it."""
+
+    def describe(self) -> str:
+        """One line for those who are to take part."""
+        if isinstance(self.selection, Selection):
+            return f"{self.notes.describe()}; {self.selection.describe()}"
+        return self.notes.describe()
 
     def to_bytes(self) -> bytes:
         """The canonical JSON."""
@@ -158,6 +192,10 @@ def _inconsistency(manifest: Manifest) -> str | None:
     held_out = sum(shard.tokens for shard in manifest.shards_in("held_out"))
     if (train, held_out) != (manifest.totals.train_tokens, manifest.totals.held_out_tokens):
         return "has totals that are not the sums of its shards"
+    if isinstance(manifest.selection, Selection):
+        left_out = sum(each.documents for each in manifest.selection.left_out)
+        if manifest.selection.documents < left_out:
+            return "leaves out more documents than there were"
     sizes: dict[str, int] = {}
     for shard in manifest.shards:
         if sizes.setdefault(shard.digest, shard.tokens) != shard.tokens:

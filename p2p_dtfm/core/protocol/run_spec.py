@@ -40,7 +40,7 @@ class MuonSpec(Section):
 
 
 class OptimizerSpec(Section):
-    """Linear warm-up, cosine decay and clipping of the global norm.
+    """Linear warm-up, a decay by `schedule`, and clipping of the global norm.
 
     `muon` is of the matrices of blocks alone (Jordan et al. 2024); AdamW, with what is said here,
     updates the rest.
@@ -56,6 +56,38 @@ class OptimizerSpec(Section):
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
     clip_norm: float = Field(default=1.0, gt=0)
+    schedule: Literal["cosine", "wsd"] = Field(
+        default="cosine",
+        description="cosine: falls from the warm-up on; wsd (warm-up, stable, decay; Hu et al. "
+        "2024): stays at the peak, and falls in a straight line at the end",
+    )
+    decay_steps: int = Field(
+        default=0, ge=0, description="wsd: how long it falls; 0: a fifth of the run"
+    )
+    decay_embeddings: bool = Field(
+        default=True, description="whether weight decay is of embeddings too, as of all matrices"
+    )
+    z_loss: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="so many times the squared logarithm of the softmax's denominator is added to "
+        "what is minimised (PaLM: 1e-4), not to the loss that is told",
+    )
+
+    @model_validator(mode="after")
+    def _decays_when_it_says(self) -> "OptimizerSpec":
+        if self.schedule != "wsd" and self.decay_steps:
+            raise ValueError('optimizer.decay_steps counts only with optimizer.schedule = "wsd"')
+        return self
+
+    def without_later_defaults(self, values: dict[str, Any]) -> None:
+        """Take out of its dumped values the choices that came later and are not made."""
+        if self.kind == "adamw":
+            del values["kind"], values["muon"]
+        for name in ("schedule", "decay_steps", "decay_embeddings", "z_loss"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                del values[name]
 
     @model_validator(mode="after")
     def _muon_counts(self) -> "OptimizerSpec":
@@ -74,6 +106,28 @@ class DataSpec(Section):
 
     source: str = "python-standard-library"
     manifest: str = Field(default="", pattern="^([0-9a-f]{64})?$")
+    packing: Literal["plain", "documents"] = Field(
+        default="plain",
+        description="a sequence holds the end of one document and the beginning of others; "
+        "documents: attention does not cross from one to another; positions go on",
+    )
+    end_of_document: int = Field(
+        default=-1,
+        ge=-1,
+        lt=1 << 24,
+        description="with documents: the token that ends each; founding fills it in",
+    )
+
+    @model_validator(mode="after")
+    def _ends_count(self) -> "DataSpec":
+        if self.packing == "plain" and self.end_of_document >= 0:
+            raise ValueError('data.end_of_document counts only with data.packing = "documents"')
+        return self
+
+    @property
+    def masks_documents(self) -> bool:
+        """Whether every stage must know the tokens, to see where documents end."""
+        return self.packing == "documents"
 
 
 class EvaluationSpec(Section):
@@ -272,8 +326,9 @@ class RunSpec(Section):
         values["model"] = self.model.stated()
         if not self.founding:
             del values["founding"]
-        if self.optimizer.kind == "adamw":
-            del values["optimizer"]["kind"], values["optimizer"]["muon"]
+        self.optimizer.without_later_defaults(values["optimizer"])
+        if not self.data.masks_documents:
+            del values["data"]["packing"], values["data"]["end_of_document"]
         if not self.limits.least_gain:
             del values["limits"]["least_gain"]
         if not self.admission.founder:

@@ -356,12 +356,16 @@ class Microbatches:
         evaluate = self._recorder.timed("evaluate", number, self._runner.evaluate)
         return evaluate(*self._entry(step, number, activation))
 
-    def _entry(self, step: int, number: int, activation: Tensor | None) -> tuple[Tensor, ...]:
-        """The arguments of a forward: input, and targets where the head is. Compute thread."""
-        needs_batch = self._runner.has_embedding or self._runner.has_head
+    def _entry(self, step: int, number: int, activation: Tensor | None) -> tuple[Any, ...]:
+        """The arguments of a forward: input, targets where the head is, and the tokens themselves
+        where documents are kept apart. Compute thread."""
+        masks = self._spec.data.masks_documents
+        needs_batch = self._runner.has_embedding or self._runner.has_head or masks
         tokens, targets = self._batch(step, number) if needs_batch else (None, None)
         self._require_finite(FrameKind.ACTIVATION, number, activation)
         entry = tokens if activation is None else activation
+        if masks:
+            return entry, targets if self._runner.has_head else None, tokens
         return (entry, targets) if self._runner.has_head else (entry,)
 
     async def _boundary(self, key: FrameKey, payload: bytearray) -> Tensor:

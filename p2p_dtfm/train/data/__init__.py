@@ -17,6 +17,7 @@ from p2p_dtfm.train.data.text_files import Skipped
 from p2p_dtfm.train.data.tokenizer import (
     ByteTokenizer,
     Tokenizer,
+    end_of_document,
     load_tokenizer,
     tokenizer_from_bytes,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "Skipped",
     "Tokenizer",
     "Wish",
+    "end_of_document",
     "file_digest",
     "is_digest",
     "load_manifest",

@@ -88,12 +88,25 @@ def _layer_entries(model: ModelSpec, layer: int) -> tuple[tuple[str, tuple[int, 
     return tuple((name, tuple(parameter.shape)) for name, parameter in named)
 
 
-def token_loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
+def token_loss_sum(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
     """Sum over all tokens of the negative log-likelihood, in nats.
 
-    logits [sequences, tokens, vocabulary], targets [sequences, tokens].
+    logits [sequences, tokens, vocabulary], targets [sequences, tokens]. With `z_loss` its gradient
+    is that of a larger sum: so many times the squared logarithms of the softmax's denominators are
+    added (Chowdhery et al. 2022, section 5), which keeps logits from drifting away.
     """
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    if z_loss:
+        beside = z_loss * torch.logsumexp(logits, dim=2).square().sum()
+        loss = loss + (beside - beside.detach())
+    return loss
+
+
+def document_numbers(tokens: Tensor, end_of_document: int) -> Tensor:
+    """Which document of its sequence each token belongs to, int64 [sequences, tokens]; the token
+    that ends one is its last."""
+    ends = (tokens == end_of_document).long()
+    return ends.cumsum(dim=1) - ends
 
 
 @torch.no_grad()

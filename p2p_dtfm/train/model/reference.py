@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.train.model.gpt import build_layer, initialise_layer, layer_count, token_loss_sum
+from p2p_dtfm.train.model.block import Block
+from p2p_dtfm.train.model.gpt import (
+    build_layer,
+    document_numbers,
+    initialise_layer,
+    layer_count,
+    token_loss_sum,
+)
 from p2p_dtfm.train.model.optimizer import learning_rate
 from p2p_dtfm.train.model.plain_optimizers import PlainOptimizer
 
@@ -67,7 +74,14 @@ class ReferenceRun:
 
     def _loss_sum(self, batch: Batch) -> Tensor:
         inputs, targets = batch
-        return token_loss_sum(self.model(inputs.to(self.device)), targets.to(self.device))
+        stream = tokens = inputs.to(self.device)
+        for module in self.model:
+            if self.spec.data.masks_documents and isinstance(module, Block):
+                documents = document_numbers(tokens, self.spec.data.end_of_document)
+                stream = module(stream, documents=documents)
+            else:
+                stream = module(stream)
+        return token_loss_sum(stream, targets.to(self.device), self.spec.optimizer.z_loss)
 
 
 def _genesis_layer(spec: RunSpec, layer: int) -> nn.Module:

@@ -99,10 +99,14 @@ class EmulatedStageRunner(StageRunner):
         self._slept_ns = 0
 
     def forward(
-        self, microbatch: int, entry: Tensor, targets: Tensor | None = None
+        self,
+        microbatch: int,
+        entry: Tensor,
+        targets: Tensor | None = None,
+        tokens: Tensor | None = None,
     ) -> Tensor | float:
         with self._in_time():
-            return super().forward(microbatch, entry, targets)
+            return super().forward(microbatch, entry, targets, tokens)
 
     def _layer_backward(
         self, microbatch: int, layer: int, gradient: Tensor | None
@@ -121,7 +125,9 @@ class EmulatedStageRunner(StageRunner):
         took_ns = now.monotonic_ns() - began_ns - (self._slept_ns - slept_ns)
         self._late_ns = min(self._late_ns + took_ns, _LATE_LIMIT_NS)
 
-    def _run(self, layer: int, entry: Tensor, targets: Tensor | None) -> Tensor:
+    def _run(
+        self, layer: int, entry: Tensor, targets: Tensor | None, documents: Tensor | None
+    ) -> Tensor:
         is_head = layer == layer_count(self.spec) - 1
         timing = self._timings[layer]
         parts = (timing, targets if is_head else None, self)

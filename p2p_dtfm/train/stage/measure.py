@@ -256,8 +256,11 @@ def _trial(
     scale = torch.linspace(-1.0, 1.0, count * width, device=device)
     stream = scale.view(shape.sequences, shape.tokens, width).requires_grad_()
     if layer <= spec.model.layers:
+        if spec.data.masks_documents:
+            return lambda: module(stream, documents=torch.zeros_like(tokens))
         return lambda: module(stream)
-    return lambda: token_loss_sum(module(stream).float(), tokens)
+    z_loss = spec.optimizer.z_loss
+    return lambda: token_loss_sum(module(stream).float(), tokens, z_loss)
 
 
 def _finish(device: torch.device) -> None:

@@ -97,7 +97,8 @@ def token_loss_sum(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tens
     """
     loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
     if z_loss:
-        beside = z_loss * torch.logsumexp(logits, dim=2).square().sum()
+        squares = torch.logsumexp(logits, dim=2).square()
+        beside = z_loss * squares[targets >= 0].sum()  # of targets that count
         loss = loss + (beside - beside.detach())
     return loss
 

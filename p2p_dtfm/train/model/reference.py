@@ -5,12 +5,15 @@ rate with the rest of the package, and none of its pipeline, state or reduction 
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.gpt import build_layer, initialise_layer, layer_count, token_loss_sum
+from p2p_dtfm.train.model.initial_state import given_tensors
+from p2p_dtfm.train.model.lora.adapted import set_base
 from p2p_dtfm.train.model.optimizer import learning_rate
 from p2p_dtfm.train.model.plain_optimizers import PlainOptimizer
 
@@ -21,7 +24,8 @@ Batch = tuple[Tensor, Tensor]
 class ReferenceRun:
     """A run on one device.
 
-    `batch(step, microbatch)` gives inputs and targets of one microbatch of a step.
+    `batch(step, microbatch)` gives inputs and targets of one microbatch of a step, `given(layer)`
+    the file of a layer of given weights.
     """
 
     def __init__(
@@ -29,13 +33,14 @@ class ReferenceRun:
         spec: RunSpec,
         batch: Callable[[int, int], Batch],
         device: torch.device | str = "cpu",
+        given: Callable[[int], Path] | None = None,
     ) -> None:
         self.spec = spec
         self.batch = batch
         self.device = torch.device(device)
-        self.model = nn.Sequential(*(_genesis_layer(spec, n) for n in range(layer_count(spec))))
+        self.model = nn.Sequential(*(_first(spec, n, given) for n in range(layer_count(spec))))
         self.model.to(self.device)
-        if spec.model.tied_head:
+        if spec.model.tied_head and not spec.trains_adapters:
             shared = self.model[0].get_parameter("token.weight")
             self.model[-1].get_submodule("logits").register_parameter("weight", shared)
         self.optimizer = PlainOptimizer(spec, self.model)
@@ -70,7 +75,15 @@ class ReferenceRun:
         return token_loss_sum(self.model(inputs.to(self.device)), targets.to(self.device))
 
 
-def _genesis_layer(spec: RunSpec, layer: int) -> nn.Module:
+def _first(spec: RunSpec, layer: int, given: Callable[[int], Path] | None) -> nn.Module:
+    """A layer before the first step."""
     module = build_layer(spec, layer)
     initialise_layer(module, spec, layer)
+    if given is None:
+        return module
+    tensors = given_tensors(spec, layer, given(layer))
+    if spec.trains_adapters:
+        set_base(module, tensors)
+    else:
+        module.load_state_dict(dict(tensors))
     return module

@@ -56,14 +56,15 @@ class StageRunner:
         self._in_flight: dict[int, _InFlight] = {}
         self._owed: dict[int, dict[int, WeightGradients]] = {}
         self._weight_gradients = WeightGradients()
-        left_to = None if self.has_embedding else self._weight_gradients
+        keeps = self.has_embedding or spec.trains_adapters
+        left_to = None if keeps else self._weight_gradients
         for state in self.layer_states.values():
             leave_weight_gradients(state.module, left_to)
 
     @property
     def splits(self) -> bool:
         """Whether a backward can leave the gradients of matrices for later."""
-        return not (self.has_embedding or self.recompute)
+        return not (self.has_embedding or self.recompute or self.spec.trains_adapters)
 
     @property
     def in_flight(self) -> int:
@@ -160,7 +161,8 @@ class StageRunner:
             assert gradient is None, "no stage follows the head"
             gradient = torch.full_like(result, 1.0 / self.spec.tokens_per_step)
         assert gradient is not None and gradient.shape == result.shape
-        torch.autograd.backward(result, self.copies.to_device(gradient))
+        if result.requires_grad:  # of a frozen embedding nothing asks for a gradient
+            torch.autograd.backward(result, self.copies.to_device(gradient))
         if not entry.is_floating_point():
             return None
         assert entry.grad is not None

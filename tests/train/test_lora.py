@@ -1,6 +1,5 @@
-"""Adapters over a frozen model: what they compute, what of them travels, and what planning counts."""
+"""Adapters over a frozen model: what they compute, what travels, and what planning counts."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,17 +7,19 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.fine_tuning.lora_spec import LoraSpec, adapted_matrices
-from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
-from p2p_dtfm.train.model.gpt import layer_count, token_loss_sum
-from p2p_dtfm.train.model.initial_state import initial_layer_path, initial_layer_state
+from p2p_dtfm.train.model.gpt import build_layer, layer_count, token_loss_sum
+from p2p_dtfm.train.model.initial_state import attach_base, initial_layer_path, initial_layer_state
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.lora.adapted import has_base
 from p2p_dtfm.train.model.optimizer import learning_rate
 from p2p_dtfm.train.model.plain_optimizers import torch_adam_w
 from p2p_dtfm.train.model.reference import ReferenceRun
+from tests.core.builders import run_spec
 from tests.models.families import made
 from tests.train.test_parity import TWO_BY_TWO, HandWired
 
@@ -117,6 +118,12 @@ class Wired(HandWired):
                 state.compute_with(state.parameters)
 
 
+def wired_losses(directory: Path, spec: RunSpec, steps: int) -> list[float]:
+    """Of four stages in one process."""
+    wired = Wired(directory, spec, recompute=False)
+    return [wired.step(step) for step in range(steps)]
+
+
 @pytest.mark.parametrize("targets", [EVERY, ("key", "down")])
 def test_two_by_two_stages_train_adapters_as_one_machine_does(
     targets: tuple[str, ...], tmp_path: Path
@@ -127,10 +134,79 @@ def test_two_by_two_stages_train_adapters_as_one_machine_does(
     states = first_states(tmp_path, spec)
     theirs = with_adapters(LlamaForCausalLM.from_pretrained(tmp_path / "hf"), states)
     expected = losses_of(theirs, spec, batch_of(spec), 20)
-    wired = Wired(tmp_path, spec, recompute=False)
-    measured = [wired.step(step) for step in range(20)]
+    measured = wired_losses(tmp_path, spec, 20)
     assert max(abs(a - b) for a, b in zip(measured, expected, strict=True)) < 1e-4
     assert measured[-1] < measured[0] - 0.02
     given = lambda layer: initial_layer_path(tmp_path / "in" / "initial", layer)  # noqa: E731
     plain = list(ReferenceRun(spec, batch_of(spec), given=given).losses(3))
     assert max(abs(a - b) for a, b in zip(plain, expected, strict=False)) < 1e-4
+
+
+def test_embedding_and_head_have_one_element_and_a_tied_head_may_lie_elsewhere(
+    tmp_path: Path,
+) -> None:
+    lora = LoraSpec(rank=4, targets=("query",))
+    spec = imported(tmp_path, lora, tie_word_embeddings=True)
+    workload = workload_of(spec)
+    for state in first_states(tmp_path, spec):
+        cost = workload.cost(state.layer)
+        assert state.parameter_count == cost.parameter_count
+        frozen = sum(tensor.numel() for tensor in state.module.buffers())
+        assert cost.state_bytes == 4 * (frozen + 4 * cost.parameter_count)
+    assert workload.embedding.parameter_count == workload.head.parameter_count == 1
+    assert not workload.one_stage and not workload.splits_backwards
+
+
+def test_a_state_on_its_way_needs_no_model(tmp_path: Path) -> None:
+    spec = imported(tmp_path, LoraSpec(rank=4, targets=EVERY))
+    state = first_states(tmp_path, spec)[1]
+    again = LayerState.from_bytes(spec, 1, state.to_bytes())
+    assert not has_base(again.module) and again.digest() == state.digest()
+    attach_base(again, initial_layer_path(tmp_path / "in" / "initial", 1))
+    stream = torch.randn(1, 5, spec.model.width)
+    assert torch.equal(again.module(stream), state.module(stream))
+
+
+def test_what_is_reduced_of_a_wide_model_is_a_hundredth(tmp_path: Path) -> None:
+    """A Llama of width 512: what all gradients take, and what those of adapters do."""
+    model = {"preset": "llama", "layers": 8, "width": 512, "heads": 8, "context": 128}
+    values = {
+        "name": "wide",
+        "total_steps": 1,
+        "model": model | {"vocabulary": 32000, "initial": "0" * 64},
+        "batch": {"global_batch": 8, "microbatch": 2},
+        "optimizer": {"peak_learning_rate": 1e-4},
+    }
+    full = parse_run_spec(values, "test")
+    adapted = parse_run_spec(values | {"lora": {"rank": 8}}, "test")
+
+    def reduced_bytes(spec: RunSpec) -> int:
+        states = [build_layer(spec, layer, "meta") for layer in range(layer_count(spec))]
+        counted = sum(4 * p.numel() for state in states for p in state.parameters())
+        workload = workload_of(spec)
+        costs = [workload.cost(layer) for layer in range(workload.layer_count)]
+        assert sum(map(workload.gradient_wire_bytes, costs)) == counted
+        return counted
+
+    assert reduced_bytes(adapted) <= reduced_bytes(full) / 100
+    assert adapted.digest() != full.digest()
+
+
+@pytest.mark.parametrize(
+    ("lora", "changes", "reason"),
+    [
+        ({"rank": 4, "dropout": 0.1}, {}, "dropout must be 0"),
+        ({"rank": 4, "targets": ["query", "query"]}, {}, "twice"),
+        ({"alpha": 4.0}, {}, "rank must be at least 1"),
+        ({"rank": 4, "targets": ["gate"]}, {}, '"swiglu" has one'),
+        ({"rank": 4}, {"optimizer": {"peak_learning_rate": 1e-3, "kind": "muon"}}, "muon"),
+        ({"rank": 4}, {"model": run_spec().model.model_dump() | {"initial": ""}}, "given"),
+    ],
+)
+def test_adapters_that_cannot_be_trained_are_refused(
+    lora: dict, changes: dict, reason: str
+) -> None:
+    values = run_spec().model_dump()
+    values["model"] |= {"initial": "0" * 64}
+    with pytest.raises(UserError, match=reason):
+        parse_run_spec(values | {"lora": lora} | changes, "test")

@@ -59,6 +59,7 @@ ORIGIN_FILES = (
 LONGEST_CONTEXT = 1024
 """Of a run whose founder does not say: models with rotary positions are made for far longer
 sequences than ordinary computers can train."""
+_NO_ADAPTERS = LoraSpec()
 _NOT_YET = "0" * 64
 """In place of the weights' digest, until they are written."""
 _FILE_LIMIT_BYTES = 64 << 20
@@ -102,7 +103,7 @@ class Training:
     positions are rotary."""
     untie: bool = False
     """A head that is the token embedding becomes a matrix of its own."""
-    lora: LoraSpec = LoraSpec()
+    lora: LoraSpec = _NO_ADAPTERS
     """Adapters that are trained in place of the model."""
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.fine_tuning.lora_spec import AdaptedMatrix, adapted_matrices
+from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.hugging_face.export import not_written, require_new
 from p2p_dtfm.train.hugging_face.families import family_of, parts_of
 from p2p_dtfm.train.hugging_face.model_card import CARD_NAME, Told, model_card
@@ -29,19 +29,16 @@ WEIGHTS_NAME = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
-def export_adapter(checkpoint: Path, out: Path, told: Told) -> None:
+def export_adapter(checkpoint: Path, out: Path, told: Told) -> tuple[RunSpec, int]:
     """Make the directory `out` from the checkpoint of one step. Raises `UserError`.
 
-    What is frozen is not needed for it. `out` appears whole or not at all.
+    What is frozen is not needed for it. `out` appears whole or not at all. Returns of which run and
+    step it is.
     """
     require_new(out)
     manifest = read_manifest(checkpoint)
     spec = manifest.spec()
-    if not spec.trains_adapters:
-        raise UserError(
-            f"the run {spec.name} trains the whole model, and no adapters",
-            "export the model: leave out --adapter",
-        )
+    assert spec.trains_adapters
     family = family_of(spec.model)
     tensors: list[tuple[str, Tensor]] = []
     wider: dict[str, int] = {}
@@ -78,13 +75,14 @@ def export_adapter(checkpoint: Path, out: Path, told: Told) -> None:
         write_tensors(temporary / WEIGHTS_NAME, entries, {"format": "pt"}, written)
         text = json.dumps(configuration, indent=2) + "\n"
         (temporary / CONFIGURATION_NAME).write_text(text, encoding="utf-8")
-        card = model_card(spec, manifest.step, told)
+        card = model_card(spec, manifest.step, told, is_adapter=True)
         (temporary / CARD_NAME).write_text(card, encoding="utf-8")
         os.replace(temporary, out)
     except OSError as error:
         raise not_written(out, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    return spec, manifest.step
 
 
 def _theirs(state: LayerState) -> Iterator[tuple[str, Tensor, Tensor]]:

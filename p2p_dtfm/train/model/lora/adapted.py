@@ -1,7 +1,7 @@
 """A layer whose parameters are frozen, with adapters beside some of its matrices (`[lora]`).
 
-What is frozen are buffers: no optimizer, gradient or state knows of them. They are left out ("meta")
-until `set_base` gives them, so that whoever only keeps a layer's state needs no memory for them.
+What is frozen are buffers: no optimizer, gradient or state knows of them. They are left out
+("meta") until `set_base` gives them: whoever only keeps a layer's state needs no memory for them.
 """
 
 import math
@@ -120,7 +120,7 @@ def deviation_of_narrow(columns: int) -> float:
 
 @torch.no_grad()
 def merged_into(plain: nn.Module, adapted: nn.Module) -> nn.Module:
-    """Fill `plain`, a layer of the model itself, with what `adapted` computes, adapters included."""
+    """Fill `plain`, a layer of the model itself, so that it computes what `adapted` does."""
     frozen = dict(adapted.named_buffers())
     for name, parameter in plain.named_parameters():
         parameter.copy_(frozen[name])

@@ -69,11 +69,10 @@ def export(
     from p2p_dtfm.train.hugging_face.gguf_export import export_gguf
     from p2p_dtfm.train.model.generate import whole_checkpoint
 
-    comes_from_import = checkpoint is not None and is_imported(checkpoint)
-    if checkpoint is not None and comes_from_import:
-        directory = checkpoint
-    else:
-        directory = whole_checkpoint(checkpoint or newest_checkpoint(home))
+    directory = checkpoint or newest_checkpoint(home)
+    comes_from_import = is_imported(directory)
+    if not comes_from_import:
+        directory = whole_checkpoint(directory)
     model = model_in(directory)
     is_adapter = model.spec.trains_adapters and not comes_from_import and not merged
     if is_adapter and form is ExportFormat.HF:

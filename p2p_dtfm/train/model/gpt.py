@@ -36,10 +36,10 @@ class Embedding(nn.Module):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        self.token = nn.Embedding(model.vocabulary, model.width)
+        self.token = _table(model.vocabulary, model.width)
         self.position = None
         if model.position == "learned":
-            self.position = nn.Embedding(model.context, model.width)
+            self.position = _table(model.context, model.width)
 
     def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
         """The first token of each sequence has position `first`."""
@@ -64,6 +64,12 @@ class Head(nn.Module):
         return logits
 
 
+def _table(rows: int, width: int) -> nn.Embedding:
+    """Of rows that nobody draws, as genesis follows."""
+    table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+    return table
+
+
 def layer_count(spec: RunSpec) -> int:
     """Embedding, blocks and head together."""
     return spec.model.layers + 2
@@ -74,24 +80,25 @@ def build_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -
     anything is, not there yet (`lora.adapted.set_base`)."""
     if not spec.trains_adapters:
         return build_plain_layer(spec, layer, device)
-    return allocate_trained(_outline(spec.model, spec.lora, layer), device)
+    return allocate_trained(_build(spec.model, spec.lora, layer, "meta"), device)
 
 
 def build_plain_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> nn.Module:
     """The same of the model itself: as it is given to a run, and as it leaves one."""
-    return _outline(spec.model, _NO_ADAPTERS, layer).to_empty(device=device)
+    return _build(spec.model, _NO_ADAPTERS, layer, device)
 
 
 def build_timed_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> nn.Module:
     """The same as `build_layer`, with memory for what is frozen: for passes whose time counts."""
-    return _outline(spec.model, spec.lora, layer).to_empty(device=device)
+    return _build(spec.model, spec.lora, layer, device)
 
 
-def _outline(model: ModelSpec, lora: LoraSpec, layer: int) -> nn.Module:
-    """Without memory for anything."""
+def _build(
+    model: ModelSpec, lora: LoraSpec, layer: int, device: torch.device | str
+) -> nn.Module:
     assert 0 <= layer < model.layers + 2, layer
     kind = Embedding if layer == 0 else Block if layer <= model.layers else Head
-    with torch.device("meta"):  # nothing is allocated or drawn only to be overwritten
+    with torch.device(device):
         module = kind(model).to(torch.float32)
         if lora.rank:
             adapt(module, model, lora, is_block=kind is Block)
@@ -110,7 +117,7 @@ def plain_entries(spec: RunSpec, layer: int) -> list[Entry]:
 
 @functools.lru_cache(maxsize=1024)
 def _layer_entries(model: ModelSpec, lora: LoraSpec, layer: int) -> tuple[Entry, ...]:
-    named = _outline(model, lora, layer).named_parameters()
+    named = _build(model, lora, layer, "meta").named_parameters()
     return tuple((name, tuple(parameter.shape)) for name, parameter in named)
 
 

@@ -15,12 +15,16 @@ from p2p_dtfm.core.protocol.model_spec import ModelSpec, Section
 Target = Literal["query", "key", "value", "output", "gate", "up", "down"]
 
 
+_UNSTATED: tuple[float, tuple[Target, ...]] = (16.0, ("query", "value"))
+"""Alpha and targets where a run spec does not say them."""
+
+
 class LoraSpec(Section):
     """Which matrices of blocks get adapters, and how wide these are."""
 
     rank: int = Field(default=0, ge=0, le=1024, description="0: all parameters are trained")
-    alpha: float = Field(default=16.0, gt=0, le=1e6, description="adapters count alpha / rank")
-    targets: tuple[Target, ...] = Field(default=("query", "value"), min_length=1)
+    alpha: float = Field(default=_UNSTATED[0], gt=0, le=1e6, description="adapters count alpha / rank")
+    targets: tuple[Target, ...] = Field(default=_UNSTATED[1], min_length=1)
     dropout: float = Field(default=0.0, ge=0, description="none but 0")
 
     @model_validator(mode="after")
@@ -32,7 +36,7 @@ class LoraSpec(Section):
             )
         if len(set(self.targets)) < len(self.targets):
             raise ValueError("targets names a matrix twice")
-        if not self.rank and self.model_fields_set:
+        if not self.rank and (self.alpha, self.targets) != _UNSTATED:
             raise ValueError("rank must be at least 1")
         return self
 

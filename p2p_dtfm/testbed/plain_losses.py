@@ -54,4 +54,5 @@ def plain_run(home: Path, steps: int) -> Iterator[float] | None:
     manifest = parse_manifest(held.read_bytes(), spec.data.manifest)
     dataset = Dataset(manifest, blobs.path, spec.model.context)
     given = partial(base_path, spec, path_of=blobs.path) if spec.model.initial else None
-    return ReferenceRun(spec, Batches(dataset, spec), given=given).losses(steps)
+    batches = Batches(dataset, spec)
+    return ReferenceRun(spec, batches, given=given, weight=batches.weight).losses(steps)

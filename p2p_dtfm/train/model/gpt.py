@@ -93,9 +93,7 @@ def build_timed_layer(spec: RunSpec, layer: int, device: torch.device | str = "c
     return _build(spec.model, spec.lora, layer, device)
 
 
-def _build(
-    model: ModelSpec, lora: LoraSpec, layer: int, device: torch.device | str
-) -> nn.Module:
+def _build(model: ModelSpec, lora: LoraSpec, layer: int, device: torch.device | str) -> nn.Module:
     assert 0 <= layer < model.layers + 2, layer
     kind = Embedding if layer == 0 else Block if layer <= model.layers else Head
     with torch.device(device):

@@ -25,7 +25,7 @@ class ReferenceRun:
     """A run on one device.
 
     `batch(step, microbatch)` gives inputs and targets of one microbatch of a step, `given(layer)`
-    the file of a layer of given weights.
+    the file of a layer of given weights, and `weight(step, microbatch)` what its loss counts.
     """
 
     def __init__(
@@ -34,9 +34,11 @@ class ReferenceRun:
         batch: Callable[[int, int], Batch],
         device: torch.device | str = "cpu",
         given: Callable[[int], Path] | None = None,
+        weight: Callable[[int, int], float] = lambda step, microbatch: 1.0,
     ) -> None:
         self.spec = spec
         self.batch = batch
+        self.weight = weight
         self.device = torch.device(device)
         self.model = nn.Sequential(*(_first(spec, n, given) for n in range(layer_count(spec))))
         self.model.to(self.device)
@@ -54,7 +56,7 @@ class ReferenceRun:
         self.optimizer.zero_grad()
         loss_sum = 0.0
         for microbatch in range(self.spec.microbatches_per_step):
-            loss = self._loss_sum(self.batch(step, microbatch))
+            loss = self._loss_sum(self.batch(step, microbatch)) * self.weight(step, microbatch)
             (loss / self.spec.tokens_per_step).backward()
             loss_sum += loss.item()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.optimizer.clip_norm)

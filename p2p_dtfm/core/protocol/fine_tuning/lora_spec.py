@@ -23,7 +23,7 @@ class LoraSpec(Section):
     """Which matrices of blocks get adapters, and how wide these are."""
 
     rank: int = Field(default=0, ge=0, le=1024, description="0: all parameters are trained")
-    alpha: float = Field(default=_UNSTATED[0], gt=0, le=1e6, description="adapters count alpha / rank")
+    alpha: float = Field(default=_UNSTATED[0], gt=0, le=1e6, description="they count alpha / rank")
     targets: tuple[Target, ...] = Field(default=_UNSTATED[1], min_length=1)
     dropout: float = Field(default=0.0, ge=0, description="none but 0")
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from p2p_dtfm.cli.app import HomeOption, app
+from p2p_dtfm.cli.commands.offline.conversations import prepare_conversations
 from p2p_dtfm.cli.terminal.progress import progress_of_bytes
 from p2p_dtfm.core.protocol.errors import UserError
 
@@ -64,6 +65,22 @@ def prepare(
     name: Annotated[str, typer.Option(help="What these data are called.")] = "",
     licence: Annotated[str, typer.Option(help="Under which licence they are.")] = "",
     source: Annotated[str, typer.Option(help="Where they come from.")] = "",
+    conversations: Annotated[
+        bool,
+        typer.Option(
+            "--conversations",
+            help='The files are JSON lines of conversations ("messages", or "prompt" and '
+            '"completion"), and only answers count.',
+        ),
+    ] = False,
+    chat: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write conversations as the model of this directory does: its chat template, "
+            "control tokens and tokenizer. A directory of Hugging Face's, or the origin/ of one "
+            "that was imported."
+        ),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the prepared data that --out holds.")
     ] = False,
@@ -81,6 +98,9 @@ def prepare(
             f"{out} holds prepared data already, which runs may still need",
             ("choose a new directory for --out", "replace them: the same line with --overwrite"),
         )
+    if conversations or chat is not None:
+        notes = (name, licence, source)
+        return prepare_conversations(paths, out, tokenizer, chat, held_out, context, notes)
     given = None if tokenizer is None else read_tokenizer_json(tokenizer)
     skipped = Skipped()
     with progress_of_bytes() as progress:

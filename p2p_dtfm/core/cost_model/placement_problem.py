@@ -225,7 +225,7 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
         transmit_ns=transmit_table(rate, workload),
         pair_bytes_per_s=pair,
         watchers=_watchers(able, records, links),
-        splits_backwards=workload.recompute != "included",
+        splits_backwards=workload.splits_backwards,
         one_stage=workload.one_stage,
         inner_steps=workload.inner_steps,
         block_update_ppm=workload.block_update_ppm,

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from p2p_dtfm.core.protocol.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.fine_tuning.lora_spec import LoraSpec, reason_against
 from p2p_dtfm.core.protocol.model_spec import ModelSpec, Section, with_preset
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
 
@@ -250,6 +251,7 @@ class RunSpec(Section):
     model: ModelSpec
     batch: BatchSpec
     optimizer: OptimizerSpec
+    lora: LoraSpec = LoraSpec()
     data: DataSpec = DataSpec()
     evaluation: EvaluationSpec = EvaluationSpec()
     codecs: CodecSpec = CodecSpec()
@@ -300,6 +302,18 @@ class RunSpec(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _adapters_can_be_trained(self) -> "RunSpec":
+        reason = reason_against(self.model, self.lora, self.optimizer.kind == "muon")
+        if reason is not None:
+            raise ValueError(reason)
+        return self
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether the model itself is frozen (`[lora]`)."""
+        return self.lora.rank > 0
+
     @property
     def microbatches_per_step(self) -> int:
         return self.batch.global_batch // self.batch.microbatch
@@ -329,6 +343,8 @@ class RunSpec(Section):
         self.optimizer.without_later_defaults(values["optimizer"])
         if not self.data.masks_documents:
             del values["data"]["packing"], values["data"]["end_of_document"]
+        if not self.trains_adapters:
+            del values["lora"]
         if not self.limits.least_gain:
             del values["limits"]["least_gain"]
         if not self.admission.founder:

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
+from p2p_dtfm.core.protocol.fine_tuning.lora_spec import adapted_matrices
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec
 
@@ -35,14 +36,18 @@ class LayerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """Bytes and operations of one layer at the run's microbatch shape."""
 
     parameter_count: int
+    """Of those that are trained."""
     state_bytes: int
     """Resident for as long as the layer is held: parameters, gradient, two moments, and what a
-    replica keeps to itself."""
+    replica keeps to itself; and parameters that are frozen."""
     saved_bytes: int
     """Kept for each microbatch in flight between its forward and its backward."""
     forward_flops: int
     update_flops: int = 0
     """Of an update, once in a step or in each inner step; 0: too little to be counted."""
+    backward_flops: int = 0
+    """Where matrices are frozen, so that no part of a backward can be left for later. 0: twice the
+    forward's, for the input's gradient and as many for the matrices' own."""
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -85,6 +90,11 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return _MILLION * self.block.update_flops // self.block.forward_flops
 
     @property
+    def splits_backwards(self) -> bool:
+        """Whether stages leave the gradients of matrices for when nothing else can run."""
+        return self.recompute != "included" and not self.block.backward_flops
+
+    @property
     def boundary_wire_bytes(self) -> int:
         return -(-self.boundary_bytes * self.boundary_bytes_per_kibi // (FLOAT_BYTES * KIBI))
 
@@ -124,7 +134,7 @@ def workload_of(spec: RunSpec) -> Workload:
     boundary = tokens * width * FLOAT_BYTES
     positions = model.context if model.position == "learned" else 0
     copies = STATE_COPIES + _private_copies(spec)
-    return Workload(
+    whole = Workload(
         block_count=model.layers,
         microbatch_count=spec.microbatches_per_step,
         evaluation_microbatch_count=spec.evaluation_microbatches,
@@ -153,7 +163,39 @@ def workload_of(spec: RunSpec) -> Workload:
         recompute=spec.compute.recompute,
         inner_steps=spec.sync.inner_steps if spec.sync.mode == "local" else 0,
         least_gain_ppm=round(spec.limits.least_gain * _MILLION),
-        one_stage=model.tied_head,
+        one_stage=model.tied_head and not spec.trains_adapters,
+    )
+    return _of_adapters(spec, whole, copies, tokens) if spec.trains_adapters else whole
+
+
+def _of_adapters(spec: RunSpec, whole: Workload, copies: int, tokens: int) -> Workload:
+    """The same model frozen, with adapters beside some matrices of its blocks.
+
+    Embedding and head train nothing; that they have a state at all, as every layer does, costs one
+    element (`train.model.lora.adapted`). A tied head is frozen like the embedding, so both can lie
+    with different peers.
+    """
+    model, rank = spec.model, spec.lora.rank
+    adapters = adapted_matrices(model, spec.lora)
+    count = sum(adapter.parameter_count(rank) for adapter in adapters)
+
+    def frozen(cost: LayerCost, trained: int, matrices: int, more_saved: int = 0) -> LayerCost:
+        more = 2 * tokens * trained if trained > 1 else 0
+        return msgspec.structs.replace(
+            cost,
+            parameter_count=trained,
+            state_bytes=FLOAT_BYTES * (cost.parameter_count + copies * trained),
+            saved_bytes=cost.saved_bytes + more_saved,
+            forward_flops=cost.forward_flops + more,
+            backward_flops=max(1, 2 * cost.forward_flops - 2 * tokens * matrices + 2 * more),
+        )
+
+    narrow = tokens * rank * len(adapters) * FLOAT_BYTES
+    return msgspec.structs.replace(
+        whole,
+        embedding=frozen(whole.embedding, 1, model.width),
+        block=frozen(whole.block, count, _block_matrices(model), narrow),
+        head=frozen(whole.head, 1, model.width * model.vocabulary),
     )
 
 

@@ -81,7 +81,9 @@ class StepLoop:
             StagePlace(plan, tools.me, self._spec, must_recompute(view.snapshot, plan, tools.me)),
             states,
             StageLinks(mailbox, frames),
-            StageTools(tools.compute, state.memory, tools.batches, tools.recorder),
+            StageTools(
+                tools.compute, state.memory, tools.batches, tools.recorder, tools.batches.weight
+            ),
             StageListeners(outlet.computed, partial(self._reduced_alone, view)),
             self._work_of(states),
         )

@@ -91,7 +91,7 @@ def step_work(
             again = execution.recompute is None and stage_recomputes(
                 workload, stage, peer.memory_bytes
             )
-            splits = execution.splits and position > 0 and not again
+            splits = workload.splits_backwards and position > 0 and not again
             below_ns = {
                 x: 0
                 if workload.inner_steps

@@ -30,12 +30,14 @@ _Count = Annotated[int, Meta(ge=0, lt=1 << 60)]
 _Text = Annotated[str, Meta(max_length=2000)]
 
 
-class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One file of little-endian tokens, named by its BLAKE2b-256."""
 
     digest: _Digest
     tokens: Annotated[int, Meta(ge=1, le=SHARD_LIMIT_TOKENS)]
     split: Split
+    counted: Annotated[tuple[_Count, ...], Meta(max_length=SHARD_LIMIT_TOKENS)] = ()
+    """Of each sequence, how many tokens count, where not all do."""
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,7 +98,7 @@ class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Shards of a split are in corpus order; the order decides which sample is which."""
 
     format_version: int
@@ -107,6 +109,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notes: Notes
     selection: Selection | msgspec.UnsetType = msgspec.UNSET
     """Unset where all documents were taken, as in manifests that know nothing of it."""
+    sequence_tokens: Annotated[int, Meta(ge=0, le=SHARD_LIMIT_TOKENS)] = 0
+    """Where tokens say of themselves whether they count, each stored as twice its number and one
+    more if it does: how many a sequence holds, its last target included. 0: all count."""
 
     def describe(self) -> str:
         """One line for those who are to take part."""
@@ -124,6 +129,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def vocabulary(self) -> int:
         return self.tokenizer.vocabulary
+
+    @property
+    def stored_values(self) -> int:
+        """Shards hold numbers below this."""
+        return 2 * self.vocabulary if self.sequence_tokens else self.vocabulary
 
     def shards_in(self, split: Split) -> tuple[ShardEntry, ...]:
         return tuple(shard for shard in self.shards if shard.split == split)
@@ -186,7 +196,7 @@ def _inconsistency(manifest: Manifest) -> str | None:
     """What is wrong between the fields, each of which is within its own bounds."""
     if manifest.format_version != FORMAT_VERSION:
         return f"has format {manifest.format_version}, this version reads {FORMAT_VERSION}"
-    if manifest.token_type != token_type_for(manifest.vocabulary):
+    if manifest.token_type != token_type_for(manifest.stored_values):
         return f"stores a vocabulary of {manifest.vocabulary} as {manifest.token_type}"
     train = sum(shard.tokens for shard in manifest.shards_in("train"))
     held_out = sum(shard.tokens for shard in manifest.shards_in("held_out"))
@@ -196,6 +206,8 @@ def _inconsistency(manifest: Manifest) -> str | None:
         left_out = sum(each.documents for each in manifest.selection.left_out)
         if manifest.selection.documents < left_out:
             return "leaves out more documents than there were"
+    if any(_miscounts(shard, manifest.sequence_tokens) for shard in manifest.shards):
+        return "counts tokens of sequences that its shards do not hold"
     sizes: dict[str, int] = {}
     for shard in manifest.shards:
         if sizes.setdefault(shard.digest, shard.tokens) != shard.tokens:
@@ -203,3 +215,10 @@ def _inconsistency(manifest: Manifest) -> str | None:
     if manifest.tokenizer.digest in sizes:
         return "names one file as tokenizer and as shard"
     return None
+
+
+def _miscounts(shard: ShardEntry, sequence_tokens: int) -> bool:
+    if not sequence_tokens:
+        return bool(shard.counted)
+    whole = shard.tokens == sequence_tokens * len(shard.counted)
+    return not whole or not all(0 < count < sequence_tokens for count in shard.counted)

@@ -98,7 +98,7 @@ def prepare(
     """
     skipped = Skipped() if skipped is None else skipped
     _require_sane(vocabulary, shard_tokens, held_out_fraction, context, (name, licence, source))
-    replaces = _require_ours(out)
+    replaces = require_ours(out)
     files = find_files(paths, validation or [], out, skipped)
     files = [file for file in files if not is_signal_file(file.path)]
     total_bytes = sum(file.size_bytes for file in files)
@@ -124,7 +124,7 @@ def prepare(
             store.remove_temporary_files()
             manifest = _write(survey, tokenizer, store, shard_tokens, context, notes, progress)
             payload = manifest.to_bytes()
-            _require_readable(payload, shard_tokens)
+            require_readable(payload, shard_tokens)
             store.put_bytes(payload)
             write_atomically(out / TOKENIZER_NAME, tokenizer.to_bytes())
             write_atomically(out / MANIFEST_NAME, payload)
@@ -191,7 +191,7 @@ def _printable(note: str) -> str:
     return note.encode("utf-8", "replace").decode("utf-8")
 
 
-def _require_ours(out: Path) -> bool:
+def require_ours(out: Path) -> bool:
     """Refuse a directory with other people's files; whether an earlier result is in it."""
     try:
         names = {entry.name for entry in os.scandir(out)} if out.exists() else set()
@@ -332,7 +332,7 @@ def _batches(pieces: Iterator[tuple[Piece, bool]]) -> Iterator[list[tuple[Piece,
         yield batch
 
 
-def _require_readable(payload: bytes, shard_tokens: int) -> None:
+def require_readable(payload: bytes, shard_tokens: int) -> None:
     """A manifest that peers would refuse must not leave this machine."""
     if len(payload) > MANIFEST_LIMIT_BYTES:
         raise UserError(

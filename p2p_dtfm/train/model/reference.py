@@ -5,6 +5,7 @@ rate with the rest of the package, and none of its pipeline, state or reduction 
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from p2p_dtfm.train.model.gpt import (
     layer_count,
     token_loss_sum,
 )
+from p2p_dtfm.train.model.initial_state import given_tensors
+from p2p_dtfm.train.model.lora.adapted import set_base
 from p2p_dtfm.train.model.optimizer import learning_rate
 from p2p_dtfm.train.model.plain_optimizers import PlainOptimizer
 
@@ -28,7 +31,8 @@ Batch = tuple[Tensor, Tensor]
 class ReferenceRun:
     """A run on one device.
 
-    `batch(step, microbatch)` gives inputs and targets of one microbatch of a step.
+    `batch(step, microbatch)` gives inputs and targets of one microbatch of a step, `given(layer)`
+    the file of a layer of given weights, and `weight(step, microbatch)` what its loss counts.
     """
 
     def __init__(
@@ -36,13 +40,16 @@ class ReferenceRun:
         spec: RunSpec,
         batch: Callable[[int, int], Batch],
         device: torch.device | str = "cpu",
+        given: Callable[[int], Path] | None = None,
+        weight: Callable[[int, int], float] = lambda step, microbatch: 1.0,
     ) -> None:
         self.spec = spec
         self.batch = batch
+        self.weight = weight
         self.device = torch.device(device)
-        self.model = nn.Sequential(*(_genesis_layer(spec, n) for n in range(layer_count(spec))))
+        self.model = nn.Sequential(*(_first(spec, n, given) for n in range(layer_count(spec))))
         self.model.to(self.device)
-        if spec.model.tied_head:
+        if spec.model.tied_head and not spec.trains_adapters:
             shared = self.model[0].get_parameter("token.weight")
             self.model[-1].get_submodule("logits").register_parameter("weight", shared)
         self.optimizer = PlainOptimizer(spec, self.model)
@@ -56,7 +63,7 @@ class ReferenceRun:
         self.optimizer.zero_grad()
         loss_sum = 0.0
         for microbatch in range(self.spec.microbatches_per_step):
-            loss = self._loss_sum(self.batch(step, microbatch))
+            loss = self._loss_sum(self.batch(step, microbatch)) * self.weight(step, microbatch)
             (loss / self.spec.tokens_per_step).backward()
             loss_sum += loss.item()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.optimizer.clip_norm)
@@ -84,7 +91,15 @@ class ReferenceRun:
         return token_loss_sum(stream, targets.to(self.device), self.spec.optimizer.z_loss)
 
 
-def _genesis_layer(spec: RunSpec, layer: int) -> nn.Module:
+def _first(spec: RunSpec, layer: int, given: Callable[[int], Path] | None) -> nn.Module:
+    """A layer before the first step."""
     module = build_layer(spec, layer)
     initialise_layer(module, spec, layer)
+    if given is None:
+        return module
+    tensors = given_tensors(spec, layer, given(layer))
+    if spec.trains_adapters:
+        set_base(module, tensors)
+    else:
+        module.load_state_dict(dict(tensors))
     return module

@@ -52,7 +52,10 @@ def emulated_flops_per_s(text: str) -> int | None:
 def emulated_timing(cost: LayerCost, flops_per_s: int) -> LayerTiming:
     """Time of a layer for one microbatch, as a scenario's planner takes it."""
     forward_ns = max(1, -(-cost.forward_flops * 1_000_000_000 // flops_per_s))
-    return LayerTiming(forward_ns, BACKWARD_FORWARDS * forward_ns)
+    backward_ns = BACKWARD_FORWARDS * forward_ns
+    if cost.backward_flops:
+        backward_ns = max(1, -(-cost.backward_flops * 1_000_000_000 // flops_per_s))
+    return LayerTiming(forward_ns, backward_ns)
 
 
 def emulated_device(spec: RunSpec, flops_per_s: int, memory_bytes: int) -> Device:

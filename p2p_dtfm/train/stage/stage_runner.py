@@ -56,15 +56,17 @@ class StageRunner:
         self.copies = HostCopies(self.device)
         self._in_flight: dict[int, _InFlight] = {}
         self._owed: dict[int, dict[int, WeightGradients]] = {}
+        self._weights: dict[int, float] = {}
         self._weight_gradients = WeightGradients()
-        left_to = None if self.has_embedding else self._weight_gradients
+        keeps = self.has_embedding or spec.trains_adapters
+        left_to = None if keeps else self._weight_gradients
         for state in self.layer_states.values():
             leave_weight_gradients(state.module, left_to)
 
     @property
     def splits(self) -> bool:
         """Whether a backward can leave the gradients of matrices for later."""
-        return not (self.has_embedding or self.recompute)
+        return not (self.has_embedding or self.recompute or self.spec.trains_adapters)
 
     @property
     def in_flight(self) -> int:
@@ -99,6 +101,11 @@ class StageRunner:
             kept.results.append(None if self.recompute else stream)
         self._in_flight[microbatch] = kept
         return self._outward(stream)
+
+    def weigh(self, microbatch: int, weight: float) -> None:
+        """What a microbatch's loss counts in its backward, where the head is; 1 unless said."""
+        if weight != 1.0:
+            self._weights[microbatch] = weight
 
     def backward(self, microbatch: int, output_gradient: Tensor | None = None) -> Tensor | None:
         """Run one microbatch backward and free what its forward kept.
@@ -165,9 +172,11 @@ class StageRunner:
                 result = self._run(layer, entry, kept.targets, kept.documents)
         if layer == layer_count(self.spec) - 1:
             assert gradient is None, "no stage follows the head"
-            gradient = torch.full_like(result, 1.0 / self.spec.tokens_per_step)
+            weight = self._weights.pop(microbatch, 1.0)
+            gradient = torch.full_like(result, weight / self.spec.tokens_per_step)
         assert gradient is not None and gradient.shape == result.shape
-        torch.autograd.backward(result, self.copies.to_device(gradient))
+        if result.requires_grad:  # of a frozen embedding nothing asks for a gradient
+            torch.autograd.backward(result, self.copies.to_device(gradient))
         if not entry.is_floating_point():
             return None
         assert entry.grad is not None
@@ -187,10 +196,12 @@ class StageRunner:
     def forget(self, microbatch: int) -> None:
         """Take back a forward: no backward will follow."""
         del self._in_flight[microbatch]
+        self._weights.pop(microbatch, None)
 
     def discard(self) -> None:
         """Forget all microbatches in flight. Accumulated gradients stay."""
         self._in_flight.clear()
+        self._weights.clear()
         self._owed.clear()
         self._weight_gradients.take()
 

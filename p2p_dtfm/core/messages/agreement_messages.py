@@ -233,7 +233,7 @@ class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     passed: int = 0
 
 
-class ReadySet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReadySet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Ready of several that say the same."""
 
     view: ViewId
@@ -243,7 +243,7 @@ class ReadySet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who says so, with the signature of its Ready."""
 
 
-class Bodies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Bodies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """What outlines of contributions name by digest, for whom it may be news."""
 
     records: tuple[Signed, ...] = ()
@@ -251,7 +251,9 @@ class Bodies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plans: tuple[Plan, ...] = ()
 
 
-class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="spread"):
+class Spread(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="spread"
+):
     """In a swarm of many: what is new to the sender, for one of its neighbours of the overlay.
 
     It says for many what Gather and Ready say for one. `wants` asks for contributions of these
@@ -276,7 +278,7 @@ class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sprea
     wants_ready: tuple[str, ...] = ()
 
 
-class ActiveSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ActiveSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Active of several that say the same."""
 
     step: int
@@ -284,7 +286,9 @@ class ActiveSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     said: tuple[tuple[Member, bytes], ...]
 
 
-class Tidings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tidings"):
+class Tidings(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="tidings"
+):
     """In a view of many: what is new to the sender of who is synced and who is active, for one of
     its neighbours. `wants` asks for what these have said."""
 

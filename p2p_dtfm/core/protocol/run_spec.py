@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from p2p_dtfm.core.protocol.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
@@ -15,6 +15,8 @@ from p2p_dtfm.core.protocol.plain_words import in_plain_words
 
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 ReductionCodec = Literal["fp32", "bf16", "int8", "sparse", "sign"]
+AUTO_CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
+"""Of equal sizes one: bf16 is encoded sooner than fp16."""
 
 
 class BatchSpec(Section):
@@ -149,7 +151,8 @@ class SparseSpec(Section):
 class CodecSpec(Section):
     """How tensors travel: activations and their gradients between stages, and the reduction.
 
-    The plan picks one of those that are allowed for each edge. State, and the gradients that
+    A list is what a plan may choose from for each edge, the one it would rather have first; a
+    word is a list of one, and "auto" one of fp32, bf16 and int8. State, and the gradients that
     followers replay, are always fp32.
     """
 
@@ -159,6 +162,13 @@ class CodecSpec(Section):
     )
     reduction: ReductionCodec = Field(default="fp32", description="of gradients of parameters")
     sparse: SparseSpec = SparseSpec()
+
+    @field_validator("activations", "gradients", mode="before")
+    @classmethod
+    def _word_is_a_list(cls, told: object) -> object:
+        if told == "auto":
+            return AUTO_CODECS
+        return (told,) if isinstance(told, str) else told
 
 
 class SyncSpec(Section):

@@ -11,7 +11,7 @@ import msgspec
 
 from p2p_dtfm.core.protocol.fine_tuning.lora_spec import adapted_matrices
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
-from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec
+from p2p_dtfm.core.protocol.run_spec import Codec, CodecSpec, RunSpec
 
 FLOAT_BYTES = 4
 KIBI = 1024
@@ -50,12 +50,15 @@ class LayerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     forward's, for the input's gradient and as many for the matrices' own."""
 
 
-class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The planner's view of a run spec.
+class AllowedCodecs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Among which a planner chooses for each boundary; the one the run would rather have first."""
 
-    Of the codecs that the run allows the planner counts the one with the fewest bytes: it is the
-    one in use wherever a link is what holds up a pipeline.
-    """
+    activations: tuple[Codec, ...]
+    gradients: tuple[Codec, ...]
+
+
+class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The planner's view of a run spec."""
 
     block_count: int
     microbatch_count: int
@@ -66,8 +69,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     block: LayerCost
     head: LayerCost
     min_members: int
-    boundary_bytes_per_kibi: int = 4096
-    """1024 values of an activation or its gradient, as they travel."""
+    boundary_bytes_per_kibi: int | AllowedCodecs = 4096
+    """1024 values of an activation or its gradient, as they travel; or in what they may."""
     gradient_bytes_per_kibi: int = 4096
     """1024 values of a parameter gradient, as they are reduced."""
     guarded_bytes_per_kibi: int = 4096
@@ -96,7 +99,11 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def boundary_wire_bytes(self) -> int:
-        return -(-self.boundary_bytes * self.boundary_bytes_per_kibi // (FLOAT_BYTES * KIBI))
+        """In the fewest bytes that the run allows both ways."""
+        per_kibi = self.boundary_bytes_per_kibi
+        if isinstance(per_kibi, AllowedCodecs):
+            per_kibi = _fewest_both_ways(per_kibi)
+        return -(-self.boundary_bytes * per_kibi // (FLOAT_BYTES * KIBI))
 
     def gradient_wire_bytes(self, cost: "LayerCost") -> int:
         """A layer's gradient, in one direction, when a replica contributes it."""
@@ -156,9 +163,7 @@ def workload_of(spec: RunSpec) -> Workload:
             copies,
         ),
         min_members=spec.limits.min_members,
-        boundary_bytes_per_kibi=max(
-            _fewest_bytes(spec.codecs.activations), _fewest_bytes(spec.codecs.gradients)
-        ),
+        boundary_bytes_per_kibi=_boundary_codecs(spec.codecs),
         gradient_bytes_per_kibi=reduced_bytes_per_kibi(spec.codecs, spec.codecs.reduction),
         recompute=spec.compute.recompute,
         inner_steps=spec.sync.inner_steps if spec.sync.mode == "local" else 0,
@@ -283,6 +288,17 @@ def reduced_bytes_per_kibi(codecs: CodecSpec, reduction: str) -> int:
     kept = -(-offered * sparse.keep_percent // 100)
     marks = offered if sparse.keep_percent < 100 else 0
     return max(1, -(-(kept * sparse.bits + marks) // 8))
+
+
+def _boundary_codecs(codecs: CodecSpec) -> int | AllowedCodecs:
+    """A run that names one for each way leaves no choice: its bytes are all there is to know."""
+    allowed = AllowedCodecs(codecs.activations, codecs.gradients)
+    one_each = len(allowed.activations) == len(allowed.gradients) == 1
+    return _fewest_both_ways(allowed) if one_each else allowed
+
+
+def _fewest_both_ways(allowed: AllowedCodecs) -> int:
+    return max(_fewest_bytes(allowed.activations), _fewest_bytes(allowed.gradients))
 
 
 def _fewest_bytes(codecs: Iterable[str]) -> int:

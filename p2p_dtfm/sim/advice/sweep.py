@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from p2p_dtfm.core.cost_model.codings import boundary_loads
 from p2p_dtfm.core.cost_model.placement_problem import layer_ns_of
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.errors import UserError
@@ -193,12 +194,14 @@ def _microbatches_per_s(snapshot: Snapshot) -> float:
 def sent_bytes(snapshot: Snapshot, plan: Plan) -> int:
     """In a step by all peers: activations and their gradients, parts of gradients and sums."""
     work = snapshot.workload
-    crossings = sum(
-        2 * pipeline.microbatch_count * (len(pipeline.stages) - 1) for pipeline in plan.pipelines
+    crossed = sum(
+        there + back
+        for pipeline in plan.pipelines
+        for there, back in boundary_loads(work, pipeline)
     )
     reduced = sum(
         2 * (len(segment.holders) - 1) * work.gradient_wire_bytes(work.cost(layer))
         for segment in plan.segments()
         for layer in segment.layers
     )
-    return crossings * work.boundary_wire_bytes + reduced
+    return crossed + reduced

@@ -11,7 +11,7 @@ from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from p2p_dtfm.train.data import prepare
 
-STEPS = 6
+STEPS = 4
 MEMORY_GIB = 0.6 / 1024
 """Two layers of six."""
 

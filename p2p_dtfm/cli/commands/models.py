@@ -56,9 +56,46 @@ def export(
             "adapters alone, for the library peft. Other forms are always whole.",
         ),
     ] = False,
+    every: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="While the run trains, into --out every so many steps, as checkpoints of this "
+            "home become whole; ends with the run. 0: once.",
+        ),
+    ] = 0,
+    keep: Annotated[int, typer.Option(min=1, help="With --every: so many of the newest stay.")] = 3,
     home: HomeOption = None,
 ) -> None:
     """Write the trained model for use elsewhere."""
+    if not every:
+        return _export_once(out, checkpoint, form, imported, merged, home)
+    import threading
+
+    from p2p_dtfm.cli.commands.offline.repeated_export import RepeatedExport
+
+    if checkpoint is not None:
+        raise UserError(
+            "--every follows the checkpoints of a home, and one checkpoint was named",
+            "leave out one of the two",
+        )
+
+    def write(directory: Path, target: Path) -> None:
+        _export_once(target, directory, form, imported, merged, home)
+
+    suffix = "" if form is ExportFormat.HF else f".{form.value}"
+    repeated = RepeatedExport(lambda: newest_checkpoint(home), write, out, every, keep, suffix)
+    repeated.follow(lambda text: typer.echo(text, err=True), threading.Event().wait)
+
+
+def _export_once(
+    out: Path,
+    checkpoint: Path | None,
+    form: ExportFormat,
+    imported: Path | None,
+    merged: bool,
+    home: Path | None,
+) -> None:
     from p2p_dtfm.train.hugging_face.export import (
         export_hugging_face,
         export_safetensors,

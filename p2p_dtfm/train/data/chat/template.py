@@ -49,7 +49,20 @@ Part = tuple[str, bool]
 def read_chat_form(directory: Path) -> ChatForm:
     """Of a model's directory, or the origin/ of one that was imported. Raises `UserError`."""
     configuration = _json_of(directory / CONFIGURATION_NAME)
-    template = configuration.get("chat_template")
+    special = {}
+    for added in _json_of(directory / TOKENIZER_NAME).get("added_tokens") or ():
+        if isinstance(added, dict) and isinstance(added.get("id"), int):
+            special[str(added.get("content"))] = int(added["id"])
+    names = {}
+    for key, value in configuration.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(content, str):
+            names[key] = content
+    return ChatForm(_template_in(directory, configuration.get("chat_template")), special, names)
+
+
+def _template_in(directory: Path, template: Any) -> str | None:
+    """From its own file, or else what the configuration states."""
     path = directory / TEMPLATE_NAME
     try:
         if path.is_file():
@@ -63,16 +76,7 @@ def read_chat_form(directory: Path) -> ChatForm:
         raise _unusable(directory, "its chat template is no text")
     if template is not None and len(template.encode()) > TEMPLATE_LIMIT_BYTES:
         raise _unusable(directory, f"its chat template is longer than {TEMPLATE_LIMIT_BYTES} bytes")
-    special = {}
-    for added in _json_of(directory / TOKENIZER_NAME).get("added_tokens") or ():
-        if isinstance(added, dict) and isinstance(added.get("id"), int):
-            special[str(added.get("content"))] = int(added["id"])
-    names = {}
-    for key, value in configuration.items():
-        content = value.get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(content, str):
-            names[key] = content
-    return ChatForm(template, special, names)
+    return template
 
 
 class ChatWriter:

@@ -58,27 +58,37 @@ class Meeting:
 
     def _compare(self, view: View, message: Standing, now_ns: int) -> Verdict:
         """With a view of which none of this peer's fellows speaks."""
-        others = self._state.others
-        common = others.views.newest_common((message.view, *message.ancestors))
-        if common is None and (forgotten := self._reminded_of(message)) is not None:
-            return self._compare_as_reminded(view, message, forgotten, now_ns)
-        if common is None and not self._knows_signer(message):
-            return self._tell_of_foreigners(message, now_ns)
+        views = self._state.others.views
+        common = views.newest_common((message.view, *message.ancestors))
+        if common is None:
+            return self._compare_with_foreigners(view, message, now_ns)
         theirs = self._side_of(message, common)
         if theirs is None:
             return refused(PROVES_NOTHING)
         mine = own_side(self._outsiders.standing_of(view), common)
-        is_stood_for = common is None or bool(theirs.support or mine.support)
-        if not is_stood_for and not self._knows_signer(message):
+        if not (theirs.support or mine.support) and not self._knows_signer(message):
             # nobody of that view is left in either: anybody may name it
             return self._tell_of_foreigners(message, now_ns)
-        if common is None and not self._follows_foreigners(view, message, theirs, mine):
-            told = self._tell_of_foreigners(message, now_ns).actions
-            return self._stays(message, now_ns, told, self._reminder_for(message))
-        if common is None or self._goes_by(common, theirs, mine):
-            others.views.leaves(common)
+        if self._goes_by(common, theirs, mine):
+            views.leaves(common)
             return self._goes_over(view, message)
         return self._stays(message, now_ns)
+
+    def _compare_with_foreigners(self, view: View, message: Standing, now_ns: int) -> Verdict:
+        """With a view with which this peer knows of none in common."""
+        if (forgotten := self._reminded_of(message)) is not None:
+            return self._compare_as_reminded(view, message, forgotten, now_ns)
+        if not self._knows_signer(message):
+            return self._tell_of_foreigners(message, now_ns)
+        theirs = self._side_of(message, None)
+        if theirs is None:
+            return refused(PROVES_NOTHING)
+        mine = own_side(self._outsiders.standing_of(view), None)
+        if self._follows_foreigners(view, message, theirs, mine):
+            self._state.others.views.leaves(None)
+            return self._goes_over(view, message)
+        told = self._tell_of_foreigners(message, now_ns).actions
+        return self._stays(message, now_ns, told, self._reminder_for(message))
 
     def _compare_as_reminded(
         self, view: View, message: Standing, common: KnownView, now_ns: int

@@ -178,12 +178,22 @@ class Active(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="activ
     signature: bytes = b""
 
 
+class Reminder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A view in which the receiver has been, as its own signatures show, and that it may have
+    forgotten with its disk."""
+
+    certificate: Certificate
+    """With the receiver's Ready alone."""
+    active: Active
+    """The receiver's: not every view to which somebody said Ready was taken over."""
+
+
 class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="standing"):
     """Where the sender stands, told to peers outside its view: they left it, or were cut off.
 
     `ancestors` are views that it was in before, newest first; `commit` holds Prepared of the last
     committed step, as their makers signed them; `follows` names those that its user told it to go
-    to, wherever they are.
+    to, wherever they are; `reminder` is for the receiver, where it seems to know none of them.
     """
 
     sender: Member
@@ -193,6 +203,7 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sta
     ancestors: tuple[ViewId, ...] = ()
     commit: tuple[Signed, ...] = ()
     follows: tuple[str, ...] = ()
+    reminder: Reminder | None = None
     signature: bytes = b""
 
     @property

@@ -1,6 +1,6 @@
 """Plans of run specs near a given one, and which of them make a swarm bound by computing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from p2p_dtfm.core.cost_model.codings import boundary_loads
@@ -11,6 +11,7 @@ from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.sim.advice.choices import Choice, Values, neighbours, starts
 from p2p_dtfm.sim.advice.loss_costs import LossCost, loss_cost
+from p2p_dtfm.sim.advice.progress import Progress
 from p2p_dtfm.sim.scenario.execution import AS_RUN
 from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
@@ -23,8 +24,6 @@ BOUND_BY_COMPUTING = 0.8
 """Of the speed that all devices have together: what is used from which on links hold up little."""
 WORTH_A_CHANGE = 0.02
 """Of a speed: by less another run spec is no better."""
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from p2p_dtfm.core.audit.accounts import fault_of_account, findings
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Plan, Segment
@@ -84,6 +85,10 @@ def fault_of(
             return "Prepared with a sum's digest of another length"
     if not set(prepared.states) <= set(plan.layers_of(me)):
         return "Prepared with states of layers that it does not hold"
+    if prepared.audit is not None:
+        held = {number: segments[number] for number in due}
+        if fault := fault_of_account(prepared.audit, held, plan):
+            return fault
     return _fault_of_counts(prepared, plan, terms, counts) if terms is not None else ""
 
 
@@ -108,6 +113,8 @@ def _fault_of_counts(
         return "Prepared does not state the sums of its segments"
     if terms.tells_states(step) and set(prepared.states) != set(plan.layers_of(me)):
         return "Prepared does not state the digests of its states"
+    if (prepared.audit is not None) != (terms.audits and terms.trains(step)):
+        return "Prepared accounts for its work where it need not, or does not where it must"
     return ""
 
 
@@ -126,7 +133,16 @@ def conflict_of(said: Mapping[str, Prepared], plan: Plan) -> Conflict:
                 if owner in sums and digests[place] != sums[owner][place]:
                     reason = f"the sums of {owner} are not those that {peer} has got from it"
                     found.doubt(owner, peer, reason)
+    _take_findings(said, plan, found)
     return found
+
+
+def _take_findings(said: Mapping[str, Prepared], plan: Plan, found: Conflict) -> None:
+    audited = findings(said, plan, _segments(plan))
+    for peer, reason in audited.liars.items():
+        found.blame(peer, reason)
+    for (one, other), reason in audited.doubts.items():
+        found.doubt(one, other, reason)
 
 
 def _comparable(

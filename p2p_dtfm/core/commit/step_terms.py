@@ -22,6 +22,8 @@ class StepTerms(msgspec.Struct, frozen=True):
     total_steps: int
     loss_limit: float
     """Nats for each token. A model that knows nothing has ln(vocabulary)."""
+    audits: bool = False
+    """Prepared of a step that trains have an account (`core.audit`); else none has."""
 
     def trains(self, step: int) -> bool:
         return step < self.total_steps
@@ -49,6 +51,7 @@ def terms_of(spec: RunSpec) -> StepTerms:
         states_every=spec.checkpoint.every_steps,
         total_steps=spec.total_steps,
         loss_limit=10.0 * math.log(spec.model.vocabulary) + 100.0,
+        audits=spec.audit.rate > 0,
     )
 
 

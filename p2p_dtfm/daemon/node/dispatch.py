@@ -16,6 +16,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Spread,
     Tidings,
 )
+from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, Statement, open_prepared
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -175,6 +176,8 @@ class Dispatch:
                 raise PeerFault("says Prepared for another peer", sender)
             prepared = open_prepared(message.signed, verify)
             trainer.prepared(Statement(prepared, message.signed))
+        elif isinstance(message, Claimed | Audited):
+            trainer.audited(sender, message)
         elif isinstance(message, FOLLOWING):
             if isinstance(message, FollowLayers | ConfirmLayers):
                 self._require_layers(sender, message)
@@ -259,6 +262,8 @@ class Dispatch:
             return path
         if (offer := self._participant.offers.find(digest)) is not None:
             return offer
+        if (part := self._participant.trainer.find_part(digest)) is not None:
+            return part
         return self._participant.checkpoints.path_of(digest)
 
     def name_of(self, digest: str) -> str:

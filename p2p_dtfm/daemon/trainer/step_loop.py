@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from p2p_dtfm.core.commit.step_terms import terms_of
+from p2p_dtfm.core.messages.audit_messages import Account
 from p2p_dtfm.core.messages.prepared import Prepared, Statement, StepOutcome, sign_prepared
 from p2p_dtfm.core.planner.recomputation import must_recompute
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -21,6 +22,7 @@ from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.step.step_frames import StepFrames
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
 from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import Place
@@ -64,6 +66,7 @@ class StepLoop:
         self._work: OpenStepWork | None = None
         self.engine: StepEngine | None = None
         """Of the view in which steps are taken."""
+        self.audits = Audits(tools, outlet, state)
         self._terms = terms_of(tools.spec)
         self._diverged_at = -1
 
@@ -135,12 +138,14 @@ class StepLoop:
             await self._not_finite(view, engine, step, str(found))
         finally:
             digests.cancel()
+        account = None
         if train:
             self._keep_reduced(view, step, engine.reduced)
             self._tools.donor.reduced(step, engine.reduced)
             with recorder.span("guard"):
                 await self._guarded(view, plan, step, engine.reduced)
-        self._say_prepared(view, step, local, states)
+            account = await self.audits.account(view, plan, step, engine, local)
+        self._say_prepared(view, step, local, states, account)
         with recorder.span("commit"):
             outcome = await self._outcome(view, step, engine.reduced if train else {})
         await self._apply(view, engine, outcome, train=train)
@@ -243,7 +248,12 @@ class StepLoop:
             raise Stopped
 
     def _say_prepared(
-        self, view: View, step: int, local: LocalResult, states: dict[int, bytes]
+        self,
+        view: View,
+        step: int,
+        local: LocalResult,
+        states: dict[int, bytes],
+        account: Account | None,
     ) -> None:
         prepared = Prepared(
             view=view.id,
@@ -259,6 +269,7 @@ class StepLoop:
             base=self._outlet.lineage_at(step),
             sums=local.sums,
             states=states,
+            audit=account,
         )
         if self._state.ledger is None or self._state.is_over(view):
             raise Stopped

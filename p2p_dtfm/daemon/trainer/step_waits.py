@@ -53,6 +53,8 @@ class StepWaits:
             return False
         if lack.kind is Kind.ACTIVE:
             return True
+        if lack.kind in (Kind.CLAIM, Kind.AUDIT):
+            return self._steps.audits.has_given(lack.kind, state.step)
         if lack.kind is Kind.PREPARED:
             ledger = state.ledger
             return ledger is not None and self._tools.me not in ledger.missing
@@ -72,7 +74,8 @@ class StepWaits:
         if state.view.layers_of(me) and me in ledger.missing:
             receipts = self._followers.receipts
             owed = receipts.owed(state.step) if receipts and not self._steps.computes else ()
-            return tuple(Lack(guardian, Kind.RECEIPT) for guardian in owed)
+            receipts_due = tuple(Lack(guardian, Kind.RECEIPT) for guardian in owed)
+            return receipts_due or self._steps.audits.lacks(state.view.id)
         if ledger.missing:
             return tuple(Lack(peer, Kind.PREPARED) for peer in ledger.missing)
         others = (peer for peer in not_active if peer != me)

@@ -1,0 +1,245 @@
+"""Between a step's work and its Prepared, in a run whose spec asks for audits.
+
+All claim what they have done; what they open with it draws whose work is computed again, and by
+whom. Where that comes to something else, all that can compute it again, and Prepared says what they
+have found: most of them decide (`core.audit.accounts`). Nothing of it is kept for later steps: what
+is found wrong does not commit.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable
+
+from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
+from p2p_dtfm.core.audit.work import work_digest
+from p2p_dtfm.core.messages.audit_messages import Account, Audited, Claimed
+from p2p_dtfm.core.messages.work import Kind, Lack
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.partial_replay import whole_step
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.step.mailbox import segments_of
+from p2p_dtfm.daemon.step.stage_account import (
+    Judge,
+    StageAccount,
+    UnlikeParts,
+    account_of,
+    got_by_holder,
+)
+from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
+from p2p_dtfm.daemon.trainer.step_shards import have_shards
+from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
+from p2p_dtfm.net.streams.blobs import BlobUnavailable
+from p2p_dtfm.train.stage.replay.arithmetic import arithmetic_name, threads_here
+
+EARLY_LIMIT = 8
+"""Words of each sender, of views that have not taken over here."""
+EARLY_SENDERS_LIMIT = 1024
+
+Missing = Callable[[], tuple[str, ...]]
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class Audits:
+    """`account` for each step that trains; `receive` what others claim and find."""
+
+    def __init__(self, tools: Tools, outlet: Outlet, state: TrainerState) -> None:
+        self._tools = tools
+        self._outlet = outlet
+        self._state = state
+        self._rate = tools.spec.audit.rate_millionths
+        self._book: ClaimBook | None = None
+        self._early: dict[str, deque[Claimed | Audited]] = {}
+        self._mine: StageAccount | None = None
+        """Of the open step, once it is claimed."""
+        self._next_opening = b""
+        self._waits_for: tuple[Lack, ...] = ()
+        self._given: set[tuple[Kind, int]] = set()
+
+    # what others say ----------------------------------------------------------------------------
+
+    def receive(self, sender: str, said: Claimed | Audited) -> None:
+        """Raises `PeerFault`."""
+        if not self._rate:
+            raise PeerFault("an audit in a run without audits", sender)
+        book, view = self._book, self._state.view
+        if book is not None and said.view == book.view:
+            book.record(sender, said)
+            self._state.wake.set()
+        elif view is None or said.view.number >= view.id.number:
+            if sender not in self._early and len(self._early) >= EARLY_SENDERS_LIMIT:
+                raise PeerFault("claims work in a view that this peer does not know", sender)
+            self._early.setdefault(sender, deque(maxlen=EARLY_LIMIT)).append(said)
+
+    def find(self, digest: str) -> bytes | None:
+        """A chunk of this peer's own gradient, as claimed, while the step is open."""
+        return None if self._mine is None else self._mine.find(digest)
+
+    def lacks(self, view: ViewId) -> tuple[Lack, ...]:
+        """Whose claims and audits a step waits for."""
+        return self._waits_for if self._book is not None and self._book.view == view else ()
+
+    def has_given(self, kind: Kind, step: int) -> bool:
+        """Whether this peer has said its own, if anything is to be said."""
+        return not self._rate or (kind, step) in self._given
+
+    # a step -------------------------------------------------------------------------------------
+
+    async def account(
+        self, view: View, plan: Plan, step: int, engine: StepEngine, local: LocalResult
+    ) -> Account | None:
+        """What Prepared is to say; None in a run without audits. Raises `Stopped`."""
+        if not self._rate:
+            return None
+        book, me = self._book_of(view, plan), self._tools.me
+        book.step_begins(step)
+        self._given = set()
+        try:
+            claim = await self._claim(view, plan, step, engine, local)
+            self._say(view, claim)
+            self._given.add((Kind.CLAIM, step))
+            await self._until(view, Kind.CLAIM, book.not_claimed)
+            self._require_true_openings(book)
+            found: dict[str, bytes] = {}
+            for peer_id, auditor in sorted(book.drawn().items()):
+                if auditor == me:
+                    work = await self._again(view, plan, step, engine, peer_id)
+                    found[peer_id] = work
+                    self._say(view, Audited(view.id, step, peer_id, work))
+            self._given.add((Kind.AUDIT, step))
+            await self._until(view, Kind.AUDIT, book.not_audited)
+            for peer_id in book.disputed():
+                log.warning("%s has computed something else than was claimed", peer_id)
+                if peer_id not in found and book.may_judge(me, peer_id):
+                    found[peer_id] = await self._again(view, plan, step, engine, peer_id)
+            assert self._mine is not None
+            got = got_by_holder(plan, engine.mailbox.wire, me, local.got)
+            return Account(claim.arithmetic, self._mine.parts, got, found)
+        finally:
+            self._waits_for = ()
+
+    def _book_of(self, view: View, plan: Plan) -> ClaimBook:
+        if self._book is None or self._book.view != view.id:
+            self._book = ClaimBook(view.id, plan, self._rate)
+            self._next_opening = b""
+            self._book.step_begins(self._state.step)
+            for sender, words in self._early.items():
+                for said in words:
+                    if said.view == view.id:
+                        with contextlib.suppress(PeerFault):
+                            self._book.record(sender, said)
+            self._early = {}
+        return self._book
+
+    async def _claim(
+        self, view: View, plan: Plan, step: int, engine: StepEngine, local: LocalResult
+    ) -> Claimed:
+        me, compute = self._tools.me, self._tools.compute
+        gradients = {n: state.gradient_vector() for n, state in engine.states.items()}
+        wire = engine.mailbox.wire
+        self._mine = mine = await compute.run(account_of, plan, wire, me, gradients)
+        places = {n: segment.holders.index(me) for n, segment in segments_of(plan, me).items()}
+        sums = {number: digests[places[number]] for number, digests in local.sums.items()}
+        device = next(iter(engine.states.values())).device
+        opening = self._next_opening or secrets.token_bytes(OPENING_BYTES)
+        self._next_opening = secrets.token_bytes(OPENING_BYTES)
+        is_real = engine.work.runner.repeats_bits
+        return Claimed(
+            view=view.id,
+            step=step,
+            arithmetic=arithmetic_name(device) if is_real else "",
+            threads=await compute.run(threads_here),
+            work=work_digest(mine.parts, sums, local.loss_sum),
+            parts=mine.chunks,
+            opening=opening,
+            commitment=commitment_to(self._next_opening),
+        )
+
+    def _say(self, view: View, said: Claimed | Audited) -> None:
+        assert self._book is not None
+        self._book.record(self._tools.me, said)
+        for peer_id in view.member_ids:
+            self._tools.messenger.tell(peer_id, said)
+
+    async def _until(self, view: View, kind: Kind, missing: Missing) -> None:
+        """Nobody's claim, or audit, is missing."""
+        while not self._state.is_over(view):
+            late = missing()
+            if not late:
+                self._waits_for = ()
+                return
+            self._waits_for = tuple(Lack(peer_id, kind) for peer_id in late)
+            self._tools.status.facts["waits_for"] = list(late)
+            await self._state.wait()
+        raise Stopped
+
+    def _require_true_openings(self, book: ClaimBook) -> None:
+        """Raises `Stopped`, after others are told."""
+        faults = book.false_openings()
+        for peer_id, cause in faults.items():
+            self._outlet.poison(peer_id, cause)
+        if faults:
+            raise Stopped
+
+    async def _again(
+        self, view: View, plan: Plan, step: int, engine: StepEngine, peer_id: str
+    ) -> bytes:
+        """A work as it comes out here. Raises `Stopped`."""
+        assert self._book is not None and self._mine is not None
+        tools, kept = self._tools, self._state.replay
+        is_open = kept is not None and kept.step == step
+        theirs = kept.stage(plan, peer_id) if kept is not None and is_open else None
+        microbatches = (theirs or whole_step(plan, peer_id)).microbatches
+        await have_shards(
+            tools, self._outlet, self._state, view, plan, step, microbatches, evaluate=False
+        )
+        wire = engine.mailbox.wire
+        judge = Judge(tools.spec, plan, wire, engine.states, tools.compute, self._fetch)
+        with tools.recorder.span("audit"):
+            work = asyncio.create_task(
+                judge.work_of(
+                    peer_id,
+                    microbatches,
+                    tools.batches,
+                    step,
+                    self._book.claims,
+                    {tools.me: self._mine},
+                )
+            )
+            return await self._unless_over(view, work)
+
+    async def _unless_over(self, view: View, work: "asyncio.Task[bytes]") -> bytes:
+        try:
+            while not self._state.is_over(view):
+                waking = asyncio.create_task(self._state.wake.wait())
+                await asyncio.wait({work, waking}, return_when=asyncio.FIRST_COMPLETED)
+                waking.cancel()
+                if work.done():
+                    return await self._result(view, work)
+                self._state.wake.clear()
+            raise Stopped
+        finally:
+            work.cancel()
+            self._state.wake.set()
+
+    async def _result(self, view: View, work: "asyncio.Task[bytes]") -> bytes:
+        """What others withhold is lost like any tensor: the step is repeated."""
+        try:
+            return work.result()
+        except UnlikeParts as found:
+            self._outlet.poison(found.peer_id, "a claim of other chunks than its segments have")
+        except BlobUnavailable as found:
+            for peer_id, cause in found.causes.items():
+                self._outlet.trouble(peer_id, f"its part of a sum for an audit: {cause}")
+        while not self._state.is_over(view):
+            await self._state.wait()
+        raise Stopped
+
+    async def _fetch(self, peer_id: str, blob: str, size_bytes: int) -> bytes:
+        """Raises `BlobUnavailable`."""
+        return await self._tools.blobs.fetch_bytes(blob, [peer_id], size_bytes)

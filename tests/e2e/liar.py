@@ -167,7 +167,9 @@ def find_fault_with_all() -> None:
     """Of each work that it is drawn to compute again."""
     honest = Judge.work_of
 
-    async def work_of(self: Any, peer_id: str, microbatches: Any, batch: Any, step: int, *rest: Any):
+    async def work_of(
+        self: Any, peer_id: str, microbatches: Any, batch: Any, step: int, *rest: Any
+    ):
         found = await honest(self, peer_id, microbatches, batch, step, *rest)
         return bytes(16) if lies(step) else found
 

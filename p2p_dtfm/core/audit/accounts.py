@@ -4,16 +4,28 @@ Nothing is judged while one is missing: the others' findings would be of few.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from p2p_dtfm.core.audit.work import WORK_BYTES, can_replay, work_of
-from p2p_dtfm.core.messages.audit_messages import Account
+from p2p_dtfm.core.audit.work import (
+    CLAIM_BYTES,
+    OWN_BYTES,
+    PART_BYTES,
+    WORK_BYTES,
+    can_replay,
+    claim_digest,
+    unlike_edges,
+    work_of,
+)
+from p2p_dtfm.core.messages.audit_messages import Account, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 
 FEWEST_JUDGES = 3
 """With the one that is judged: of two nobody knows who is wrong."""
+THREADS_LIMIT = 256
+ARITHMETIC_LIMIT = 64
+CHUNKS_LIMIT = 1 << 14
 
 
 class Findings(NamedTuple):
@@ -22,57 +34,87 @@ class Findings(NamedTuple):
     liars: dict[str, str]
     doubts: dict[tuple[str, str], str]
 
+    def doubt(self, one: str, other: str, reason: str) -> None:
+        self.doubts.setdefault((one, other) if one < other else (other, one), reason)
 
-def fault_of_account(account: Account, due: Mapping[int, Segment], plan: Plan) -> str:
-    """Why it cannot be true; empty if it may be. `due` are its maker's segments."""
-    shared = {number for number, segment in due.items() if len(segment.holders) > 1}
-    if set(account.parts) != set(due) or set(account.got) != shared:
-        return "Prepared does not account for its segments"
-    for stated in (account.parts, account.got):
-        for number, digests in stated.items():
-            if len(digests) != len(due[number].holders):
-                return "Prepared accounts for more holders than there are"
-            if any(len(digest) not in (0, WORK_BYTES) for digest in digests):
-                return "Prepared with an account's digest of another length"
-    if not set(account.found) <= set(plan.stage_holders()):
-        return "Prepared with an audit of a peer without a stage"
+
+def fault_of_share(share: Share, segments: Sequence[Segment], peer_id: str) -> str:
+    """Why no correct peer states that; empty if it may."""
+    if not 1 <= share.threads <= THREADS_LIMIT or len(share.arithmetic) > ARITHMETIC_LIMIT:
+        return "a claim by threads or an arithmetic that there are not"
+    held = {n: it.holders for n, it in enumerate(segments) if peer_id in it.holders}
+    shared = {number for number, holders in held.items() if len(holders) > 1}
+    if set(share.parts) != set(held) or set(share.got) != shared:
+        return "a claim that is not of its segments"
+    if sum(map(len, share.parts.values())) > CHUNKS_LIMIT:
+        return "a claim of more chunks than there are"
+    if any(len(part) != PART_BYTES for parts in share.parts.values() for part in parts):
+        return "a claim with a part's digest of another length"
+    for number, got in share.got.items():
+        chunks = len(share.parts[number])
+        if len(got) != len(held[number]) or any(len(each) not in (0, chunks) for each in got):
+            return "a claim of other holders or chunks than its segments have"
+        if any(len(part) not in (0, PART_BYTES) for each in got for part in each):
+            return "a claim with a part's digest of another length"
+    return ""
+
+
+def fault_of_account(account: Account, segments: Sequence[Segment], peer_id: str) -> str:
+    """Why it cannot be true; empty if it may be."""
+    holders = {holder for segment in segments for holder in segment.holders}
+    if set(account.heard) != holders or not set(account.found) <= holders:
+        return "Prepared with an account of other peers than have a stage"
+    if any(len(claim) != CLAIM_BYTES for claim in account.heard.values()):
+        return "Prepared with a claim's digest of another length"
     if any(len(work) != WORK_BYTES for work in account.found.values()):
         return "Prepared with an audit's digest of another length"
-    return ""
+    return fault_of_share(account.share, segments, peer_id)
 
 
 def findings(said: Mapping[str, Prepared], plan: Plan, segments: Sequence[Segment]) -> Findings:
     """Of all stage-holders' Prepared, each with an account."""
     found = Findings({}, {})
-    if set(plan.stage_holders()) - set(said) or any(p.audit is None for p in said.values()):
+    accounts = {peer: p.audit for peer, p in said.items() if p.audit is not None}
+    if set(plan.stage_holders()) != set(accounts):
         return found
-    for one, other in _unlike_edges(said, segments):
-        reason = f"the gradients of {other} are not those that {one} has got from it"
-        found.doubts.setdefault((one, other) if one < other else (other, one), reason)
-    arithmetics = {peer: p.audit.arithmetic for peer, p in said.items() if p.audit is not None}
-    for peer_id, prepared in said.items():
-        stated = {peer_id: work_of(prepared, segments)}
-        for judge, theirs in said.items():
-            if judge != peer_id and theirs.audit is not None and peer_id in theirs.audit.found:
-                stated[judge] = theirs.audit.found[peer_id]
-        able = sum(can_replay(judge, peer_id, plan, arithmetics) for judge in said) + 1
+    works = {peer: work_of(said[peer], segments) for peer in accounts}
+    _judge_claims(accounts, works, found)
+    if found.liars or found.doubts:
+        return found  # from unlike claims follow unlike audits, and nobody need have lied
+    shares = {peer: account.share for peer, account in accounts.items()}
+    edges = unlike_edges(shares, segments)
+    for owner, holder in edges:
+        reason = f"the gradients of {holder} are not those that {owner} has got from it"
+        found.doubt(owner, holder, reason)
+    misled = {owner for owner, _ in edges}
+    arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
+    for peer_id, work in works.items():
+        length = OWN_BYTES if peer_id in misled else WORK_BYTES
+        stated = {peer_id: work[:length]}
+        for judge, account in accounts.items():
+            if judge != peer_id and peer_id in account.found:
+                stated[judge] = account.found[peer_id][:length]
+        able = 1 + sum(can_replay(judge, peer_id, plan, arithmetics) for judge in accounts)
         _judge(peer_id, stated, able, found)
     return found
 
 
-def _unlike_edges(
-    said: Mapping[str, Prepared], segments: Sequence[Segment]
-) -> Iterator[tuple[str, str]]:
-    """(who sums, who sent) where what was sent is not what has come."""
-    for number, segment in enumerate(segments):
-        if len(segment.holders) < 2:
+def _judge_claims(
+    accounts: Mapping[str, Account], works: Mapping[str, bytes], found: Findings
+) -> None:
+    """What a peer accounts for is what it has claimed before the draw, to everybody."""
+    for peer_id, account in accounts.items():
+        stated = claim_digest(account.share, works[peer_id])
+        others = [peer for peer, theirs in accounts.items() if theirs.heard[peer_id] != stated]
+        if 2 * len(others) > len(accounts):
+            found.liars.setdefault(peer_id, "accounts for another work than it has claimed")
             continue
-        for place, owner in enumerate(segment.holders):
-            for at, holder in enumerate(segment.holders):
-                got, sent = said[owner].audit, said[holder].audit
-                assert got is not None and sent is not None
-                if holder != owner and got.got[number][at] != sent.parts[number][place]:
-                    yield owner, holder
+        for other in others:
+            reason = f"{peer_id} has claimed something else than {other} has heard"
+            if other == peer_id:
+                found.liars.setdefault(peer_id, "accounts for another work than it has claimed")
+            else:
+                found.doubt(peer_id, other, reason)
 
 
 def _judge(peer_id: str, stated: Mapping[str, bytes], able: int, found: Findings) -> None:
@@ -93,5 +135,4 @@ def _judge(peer_id: str, stated: Mapping[str, bytes], able: int, found: Findings
         for one in sorted(stated):
             for other in sorted(stated):
                 if one < other and stated[one] != stated[other]:
-                    reason = f"{one} and {other} come to unlike works of {peer_id}"
-                    found.doubts.setdefault((one, other), reason)
+                    found.doubt(one, other, f"{one} and {other} come to unlike works of {peer_id}")

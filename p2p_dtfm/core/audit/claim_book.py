@@ -1,21 +1,19 @@
 """What was claimed and found in the steps of one view, as one member has heard it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from p2p_dtfm.core.audit.accounts import fault_of_share
 from p2p_dtfm.core.audit.draw import draw, seed_of
-from p2p_dtfm.core.audit.work import PART_BYTES, WORK_BYTES, can_replay
+from p2p_dtfm.core.audit.work import WORK_BYTES, can_replay, unlike_edges
 from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
 STEPS_AHEAD_LIMIT = 2
 OPENING_BYTES = 32
-THREADS_LIMIT = 256
-ARITHMETIC_LIMIT = 64
-CHUNKS_LIMIT = 1 << 14
 EVERYBODY = 1_000_000
 """Millionths."""
 
@@ -37,6 +35,7 @@ class ClaimBook:
     def __init__(self, view: ViewId, plan: Plan, rate_millionths: int) -> None:
         self.view = view
         self._plan = plan
+        self._segments = plan.segments()
         self._holders = frozenset(plan.stage_holders())
         self._rate = rate_millionths
         self._step = 0
@@ -68,7 +67,7 @@ class ClaimBook:
             self._audited(sender, said)
 
     def _claimed(self, sender: str, said: Claimed) -> None:
-        fault = fault_of_claim(said)
+        fault = fault_of_claim(said, self._segments, sender)
         if fault:
             raise PeerFault(fault, sender)
         claims = self._at(said.step).claims
@@ -119,7 +118,7 @@ class ClaimBook:
         return self._draw
 
     def arithmetics(self) -> dict[str, str]:
-        return {peer: claim.arithmetic for peer, claim in self.claims.items()}
+        return {peer: claim.share.arithmetic for peer, claim in self.claims.items()}
 
     def not_audited(self) -> tuple[str, ...]:
         """Auditors that were drawn and have not said what they have found."""
@@ -133,20 +132,19 @@ class ClaimBook:
             peer for peer, by in self.drawn().items() if audited[by, peer] != self.claims[peer].work
         )
 
+    def misled(self) -> set[str]:
+        """Who says that something else came to it than its sender has claimed."""
+        shares = {peer: claim.share for peer, claim in self.claims.items()}
+        return {owner for owner, _ in unlike_edges(shares, self._segments)}
+
     def may_judge(self, judge: str, peer_id: str) -> bool:
         return can_replay(judge, peer_id, self._plan, self.arithmetics())
 
 
-def fault_of_claim(said: Claimed) -> str:
+def fault_of_claim(said: Claimed, segments: Sequence[Segment], peer_id: str) -> str:
     """Why no correct peer says that; empty if it may."""
-    if not 1 <= said.threads <= THREADS_LIMIT or len(said.arithmetic) > ARITHMETIC_LIMIT:
-        return "a claim by threads or an arithmetic that there are not"
     if len(said.work) != WORK_BYTES or len(said.commitment) != OPENING_BYTES:
         return "a claim with a digest of another length"
     if len(said.opening) != OPENING_BYTES:
         return "a claim with an opening of another length"
-    if sum(map(len, said.parts.values())) > CHUNKS_LIMIT:
-        return "a claim of more chunks than there are"
-    if any(len(part) != PART_BYTES for parts in said.parts.values() for part in parts):
-        return "a claim with a part's digest of another length"
-    return ""
+    return fault_of_share(said.share, segments, peer_id)

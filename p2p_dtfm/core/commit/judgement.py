@@ -85,10 +85,8 @@ def fault_of(
             return "Prepared with a sum's digest of another length"
     if not set(prepared.states) <= set(plan.layers_of(me)):
         return "Prepared with states of layers that it does not hold"
-    if prepared.audit is not None:
-        held = {number: segments[number] for number in due}
-        if fault := fault_of_account(prepared.audit, held, plan):
-            return fault
+    if prepared.audit is not None and (fault := fault_of_account(prepared.audit, segments, me)):
+        return fault
     return _fault_of_counts(prepared, plan, terms, counts) if terms is not None else ""
 
 

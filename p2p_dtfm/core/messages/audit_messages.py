@@ -4,6 +4,24 @@ import msgspec
 
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
+Parts = dict[int, tuple[bytes, ...]]
+"""By segment: of one peer's own gradient, a digest of each chunk, under which its bytes can be
+fetched while the step is open. A segment with one holder has one."""
+Got = dict[int, tuple[tuple[bytes, ...], ...]]
+"""By segment with other holders, for each of them: a digest of what came from it of each chunk,
+empty for one that is not summed here. Nothing from the peer itself."""
+
+
+class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What a peer states that it did in a step, besides sums and losses."""
+
+    arithmetic: str
+    """What has the same name computes the same bits; empty: nobody's are known to be these."""
+    threads: int
+    """By which it was computed; sums within a kernel depend on it."""
+    parts: Parts
+    got: Got
+
 
 class Claimed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="claimed"):
     """The sender's work of a step is done, and what it was is said here, before anybody knows
@@ -11,15 +29,9 @@ class Claimed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="clai
 
     view: ViewId
     step: int
-    arithmetic: str
-    """What has the same name computes the same bits; empty: nobody's are known to be these."""
-    threads: int
-    """By which they were computed; sums within a kernel depend on it."""
+    share: Share
     work: bytes
     """`core.audit.work.work_digest` of it."""
-    parts: dict[int, tuple[bytes, ...]]
-    """By the first layer of each segment with other holders: of this peer's own gradient, a digest
-    for each chunk. Under it the bytes can be fetched while the step is open."""
     opening: bytes
     """What the claim of the step before was committed to, in this view."""
     commitment: bytes
@@ -38,14 +50,11 @@ class Audited(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="audi
 
 
 class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """In a signed Prepared: what its maker has computed, and what it has found of others."""
+    """In a signed Prepared: what its maker has claimed, what it has heard others claim, and what
+    it has found of their works."""
 
-    arithmetic: str
-    parts: dict[int, tuple[bytes, ...]]
-    """By segment, of this peer's own gradient, a digest for each holder: of what it sums. A segment
-    with one holder has one."""
-    got: dict[int, tuple[bytes, ...]]
-    """By segment with other holders: of the gradients that came from each of them; empty for the
-    maker itself, and where it sums nothing."""
+    share: Share
+    heard: dict[str, bytes]
+    """Of all stage-holders' claims, `core.audit.work.claim_digest`."""
     found: dict[str, bytes]
     """What the works of others, that were drawn or disputed, came to here."""

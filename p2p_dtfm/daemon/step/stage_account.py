@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from p2p_dtfm.core.audit.work import by_owner, combined, short_digest, work_digest
-from p2p_dtfm.core.messages.audit_messages import Claimed
+from p2p_dtfm.core.audit.work import OWN_BYTES, own_digest, sums_digest
+from p2p_dtfm.core.messages.audit_messages import Claimed, Got, Parts
 from p2p_dtfm.core.planner.wire_plan import Chunks, WirePlan
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -15,7 +15,7 @@ from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.segment_exchange import sum_digest
 from p2p_dtfm.daemon.step.stage_tools import BatchOf
-from p2p_dtfm.daemon.step.step_reduction import Got
+from p2p_dtfm.daemon.step.step_reduction import Arrived
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.work import (
     Replayed,
@@ -43,18 +43,16 @@ class UnlikeParts(Exception):
 class StageAccount:
     """One holder's own gradients, until its next step overwrites them."""
 
-    parts: dict[int, tuple[bytes, ...]]
-    """By segment, a digest for each holder (`Account.parts`)."""
-    chunks: dict[int, tuple[bytes, ...]]
-    """By segment with other holders, of each chunk."""
+    parts: Parts
     cut: dict[int, SegmentParts]
+    """Of segments with other holders."""
 
     def find(self, digest: str) -> bytes | None:
         """The bytes of an own chunk."""
-        for number, digests in self.chunks.items():
-            for chunk, each in enumerate(digests):
+        for number, cut in self.cut.items():
+            for chunk, each in enumerate(self.parts[number]):
                 if each.hex() == digest:
-                    return self.cut[number].payload(chunk)
+                    return cut.payload(chunk)
         return None
 
 
@@ -62,30 +60,35 @@ def account_of(
     plan: Plan, wire: WirePlan, peer_id: str, gradients: Mapping[int, Tensor]
 ) -> StageAccount:
     """`gradients` by layer. Reads all of them: beside the event loop."""
-    account = StageAccount({}, {}, {})
+    account = StageAccount({}, {})
     for number, segment in segments_of(plan, peer_id).items():
         mine = [gradients[layer] for layer in segment.layers]
         if len(segment.holders) == 1:
-            account.parts[number] = (combined(short_digest(bytes_of(each)) for each in mine),)
+            account.parts[number] = SegmentParts(mine, whole(mine)).digests()
             continue
-        chunks = wire.chunks[segment.first_layer]
-        account.cut[number] = cut = SegmentParts(mine, chunks)
-        account.chunks[number] = digests = cut.digests()
-        account.parts[number] = by_owner(digests, chunks.owners, segment.holders)
+        account.cut[number] = cut = SegmentParts(mine, wire.chunks[segment.first_layer])
+        account.parts[number] = cut.digests()
     return account
 
 
-def got_by_holder(
-    plan: Plan, wire: WirePlan, me: str, got: Mapping[int, Got]
-) -> dict[int, tuple[bytes, ...]]:
-    """As an `Account` has it."""
+def whole(gradients: Sequence[Tensor]) -> Chunks:
+    """Of a segment that nobody else sums."""
+    return Chunks(((0, sum(len(gradient) for gradient in gradients)),), ("",))
+
+
+def got_by_holder(plan: Plan, wire: WirePlan, me: str, arrived: Mapping[int, Arrived]) -> Got:
+    """As a share has it."""
     found = {}
     for number, segment in segments_of(plan, me).items():
         if len(segment.holders) > 1:
-            arrived, owners = got[segment.first_layer], wire.chunks[segment.first_layer].owners
-            mine = [chunk for chunk, owner in enumerate(owners) if owner == me]
+            here, owners = arrived[segment.first_layer], wire.chunks[segment.first_layer].owners
             found[number] = tuple(
-                b"" if holder == me else combined(arrived[chunk, holder] for chunk in mine)
+                ()
+                if holder == me
+                else tuple(
+                    here[chunk, holder] if owner == me else b""
+                    for chunk, owner in enumerate(owners)
+                )
                 for holder in segment.holders
             )
     return found
@@ -118,30 +121,37 @@ class Judge:
         step: int,
         claims: Mapping[str, Claimed],
         mine: Mapping[str, StageAccount],
+        *,
+        adds: bool,
     ) -> bytes:
-        """`mine`: this peer's own account by its id. Raises as `fetch` does, and `UnlikeParts`."""
+        """`mine`: this peer's own account by its id. Without `adds` its sums are taken as claimed.
+        Raises as `fetch` does, and `UnlikeParts`."""
         result: Replayed = await self._compute.run(
             replay,
             self._spec,
             self._states,
             microbatches,
             partial(batch, step),
-            claims[peer_id].threads,
+            claims[peer_id].share.threads,
         )
         theirs = await self._compute.run_beside(
             account_of, self._plan, self._wire, peer_id, result.gradients
         )
+        own = own_digest(theirs.parts, result.loss_sum)
+        if not adds:
+            return own + claims[peer_id].work[OWN_BYTES:]
         known = {**mine, peer_id: theirs}
         sums = {}
         for number, segment in segments_of(self._plan, peer_id).items():
             if len(segment.holders) > 1:
                 chunks = self._wire.chunks[segment.first_layer]
-                own = [n for n, owner in enumerate(chunks.owners) if owner == peer_id]
                 digests = [
-                    await self._sum(number, segment, chunks, chunk, claims, known) for chunk in own
+                    await self._sum(number, segment, chunks, chunk, claims, known)
+                    for chunk, owner in enumerate(chunks.owners)
+                    if owner == peer_id
                 ]
                 sums[number] = sum_digest(b"".join(digests))
-        return work_digest(theirs.parts, sums, result.loss_sum)
+        return own + sums_digest(sums)
 
     async def _sum(
         self,
@@ -159,7 +169,7 @@ class Judge:
             if holder in known:
                 parts.append(known[holder].cut[number].part(chunk))
                 continue
-            named = claims[holder].parts.get(number, ())
+            named = claims[holder].share.parts.get(number, ())
             if len(named) != len(chunks.bounds):
                 raise UnlikeParts(holder)
             payload = await self._fetch(holder, named[chunk].hex(), FLOAT_BYTES * (end - start))

@@ -15,7 +15,7 @@ from p2p_dtfm.daemon.step.stage_tools import (
     StageTools,
     tell_nobody,
 )
-from p2p_dtfm.daemon.step.step_reduction import Got, StepReduction
+from p2p_dtfm.daemon.step.step_reduction import Arrived, StepReduction
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.finite import NotFinite
 from p2p_dtfm.train.stage.local_steps import LocalSteps, inner_microbatches
@@ -36,7 +36,7 @@ class LocalResult:
     held_out_token_count: int
     sums: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     """By segment with other holders, digests of each holder's sums."""
-    got: dict[int, Got] = field(default_factory=dict)
+    got: dict[int, Arrived] = field(default_factory=dict)
     """By the first layer of such a segment, in a run with audits."""
 
 
@@ -82,7 +82,7 @@ class StepEngine:
         self._on_alone = listeners.alone
         self._rooms: dict[tuple[int, int], Tensor] = {}
         self._sums: dict[int, tuple[bytes, ...]] = {}
-        self._got: dict[int, Got] = {}
+        self._got: dict[int, Arrived] = {}
         self._local_steps = LocalSteps(spec, states, tools.memory.moments)
 
     # one step ---------------------------------------------------------------------------------

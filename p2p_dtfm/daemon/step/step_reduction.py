@@ -21,7 +21,7 @@ from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
 from p2p_dtfm.train.stage.tied_head import tie, tied_layers
 
 Tensor = Any
-Got = dict[tuple[int, str], bytes]
+Arrived = dict[tuple[int, str], bytes]
 """By chunk and sender."""
 
 
@@ -62,7 +62,7 @@ class StepReduction:
         self._reduced: dict[int, Tensor] = {}
         self.sums: dict[int, tuple[bytes, ...]] = {}
         """By the first layer of a segment with other holders: digests of each holder's sums."""
-        self.got: dict[int, Got] = {}
+        self.got: dict[int, Arrived] = {}
         """By the same, in a run with audits: digests of what came to be summed here."""
         self._filling: set[asyncio.Task[None]] = set()
         held = segments_of(place.plan, place.me)
@@ -200,7 +200,7 @@ class _Courses:
         self._step = step
         self._layer = layer
         self._codec = codec
-        self.got: Got | None = None
+        self.got: Arrived | None = None
 
     async def send(
         self, peer_id: str, kind: FrameKind, chunk: int, elements: int, payload: Payload

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
-from p2p_dtfm.core.audit.work import work_digest
-from p2p_dtfm.core.messages.audit_messages import Account, Audited, Claimed
+from p2p_dtfm.core.audit.work import heard_of, own_digest, sums_digest
+from p2p_dtfm.core.messages.audit_messages import Account, Audited, Claimed, Share
 from p2p_dtfm.core.messages.work import Kind, Lack
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
@@ -80,6 +80,10 @@ class Audits:
         """A chunk of this peer's own gradient, as claimed, while the step is open."""
         return None if self._mine is None else self._mine.find(digest)
 
+    def forget(self) -> None:
+        """The gradients are about to be overwritten."""
+        self._mine = None
+
     def lacks(self, view: ViewId) -> tuple[Lack, ...]:
         """Whose claims and audits a step waits for."""
         return self._waits_for if self._book is not None and self._book.view == view else ()
@@ -117,9 +121,7 @@ class Audits:
                 log.warning("%s has computed something else than was claimed", peer_id)
                 if peer_id not in found and book.may_judge(me, peer_id):
                     found[peer_id] = await self._again(view, plan, step, engine, peer_id)
-            assert self._mine is not None
-            got = got_by_holder(plan, engine.mailbox.wire, me, local.got)
-            return Account(claim.arithmetic, self._mine.parts, got, found)
+            return Account(claim.share, heard_of(book.claims), found)
         finally:
             self._waits_for = ()
 
@@ -152,10 +154,13 @@ class Audits:
         return Claimed(
             view=view.id,
             step=step,
-            arithmetic=arithmetic_name(device) if is_real else "",
-            threads=await compute.run(threads_here),
-            work=work_digest(mine.parts, sums, local.loss_sum),
-            parts=mine.chunks,
+            share=Share(
+                arithmetic=arithmetic_name(device) if is_real else "",
+                threads=await compute.run(threads_here),
+                parts=mine.parts,
+                got=got_by_holder(plan, wire, me, local.got),
+            ),
+            work=own_digest(mine.parts, local.loss_sum) + sums_digest(sums),
             opening=opening,
             commitment=commitment_to(self._next_opening),
         )
@@ -209,6 +214,7 @@ class Audits:
                     step,
                     self._book.claims,
                     {tools.me: self._mine},
+                    adds=peer_id not in self._book.misled(),
                 )
             )
             return await self._unless_over(view, work)

@@ -120,6 +120,7 @@ class StepLoop:
         train = step < spec.total_steps
         evaluate = not train or step % spec.evaluation.every_steps == 0
         await self._place.offer_states()
+        self.audits.forget()
         if train:
             self._cuts.begin(step, engine.states)
         replay = self._replay(plan, step) or engine.whole
@@ -312,6 +313,7 @@ class StepLoop:
         """The step is committed: update the states, and save them where it is time."""
         step, spec, state, recorder = outcome.step, self._spec, self._state, self._tools.recorder
         state.forget_reduced(step)
+        self.audits.forget()
         lineage = self._outlet.lineage_at(step + 1)
         if train:
             await self._cuts.copied()

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.testbed.local_swarm import Child
-from tests.e2e.helpers import logged, step_of, wait_until
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
+from tests.e2e.helpers import logged, step_of, wait_until, write_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
 from tests.e2e.test_liars import swarm
 
 AUDIT = {"audit": {"rate": 1.0}}
 STEPS = 30
 LIED_AT = 5
+HONEST_STEPS = 150
 TOLD = {
     "flip": "works otherwise than those who computed it again",
     "weak": "works otherwise than those who computed it again",
@@ -52,3 +53,33 @@ def test_one_liar_of_four(
     tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     play(tmp_path, prepared_data, monkeypatch, kind)
+
+
+@pytest.mark.nightly
+def test_nobody_is_blamed_in_a_swarm_that_loses_members(
+    tmp_path: Path, prepared_data: Path
+) -> None:
+    """Each with another number of threads; one is killed and a newcomer comes in its place."""
+    spec = write_spec(
+        tmp_path,
+        total_steps=HONEST_STEPS,
+        data={"source": str(prepared_data)},
+        checkpoint={"every_steps": 10, "keep": 2},
+        audit={"rate": 0.5},
+    )
+    with LocalSwarm(tmp_path, ("--dashboard", "off"), "tests.e2e.liar") as local:
+        first, address = local.found(["--run", str(spec), "--expect-peers", "4", "--threads", "1"])
+        for threads in ("2", "3", "1"):
+            last = local.join(address, ["--threads", threads])
+        wait_until(lambda: step_of(first) >= 10, "ten steps")
+        last.process.kill()
+        newcomer = local.join(address, ["--threads", "2"])
+        wait_until(lambda: step_of(newcomer) >= 0, "the newcomer takes part")
+        wait_until(lambda: step_of(first) >= HONEST_STEPS - 1, "the last step")
+        honest = [child for child in local.children if child is not last]
+        assert all((child.status() or {}).get("audits", 0) > 0 for child in honest)
+        for child in local.children:
+            assert not logged(child, "something else than was claimed")
+            assert not logged(child, "leaves out")
+        wait_until(lambda: (first.status() or {}).get("state") == "done", "the checkpoint")
+    assert_equals_the_plain_loop(first, HONEST_STEPS)

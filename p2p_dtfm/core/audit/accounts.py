@@ -50,17 +50,22 @@ def fault_of_share(share: Share, segments: Sequence[Segment], peer_id: str) -> s
         return "a claim of more chunks than there are"
     if any(len(part) != PART_BYTES for parts in share.parts.values() for part in parts):
         return "a claim with a part's digest of another length"
-    for number, got in share.got.items():
-        chunks = len(share.parts[number])
-        if len(got) != len(held[number]) or any(len(each) not in (0, chunks) for each in got):
-            return "a claim of other holders or chunks than its segments have"
-        if any(len(part) not in (0, PART_BYTES) for each in got for part in each):
-            return "a claim with a part's digest of another length"
+    if not all(_is_of(got, share.parts[n], held[n]) for n, got in share.got.items()):
+        return "a claim of other holders or chunks than its segments have"
     return ""
 
 
-def fault_of_account(account: Account, segments: Sequence[Segment], peer_id: str) -> str:
-    """Why it cannot be true; empty if it may be."""
+def _is_of(got: Sequence[Sequence[bytes]], parts: Sequence[bytes], holders: Sequence[str]) -> bool:
+    """Whether it says of each holder, if anything, one thing for each chunk."""
+    lengths = {len(part) for each in got for part in each}
+    counts = {len(each) for each in got}
+    return len(got) == len(holders) and counts <= {0, len(parts)} and lengths <= {0, PART_BYTES}
+
+
+def fault_of_account(account: Account | None, segments: Sequence[Segment], peer_id: str) -> str:
+    """Why it cannot be true; empty if it may be, or there is none."""
+    if account is None:
+        return ""
     holders = {holder for segment in segments for holder in segment.holders}
     if set(account.heard) != holders or not set(account.found) <= holders:
         return "Prepared with an account of other peers than have a stage"
@@ -90,13 +95,18 @@ def findings(said: Mapping[str, Prepared], plan: Plan, segments: Sequence[Segmen
     arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
     for peer_id, work in works.items():
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
-        stated = {peer_id: work[:length]}
-        for judge, account in accounts.items():
-            if judge != peer_id and peer_id in account.found:
-                stated[judge] = account.found[peer_id][:length]
+        stated = _found_of(peer_id, accounts, length) | {peer_id: work[:length]}
         able = 1 + sum(can_replay(judge, peer_id, plan, arithmetics) for judge in accounts)
         _judge(peer_id, stated, able, found)
     return found
+
+
+def _found_of(peer_id: str, accounts: Mapping[str, Account], length: int) -> dict[str, bytes]:
+    return {
+        judge: account.found[peer_id][:length]
+        for judge, account in accounts.items()
+        if peer_id in account.found
+    }
 
 
 def _judge_claims(

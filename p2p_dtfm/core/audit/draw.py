@@ -23,7 +23,7 @@ def draw(
 ) -> dict[str, str]:
     """The auditor of each stage-holder that is drawn, if anybody can replay its work.
 
-    Those who audit little so far are taken first: at a rate of one everybody audits one other.
+    Those who audit little so far are taken first, so that none has much to do.
     """
     busy: Counter[str] = Counter()
     found: dict[str, str] = {}

@@ -85,9 +85,19 @@ def fault_of(
             return "Prepared with a sum's digest of another length"
     if not set(prepared.states) <= set(plan.layers_of(me)):
         return "Prepared with states of layers that it does not hold"
-    if prepared.audit is not None and (fault := fault_of_account(prepared.audit, segments, me)):
-        return fault
-    return _fault_of_counts(prepared, plan, terms, counts) if terms is not None else ""
+    return fault_of_account(prepared.audit, segments, me) or _fault_by_terms(
+        prepared, plan, terms, counts
+    )
+
+
+def _fault_by_terms(
+    prepared: Prepared, plan: Plan, terms: StepTerms | None, counts: Mapping[str, int] | None
+) -> str:
+    if terms is None:
+        return ""
+    if (prepared.audit is not None) != (terms.audits and terms.trains(prepared.step)):
+        return "Prepared accounts for its work where it need not, or does not where it must"
+    return _fault_of_counts(prepared, plan, terms, counts)
 
 
 def _fault_of_counts(
@@ -111,8 +121,6 @@ def _fault_of_counts(
         return "Prepared does not state the sums of its segments"
     if terms.tells_states(step) and set(prepared.states) != set(plan.layers_of(me)):
         return "Prepared does not state the digests of its states"
-    if (prepared.audit is not None) != (terms.audits and terms.trains(step)):
-        return "Prepared accounts for its work where it need not, or does not where it must"
     return ""
 
 

@@ -171,19 +171,24 @@ class Dispatch:
             self._membership.actions.do(actions)
             if isinstance(message, Active | Tidings):
                 trainer.may_commit()
-        elif isinstance(message, SignedPrepared):
-            if message.signed.peer_id != sender:
-                raise PeerFault("says Prepared for another peer", sender)
-            prepared = open_prepared(message.signed, verify)
-            trainer.prepared(Statement(prepared, message.signed))
-        elif isinstance(message, Claimed | Audited):
-            trainer.audited(sender, message)
+        elif isinstance(message, SignedPrepared | Claimed | Audited):
+            self._of_a_step(sender, message)
         elif isinstance(message, FOLLOWING):
             if isinstance(message, FollowLayers | ConfirmLayers):
                 self._require_layers(sender, message)
             trainer.following(sender, message)
         elif isinstance(message, CheckpointFiles) and sender in self._membership.members():
             self._participant.checkpoints.remote_files(sender, message)
+
+    def _of_a_step(self, sender: str, message: SignedPrepared | Claimed | Audited) -> None:
+        trainer = self._participant.trainer
+        if not isinstance(message, SignedPrepared):
+            trainer.audited(sender, message)
+            return
+        if message.signed.peer_id != sender:
+            raise PeerFault("says Prepared for another peer", sender)
+        prepared = open_prepared(message.signed, verify)
+        trainer.prepared(Statement(prepared, message.signed))
 
     def _hear_heartbeat(self, sender: str, message: Heartbeat) -> None:
         self._participant.step_watch.heard(sender, message.progress, message.work)

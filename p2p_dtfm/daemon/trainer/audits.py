@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
 from p2p_dtfm.core.audit.work import heard_of, own_digest, sums_digest
@@ -45,6 +46,18 @@ Missing = Callable[[], tuple[str, ...]]
 log = logging.getLogger("p2p_dtfm")
 
 
+@dataclass(frozen=True)
+class _Open:
+    """The step under way."""
+
+    view: View
+    plan: Plan
+    step: int
+    engine: StepEngine
+    book: ClaimBook
+    mine: StageAccount
+
+
 class Audits:
     """`account` for each step that trains; `receive` what others claim and find."""
 
@@ -52,6 +65,8 @@ class Audits:
         self._tools = tools
         self._outlet = outlet
         self._state = state
+        self.count = 0
+        """Works that were computed again here."""
         self._rate = tools.spec.audit.rate_millionths
         self._book: ClaimBook | None = None
         self._early: dict[str, deque[Claimed | Audited]] = {}
@@ -104,81 +119,74 @@ class Audits:
         book.step_begins(step)
         self._given = set()
         try:
-            claim = await self._claim(view, plan, step, engine, local)
-            self._say(view, claim)
+            gradients = {n: state.gradient_vector() for n, state in engine.states.items()}
+            wire = engine.mailbox.wire
+            mine = await self._tools.compute.run(account_of, plan, wire, me, gradients)
+            self._mine, here = mine, _Open(view, plan, step, engine, book, mine)
+            claim = await self._claim(here, local)
+            self._say(here, claim)
             self._given.add((Kind.CLAIM, step))
             await self._until(view, Kind.CLAIM, book.not_claimed)
             self._require_true_openings(book)
             found: dict[str, bytes] = {}
             for peer_id, auditor in sorted(book.drawn().items()):
                 if auditor == me:
-                    work = await self._again(view, plan, step, engine, peer_id)
-                    found[peer_id] = work
-                    self._say(view, Audited(view.id, step, peer_id, work))
+                    found[peer_id] = work = await self._again(here, peer_id)
+                    self._say(here, Audited(view.id, step, peer_id, work))
             self._given.add((Kind.AUDIT, step))
             await self._until(view, Kind.AUDIT, book.not_audited)
             for peer_id in book.disputed():
                 log.warning("%s has computed something else than was claimed", peer_id)
                 if peer_id not in found and book.may_judge(me, peer_id):
-                    found[peer_id] = await self._again(view, plan, step, engine, peer_id)
+                    found[peer_id] = await self._again(here, peer_id)
             return Account(claim.share, heard_of(book.claims), found)
         finally:
             self._waits_for = ()
 
     def _book_of(self, view: View, plan: Plan) -> ClaimBook:
-        if self._book is None or self._book.view != view.id:
-            self._book = ClaimBook(view.id, plan, self._rate)
-            self._next_opening = b""
-            self._book.step_begins(self._state.step)
-            for sender, words in self._early.items():
-                for said in words:
-                    if said.view == view.id:
-                        with contextlib.suppress(PeerFault):
-                            self._book.record(sender, said)
-            self._early = {}
-        return self._book
+        """With what came before this peer had taken over."""
+        if self._book is not None and self._book.view == view.id:
+            return self._book
+        self._book = book = ClaimBook(view.id, plan, self._rate)
+        self._next_opening = b""
+        book.step_begins(self._state.step)
+        for sender, words in self._early.items():
+            for said in words:
+                if said.view == view.id:
+                    with contextlib.suppress(PeerFault):
+                        book.record(sender, said)
+        self._early = {}
+        return book
 
-    async def _claim(
-        self, view: View, plan: Plan, step: int, engine: StepEngine, local: LocalResult
-    ) -> Claimed:
-        me, compute = self._tools.me, self._tools.compute
-        gradients = {n: state.gradient_vector() for n, state in engine.states.items()}
-        wire = engine.mailbox.wire
-        self._mine = mine = await compute.run(account_of, plan, wire, me, gradients)
+    async def _claim(self, here: "_Open", local: LocalResult) -> Claimed:
+        me, plan, engine = self._tools.me, here.plan, here.engine
         places = {n: segment.holders.index(me) for n, segment in segments_of(plan, me).items()}
         sums = {number: digests[places[number]] for number, digests in local.sums.items()}
         device = next(iter(engine.states.values())).device
         opening = self._next_opening or secrets.token_bytes(OPENING_BYTES)
         self._next_opening = secrets.token_bytes(OPENING_BYTES)
-        is_real = engine.work.runner.repeats_bits
-        return Claimed(
-            view=view.id,
-            step=step,
-            share=Share(
-                arithmetic=arithmetic_name(device) if is_real else "",
-                threads=await compute.run(threads_here),
-                parts=mine.parts,
-                got=got_by_holder(plan, wire, me, local.got),
-            ),
-            work=own_digest(mine.parts, local.loss_sum) + sums_digest(sums),
-            opening=opening,
-            commitment=commitment_to(self._next_opening),
+        share = Share(
+            arithmetic=arithmetic_name(device) if engine.work.runner.repeats_bits else "",
+            threads=await self._tools.compute.run(threads_here),
+            parts=here.mine.parts,
+            got=got_by_holder(plan, engine.mailbox.wire, me, local.got),
         )
+        work = own_digest(share.parts, local.loss_sum) + sums_digest(sums)
+        next_one = commitment_to(self._next_opening)
+        return Claimed(here.view.id, here.step, share, work, opening, next_one)
 
-    def _say(self, view: View, said: Claimed | Audited) -> None:
-        assert self._book is not None
-        self._book.record(self._tools.me, said)
-        for peer_id in view.member_ids:
+    def _say(self, here: "_Open", said: Claimed | Audited) -> None:
+        here.book.record(self._tools.me, said)
+        for peer_id in here.view.member_ids:
             self._tools.messenger.tell(peer_id, said)
 
     async def _until(self, view: View, kind: Kind, missing: Missing) -> None:
         """Nobody's claim, or audit, is missing."""
         while not self._state.is_over(view):
             late = missing()
-            if not late:
-                self._waits_for = ()
-                return
             self._waits_for = tuple(Lack(peer_id, kind) for peer_id in late)
+            if not late:
+                return
             self._tools.status.facts["waits_for"] = list(late)
             await self._state.wait()
         raise Stopped
@@ -191,33 +199,29 @@ class Audits:
         if faults:
             raise Stopped
 
-    async def _again(
-        self, view: View, plan: Plan, step: int, engine: StepEngine, peer_id: str
-    ) -> bytes:
+    async def _again(self, here: "_Open", peer_id: str) -> bytes:
         """A work as it comes out here. Raises `Stopped`."""
-        assert self._book is not None and self._mine is not None
-        tools, kept = self._tools, self._state.replay
-        is_open = kept is not None and kept.step == step
-        theirs = kept.stage(plan, peer_id) if kept is not None and is_open else None
-        microbatches = (theirs or whole_step(plan, peer_id)).microbatches
+        tools, state, step = self._tools, self._state, here.step
+        replay, kept = state.replay, None
+        if replay is not None and replay.step == step:  # a part of it was done before it failed
+            kept = replay.stage(here.plan, peer_id)
+        microbatches = (kept or whole_step(here.plan, peer_id)).microbatches
         await have_shards(
-            tools, self._outlet, self._state, view, plan, step, microbatches, evaluate=False
+            tools, self._outlet, state, here.view, here.plan, step, microbatches, evaluate=False
         )
-        wire = engine.mailbox.wire
-        judge = Judge(tools.spec, plan, wire, engine.states, tools.compute, self._fetch)
+        engine, claims = here.engine, here.book.claims
+        judge = Judge(
+            tools.spec, here.plan, engine.mailbox.wire, engine.states, tools.compute, self._fetch
+        )
+        mine, adds = {tools.me: here.mine}, peer_id not in here.book.misled()
         with tools.recorder.span("audit"):
-            work = asyncio.create_task(
-                judge.work_of(
-                    peer_id,
-                    microbatches,
-                    tools.batches,
-                    step,
-                    self._book.claims,
-                    {tools.me: self._mine},
-                    adds=peer_id not in self._book.misled(),
-                )
+            work = judge.work_of(
+                peer_id, microbatches, tools.batches, step, claims, mine, adds=adds
             )
-            return await self._unless_over(view, work)
+            found = await self._unless_over(here.view, asyncio.create_task(work))
+        self.count += 1
+        self._tools.status.facts["audits"] = self.count
+        return found
 
     async def _unless_over(self, view: View, work: "asyncio.Task[bytes]") -> bytes:
         try:

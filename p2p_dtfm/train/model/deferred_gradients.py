@@ -63,6 +63,9 @@ class Linear(nn.Linear):
 
     weight_gradients: WeightGradients | None = None
 
+    def reset_parameters(self) -> None:
+        """Nothing is drawn only to be overwritten: genesis follows (`gpt.initialise_layer`)."""
+
     def forward(self, entry: Tensor) -> Tensor:
         if self.weight_gradients is None or not torch.is_grad_enabled():
             return functional.linear(entry, self.weight, self.bias)

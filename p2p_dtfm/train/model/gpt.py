@@ -31,10 +31,10 @@ class Embedding(nn.Module):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        self.token = nn.Embedding(model.vocabulary, model.width)
+        self.token = _table(model.vocabulary, model.width)
         self.position = None
         if model.position == "learned":
-            self.position = nn.Embedding(model.context, model.width)
+            self.position = _table(model.context, model.width)
 
     def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
         """The first token of each sequence has position `first`."""
@@ -59,6 +59,12 @@ class Head(nn.Module):
         return logits
 
 
+def _table(rows: int, width: int) -> nn.Embedding:
+    """Of rows that nobody draws, as genesis follows."""
+    table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+    return table
+
+
 def layer_count(spec: RunSpec) -> int:
     """Embedding, blocks and head together."""
     return spec.model.layers + 2
@@ -72,9 +78,8 @@ def build_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -
 def _build(model: ModelSpec, layer: int, device: torch.device | str) -> nn.Module:
     assert 0 <= layer < model.layers + 2, layer
     kind = Embedding if layer == 0 else Block if layer <= model.layers else Head
-    with torch.device("meta"):  # nothing is allocated or drawn only to be overwritten
-        module = kind(model).to(torch.float32)
-    return module.to_empty(device=device)
+    with torch.device(device):
+        return kind(model).to(torch.float32)
 
 
 def layer_entries(spec: RunSpec, layer: int) -> list[tuple[str, tuple[int, ...]]]:

@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "5ed3eea3eab1cd371af7364cae0db15d06717c0a715e2fc9c63fdf7099b5bac8"}
+SAID = {2: "2ba9a4cde70edc197296aa658842b04ef88e4fbe0e2d12ab40a359366900ef25"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers import self_record
 from p2p_dtfm.daemon.step.microbatches import Microbatches
 from p2p_dtfm.daemon.step.stage_account import Judge
 from p2p_dtfm.daemon.step.step_reduction import _Courses
-from p2p_dtfm.daemon.trainer import step_loop
+from p2p_dtfm.daemon.trainer import audits, step_loop
 from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -123,7 +123,7 @@ def change_own_gradients() -> None:
                 if KIND == "bend":
                     gradient[: max(1, len(gradient) // 1000)] += 1e-4
                 else:
-                    gradient.mul_({"flip": -1.0, "weak": 0.9, "zeros": 0.0}[KIND])
+                    gradient.mul_({"flip": -1.0, "alien": -1.0, "weak": 0.9, "zeros": 0.0}[KIND])
             on_final(layer)
 
         await honest(self, step, replay, final)
@@ -176,6 +176,12 @@ def find_fault_with_all() -> None:
     Judge.work_of = work_of  # type: ignore[method-assign]
 
 
+def say_that_nobody_computes_so() -> None:
+    """And flip its gradients."""
+    audits.arithmetic_name = lambda device: "cpu-of-its-own"  # type: ignore[attr-defined]
+    change_own_gradients()
+
+
 def open_another_thing() -> None:
     """Than it has committed itself to."""
     honest = Audits._claim
@@ -212,6 +218,7 @@ elif KIND:
         "part": send_other_parts,
         "sum": add_up_wrongly,
         "accuse": find_fault_with_all,
+        "alien": say_that_nobody_computes_so,
         "opening": open_another_thing,
         "equivnorm": say_each_another_norm,
         "equivsum": send_each_another_sum,

@@ -22,6 +22,7 @@ TOLD = {
     "bend": "works otherwise than those who computed it again",
     "sum": "works otherwise than those who computed it again",
     "part": "are not those that",
+    "alien": "computes by another arithmetic than most",
     "accuse": "otherwise than those who computed it again",
     "opening": "not what its claim before was committed to",
 }

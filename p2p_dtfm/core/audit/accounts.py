@@ -76,7 +76,12 @@ def fault_of_account(account: Account | None, segments: Sequence[Segment], peer_
     return fault_of_share(account.share, segments, peer_id)
 
 
-def findings(said: Mapping[str, Prepared], plan: Plan, segments: Sequence[Segment]) -> Findings:
+def findings(
+    said: Mapping[str, Prepared],
+    plan: Plan,
+    segments: Sequence[Segment],
+    one_arithmetic: bool = False,
+) -> Findings:
     """Of all stage-holders' Prepared, each with an account."""
     found = Findings({}, {})
     accounts = {peer: p.audit for peer, p in said.items() if p.audit is not None}
@@ -93,12 +98,22 @@ def findings(said: Mapping[str, Prepared], plan: Plan, segments: Sequence[Segmen
         found.doubt(owner, holder, reason)
     misled = {owner for owner, _ in edges}
     arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
+    if one_arithmetic:
+        _judge_arithmetics(arithmetics, found)
     for peer_id, work in works.items():
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
         stated = _found_of(peer_id, accounts, length) | {peer_id: work[:length]}
         able = 1 + sum(can_replay(judge, peer_id, plan, arithmetics) for judge in accounts)
         _judge(peer_id, stated, able, found)
     return found
+
+
+def _judge_arithmetics(arithmetics: Mapping[str, str], found: Findings) -> None:
+    """Or whoever lies would say that its own is one that nobody else has."""
+    name, count = Counter(arithmetics.values()).most_common(1)[0]
+    if name and 2 * count > len(arithmetics):
+        for peer_id in sorted(peer for peer, other in arithmetics.items() if other != name):
+            found.liars.setdefault(peer_id, "computes by another arithmetic than most")
 
 
 def _found_of(peer_id: str, accounts: Mapping[str, Account], length: int) -> dict[str, bytes]:

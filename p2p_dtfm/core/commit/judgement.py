@@ -124,7 +124,9 @@ def _fault_of_counts(
     return ""
 
 
-def conflict_of(said: Mapping[str, Prepared], plan: Plan) -> Conflict:
+def conflict_of(
+    said: Mapping[str, Prepared], plan: Plan, terms: StepTerms | None = None
+) -> Conflict:
     """What the Prepared of one step, by peer, contradict; some may be missing."""
     found = Conflict()
     bases = {peer: prepared.base for peer, prepared in said.items()}
@@ -139,16 +141,13 @@ def conflict_of(said: Mapping[str, Prepared], plan: Plan) -> Conflict:
                 if owner in sums and digests[place] != sums[owner][place]:
                     reason = f"the sums of {owner} are not those that {peer} has got from it"
                     found.doubt(owner, peer, reason)
-    _take_findings(said, plan, found)
-    return found
-
-
-def _take_findings(said: Mapping[str, Prepared], plan: Plan, found: Conflict) -> None:
-    audited = findings(said, plan, _segments(plan))
+    one_arithmetic = terms is not None and terms.one_arithmetic
+    audited = findings(said, plan, _segments(plan), one_arithmetic)
     for peer, reason in audited.liars.items():
         found.blame(peer, reason)
     for (one, other), reason in audited.doubts.items():
         found.doubt(one, other, reason)
+    return found
 
 
 def _comparable(

@@ -24,6 +24,8 @@ class StepTerms(msgspec.Struct, frozen=True):
     """Nats for each token. A model that knows nothing has ln(vocabulary)."""
     audits: bool = False
     """Prepared of a step that trains have an account (`core.audit`); else none has."""
+    one_arithmetic: bool = False
+    """Who computes otherwise than most has no place."""
 
     def trains(self, step: int) -> bool:
         return step < self.total_steps
@@ -52,6 +54,7 @@ def terms_of(spec: RunSpec) -> StepTerms:
         total_steps=spec.total_steps,
         loss_limit=10.0 * math.log(spec.model.vocabulary) + 100.0,
         audits=spec.audit.rate > 0,
+        one_arithmetic=spec.audit.rate > 0 and spec.audit.arithmetic == "most",
     )
 
 

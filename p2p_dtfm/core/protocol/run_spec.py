@@ -197,6 +197,11 @@ class AuditSpec(Section):
         description="the part of all works in a step that are computed again, bit for bit, before "
         "it commits; 0: none",
     )
+    arithmetic: Literal["most", "any"] = Field(
+        default="most",
+        description="most: where more than half of the stage-holders compute alike, bit for bit, "
+        "who does not has no place, as nobody can compute its work again; any: it is not audited",
+    )
 
     @property
     def rate_millionths(self) -> int:

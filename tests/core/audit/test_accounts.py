@@ -113,6 +113,16 @@ def test_no_minority_of_liars_has_an_honest_one_convicted() -> None:
         assert liars <= {"a"} and not doubts
 
 
+def test_who_computes_otherwise_than_most_has_no_place_if_the_run_says_so() -> None:
+    said = step_of({**HONEST, "b": share_of("b", "cpu-2")}, {})
+    assert judged(said) == (set(), set())
+    assert set(findings(said, PLAN, SEGMENTS, one_arithmetic=True).liars) == {"b"}
+    halves = {name: share_of(name, f"cpu-{name in 'ab'}") for name in NAMES}
+    assert not findings(step_of(halves, {}), PLAN, SEGMENTS, one_arithmetic=True).liars
+    nobodys = {name: share_of(name, "") for name in NAMES}
+    assert not findings(step_of(nobodys, {}), PLAN, SEGMENTS, one_arithmetic=True).liars
+
+
 @pytest.mark.parametrize("audits", [False, True])
 def test_an_account_is_due_where_the_run_audits(audits: bool) -> None:
     terms = msgspec.structs.replace(TERMS, audits=audits)

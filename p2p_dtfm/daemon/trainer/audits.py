@@ -13,6 +13,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
 from p2p_dtfm.core.audit.work import heard_of, own_digest, sums_digest
@@ -127,7 +128,7 @@ class Audits:
             self._say(here, claim)
             self._given.add((Kind.CLAIM, step))
             await self._until(view, Kind.CLAIM, book.not_claimed)
-            self._require_true_openings(book)
+            await self._true_openings(view, book)
             found: dict[str, bytes] = {}
             for peer_id, auditor in sorted(book.drawn().items()):
                 if auditor == me:
@@ -191,13 +192,18 @@ class Audits:
             await self._state.wait()
         raise Stopped
 
-    def _require_true_openings(self, book: ClaimBook) -> None:
-        """Raises `Stopped`, after others are told."""
+    async def _true_openings(self, view: View, book: ClaimBook) -> None:
+        """Or raises `Stopped`, once the others have agreed on how to go on."""
         faults = book.false_openings()
         for peer_id, cause in faults.items():
             self._outlet.poison(peer_id, cause)
         if faults:
-            raise Stopped
+            await self._until_over(view)
+
+    async def _until_over(self, view: View) -> NoReturn:
+        while not self._state.is_over(view):
+            await self._state.wait()
+        raise Stopped
 
     async def _again(self, here: "_Open", peer_id: str) -> bytes:
         """A work as it comes out here. Raises `Stopped`."""
@@ -246,9 +252,7 @@ class Audits:
         except BlobUnavailable as found:
             for peer_id, cause in found.causes.items():
                 self._outlet.trouble(peer_id, f"its part of a sum for an audit: {cause}")
-        while not self._state.is_over(view):
-            await self._state.wait()
-        raise Stopped
+        await self._until_over(view)
 
     async def _fetch(self, peer_id: str, blob: str, size_bytes: int) -> bytes:
         """Raises `BlobUnavailable`."""

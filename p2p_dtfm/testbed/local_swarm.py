@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import IO, Any
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
+from p2p_dtfm.testbed.nursery import NURSERY, ForkedProcess
 
 INVITATION = "--initial-peers "
 START_DEADLINE_S = 300.0
@@ -31,7 +31,7 @@ class Child:
 
     name: str
     home: Path
-    process: subprocess.Popen[bytes]
+    process: ForkedProcess
     files: list[IO[bytes]] = field(default_factory=list)
 
     @property
@@ -94,16 +94,10 @@ class LocalSwarm:
         files = [(home / stream).open("ab") for stream in ("stdout", "stderr")]
         for file in files:
             os.fchmod(file.fileno(), 0o600)
-        command = [sys.executable, "-m", self._module, "--home", str(home), "--until-stdin-closes"]
-        command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--log", "human", "--ids"]
-        process = subprocess.Popen(
-            [*command, *self._arguments, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=files[0],
-            stderr=files[1],
-            start_new_session=True,  # the terminal's Ctrl-C is for the parent to pass on
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
+        options = ["--home", str(home), "--until-stdin-closes"]
+        options += ["--listen", "/ip4/127.0.0.1/tcp/0", "--log", "human", "--ids"]
+        given = [*options, *self._arguments, *arguments]
+        process = NURSERY.start(self._module, given, *files)
         child = Child(name, home, process, list(files))
         self.children.append(child)
         return child

@@ -11,7 +11,7 @@ from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer
 from p2p_dtfm.sim.scenario.scenario import Scenario
 
-PLAYERS_LIMIT = 16
+PLAYERS_LIMIT = 64
 SHAPE_FILE = "shape.json"
 
 

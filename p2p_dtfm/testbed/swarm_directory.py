@@ -33,7 +33,7 @@ def kept_directory(keep: Path | None) -> Iterator[Path]:
 
 
 def processes_left(directory: Path) -> int:
-    """Processes that still have this directory's homes on their command line after a moment."""
+    """Processes that still write into this directory's homes after a moment."""
     end_s = time.monotonic() + LEFT_AFTER_S
     while (count := _process_count(directory)) and time.monotonic() < end_s:
         time.sleep(POLL_S)
@@ -41,10 +41,16 @@ def processes_left(directory: Path) -> int:
 
 
 def _process_count(directory: Path) -> int:
-    mine = os.getpid()
     count = 0
     for process in psutil.process_iter(["pid", "cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
-        if process.info["pid"] != mine and f"--home {directory}/" in command:
-            count += 1
+        count += f"--home {directory}/" in command or writes_below(process.info["pid"], directory)
     return count
+
+
+def writes_below(pid: int, directory: Path) -> bool:
+    """Whether its standard output goes there: the forks of a nursery have its command line."""
+    try:
+        return Path(os.readlink(f"/proc/{pid}/fd/1")).is_relative_to(directory)
+    except OSError:
+        return False

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from p2p_dtfm.testbed.local_swarm import Child
+from p2p_dtfm.testbed.swarm_directory import writes_below
 from tests.core.builders import run_spec
 from tests.documentation.error_messages import PAGE, heading_of
 
@@ -101,11 +102,12 @@ def errors_of(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def processes_of(directory: Path) -> list[list[str]]:
-    """Command lines of living processes that name this directory."""
+    """Command lines of living processes that name this directory, or write their output there."""
     return [
         process.info["cmdline"]
-        for process in psutil.process_iter(["cmdline"])
+        for process in psutil.process_iter(["pid", "cmdline"])
         if str(directory) in " ".join(process.info["cmdline"] or ())
+        or writes_below(process.info["pid"], directory)
     ]
 
 

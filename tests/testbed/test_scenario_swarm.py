@@ -48,7 +48,7 @@ def test_stated_speeds_are_emulated_and_measured_ones_real(tmp_path: Path) -> No
 def test_a_scenario_too_large_for_one_machine_is_refused(tmp_path: Path) -> None:
     scenario = read_scenario("three-homes")
     many = tuple(replace(scenario.peers[0], name=f"p-{n}") for n in range(PLAYERS_LIMIT + 1))
-    with pytest.raises(UserError, match="at most 16 daemons"):
+    with pytest.raises(UserError, match="at most 64 daemons"):
         cast_scenario(replace(scenario, peers=many), [], tmp_path / "shape.json")
 
 

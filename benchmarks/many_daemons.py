@@ -1,0 +1,196 @@
+"""Many real daemons on one machine: they found a swarm, train, lose some and gain as many.
+
+    python -m benchmarks.many_daemons [--peers 32] [--changes 3] [--steps 10] [--json]
+
+The daemons, libp2p, states and the agreement are the real thing; the devices are *emulated* (they
+take the time and compute nothing) and the model is small, as 32 computing ones would only show how
+two cores are shared. Reported: seconds until the first commit, until the first commit without those
+that were killed, and until the first with those that joined, and the most memory that daemons and
+their p2pd had together, as the proportional set size (pages that several share are divided among
+them). The lower bound of memory is what one daemon alone has of its own, times their number.
+"""
+
+import argparse
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.emulated_swarm import LABEL, NEVER
+from p2p_dtfm.core.protocol.run_spec import (
+    BatchSpec,
+    CheckpointSpec,
+    DataSpec,
+    EvaluationSpec,
+    ModelSpec,
+    OptimizerSpec,
+    RunSpec,
+)
+from p2p_dtfm.sim.scenario.scenario import load_scenario
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
+from p2p_dtfm.testbed.scenario_swarm import SHAPE_FILE, cast_scenario
+from p2p_dtfm.train.data import prepare
+
+SCENARIO = """
+name = "many"
+description = "Like machines in one room"
+
+[[group]]
+name = "desk"
+count = {count}
+forward_tflops = 0.0002
+memory_gb = 0.06
+
+[[link]]
+from = "*"
+to = "*"
+latency_ms = 1.0
+bandwidth_mbps = 160.0
+"""
+DEADLINE_S = 400.0
+POLL_S = 1.0
+LIMIT_BYTES = 10 << 30
+
+
+def run_spec(directory: Path, pipelines: int) -> Path:
+    """A small model and a batch that gives each of so many a microbatch."""
+    data = directory / "data"
+    prepare([Path(__file__).parent.parent / "README.md"], data, context=64)
+    spec = RunSpec(
+        name="many",
+        seed=7,
+        total_steps=NEVER,
+        model=ModelSpec(layers=2, width=64, heads=2, context=64, vocabulary=256),
+        batch=BatchSpec(global_batch=4 * pipelines, microbatch=4),
+        optimizer=OptimizerSpec(peak_learning_rate=2e-4, warmup_steps=20),
+        data=DataSpec(source=str(data)),
+        evaluation=EvaluationSpec(every_steps=NEVER, sequences=4),
+        checkpoint=CheckpointSpec(every_steps=NEVER),
+    )
+    path = directory / "run.json"
+    path.write_text(spec.model_dump_json())
+    return path
+
+
+def proportional_bytes(children: Iterable[Child]) -> int:
+    """Of daemons and of all that they started."""
+    total = 0
+    for child in children:
+        try:
+            daemon = psutil.Process(child.process.pid)
+            for process in (daemon, *daemon.children(recursive=True)):
+                total += process.memory_full_info().pss
+        except psutil.Error:
+            continue  # it ended meanwhile
+    return total
+
+
+class Watched:
+    """A swarm, and the most memory that it had."""
+
+    def __init__(self, swarm: LocalSwarm) -> None:
+        self.swarm = swarm
+        self.most_bytes = 0
+
+    def seconds_until(self, condition: Callable[[], bool], what: str) -> float:
+        began_s = time.monotonic()
+        while not condition():
+            assert time.monotonic() < began_s + DEADLINE_S, f"not within {DEADLINE_S:g} s: {what}"
+            alive = [child for child in self.swarm.children if child.running]
+            self.most_bytes = max(self.most_bytes, proportional_bytes(alive))
+            time.sleep(POLL_S)
+        return time.monotonic() - began_s
+
+
+def committed_with(child: Child, members: int, steps: int, after: int = 0) -> bool:
+    """Whether it has committed so many steps in a view of so many, numbered above `after`."""
+    view, done = None, 0
+    for event in child.events():
+        if event["event"] == "view":
+            view, done = event, 0
+        if event["event"] == "step" and view is not None and view["view"] > after:
+            done += len(view["members"]) == members
+            if done >= steps:
+                return True
+    return False
+
+
+def newest_view(child: Child) -> int:
+    return max((event["view"] for event in child.events() if event["event"] == "view"), default=0)
+
+
+def play(directory: Path, peers: int, changes: int, steps: int) -> dict[str, Any]:
+    """Found, train, lose, gain: seconds and bytes."""
+    spec = run_spec(directory, peers)
+    described = directory / "many.toml"
+    described.write_text(SCENARIO.format(count=peers + changes))
+    with LocalSwarm(directory, ("--threads", "1", "--dashboard", "off")) as swarm:
+        watched = Watched(swarm)
+        homes = [swarm.home(number) for number in range(peers + changes)]
+        players = cast_scenario(load_scenario(described), homes, directory / SHAPE_FILE)
+        expected = ["--expect-peers", str(peers), "--expect-wait-s", str(DEADLINE_S)]
+        arguments = ["--run", str(spec), *expected, *players[0].arguments]
+        founder, address = swarm.found(arguments, players[0].name)
+        for player in players[1:peers]:
+            swarm.join(address, player.arguments, player.name)
+        found_s = watched.seconds_until(
+            lambda: committed_with(founder, peers, steps), f"{steps} steps of {peers}"
+        )
+        before = newest_view(founder)
+        for child in swarm.children[-changes:]:
+            os.kill(child.process.pid, signal.SIGKILL)
+        lost_s = watched.seconds_until(
+            lambda: committed_with(founder, peers - changes, steps, before), "steps of the rest"
+        )
+        before = newest_view(founder)
+        for player in players[peers:]:
+            swarm.join(address, player.arguments, player.name)
+        gained_s = watched.seconds_until(
+            lambda: committed_with(founder, peers, steps, before), "steps with those that joined"
+        )
+        return {
+            "label": LABEL,
+            "peers": peers,
+            "changes": changes,
+            "steps": steps,
+            "found_s": round(found_s, 1),
+            "lost_s": round(lost_s, 1),
+            "gained_s": round(gained_s, 1),
+            "views": newest_view(founder),
+            "most_gib": round(watched.most_bytes / (1 << 30), 2),
+            "most_mib_each": round(watched.most_bytes / peers / (1 << 20), 1),
+            "within_limit": watched.most_bytes <= LIMIT_BYTES,
+        }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peers", type=int, default=32)
+    parser.add_argument("--changes", type=int, default=3, help="killed, and then joined")
+    parser.add_argument(
+        "--steps", type=int, default=10, help="committed in each of the three views"
+    )
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="many-daemons-") as directory:
+        result = play(Path(directory), given.peers, given.changes, given.steps)
+    if given.json:
+        print(json.dumps(result))
+        return
+    print(f"{result['peers']} daemons ({result['label']}), {result['views']} views")
+    print(f"found and {result['steps']} steps: {result['found_s']} s")
+    print(f"{result['changes']} killed, {result['steps']} steps of the rest: {result['lost_s']} s")
+    print(f"as many joined, {result['steps']} steps of all: {result['gained_s']} s")
+    print(
+        f"memory: {result['most_gib']} GiB, {result['most_mib_each']} MiB each (aim 10 GiB of 32)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -186,9 +186,9 @@ def open_another_thing() -> None:
     """Than it has committed itself to."""
     honest = Audits._claim
 
-    async def claim(self: Any, view: Any, plan: Any, step: int, *rest: Any):
-        said = await honest(self, view, plan, step, *rest)
-        return msgspec.structs.replace(said, opening=bytes(32)) if lies(step) else said
+    async def claim(self: Any, here: Any, local: Any):
+        said = await honest(self, here, local)
+        return msgspec.structs.replace(said, opening=bytes(32)) if lies(here.step) else said
 
     Audits._claim = claim  # type: ignore[method-assign]
 

@@ -168,10 +168,10 @@ def find_fault_with_all() -> None:
     honest = Judge.work_of
 
     async def work_of(
-        self: Any, peer_id: str, microbatches: Any, batch: Any, step: int, *rest: Any
+        self: Any, peer_id: str, microbatches: Any, batch: Any, step: int, *rest: Any, adds: bool
     ):
-        found = await honest(self, peer_id, microbatches, batch, step, *rest)
-        return bytes(16) if lies(step) else found
+        found = await honest(self, peer_id, microbatches, batch, step, *rest, adds=adds)
+        return bytes(32) if lies(step) else found
 
     Judge.work_of = work_of  # type: ignore[method-assign]
 

@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "05cd5c4a6a40b70fed0a2933362a6edaf41395254d412a4a8510a2758b8772e1"}
+SAID = {2: "d41fc19eaa1ca345d55e4c1b0671220f10c857f2cc6e4a665f779b0728027cfc"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

@@ -252,6 +252,27 @@ class CheckpointSpec(Section):
     keep: int = Field(default=2, ge=2, description="two, so that a torn one never is the last")
 
 
+class AuditSpec(Section):
+    """Whether stage-holders compute each other's work again. Experimental."""
+
+    rate: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="the part of all works in a step that are computed again, bit for bit, before "
+        "it commits; 0: none",
+    )
+    arithmetic: Literal["most", "any"] = Field(
+        default="most",
+        description="most: where more than half of the stage-holders compute alike, bit for bit, "
+        "who does not has no place, as nobody can compute its work again; any: it is not audited",
+    )
+
+    @property
+    def rate_millionths(self) -> int:
+        return round(self.rate * 1_000_000)
+
+
 class RunSpec(Section):
     """Everything that decides what the run computes."""
 
@@ -275,6 +296,17 @@ class RunSpec(Section):
         description="tells apart runs of one spec; `p2p-dtfm --new` chooses it",
     )
     admission: AdmissionSpec = AdmissionSpec()
+    audit: AuditSpec = AuditSpec()
+
+    @model_validator(mode="after")
+    def _audits_repeat_bits(self) -> "RunSpec":
+        is_exact = self.sync.mode == "every_step" and self.codecs.reduction == "fp32"
+        if self.audit.rate and not is_exact:
+            raise ValueError(
+                'audit.rate needs sync.mode = "every_step" and codecs.reduction = "fp32": what '
+                "else a replica remembers nobody has but itself"
+            )
+        return self
 
     @model_validator(mode="after")
     def _evaluation_is_whole_microbatches(self) -> "RunSpec":
@@ -359,6 +391,8 @@ class RunSpec(Section):
             del values["limits"]["least_gain"]
         if not self.admission.founder:
             del values["admission"]["founder"], values["admission"]["key"]
+        if not self.audit.rate:
+            del values["audit"]
         return encode(_floats_to_text(values))
 
     @property

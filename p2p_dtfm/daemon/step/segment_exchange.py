@@ -60,12 +60,12 @@ async def exchange(
     )
     by_chunk = sorted(zip(order, digests, strict=True))
     return tuple(
-        _digest(b"".join(digest for chunk, digest in by_chunk if owners[chunk] == holder))
+        sum_digest(b"".join(digest for chunk, digest in by_chunk if owners[chunk] == holder))
         for holder in holders
     )
 
 
-def _digest(payload: Buffer) -> bytes:
+def sum_digest(payload: Buffer) -> bytes:
     """Empty for no bytes. Releases the interpreter's lock. BLAKE3, four times as fast as the
     SHA-256 that processors have built in: every sum is digested by each of its holders."""
     view = memoryview(payload).cast("B")
@@ -118,7 +118,7 @@ class _Side:
         total = await courses.take(owner, FrameKind.GRADIENT_SUM, chunk)
         try:
             digest, _ = await asyncio.gather(
-                asyncio.to_thread(_digest, total),
+                asyncio.to_thread(sum_digest, total),
                 self._compute.run_beside(reduction.take_sum, chunk, total),
             )
         except PeerFault as fault:
@@ -148,7 +148,7 @@ class _Side:
         for holder in self._holders:
             if holder != self._me:
                 await courses.send(holder, FrameKind.GRADIENT_SUM, chunk, elements, total)
-        return await asyncio.to_thread(_digest, total)
+        return await asyncio.to_thread(sum_digest, total)
 
     async def _run_if_lossy(self, function: Callable[..., Any], *args: Any) -> Any:
         """Where nothing is computed, a hop to another thread would cost more."""

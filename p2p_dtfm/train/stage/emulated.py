@@ -87,6 +87,8 @@ class EmulatedStageRunner(StageRunner):
     there it would be taken off twice.)
     """
 
+    repeats_bits = False
+
     def __init__(
         self,
         device: Device,

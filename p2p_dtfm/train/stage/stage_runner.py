@@ -42,6 +42,9 @@ class StageRunner:
     to the last bit however the work is divided.
     """
 
+    repeats_bits = True
+    """Whether the same work on a device of the same arithmetic comes to the same."""
+
     def __init__(
         self, spec: RunSpec, layer_states: dict[int, LayerState], recompute: bool = False
     ) -> None:

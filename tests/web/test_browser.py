@@ -6,6 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from p2p_dtfm.core.protocol.invited.line import open_line
+from p2p_dtfm.web.qr import qr_picture
 from p2p_dtfm.web.state import Event, Timeline, ViewState, Worth
 from tests.e2e.helpers import wait_until
 from tests.programs import skip_without
@@ -74,6 +76,24 @@ def test_texts_are_gone_through_with_a_slider(page: Page) -> None:
         assert "after 0 steps" in page.evaluate(
             "document.querySelector('#samples-when').textContent"
         )
+        page.open("about:blank")
+
+
+def test_the_invitation_is_a_line_to_copy_and_a_code_for_a_camera(page: Page) -> None:
+    example = two()
+    line = f"p2p-dtfm --invite {open_line('ab' * 32, ('/ip4/192.0.2.7/tcp/1/p2p/x',)).text()}"
+    view = msgspec.structs.replace(example.state.view, join_line=line)
+    example.state = msgspec.structs.replace(example.state, view=view)
+    page.set_view(390, 900, dark=True)
+    with served(example) as address:
+        page.open(address)
+        page.wait_for("document.querySelector('#invite-code svg')")
+        assert page.evaluate("document.querySelector('#invite-line').textContent") == line
+        drawn = page.evaluate("document.querySelector('#invite-code path').getAttribute('d')")
+        assert drawn == qr_picture(line).path
+        page.evaluate("document.querySelector('#invite-copy').click()")
+        page.wait_for("document.querySelector('#invite-copy').textContent !== 'Copy'")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.open("about:blank")
 
 

@@ -54,8 +54,6 @@ def _progress(facts: PublicFacts) -> str:
 
 
 def _tiles(facts: PublicFacts) -> str:
-    plural = "" if facts.pipelines == 1 else "s"
-    in_pipelines = f" in {facts.pipelines} pipeline{plural}" if facts.pipelines else ""
     tiles = (
         ("state", facts.state),
         ("step", f"{facts.step:,} of {facts.total_steps:,}"),
@@ -63,7 +61,8 @@ def _tiles(facts: PublicFacts) -> str:
         ("held-out loss", _number(facts.held_out_loss)),
         ("tokens per second", "–" if facts.tokens_per_s is None else f"{facts.tokens_per_s:,.0f}"),
         ("time left", "–" if facts.left_s is None else rough_time(facts.left_s)),
-        ("peers", f"{facts.peers}{in_pipelines}"),
+        ("peers", f"{facts.peers:,}"),
+        ("pipelines", f"{facts.pipelines:,}"),
     )
     return f"<dl>{''.join(f'<div><dt>{n}</dt><dd>{escape(t)}</dd></div>' for n, t in tiles)}</dl>"
 

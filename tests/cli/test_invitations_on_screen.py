@@ -1,7 +1,7 @@
 """What is said of a run by invitation: not addresses that let nobody in."""
 
-from p2p_dtfm.web.qr import qr_in_terminal
 from p2p_dtfm.cli.commands.swarm import _ways_in
+from p2p_dtfm.web.qr import qr_in_terminal
 
 
 def test_a_picture_of_the_line_fits_a_terminal(capsys) -> None:  # type: ignore[no-untyped-def]

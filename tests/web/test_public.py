@@ -64,7 +64,7 @@ def test_it_shows_the_run_and_nobody(example: Example) -> None:
     for secret in SECRETS:
         assert secret not in text
     assert state.run.name in text and f"{state.live.loss:.3f}" in text
-    assert "2 in 1 pipeline<" in text and text.count('r="6"') == 2
+    assert "<dt>peers</dt><dd>2</dd>" in text and text.count('r="6"') == 2
     assert "class Error(Exception)" in text
     assert "&lt;b&gt;&amp;amp;&lt;/b&gt;" in text, "what the model writes is text"
 

@@ -119,6 +119,10 @@ def run(
     dashboard: Annotated[
         str | None, typer.Option(help="Dashboard's port on loopback, auto or off.")
     ] = None,
+    public_status: Annotated[
+        int | None,
+        typer.Option(help="Port of a page about the run that anybody may read; 0: none."),
+    ] = None,
     tensorboard: Annotated[
         Path | None, typer.Option(help="Write figures for TensorBoard into this directory.")
     ] = None,

@@ -2,6 +2,7 @@
 
     GET  /                    the page and its modules
     GET  /api/state           the whole state as one JSON object
+    GET  /api/invitation      the line to join with as a QR code
     GET  /api/events          the state as it changes, as server-sent events
     GET  /metrics             for Prometheus
     POST /api/actions/NAME    an action of the daemon; needs the token
@@ -28,6 +29,7 @@ from starlette.types import ASGIApp
 from p2p_dtfm.web.api import Action
 from p2p_dtfm.web.guard import RequestGuard
 from p2p_dtfm.web.metrics import metrics_text
+from p2p_dtfm.web.qr import QrPicture, qr_picture
 from p2p_dtfm.web.state import DashboardState, History
 
 STATIC = Path(__file__).parent / "static"
@@ -62,6 +64,7 @@ class Dashboard:
         routes = [
             Route("/", self._index),
             Route("/api/state", self._state),
+            Route("/api/invitation", self._invitation),
             Route("/api/events", self._events),
             Route("/api/actions/{name}", self._act, methods=["POST"]),
             Route("/metrics", self._metrics),
@@ -78,6 +81,13 @@ class Dashboard:
 
     async def _state(self, request: Request) -> Response:
         return Response(msgspec.json.encode(self._provider()), media_type="application/json")
+
+    async def _invitation(self, request: Request) -> Response:
+        """Made when a page asks for it: a swarm without an open page draws none."""
+        line = self._provider().view.join_line
+        picture = await asyncio.to_thread(qr_picture, line) if line else QrPicture()
+        told = {"line": line, **msgspec.to_builtins(picture)}
+        return Response(msgspec.json.encode(told), media_type="application/json")
 
     async def _metrics(self, request: Request) -> Response:
         text = metrics_text(self._provider)

@@ -33,7 +33,7 @@ def report_html(state: DashboardState, commands: Sequence[str]) -> str:
     name = escape(run.name) if run else "a run"
     sections = [f"<h1>{name}</h1>", f'<p class="quiet">{_in_a_line(state)}</p>', _facts(state)]
     if history.loss:
-        sections += ["<h2>Loss</h2>", _curve(history)]
+        sections += ["<h2>Loss</h2>", loss_curve(history)]
     if given.board:
         rows = ((row.name, f"{row.tokens:,.0f}") for row in given.board)
         sections += ["<h2>Who took part</h2>", _table(("peer", "tokens"), rows)]
@@ -104,7 +104,7 @@ def _few(items: Sequence[Sample], limit: int = 6) -> list[Sample]:
     return [items[round(at * (len(items) - 1) / (limit - 1))] for at in range(limit)]
 
 
-def _curve(history: History) -> str:
+def loss_curve(history: History) -> str:
     """Loss over steps; points are held-out losses."""
     losses = [*history.loss, *history.held_out_loss]
     low, high = min(losses), max(losses)

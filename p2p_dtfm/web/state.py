@@ -108,6 +108,8 @@ class ViewState(msgspec.Struct, frozen=True):
     part: MyPart | None = None
     join_line: str = ""
     """To be passed on: it works for as long as one of the members in it lives."""
+    own_join_line: str = ""
+    """With no address but this peer's, and empty where others cannot call it."""
 
 
 class Worth(msgspec.Struct, frozen=True):

@@ -1,11 +1,11 @@
 """What is said of a run by invitation: not addresses that let nobody in."""
 
-from p2p_dtfm.cli.commands.invite import _show_qr
 from p2p_dtfm.cli.commands.swarm import _ways_in
+from p2p_dtfm.web.qr import qr_in_terminal
 
 
 def test_a_picture_of_the_line_fits_a_terminal(capsys) -> None:  # type: ignore[no-untyped-def]
-    _show_qr("p2pi1-" + "A" * 600)
+    qr_in_terminal("p2p-dtfm --invite p2pi1-" + "A" * 600)
     rows = capsys.readouterr().out.splitlines()
     assert 20 < len(rows) < 70 and any("█" in row or "▀" in row for row in rows)
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from p2p_dtfm.core.protocol.invited.line import open_line
+from p2p_dtfm.web.qr import qr_picture
 from p2p_dtfm.web.state import Event, Timeline, ViewState, Worth
 from tests.e2e.helpers import wait_until
 from tests.programs import skip_without
@@ -55,6 +57,7 @@ def test_everything_is_shown_and_nothing_sticks_out(
         assert not sticking_out(page, width)
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (luminance(background) < 60) == dark
+        assert not page.evaluate(TOO_PALE)
         page.open("about:blank")
 
 
@@ -75,6 +78,49 @@ def test_texts_are_gone_through_with_a_slider(page: Page) -> None:
             "document.querySelector('#samples-when').textContent"
         )
         page.open("about:blank")
+
+
+def test_the_invitation_is_a_line_to_copy_and_a_code_for_a_camera(page: Page) -> None:
+    example = two()
+    line = f"p2p-dtfm --invite {open_line('ab' * 32, ('/ip4/192.0.2.7/tcp/1/p2p/x',)).text()}"
+    view = msgspec.structs.replace(example.state.view, join_line=line)
+    example.state = msgspec.structs.replace(example.state, view=view)
+    page.set_view(390, 900, dark=True)
+    with served(example) as address:
+        page.open(address)
+        page.wait_for("document.querySelector('#invite-code svg')")
+        assert page.evaluate("document.querySelector('#invite-line').textContent") == line
+        drawn = page.evaluate("document.querySelector('#invite-code path').getAttribute('d')")
+        assert drawn == qr_picture(line).path
+        page.evaluate("document.querySelector('#invite-copy').click()")
+        page.wait_for("document.querySelector('#invite-copy').textContent !== 'Copy'")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.open("about:blank")
+
+
+TOO_PALE = """(() => {
+  const luminance = (colour) => {
+    const parts = colour.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255)
+      .map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+  };
+  const behind = (node) => {
+    for (; node; node = node.parentElement) {
+      const colour = getComputedStyle(node).backgroundColor;
+      if (colour.startsWith("rgb(")) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  return [...document.querySelectorAll("p, h1, h2, small, dt, dd, td, th, li, time, li > span")]
+    .filter((node) => node.getClientRects().length && [...node.childNodes].some(
+      (child) => child.nodeType === Node.TEXT_NODE && child.textContent.trim()))
+    .filter((node) => {
+      const ink = luminance(getComputedStyle(node).color), ground = luminance(behind(node));
+      return (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05) < 4.5;
+    })
+    .map((node) => node.outerHTML.slice(0, 120));
+})()"""
+"""Words with less contrast than the 4.5 that WCAG asks for, in nodes of one plain background."""
 
 
 def count(page: Page, selector: str) -> int:

@@ -1,6 +1,5 @@
 """Inviting others, and taking invitations back."""
 
-import importlib
 import json
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -12,6 +11,7 @@ from p2p_dtfm.cli.app import HomeOption, JsonOption, app
 from p2p_dtfm.cli.terminal.durations import duration, seconds_of
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import call_daemon
+from p2p_dtfm.web.qr import qr_in_terminal
 
 
 @app.command()
@@ -35,7 +35,7 @@ def invite(
         return
     typer.echo(f"p2p-dtfm --invite {made['line']}")
     if qr:
-        _show_qr(made["line"])
+        qr_in_terminal(f"p2p-dtfm --invite {made['line']}")
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     if made["name"] is None:
         say("anybody may join this run: the line only says where it is")
@@ -62,13 +62,3 @@ def _order(home: Any, what: str) -> Any:
     if "error" in answer:
         raise UserError(answer["error"], tuple(answer["fixes"]))
     return answer
-
-
-def _show_qr(line: str) -> None:
-    try:
-        segno = importlib.import_module("segno")
-    except ImportError as error:
-        raise UserError(
-            "QR codes need the package segno", "pip install segno; or paste the line"
-        ) from error
-    segno.make(f"p2p-dtfm --invite {line}", error="l").terminal(compact=True)

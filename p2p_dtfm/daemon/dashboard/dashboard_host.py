@@ -16,6 +16,7 @@ from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.ports import now
 from p2p_dtfm.web.api import Action
 from p2p_dtfm.web.dashboard import Dashboard
+from p2p_dtfm.web.public_server import PublicServer, public_listener
 from p2p_dtfm.web.server import Server, loopback_listener
 from p2p_dtfm.web.state import DashboardState, Live
 
@@ -40,6 +41,7 @@ class DashboardHost:
         self._page: Path | None = None
         self._dashboard: Dashboard | None = None
         self._server: Server | None = None
+        self._public: PublicServer | None = None
 
     @property
     def watched(self) -> bool:
@@ -72,6 +74,13 @@ class DashboardHost:
         self._page = home / "dashboard.html"
         private_file(self._page, PAGE.format(f"{self.address}#token={self._token}"))
 
+    async def start_public(self, port: int) -> None:
+        """The page that anybody may read; 0: none. Raises `UserError` if the port is taken."""
+        if not port or self._public is not None:
+            return
+        self._public = PublicServer(self.state, public_listener(port))
+        await self._public.start()
+
     @property
     def port(self) -> int | None:
         """What it listens on."""
@@ -84,6 +93,8 @@ class DashboardHost:
         return {"address": self.address, "address_with_token": with_token, "page": page}
 
     async def close(self) -> None:
+        if self._public is not None:
+            await self._public.close()
         if self._dashboard is not None and self._server is not None:
             self._dashboard.end_streams()
             await self._server.close()

@@ -7,6 +7,7 @@ import msgspec
 
 from p2p_dtfm.core.cost_model.guardians import guards_in
 from p2p_dtfm.core.planner.explain import explain_peer
+from p2p_dtfm.core.protocol.invited.line import open_line
 from p2p_dtfm.core.protocol.names import distinct
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import PeerRecord, Reachability
@@ -54,14 +55,17 @@ def view_state(
         flows=tuple(flows(spec, snapshot, planned)) if planned else (),
         part=_part(snapshot, planned, me) if planned and me in numbers else None,
         join_line="" if spec.admission.is_invited else join_line(records, me, spec.digest()),
+        own_join_line=""
+        if spec.admission.is_invited
+        else own_join_line(records, me, spec.digest()),
     )
 
 
 def join_line(records: Sequence[PeerRecord], me: str, run_digest: str) -> str:
-    """What a newcomer types: this peer's address and those of two others, direct ones first.
+    """What a newcomer types: the run's digest, this peer's address and those of two others, direct
+    ones first, packed in one word.
 
-    Addresses are others' words, and whoever is invited types them: one with anything but the
-    letters of an address is left out.
+    Addresses are others' words: one with anything but the letters of an address is left out.
     """
     ranked = sorted(
         records, key=lambda it: (it.reachability is not Reachability.DIRECT, it.peer_id != me)
@@ -69,8 +73,13 @@ def join_line(records: Sequence[PeerRecord], me: str, run_digest: str) -> str:
     found = [best for record in ranked if (best := _best_address(record.addresses))]
     if not found:
         return ""
-    peers = " ".join(f"--initial-peers {address}" for address in found[:INVITING])
-    return f"p2p-dtfm {peers} --run-digest {run_digest}"
+    return f"p2p-dtfm --invite {open_line(run_digest, found[:INVITING]).text()}"
+
+
+def own_join_line(records: Sequence[PeerRecord], me: str, run_digest: str) -> str:
+    """The same with no address but this peer's own, and only where others can call it."""
+    mine = [it for it in records if it.peer_id == me and it.reachability is Reachability.DIRECT]
+    return join_line(mine, me, run_digest)
 
 
 def _best_address(addresses: Sequence[str]) -> str:

@@ -125,6 +125,13 @@ class Settings(BaseModel):
     dashboard: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=65535)] = Field(
         default="auto", description='port on loopback, "auto" for a free one, or "off"'
     )
+    public_status: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="port of a page that anybody may read: loss, speed and how many take part, no "
+        "names or addresses; 0: no such page",
+    )
     tensorboard: Path | None = Field(
         default=None, description="directory for TensorBoard's event files; none without it"
     )

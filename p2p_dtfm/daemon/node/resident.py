@@ -218,6 +218,7 @@ class Resident:
         port = self._away.port if self._away is not None else None
         try:
             await self._dashboard.start(self._settings.dashboard, home.root, port)
+            await self._dashboard.start_public(self._settings.public_status)
             await api.start()
             while not going_on.done():
                 await asyncio.wait({going_on}, timeout=LOOK_EVERY_S)

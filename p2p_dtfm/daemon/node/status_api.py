@@ -68,6 +68,7 @@ class StatusApi:
         local.observer.marks = laboratory_marks(local.settings, self._network.host)
         local.dashboard.show(local.observer.state, actions)
         await local.dashboard.start(local.settings.dashboard, local.home.root)
+        await local.dashboard.start_public(local.settings.public_status)
         api = LocalApi(
             make_app(
                 readers,

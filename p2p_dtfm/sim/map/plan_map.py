@@ -82,10 +82,12 @@ def plan_html(plan: Plan, scenario: Scenario, workload: Workload) -> str:
     spares = ", ".join(map(html.escape, plan.spares)) or "none"
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{html.escape(scenario.name)}: plan</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <style>body{{font:15px system-ui,sans-serif;margin:24px;color:#22303c;background:#fff}}
 svg{{max-width:100%;height:auto}}table{{border-collapse:collapse}}td,th{{padding:4px 12px;
 text-align:left;border-bottom:1px solid #8884}}small{{opacity:.7}}
+td{{overflow-wrap:anywhere}}@media(max-width:600px){{body{{margin:12px}}td,th{{padding:4px 6px}}}}
 @media(prefers-color-scheme:dark){{body{{color:#e6edf3;background:#11181f}}}}</style>
 {plan_svg(plan, scenario, workload)}
 <table><tr><th>pipeline</th><th>microbatches</th><th>stages</th></tr>

@@ -166,19 +166,6 @@ function neighbours(view, live, me) {
     more ? element("p", { className: "quiet" }, `and ${more} more`) : null);
 }
 
-// what a newcomer types -------------------------------------------------------------------------
-
-export function drawInvitation({ view }) {
-  byId("invite").hidden = !view?.join_line;
-  byId("invite-line").textContent = view?.join_line ?? "";
-  const button = byId("invite-copy");
-  button.textContent = "Copy";
-  button.onclick = async () => {
-    await navigator.clipboard.writeText(view.join_line);
-    button.textContent = "Copied";
-  };
-}
-
 // problems, next, history ----------------------------------------------------------------------
 
 export function drawProblems({ live }) {

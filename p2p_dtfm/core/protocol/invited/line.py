@@ -3,6 +3,7 @@
 import base64
 import binascii
 import zlib
+from collections.abc import Sequence
 
 import msgspec
 
@@ -54,6 +55,12 @@ class InvitationLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     def text(self) -> str:
         packed = zlib.compress(encode(self), 9)
         return PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+
+def open_line(run_digest: str, addresses: Sequence[str]) -> InvitationLine:
+    """Of a run that asks for no invitation: it only says where the run is."""
+    nothing = bytes(KEY_BYTES)
+    return InvitationLine(bytes.fromhex(run_digest), nothing, nothing, (), tuple(addresses))
 
 
 def read_line(text: str) -> InvitationLine:

@@ -6,9 +6,8 @@ from typing import Any
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.invited.line import (
     ADDRESSES_LIMIT,
-    KEY_BYTES,
     PREFIX,
-    InvitationLine,
+    open_line,
     read_line,
 )
 from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook
@@ -45,8 +44,7 @@ def new_line(
     """What `p2p-dtfm invite` prints. Where the run asks for no invitation, the line only says where
     it is. Raises `UserError`."""
     if book is None or book.guests is None:
-        nothing = bytes(KEY_BYTES)
-        line = InvitationLine(bytes.fromhex(run_digest), nothing, nothing, (), tuple(addresses))
+        line = open_line(run_digest, addresses)
         return {"line": line.text(), "name": None, "expires_s": None, "may_invite": False}
     length = parameters.get("seconds", "")
     if not length.isdecimal() or not 60 <= int(length) <= EXPIRES_LIMIT_S:

@@ -1,0 +1,62 @@
+"""A line as a QR code, for a phone or a camera to read."""
+
+import functools
+import importlib
+from types import ModuleType
+
+import msgspec
+
+from p2p_dtfm.core.protocol.errors import UserError
+
+TEXT_LIMIT = 2900
+"""More does not fit into the largest code."""
+QUIET_ZONE = 4
+"""Modules of white around it, without which readers do not find it."""
+
+
+class QrPicture(msgspec.Struct, frozen=True):
+    """`path` draws the dark modules in a square of `size`, its white rim included; empty where
+    there is no picture, and `why` says so."""
+
+    size: int = 0
+    path: str = ""
+    why: str = ""
+
+
+@functools.lru_cache(maxsize=8)
+def qr_picture(text: str) -> QrPicture:
+    """Runs of dark modules, a row at a time."""
+    if len(text) > TEXT_LIMIT:
+        return QrPicture(why="the line is too long for a QR code")
+    try:
+        rows = [bytes(row) for row in _modules(text)]
+    except UserError as error:
+        return QrPicture(why=f"{error.cause}: {error.fixes[0]}")
+    parts = []
+    for y, row in enumerate(rows):
+        x = 0
+        while x < len(row):
+            dark = len(row[x:]) - len(row[x:].lstrip(b"\1"))
+            if dark:
+                parts.append(f"M{x + QUIET_ZONE} {y + QUIET_ZONE}h{dark}v1h-{dark}z")
+            x += dark + 1
+    return QrPicture(len(rows) + 2 * QUIET_ZONE, "".join(parts))
+
+
+def qr_in_terminal(text: str) -> None:
+    """Printed with half blocks. Raises `UserError` without segno."""
+    _segno().make(text, error="l").terminal(compact=True)
+
+
+def _modules(text: str) -> tuple[bytearray, ...]:
+    matrix: tuple[bytearray, ...] = _segno().make(text, error="l", micro=False).matrix
+    return matrix
+
+
+def _segno() -> ModuleType:
+    try:
+        return importlib.import_module("segno")
+    except ImportError as error:
+        raise UserError(
+            "QR codes need the package segno", "pip install segno; or paste the line"
+        ) from error

@@ -155,8 +155,8 @@ class Weighed(HandWired):
             runner.forward = self._weighing(runner, runner.forward)
 
     def _weighing(self, runner, forward):
-        def weighed(microbatch, *rest):
-            result = forward(microbatch, *rest)
+        def weighed(microbatch, *rest, **named):
+            result = forward(microbatch, *rest, **named)
             if not runner.has_head:
                 return result
             weight = self.batch.weight(self._at, microbatch)
